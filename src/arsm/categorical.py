@@ -1,0 +1,32 @@
+"""A few words about Cat(softmax(logits)) that f and the estimators share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def one_hot(z: Tensor, categories: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """int64 [..., K] -> [..., K, C]; a relaxed (floating) z [..., K, C] passes through unchanged."""
+    if z.is_floating_point():
+        return z
+    return (z.unsqueeze(-1) == torch.arange(categories, device=z.device)).to(dtype)
+
+
+def log_prob(log_q: Tensor, z: Tensor) -> Tensor:
+    """ln q(z_k) of every variable: log_q [..., K, C] normalised, z [..., K] or relaxed [..., K, C] -> [..., K]."""
+    if z.is_floating_point():
+        return (z * log_q.masked_fill(log_q == -torch.inf, 0)).sum(-1)
+    return log_q.gather(-1, z.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """-sum_c q_c ln q_c in nats: [..., C] -> [...]."""
+    log_q = logits.log_softmax(-1)
+    return -log_prob(log_q, log_q.exp())
+
+
+def score(logits: Tensor, z: Tensor) -> Tensor:
+    """d ln q(z) / d logits = 1[z = c] - softmax(logits)_c: [..., K, C], detached."""
+    p = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+    return one_hot(z, logits.shape[-1], p.dtype) - p

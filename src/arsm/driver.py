@@ -1,0 +1,112 @@
+"""`estimate`: the one way from logits and f to a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arsm.evaluate import Evaluation, evaluate
+from arsm.types import Estimate, Estimator
+
+
+def estimate(
+    estimator: Estimator,
+    logits: Tensor,
+    f: Callable[..., Tensor],
+    *context: Tensor,
+    noise: Any = None,
+    generator: torch.Generator | None = None,
+    evaluation: Evaluation = "packed",
+    max_rows: int | None = 1024,
+) -> Estimate:
+    """Estimate E[f(z)] with z ~ Cat(softmax(logits)), and its gradient.
+
+    Args:
+        estimator: how, e.g. `arsm.ARSM()`.
+        logits: [*B, K, C], K variables of C categories a row of the batch; a bare [C] is one variable. -inf masks a
+            category.
+        f: `f(z, *context) -> [N]`, row by row. z is int64 [N, K] with values 0..C-1, or floating [N, K, C] from an
+            estimator that `needs_gradient`.
+        context: tensors [*B, ...]; f receives the rows that belong to each z.
+        noise: as `estimator.noise(logits)` draws it; given, the estimate is deterministic.
+        generator: where the noise comes from.
+        evaluation: "packed" evaluates each distinct query once; "dense" evaluates all of them with static
+            shapes, for torch.compile, CUDA graphs and vmap, and leaves the checks to `info["finite"]`.
+        max_rows: rows a call of f, None for no limit.
+
+    Returns:
+        An `Estimate`; `estimate(...).value.sum().backward()` puts the gradient estimate into the logits and the
+        ordinary gradient into f's parameters.
+    """
+    check_logits(logits, evaluation)
+    bare = logits.ndim == 1
+    if bare:
+        logits = logits.unsqueeze(0)
+    batch = logits.shape[:-2]
+    for position, x in enumerate(context):
+        if not isinstance(x, Tensor) or x.shape[: len(batch)] != batch:
+            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(
+                f"Context {position} must be a tensor that leads with the batch's shape {list(batch)}, but is {found}."
+            )
+    if noise is None:
+        noise = estimator.noise(logits, generator)
+    queries = estimator.ask(logits, noise)
+    needs_gradient = estimator.needs_gradient
+    values = evaluate(f, queries, context, evaluation=evaluation, max_rows=max_rows, needs_gradient=needs_gradient)
+    gradient = estimator.tell(logits, queries, values.all)
+    if hasattr(estimator, "value"):
+        value = estimator.value(queries, values.live)  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        weight = queries.weight.view(*queries.weight.shape, *(1,) * (values.live.ndim - queries.weight.ndim))
+        value = (weight * values.live).sum(0)
+    loss = None
+    if gradient is not None:
+        masked = logits == -torch.inf
+        gradient = gradient.masked_fill(masked, 0)
+        if gradient.requires_grad:
+            loss = gradient.square().sum((-2, -1)).mean()
+            gradient = gradient.detach()
+        value = attach(value, logits.masked_fill(masked, 0), gradient)
+        gradient = gradient.squeeze(0) if bare else gradient
+    number = torch.arange(queries.same_as.shape[0], device=logits.device).view(-1, *(1,) * len(batch))
+    info = {
+        "asked": torch.full((), queries.same_as.shape[0], device=logits.device),
+        "distinct": (queries.same_as == number).sum(0),
+        "finite": values.all.detach().isfinite().all() & legal_rows(logits.detach()).all(),
+    }
+    return Estimate(value, queries.z, gradient, info, loss)
+
+
+def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
+    """value [*B], whose derivative in the logits is gradient [*B, K, C]."""
+    zero = logits - logits.detach()
+    return value + (zero * gradient).sum((-2, -1)).to(value.dtype)
+
+
+def check_logits(logits: Tensor, evaluation: Evaluation) -> None:
+    """Refuse logits that cannot mean anything; their values are only read where that costs no synchronisation."""
+    if evaluation not in ("packed", "dense"):
+        raise ValueError(f'evaluation must be "packed" or "dense", but is {evaluation!r}.')
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        found = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with .float().")
+    if logits.ndim == 0 or 0 in logits.shape:
+        raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
+    if evaluation == "packed" and not bool((legal := legal_rows(logits.detach())).all()):
+        where = (~legal).nonzero()[0].tolist()
+        row = logits.detach()[tuple(where)]
+        if bool((row == -torch.inf).all()):
+            raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
+        category = int((~(row < torch.inf)).nonzero()[0])
+        raise ValueError(
+            f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
+        )
+
+
+def legal_rows(logits: Tensor) -> Tensor:
+    """[*B, K]: whether no logit is NaN or +inf and at least one is finite."""
+    return (logits < torch.inf).all(-1) & (logits > -torch.inf).any(-1)

@@ -1,0 +1,38 @@
+"""AR: augment-REINFORCE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from arsm.estimators.reinforce import one_sample
+from arsm.noise import argmin_sample, dirichlet
+from arsm.types import Queries
+
+
+@dataclass(frozen=True)
+class AR:
+    """Augment-REINFORCE: the score of the Dirichlet noise instead of the score of z.
+
+        g_kc = f(z) (1 - C pi_kc),    z_k = argmin_i (ln pi_ki - phi_ki)
+
+    Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 1. Its variance is higher than REINFORCE's; it is the first
+    step of ARS and ARSM.
+    """
+
+    unbiased: ClassVar[bool] = True
+    needs_gradient: ClassVar[bool] = False
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, K, C]."""
+        return dirichlet(logits, generator)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        return one_sample(argmin_sample(logits, noise), aux=noise)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        log_pi = queries.aux
+        return values[0][..., None, None] * (1 - logits.shape[-1] * log_pi.exp())

@@ -1,0 +1,98 @@
+"""ARSM: augment-REINFORCE-swap-merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from arsm.estimators.ars import (
+    ReferenceNoise,
+    ask_references,
+    by_category,
+    pool,
+    tell_references,
+    values_by_category,
+)
+from arsm.evaluate import share
+from arsm.noise import dirichlet
+from arsm.swap import Sorted, arsm_sorted, pair_row, pair_table, run_race, sort_race
+from arsm.types import Queries
+
+
+class Merged(NamedTuple):
+    """What `tell` needs."""
+
+    log_pi: Tensor
+    """[*B, K, C]."""
+    race: Sorted | None
+    """Each variable's race, where the univariate formula is applied to it."""
+
+
+@dataclass(frozen=True)
+class ARSM:
+    """Average ARS over all references.
+
+        g_kc = sum_j [f(z^{c<->j}) - mean_m f(z^{m<->j})] (1/C - pi_kj)
+
+    where z^{c<->j} swaps c and j in every row k at once: C(C-1)/2 + 1 evaluations at most, whatever K is. For one
+    variable f is asked only at the categories that can win, and all pairs are summed in O(C log C) (`arsm.swap`). At
+    C = 2 this is ARM. Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 2 and its multivariate form.
+    """
+
+    references: int | None = None
+    """Average J random references instead of all C: J C + 1 evaluations at most; J = C is ARSM."""
+    pooled: bool = False
+    """Replace f(z^{c<->j}), for variable k, by the mean of all evaluations in which variable k took the same value. The
+    other variables' values in them are samples that do not depend on row k's noise, so the mean has the same
+    expectation given that noise: the same evaluations, a fraction of the variance."""
+
+    unbiased: ClassVar[bool] = True
+    needs_gradient: ClassVar[bool] = False
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor | ReferenceNoise:
+        """ln pi [*B, K, C], with J distinct references where they are drawn."""
+        log_pi = dirichlet(logits, generator)
+        if self.references is None:
+            return log_pi
+        if not 1 <= self.references <= logits.shape[-1]:
+            raise ValueError(
+                f"references must lie between 1 and the {logits.shape[-1]} categories, but is {self.references}."
+            )
+        order = torch.rand(*logits.shape[:-2], logits.shape[-1], generator=generator, device=logits.device)
+        return ReferenceNoise(log_pi, order.topk(self.references).indices)
+
+    def ask(self, logits: Tensor, noise: Tensor | ReferenceNoise) -> Queries:
+        if isinstance(noise, ReferenceNoise):
+            return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-1))
+        race = run_race(logits, noise)
+        univariate = logits.shape[-2] == 1
+        sorted_race = sort_race(race, noise) if univariate or self.pooled else None
+        if univariate and sorted_race is not None:
+            points, same_as = by_category(race.z, sorted_race.can_win)
+        else:
+            points = pair_table(race)
+            same_as = share(points)
+        return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), Merged(noise, sorted_race))
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        if not isinstance(queries.aux, Merged):
+            return tell_references(queries, values, pooled=self.pooled)
+        log_pi, race = queries.aux
+        variables, categories = logits.shape[-2:]
+        values = values - values[0]
+        if race is not None:
+            pooled = variables > 1
+            q = (
+                pool(queries.points, values, torch.ones_like(values), categories)
+                if pooled
+                else values_by_category(values)
+            )
+            return arsm_sorted(race, q)
+        c = torch.arange(categories, device=logits.device)
+        f = values[pair_row(c.unsqueeze(-1), c, categories)]  # [c, j, *B]
+        f = f - f.mean(0)
+        weight = (1 / categories - log_pi.exp()).to(f.dtype)
+        return torch.einsum("cj...,...kj->...kc", f, weight)

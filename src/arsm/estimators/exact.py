@@ -1,0 +1,54 @@
+"""The exact gradient by enumeration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from arsm.categorical import log_prob, score
+from arsm.noise import working_dtype
+from arsm.types import Queries
+
+LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Enumerate all C^K values of z.
+
+        dE[f]/dphi_kc = sum_z q(z) f(z) (1[z_k = c] - softmax(phi_k)_c)
+
+    The value is the expectation itself, and f's parameters get the gradient of the expectation. Values of
+    probability zero are not evaluated.
+    """
+
+    unbiased: ClassVar[bool] = True
+    needs_gradient: ClassVar[bool] = False
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return logits.new_empty(*logits.shape[:-2], 0)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        variables, categories = logits.shape[-2:]
+        count = categories**variables
+        if count > LIMIT:
+            raise ValueError(
+                f"Exact would enumerate {categories}^{variables} values of z a row, and stops at {LIMIT:,}; "
+                "use an estimator that samples, such as ARSM or RLOO."
+            )
+        batch = logits.shape[:-2]
+        place = categories ** torch.arange(variables - 1, -1, -1, device=logits.device)
+        number = torch.arange(count, device=logits.device).view(-1, *(1,) * len(batch))
+        points = (number.unsqueeze(-1) // place % categories).expand(count, *batch, variables)
+        log_q = logits.detach().to(working_dtype(logits.dtype)).log_softmax(-1)
+        q = log_prob(log_q.expand(count, *log_q.shape), points).sum(-1).exp()
+        mode = q.argmax(0)
+        same_as = torch.where(q > 0, number, mode)
+        return Queries(points, log_q.argmax(-1), same_as, q)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        weighted = queries.weight * (values - values.mean(0))
+        return torch.einsum("m...,m...kc->...kc", weighted, score(logits, queries.points).to(weighted.dtype))

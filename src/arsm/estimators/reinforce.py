@@ -1,0 +1,46 @@
+"""REINFORCE, the score-function estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from arsm.categorical import score
+from arsm.noise import argmin_sample, dirichlet
+from arsm.types import Queries
+
+
+def one_sample(z: Tensor, aux: Any = None) -> Queries:
+    """Ask for f at the true sample z [*B, K] and nowhere else."""
+    return Queries(z.unsqueeze(0), z, torch.zeros_like(z[..., 0]).unsqueeze(0), torch.ones(1, device=z.device), aux)
+
+
+@dataclass(frozen=True, eq=False)
+class Reinforce:
+    """The score-function estimator with a constant baseline.
+
+        g_kc = (f(z) - b) (1[z_k = c] - softmax(phi_k)_c)
+
+    Reference: Williams, Simple statistical gradient-following algorithms, 1992. With several samples, `RLOO` has
+    a baseline that needs no tuning.
+    """
+
+    baseline: float | Tensor | None = None
+    """b: a number or a tensor [*B]; it must not depend on the sample."""
+
+    unbiased: ClassVar[bool] = True
+    needs_gradient: ClassVar[bool] = False
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, K, C]."""
+        return dirichlet(logits, generator)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        return one_sample(argmin_sample(logits, noise))
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        baseline = 0.0 if self.baseline is None else self.baseline
+        return (values[0] - baseline)[..., None, None] * score(logits, queries.z)

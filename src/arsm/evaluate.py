@@ -1,0 +1,131 @@
+"""Evaluating f where it was asked for: share, gather context, chunk. The only caller of f."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from arsm.noise import working_dtype
+from arsm.types import Queries
+
+Evaluation = Literal["packed", "dense"]
+
+
+class Values(NamedTuple):
+    """f at the queries."""
+
+    live: Tensor
+    """[L, *B], with f's graph."""
+    all: Tensor
+    """[M, *B], detached unless the estimator needs f's gradient."""
+
+
+def share(points: Tensor) -> Tensor:
+    """same_as [M, *B]: for every query the first identical one of its row, points [M, *B, K] int64.
+
+    Vectors are sorted by a hash and neighbours compared in full, so that a collision costs an evaluation
+    and never a wrong value.
+    """
+    queries, variables = points.shape[0], points.shape[-1]
+    multiplier = _odd_multipliers(variables, points.device)
+    order = (points * multiplier).sum(-1).argsort(dim=0, stable=True)
+    ordered = points.gather(0, order.unsqueeze(-1).expand_as(points))
+    same = (ordered[1:] == ordered[:-1]).all(-1)
+    position = torch.arange(queries, device=points.device).view(-1, *(1,) * (points.ndim - 2))
+    starts = torch.cat([torch.zeros_like(order[:1]), torch.where(same, 0, position[1:])])
+    first = order.gather(0, starts.cummax(0).values)
+    return torch.empty_like(order).scatter(0, order, first)
+
+
+def _odd_multipliers(count: int, device: torch.device) -> Tensor:
+    """Powers of an odd 64-bit constant: a hash by wrapping multiplication."""
+    base = torch.full((count,), 6364136223846793005, dtype=torch.int64, device=device)
+    return base.cumprod(0)
+
+
+def evaluate(
+    f: Callable[..., Tensor],
+    queries: Queries,
+    context: tuple[Tensor, ...],
+    *,
+    evaluation: Evaluation,
+    max_rows: int | None,
+    needs_gradient: bool,
+) -> Values:
+    """f at every query [M, *B]: each distinct one once (packed), or all with static shapes (dense)."""
+    same_as = queries.same_as
+    count, batch = same_as.shape[0], same_as.shape[1:]
+    points = queries.points.flatten(0, len(batch))
+    rows = batch.numel()
+    context = tuple(x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context)
+    live_rows = queries.weight.shape[0] * rows
+    if evaluation == "packed":
+        number = torch.arange(count, device=same_as.device).view(-1, *(1,) * len(batch))
+        asked = (same_as == number).flatten().nonzero().squeeze(-1)
+        live, rest = asked[asked < live_rows], asked[asked >= live_rows]
+    else:
+        asked = torch.arange(count * rows, device=same_as.device)
+        live, rest = asked[:live_rows], asked[live_rows:]
+
+    values = [_call(f, points, context, live, rows, max_rows)]
+    with nullcontext() if needs_gradient else torch.no_grad():
+        if rest.shape[0]:
+            values.append(_call(f, points, context, rest, rows, max_rows))
+
+    # where each query's value lies among those computed
+    own = (same_as * rows + torch.arange(rows, device=same_as.device).view(batch)).flatten()
+    if evaluation == "packed":
+        own = torch.zeros_like(own).scatter(0, asked, torch.arange(asked.shape[0], device=own.device))[own]
+        _check_finite(torch.cat([part.detach() for part in values]), points, asked, rows)
+    live_values = values[0].index_select(0, own[:live_rows]).unflatten(0, (-1, *batch))
+    everything = torch.cat(values) if needs_gradient else torch.cat([part.detach() for part in values])
+    return Values(live_values, everything.index_select(0, own).unflatten(0, (count, *batch)))
+
+
+def _call(
+    f: Callable[..., Tensor],
+    points: Tensor,
+    context: tuple[Tensor, ...],
+    asked: Tensor,
+    rows: int,
+    max_rows: int | None,
+) -> Tensor:
+    """f at points[asked], at most max_rows a call, promoted to at least float32."""
+    values = []
+    for part in asked.split(max_rows or asked.shape[0]):
+        row = part % rows
+        z = points.index_select(0, part)
+        value = f(z, *(x.index_select(0, row) for x in context))
+        _check(value, z)
+        values.append(value.to(working_dtype(value.dtype)))
+    return torch.cat(values)
+
+
+def _check(value: Tensor, z: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"f must return a tensor [N], one value a row of z, but returned {type(value).__name__}.")
+    if value.shape != z.shape[:1]:
+        raise ValueError(
+            f"f must return one value a row of z: shape [{z.shape[0]}] for z of shape {list(z.shape)}, "
+            f"but returned shape {list(value.shape)}."
+        )
+    if not value.is_floating_point():
+        raise TypeError(f"f must return a floating type, but returned {value.dtype}; convert it with .float().")
+    if value.device != z.device:
+        raise ValueError(f"f must return its values on {z.device}, where z lies, but returned them on {value.device}.")
+
+
+def _check_finite(values: Tensor, points: Tensor, asked: Tensor, rows: int) -> None:
+    bad = ~values.isfinite()
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        query = int(asked[first])
+        at = f"z = {points[query].tolist()}" if not points.is_floating_point() else "a relaxed z"
+        raise ValueError(
+            f"f returned {float(values[first])} for {at} in row {query % rows} of the batch; f must be finite wherever "
+            "a category is not masked."
+        )
