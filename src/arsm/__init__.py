@@ -1,41 +1,71 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
-from importlib.metadata import version
-
 from arsm.categorical import entropy, log_prob, one_hot
+from arsm.comparison import compare
 from arsm.driver import estimate
 from arsm.estimators import (
     AR,
     ARS,
     ARSM,
+    CARMS,
+    REBAR,
+    RELAX,
     RLOO,
+    VIMCO,
     Average,
+    DisARM,
+    DoubleControl,
     Exact,
+    ExactPlusSampled,
+    GappedStraightThrough,
+    GumbelRao,
+    GumbelSoftmax,
     LocalExpectation,
+    MuProp,
     Reinforce,
+    ReinMax,
+    StraightThrough,
+    UnorderedSet,
     estimator,
     estimator_names,
+    learned_parts,
 )
 from arsm.types import Estimate, Estimator, Queries
 
-__version__ = version("arsm")
+__version__ = "0.1.0"
 
 __all__ = [
     "AR",
     "ARS",
     "ARSM",
+    "CARMS",
+    "REBAR",
+    "RELAX",
     "RLOO",
+    "VIMCO",
     "Average",
+    "DisARM",
+    "DoubleControl",
     "Estimate",
     "Estimator",
     "Exact",
+    "ExactPlusSampled",
+    "GappedStraightThrough",
+    "GumbelRao",
+    "GumbelSoftmax",
     "LocalExpectation",
+    "MuProp",
     "Queries",
+    "ReinMax",
     "Reinforce",
+    "StraightThrough",
+    "UnorderedSet",
+    "compare",
     "entropy",
     "estimate",
     "estimator",
     "estimator_names",
+    "learned_parts",
     "log_prob",
     "one_hot",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.evaluate import Evaluation, evaluate
+from arsm.evaluate import Evaluation, evaluate, value_of
 from arsm.types import Estimate, Estimator
 
 
@@ -58,11 +58,7 @@ def estimate(
     needs_gradient = estimator.needs_gradient
     values = evaluate(f, queries, context, evaluation=evaluation, max_rows=max_rows, needs_gradient=needs_gradient)
     gradient = estimator.tell(logits, queries, values.all)
-    if hasattr(estimator, "value"):
-        value = estimator.value(queries, values.live)  # pyright: ignore[reportAttributeAccessIssue]
-    else:
-        weight = queries.weight.view(*queries.weight.shape, *(1,) * (values.live.ndim - queries.weight.ndim))
-        value = (weight * values.live).sum(0)
+    value = value_of(estimator, queries, values.live)
     loss = None
     if gradient is not None:
         masked = logits == -torch.inf

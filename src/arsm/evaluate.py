@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from arsm.noise import working_dtype
-from arsm.types import Queries
+from arsm.types import Estimator, Queries
 
 Evaluation = Literal["packed", "dense"]
 
@@ -63,12 +63,15 @@ def evaluate(
     rows = batch.numel()
     context = tuple(x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context)
     live_rows = queries.weight.shape[0] * rows
+    # the row of `points` that speaks for each query: itself, or the one it is the same as
+    own = (same_as * rows + torch.arange(rows, device=same_as.device).view(batch)).flatten()
     if evaluation == "packed":
-        number = torch.arange(count, device=same_as.device).view(-1, *(1,) * len(batch))
-        asked = (same_as == number).flatten().nonzero().squeeze(-1)
+        number = torch.arange(count * rows, device=own.device)
+        asked = (own == number).nonzero().squeeze(-1)
         live, rest = asked[asked < live_rows], asked[asked >= live_rows]
+        place = torch.zeros_like(own).scatter(0, asked, torch.arange(asked.shape[0], device=own.device))[own]
     else:
-        asked = torch.arange(count * rows, device=same_as.device)
+        asked = place = own
         live, rest = asked[:live_rows], asked[live_rows:]
 
     values = [_call(f, points, context, live, rows, max_rows)]
@@ -76,14 +79,19 @@ def evaluate(
         if rest.shape[0]:
             values.append(_call(f, points, context, rest, rows, max_rows))
 
-    # where each query's value lies among those computed
-    own = (same_as * rows + torch.arange(rows, device=same_as.device).view(batch)).flatten()
     if evaluation == "packed":
-        own = torch.zeros_like(own).scatter(0, asked, torch.arange(asked.shape[0], device=own.device))[own]
         _check_finite(torch.cat([part.detach() for part in values]), points, asked, rows)
-    live_values = values[0].index_select(0, own[:live_rows]).unflatten(0, (-1, *batch))
+    live_values = values[0].index_select(0, place[:live_rows]).unflatten(0, (-1, *batch))
     everything = torch.cat(values) if needs_gradient else torch.cat([part.detach() for part in values])
-    return Values(live_values, everything.index_select(0, own).unflatten(0, (count, *batch)))
+    return Values(live_values, everything.index_select(0, place).unflatten(0, (count, *batch)))
+
+
+def value_of(estimator: Estimator, queries: Queries, live: Tensor) -> Tensor:
+    """The value [*B] from f at the live queries [L, *B]: the estimator's own, else the weighted sum."""
+    if hasattr(estimator, "value"):
+        return estimator.value(queries, live)  # pyright: ignore[reportAttributeAccessIssue]
+    weight = queries.weight.to(live.dtype)
+    return (weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live).sum(0)
 
 
 def _call(

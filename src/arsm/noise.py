@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# The race is run in fixed point: sums, differences and comparisons of integers are exact, so that
-# every way of computing a pseudo action decides every near tie alike.
-RESOLUTION = 2.0**40
-LOWEST_NOISE = -(2.0**12)
-LOWEST_LOGIT = -(2.0**20)
-MASKED = -(2**61)
+# The race is run in fixed point, multiples of 2^-40 below 2^13: float64 adds, subtracts and compares those exactly,
+# so that every way of computing a pseudo action decides every near tie alike.
+RESOLUTION = 2.0**-40
+LOWEST = -(2.0**11)
+LARGEST = 2.0**10
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -26,7 +25,8 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
     # float32 has too few values near zero for the smallest of this many exponentials: they would tie.
     exact = torch.float64 if logits.shape[-1] >= 100_000 else dtype
     exponential = torch.empty_like(logits, dtype=exact, requires_grad=False, memory_format=torch.contiguous_format)
-    exponential = exponential.exponential_(generator=generator).clamp_min(torch.finfo(exact).tiny)
+    # compiled for a GPU, one draw in 2^31 is infinite
+    exponential = exponential.exponential_(generator=generator).clamp(torch.finfo(exact).tiny, LARGEST)
     return exponential.log() - exponential.sum(-1, keepdim=True).log()
 
 
@@ -36,18 +36,25 @@ def repeat_draws(logits: Tensor, draws: int) -> Tensor:
 
 
 def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
-    """(Phi, A), int64: the logits below their maximum and ln pi, as multiples of 2^-40.
+    """(phi, a): the logits below their maximum and ln pi, in float64 rounded to multiples of 2^-40.
 
-    A logit more than 2^20 below the maximum cannot win against any noise above -2^12, so that where it is
-    clamped changes nothing; masked logits (-inf) lie below all of them.
+    ln pi of a float64 draw is above -800, so that a logit 2^11 below the maximum wins as little as any lower one.
+    Masked logits stay -inf.
     """
     logits, log_pi = logits.detach().double(), log_pi.detach().double()
-    below = (logits - logits.amax(-1, keepdim=True)).clamp_min(LOWEST_LOGIT)
-    phi = torch.where(logits == -torch.inf, MASKED, (below * RESOLUTION).round().long())
-    return phi, (log_pi.clamp_min(LOWEST_NOISE) * RESOLUTION).round().long()
+    below = logits - logits.max(-1, keepdim=True).values
+    phi = torch.where(logits == -torch.inf, -torch.inf, _round(below.clamp_min(LOWEST)))
+    return phi, _round(log_pi.clamp_min(LOWEST / 2))
+
+
+def _round(x: Tensor) -> Tensor:
+    return (x / RESOLUTION).round() * RESOLUTION
 
 
 def argmin_sample(logits: Tensor, log_pi: Tensor) -> Tensor:
-    """z = argmin_i (ln pi_i - phi_i), a sample of Cat(softmax(phi)): [..., C] -> [...]; ties go to the lowest index."""
-    phi, a = fixed_point(logits, log_pi)
-    return (a - phi).argmin(-1)
+    """z = argmin_i (ln pi_i - phi_i), a sample of Cat(softmax(phi)): [..., C] -> [...]; ties go to the lowest index.
+
+    In the noise's own precision: the fixed point is for comparing swaps.
+    """
+    logits = logits.detach().to(torch.promote_types(logits.dtype, log_pi.dtype))
+    return (log_pi - (logits - logits.max(-1, keepdim=True).values)).argmin(-1)

@@ -9,8 +9,8 @@ Write o_i = a_i - phi_i and o_z for its minimum; ties go to the lowest index, so
 beats, so the winner is z, or c if a_j - phi_c beats z, or j if a_c - phi_j beats z. Both cannot hold: z beats c
 before the swap, so if c beats z with a_j in place of a_c, then a_j < a_c; if j beats z with a_c, then a_c < a_j.
 
-**2. Each test is a threshold on one variable.** In integers (`noise.fixed_point`) "c beats z with a_j" reads
-a_j < theta_c with theta_c = o_z + phi_c + [c < z], exactly.
+**2. Each test is a threshold on one variable.** In fixed point (`noise.fixed_point`) sums are exact and "c beats z with
+a_j" reads a_j < theta_c, with theta_c = o_z + phi_c, plus one unit of the resolution where c < z.
 
 **3. A pair (z, c)** gives z the value a_c - phi_z and c the value a_z - phi_c; the best of the others is the runner-up
 of o, or the third where c is the runner-up. The first of these three wins.
@@ -33,9 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arsm.noise import fixed_point
-
-NEVER = 2**62
+from arsm.noise import RESOLUTION, fixed_point
 
 
 class Race(NamedTuple):
@@ -54,19 +52,13 @@ class Race(NamedTuple):
 def run_race(logits: Tensor, log_pi: Tensor) -> Race:
     """Find the winner z and its value: [..., C] -> [...]."""
     phi, a = fixed_point(logits, log_pi)
-    o = a - phi
-    z = o.argmin(-1)
-    return Race(phi, a, z, pick(o, z))
+    best, z = (a - phi).min(-1)
+    return Race(phi, a, z, best)
 
 
-def pick(x: Tensor, index: Tensor) -> Tensor:
-    """x[..., index]: [..., C], [...] -> [...]."""
-    return x.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-
-
-def replace(x: Tensor, index: Tensor, value: int) -> Tensor:
-    """x with x[..., index] = value, as a new tensor."""
-    return x.scatter(-1, index.unsqueeze(-1), value)
+def replace(x: Tensor, index: Tensor, value: float) -> Tensor:
+    """x [..., C] with x[..., index] = value, for index [...]."""
+    return torch.where(torch.arange(x.shape[-1], device=x.device) == index.unsqueeze(-1), value, x)
 
 
 def swap_with(race: Race, reference: Tensor) -> Tensor:
@@ -74,13 +66,11 @@ def swap_with(race: Race, reference: Tensor) -> Tensor:
     phi, a, _, _ = race
     j = reference.unsqueeze(-1)
     c = torch.arange(phi.shape[-1], device=phi.device)
-    others = replace(a - phi, reference, NEVER)
-    first = others.argmin(-1)
-    rest = replace(others, first, NEVER)
-    second = rest.argmin(-1)
-    is_first = c == first.unsqueeze(-1)
-    winner = torch.where(is_first, second.unsqueeze(-1), first.unsqueeze(-1))
-    value = torch.where(is_first, pick(rest, second).unsqueeze(-1), pick(others, first).unsqueeze(-1))
+    others = replace(a - phi, reference, torch.inf)
+    first_value, first = others.min(-1, keepdim=True)
+    second_value, second = replace(others, first.squeeze(-1), torch.inf).min(-1, keepdim=True)
+    winner = torch.where(c == first, second, first)
+    value = torch.where(c == first, second_value, first_value)
     for index, challenge in ((c, a.gather(-1, j) - phi), (j, a - phi.gather(-1, j))):
         beats = (challenge < value) | ((challenge == value) & (index < winner))
         winner, value = torch.where(beats, index, winner), torch.where(beats, challenge, value)
@@ -90,7 +80,7 @@ def swap_with(race: Race, reference: Tensor) -> Tensor:
 def threshold(race: Race) -> Tensor:
     """theta [..., C]: for a pair without z, c wins iff a_j < theta_c."""
     c = torch.arange(race.phi.shape[-1], device=race.phi.device)
-    return race.best.unsqueeze(-1) + race.phi + (c < race.z.unsqueeze(-1)).long()
+    return race.best.unsqueeze(-1) + race.phi + RESOLUTION * (c < race.z.unsqueeze(-1))
 
 
 # ---------------------------------------------------------------- all pairs, as a table
@@ -99,22 +89,22 @@ def threshold(race: Race) -> Tensor:
 def pair_row(c: Tensor, j: Tensor, categories: int) -> Tensor:
     """The row of the pair {c, j} in `pair_table`: 0 where c == j, else 1.. in the order of `torch.triu_indices`."""
     low, high = torch.minimum(c, j), torch.maximum(c, j)
-    return torch.where(c == j, 0, low * (2 * categories - low - 1) // 2 + high - low)
+    return torch.where(c == j, 0, (low * (2 * categories - low - 1) >> 1) + high - low)
 
 
 def pair_table(race: Race) -> Tensor:
     """z, then z^{c<->j} of all pairs c < j: [*B, K, C] race -> [1 + C(C-1)/2, *B, K]."""
     categories, device = race.phi.shape[-1], race.phi.device
-    z = race.z
     a, theta = race.a.movedim(-1, 0).contiguous(), threshold(race).movedim(-1, 0).contiguous()
-    wins = a.unsqueeze(0) < theta.unsqueeze(1)  # [c, j, *B, K]: c wins with j's noise
-    low, high = torch.triu_indices(categories, categories, 1, device=device)
-    column = (-1,) + (1,) * z.ndim
-    table = torch.where(wins[low, high], low.view(column), z)
-    table = torch.where(wins[high, low], high.view(column), table)
-    c = torch.arange(categories, device=device).view(column)
-    with_z = swap_with(race, z).movedim(-1, 0)
-    return torch.cat([z.unsqueeze(0), table]).scatter(0, pair_row(c, z, categories), with_z)
+    z = race.z.int()
+    c = torch.arange(categories, device=device)
+    low, high = F.pad(torch.triu_indices(categories, categories, 1, device=device), (1, 0))  # row 0: the pair (0, 0)
+    low_column, high_column = (x.int().view(-1, *(1,) * z.ndim) for x in (low, high))
+    # One of the two wins at most; sums of products are several times faster than torch.where on a CPU.
+    table = z + (a[high] < theta[low]) * (low_column - z) + (a[low] < theta[high]) * (high_column - z)
+    rows_with_z = pair_row(c.unsqueeze(-1), c, categories)[race.z]  # [*B, K, C]
+    with_z = swap_with(race, race.z).int()
+    return table.scatter(0, rows_with_z.movedim(-1, 0), with_z.movedim(-1, 0)).long()
 
 
 # ---------------------------------------------------------------- one variable, sorted
@@ -146,7 +136,7 @@ class Sorted(NamedTuple):
 
 def sort_race(race: Race, log_pi: Tensor) -> Sorted:
     """Sort once by noise and once by threshold: [..., C]."""
-    a, theta = replace(race.a, race.z, NEVER), replace(threshold(race), race.z, -NEVER)
+    a, theta = replace(race.a, race.z, torch.inf), replace(threshold(race), race.z, -torch.inf)
     weight = 1 / a.shape[-1] - log_pi.detach().double().exp()
     return Sorted(weight, race.z, swap_with(race, race.z), *_count_below(a, theta), *_count_below(-theta, -a))
 

@@ -7,14 +7,30 @@ import dataclasses
 import difflib
 from typing import Any
 
+from torch import nn
+
 from arsm.estimators.ar import AR
 from arsm.estimators.ars import ARS
 from arsm.estimators.arsm import ARSM
 from arsm.estimators.average import Average
+from arsm.estimators.carms import CARMS
+from arsm.estimators.disarm import DisARM
+from arsm.estimators.double_control import DoubleControl
 from arsm.estimators.exact import Exact
+from arsm.estimators.exact_plus_sampled import ExactPlusSampled
+from arsm.estimators.gapped_straight_through import GappedStraightThrough
+from arsm.estimators.gumbel_rao import GumbelRao
+from arsm.estimators.gumbel_softmax import GumbelSoftmax
 from arsm.estimators.local_expectation import LocalExpectation
+from arsm.estimators.muprop import MuProp
+from arsm.estimators.rebar import REBAR
 from arsm.estimators.reinforce import Reinforce
+from arsm.estimators.reinmax import ReinMax
+from arsm.estimators.relax import RELAX
 from arsm.estimators.rloo import RLOO
+from arsm.estimators.straight_through import StraightThrough
+from arsm.estimators.unordered_set import UnorderedSet
+from arsm.estimators.vimco import VIMCO
 from arsm.types import Estimator
 
 NAMES: dict[str, type[Any]] = {
@@ -25,20 +41,49 @@ NAMES: dict[str, type[Any]] = {
     "arsm": ARSM,
     "rloo": RLOO,
     "local-expectation": LocalExpectation,
+    "disarm": DisARM,
+    "carms": CARMS,
+    "unordered-set": UnorderedSet,
+    "exact-plus-sampled": ExactPlusSampled,
+    "vimco": VIMCO,
+    "double-control": DoubleControl,
+    "gumbel-softmax": GumbelSoftmax,
+    "straight-through": StraightThrough,
+    "gumbel-rao": GumbelRao,
+    "gapped-straight-through": GappedStraightThrough,
+    "reinmax": ReinMax,
+    "muprop": MuProp,
+    "rebar": REBAR,
+    "relax": RELAX,
 }
 
 __all__ = [
     "AR",
     "ARS",
     "ARSM",
+    "CARMS",
     "NAMES",
+    "REBAR",
+    "RELAX",
     "RLOO",
+    "VIMCO",
     "Average",
+    "DisARM",
+    "DoubleControl",
     "Exact",
+    "ExactPlusSampled",
+    "GappedStraightThrough",
+    "GumbelRao",
+    "GumbelSoftmax",
     "LocalExpectation",
+    "MuProp",
+    "ReinMax",
     "Reinforce",
+    "StraightThrough",
+    "UnorderedSet",
     "estimator",
     "estimator_names",
+    "learned_parts",
 ]
 
 
@@ -48,7 +93,7 @@ def estimator_names() -> list[str]:
 
 
 def estimator(words: str) -> Estimator:
-    """Make an estimator from words: "arsm", "rloo:samples=46,ridge=1.0", "4*arsm" (the average of 4 draws)."""
+    """Make an estimator from words: "arsm", "rloo:samples=46,surrogate=logits", "4*arsm" (the average of 4 draws)."""
     spec = words.strip()
     count, star, rest = spec.partition("*")
     if star:
@@ -61,7 +106,7 @@ def estimator(words: str) -> Estimator:
         hint = f'did you mean "{close[0]}"?' if close else "known are " + ", ".join(estimator_names()) + "."
         raise ValueError(f'There is no estimator "{name}": {hint}')
     kind = NAMES[name]
-    fields = {field.name for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     chosen: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, equals, value = option.partition("=")
@@ -73,5 +118,19 @@ def estimator(words: str) -> Estimator:
         try:
             chosen[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            raise ValueError(f'"{value}" is no value for {key}; write a number, True, False or None.') from None
+            if not isinstance(fields[key].default, str) and "Literal" not in str(fields[key].type):
+                raise ValueError(f'"{value}" is no value for {key}; write a number, True, False or None.') from None
+            chosen[key] = value
     return kind(**chosen)
+
+
+def learned_parts(estimator: Estimator) -> nn.ModuleList:
+    """The modules that an estimator learns: for the optimiser, `.to(device)` and checkpoints; empty for most."""
+    parts = nn.ModuleList()
+    for field in dataclasses.fields(estimator) if dataclasses.is_dataclass(estimator) else ():
+        part = getattr(estimator, field.name)
+        if isinstance(part, nn.Module):
+            parts.append(part)
+        elif isinstance(part, Estimator):
+            parts.extend(learned_parts(part))
+    return parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,8 +22,8 @@ class AR:
     step of ARS and ARSM.
     """
 
-    unbiased: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = False
+    unbiased = True
+    needs_gradient = False
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """ln pi [*B, K, C]."""

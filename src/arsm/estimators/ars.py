@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,8 +45,8 @@ class ARS:
     Reference: Yin, Yue and Zhou, ARSM, ICML 2019, equation 9 and its multivariate form.
     """
 
-    unbiased: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = False
+    unbiased = True
+    needs_gradient = False
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> ReferenceNoise:
         references = torch.randint(logits.shape[-1], logits.shape[:-1], generator=generator, device=logits.device)
@@ -133,5 +133,6 @@ def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor
         if variables > 1:
             q = pool(queries.points, values - values[0], cells.to(values.dtype), categories)
         f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo)
+    f = f - f[..., :1]  # values that agree leave exactly nothing
     f = f - f.mean(-1, keepdim=True)
     return (f * weight.unsqueeze(-1)).mean(-3)

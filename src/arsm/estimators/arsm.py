@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ class ARSM:
     other variables' values in them are samples that do not depend on row k's noise, so the mean has the same
     expectation given that noise: the same evaluations, a fraction of the variance."""
 
-    unbiased: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = False
+    unbiased = True
+    needs_gradient = False
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor | ReferenceNoise:
         """ln pi [*B, K, C], with J distinct references where they are drawn."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arsm.evaluate import value_of
 from arsm.noise import repeat_draws
 from arsm.types import Estimator, Noise, Queries
 
@@ -44,7 +45,7 @@ class Average:
             return x.movedim(draws, 1).flatten(0, 1)
 
         draw = torch.arange(self.n, device=logits.device)
-        weight = inner.weight / self.n
+        weight = inner.weight.double() / self.n
         return Queries(
             points=interleave(inner.points),
             z=inner.z,
@@ -57,3 +58,6 @@ class Average:
         values = values.unflatten(0, (-1, self.n)).movedim(1, -1)
         gradient = self.estimator.tell(repeat_draws(logits, self.n), queries.aux, values)
         return None if gradient is None else gradient.mean(-3)
+
+    def value(self, queries: Queries, live: Tensor) -> Tensor:
+        return value_of(self.estimator, queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)).mean(-1)

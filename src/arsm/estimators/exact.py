@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from arsm.categorical import log_prob, score
+from arsm.categorical import log_prob
 from arsm.noise import working_dtype
 from arsm.types import Queries
 
@@ -25,8 +24,8 @@ class Exact:
     probability zero are not evaluated.
     """
 
-    unbiased: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = False
+    unbiased = True
+    needs_gradient = False
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return logits.new_empty(*logits.shape[:-2], 0)
@@ -51,4 +50,7 @@ class Exact:
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         weighted = queries.weight * (values - values.mean(0))
-        return torch.einsum("m...,m...kc->...kc", weighted, score(logits, queries.points).to(weighted.dtype))
+        p = logits.detach().to(weighted.dtype).softmax(-1)
+        index = queries.points.movedim(0, -1)  # [*B, K, M]
+        by_category = torch.zeros_like(p).scatter_add(-1, index, weighted.movedim(0, -1).unsqueeze(-2).expand_as(index))
+        return by_category - p * weighted.sum(0)[..., None, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +21,8 @@ class LocalExpectation:
     variational inference, NeurIPS 2015.
     """
 
-    unbiased: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = False
+    unbiased = True
+    needs_gradient = False
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """ln pi [*B, K, C]."""

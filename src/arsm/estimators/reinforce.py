@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ class Reinforce:
     baseline: float | Tensor | None = None
     """b: a number or a tensor [*B]; it must not depend on the sample."""
 
-    unbiased: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = False
+    unbiased = True
+    needs_gradient = False
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """ln pi [*B, K, C]."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from arsm.categorical import score
+from arsm.categorical import one_hot
 from arsm.evaluate import share
 from arsm.noise import argmin_sample, dirichlet, repeat_draws
 from arsm.types import Queries
@@ -26,17 +26,25 @@ class RLOO:
         A = X X' + eta tr(G) I,   P = A^-1 - A^-1 1 1' A^-1 / (1' A^-1 1),   e_i = (P f)_i / P_ii
         g = 1/n sum_i e_i x_i + G X' (P f - P e / n),    G = blockdiag_k(diag(p_k) - p_k p_k')
 
-    eta -> infinity gives plain leave-one-out back; 1 works well from about 10 samples on. Reference for the first
-    form: Kool, van Hoof and Welling, Buy 4 REINFORCE samples, get a baseline for free, 2019.
+    eta -> infinity gives plain leave-one-out back; 1 works well from about 10 samples on. With a `surrogate` h, f is
+    first replaced by f - beta h.x, and the gradient of that term's expectation, beta G h, is added. Row b of the batch
+    takes the coefficient of the other rows, which does not depend on its own samples:
+
+        beta_b = sum_{b' != b} cov_i(f_b'i, h_b'.x_b'i) / sum_{b' != b} var_i(h_b'.x_b'i)
+
+    Reference for the first form: Kool, van Hoof and Welling, Buy 4 REINFORCE samples, get a baseline for free, 2019.
     """
 
     samples: int = 4
     ridge: float | None = None
+    surrogate: Literal["logits"] | Tensor | None = None
+    """h: the logits, which suit an ELBO, or any [*B, K, C] that does not depend on the samples. It needs a batch of at
+    least two rows, since the rows lend each other their coefficient."""
     live: int | None = None
     """How many of the samples carry f's own graph (all, if None): f's parameters get their average."""
 
-    unbiased: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = False
+    unbiased = True
+    needs_gradient = False
 
     def __post_init__(self) -> None:
         if self.samples < 2:
@@ -47,6 +55,8 @@ class RLOO:
             raise ValueError(f"live must lie between 1 and samples = {self.samples}, but is {self.live}.")
         if self.ridge is not None and not self.ridge > 0:
             raise ValueError(f"ridge must be positive, but is {self.ridge}.")
+        if isinstance(self.surrogate, str) and self.surrogate != "logits":
+            raise ValueError(f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.')
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """ln pi [*B, n, K, C]."""
@@ -56,29 +66,72 @@ class RLOO:
         z = argmin_sample(repeat_draws(logits, self.samples), noise)
         points = z.movedim(-2, 0)
         live = self.live or self.samples
-        return Queries(points, z, share(points), torch.full((live,), 1 / live, device=z.device))
+        return Queries(points, z, share(points), torch.full((live,), 1 / live, dtype=torch.float64, device=z.device))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        n = self.samples
-        f = values.movedim(0, -1)  # [*B, n]
-        x = score(repeat_draws(logits, n), queries.z)  # [*B, n, K, C]
-        f, x = f.to(torch.promote_types(f.dtype, x.dtype)), x.to(torch.promote_types(f.dtype, x.dtype))
-        f = f - f.mean(-1, keepdim=True)
+        p = logits.detach().to(torch.promote_types(values.dtype, logits.dtype)).softmax(-1)
+        z = queries.points
+        f = (values - values.mean(0)).to(p.dtype)  # [n, *B]
+        known = torch.zeros_like(p)
+        if self.surrogate is not None:
+            h = centred(p, self._surrogate(logits).to(p.dtype))
+            hx = h.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).sum((-2, -1))
+            beta = other_rows_slope(f, hx)
+            f, known = f - beta * (hx - hx.mean(0)), beta[..., None, None] * p * h
         if self.ridge is None:
-            return torch.einsum("...n,...nkc->...kc", f / (n - 1), x)
+            return known + weighted_scores(p, z, f / (self.samples - 1))
+        return known + self._ridge(p, z, f, self.ridge)
 
-        p = logits.detach().to(f.dtype).softmax(-1)
-        flat = x.flatten(-2)
+    def _surrogate(self, logits: Tensor) -> Tensor:
+        if not isinstance(self.surrogate, Tensor):
+            return logits.detach().masked_fill(logits == -torch.inf, 0)
+        if self.surrogate.ndim != logits.ndim:
+            raise ValueError(
+                f"surrogate must be shaped like the logits {list(logits.shape)}, but is {list(self.surrogate.shape)}; "
+                "inside Average they are [*B, n, K, C], so unsqueeze(-3) it."
+            )
+        return self.surrogate.detach().expand(logits.shape)
+
+    def _ridge(self, p: Tensor, z: Tensor, f: Tensor, eta: float) -> Tensor:
+        n = self.samples
+        x = (one_hot(z.movedim(0, -2), p.shape[-1], p.dtype) - p.unsqueeze(-3)).flatten(-2)  # [*B, n, K C]
         trace = (p - p.square()).sum((-2, -1))[..., None, None]
-        a = flat @ flat.mT + self.ridge * trace.clamp_min(torch.finfo(f.dtype).tiny) * torch.eye(
-            n, device=f.device, dtype=f.dtype
-        )
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(a).L)
+        # Any ridge that does not depend on the samples is unbiased; a smaller one would drown in the rounding of X X'.
+        ridge = (eta * trace).clamp_min(torch.finfo(f.dtype).eps ** 0.5)
+        eye = torch.eye(n, device=f.device, dtype=f.dtype)
+        # cholesky_inverse cannot be captured in a CUDA graph
+        root = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(x @ x.mT + ridge * eye).L, eye, upper=False)
+        inverse = root.mT @ root
         ones = inverse.sum(-1, keepdim=True)
         projection = inverse - ones @ ones.mT / ones.sum(-2, keepdim=True)
-        fitted = (projection @ f.unsqueeze(-1)).squeeze(-1)
-        residual = fitted / projection.diagonal(dim1=-2, dim2=-1)
-        sampled = torch.einsum("...n,...nkc->...kc", residual / n, x)
-        coefficient = fitted - (projection @ residual.unsqueeze(-1)).squeeze(-1) / n
-        h = torch.einsum("...n,...nkc->...kc", coefficient, x)
-        return sampled + p * (h - (p * h).sum(-1, keepdim=True))  # G h
+        fitted = projection @ f.movedim(0, -1).unsqueeze(-1)  # [*B, n, 1]
+        residual = fitted / projection.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        coefficient = fitted - projection @ residual / n
+        sampled, h = ((x.mT @ weight).view(p.shape) for weight in (residual / n, coefficient))
+        return sampled + p * centred(p, h)  # G h
+
+
+def centred(p: Tensor, h: Tensor) -> Tensor:
+    """h less its mean under p; G h = p centred(h) and h.x = sum_k centred(h)[k, z_k]: [*B, K, C]."""
+    return h - (p * h).sum(-1, keepdim=True)
+
+
+def other_rows_slope(f: Tensor, hx: Tensor) -> Tensor:
+    """beta [*B], each row's from all the others: f, centred, and h.x [n, *B]."""
+    if f.shape[1:].numel() < 2:
+        raise ValueError(
+            "A surrogate's coefficient is fitted to the other rows of the batch and needs at least two rows, but the "
+            f"batch has the shape {list(f.shape[1:])}; leave surrogate out."
+        )
+    hx = (hx - hx.mean(0)).double()
+    covariance, variance = (f * hx).sum(0), hx.square().sum(0)
+    rest = variance.sum() - variance
+    least = torch.finfo(torch.float64).eps * variance.sum() + torch.finfo(torch.float64).tiny
+    return ((covariance.sum() - covariance) / rest.clamp_min(least)).to(f.dtype)
+
+
+def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+    """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] -> [*B, K, C]."""
+    z = z.movedim(0, -1)
+    weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
+    return (-weight.sum(-1, keepdim=True) * p).scatter_add(-1, z, weight)

@@ -1,0 +1,23 @@
+"""python -m benchmarks [name ...]: time and memory as tables."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import swap, univariate
+from benchmarks.measure import hardware
+
+BENCHMARKS = {"univariate": univariate.main, "swap": swap.main}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time and memory, printed as tables.")
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="name", help=", ".join(BENCHMARKS))
+    names = parser.parse_args().names or list(BENCHMARKS)
+    print(hardware(), end="\n\n")
+    for name in names:
+        BENCHMARKS[name]()
+
+
+if __name__ == "__main__":
+    main()

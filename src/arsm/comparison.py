@@ -1,0 +1,198 @@
+"""Estimators on equal terms: bias, variance and cost of each at one budget of evaluations."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from arsm.diagnostics import Moments, gradient_moments
+from arsm.driver import estimate
+from arsm.estimators import RLOO, Average, Exact, estimator, learned_parts
+from arsm.noise import working_dtype
+from arsm.types import Estimate, Estimator
+
+ENUMERABLE = 1 << 14
+LONG_RUN = 8
+TIMED = 7
+ROUNDINGS = 100
+DEFAULT = (
+    "reinforce",
+    "ars",
+    "arsm",
+    "arsm:pooled=True",
+    "rloo",
+    "rloo:ridge=1.0",
+    "disarm",
+    "carms",
+    "relax",
+)
+
+
+class Compared(NamedTuple):
+    """One estimator, measured."""
+
+    label: str
+    estimator: Estimator
+    """As it was fitted to the budget."""
+    evaluations: float
+    """Distinct evaluations of f an estimate and row, on average."""
+    milliseconds: float
+    """One estimate of the whole batch with its backward, the median of several."""
+    variance: float
+    """The trace of an estimate's covariance, averaged over the rows."""
+    bias: float
+    """||E[g] - dE[f]/dphi|| over all rows, with the expected square of its noise taken off."""
+    bias_z: float
+    """The largest error of a component's mean in standard errors, estimate's and reference's together."""
+
+    @property
+    def cost(self) -> float:
+        """Mean squared error x evaluations: variance x evaluations for an unbiased estimator; lower is better."""
+        return (self.variance + self.bias**2) * self.evaluations
+
+
+def fit_budget(fitted: Estimator, budget: int, asked: int) -> Estimator:
+    """The estimator with as many samples, or draws, as a budget of evaluations has room for, at least one.
+
+    `asked` is how many evaluations it asks for as it is. Where it has an option `samples` that counts them, up to
+    a fixed number of others, that option takes up the budget.
+    """
+    samples = getattr(fitted, "samples", None)
+    if samples is not None and asked >= samples:
+        room = max(2, budget - (asked - samples))
+        return dataclasses.replace(fitted, samples=room)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return Average(fitted, budget // asked) if budget >= 2 * asked else fitted
+
+
+def compare(
+    logits: Tensor,
+    f: Callable[..., Tensor],
+    *context: Tensor,
+    budget: int | None = None,
+    estimators: Sequence[str | Estimator] = DEFAULT,
+    samples: int = 1000,
+    training: int = 300,
+    reference: Moments | None = None,
+    generator: torch.Generator | None = None,
+    max_rows: int | None = 1024,
+    progress: Callable[[str], None] = lambda label: None,
+) -> list[Compared]:
+    """Measure estimators at given logits and f, the best first.
+
+    Args:
+        logits: [*B, K, C] or [C], as for `arsm.estimate`; f and context likewise.
+        budget: evaluations an estimate: those with a `samples` option take that many samples, the others are averaged
+            over as many draws as fit, and one that needs more stays as it is. None: all stay as they are.
+        estimators: words for `arsm.estimator`, or estimators.
+        samples: draws of each estimate to measure its mean and variance from.
+        training: steps of Adam on `estimator_loss` that learned parts get at these logits first.
+        reference: the gradient to compare means with, as `reference_gradient` makes it if None.
+        progress: called with each label before it is measured.
+
+    Returns:
+        A list sorted by `cost`.
+    """
+    logits = logits.detach()
+    named = [(e, estimator(e)) if isinstance(e, str) else (str(e), e) for e in estimators]
+    problem = _Problem(logits, f, context, generator, max_rows)
+    reference = reference or problem.reference(samples)
+    rows = []
+    for label, chosen in named:
+        progress(label)
+        if budget is not None:
+            chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
+        problem.train(chosen, training)
+        rows.append(problem.measure(label, chosen, samples, reference))
+    return sorted(rows, key=lambda row: row.cost)
+
+
+def reference_gradient(
+    logits: Tensor,
+    f: Callable[..., Tensor],
+    *context: Tensor,
+    samples: int = 1000,
+    generator: torch.Generator | None = None,
+    max_rows: int | None = 1024,
+) -> Moments:
+    """dE[f]/dphi and the variance of that figure: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
+    return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What the estimators are compared on."""
+
+    logits: Tensor
+    f: Callable[..., Tensor]
+    context: tuple[Tensor, ...]
+    generator: torch.Generator | None
+    max_rows: int | None
+
+    def estimate(self, chosen: Estimator) -> Estimate:
+        logits = self.logits.clone().requires_grad_()
+        return estimate(chosen, logits, self.f, *self.context, generator=self.generator, max_rows=self.max_rows)
+
+    def moments(self, chosen: Estimator, samples: int) -> Moments:
+        return gradient_moments(
+            chosen,
+            self.logits,
+            self.f,
+            *self.context,
+            samples=samples,
+            generator=self.generator,
+            max_rows=self.max_rows,
+        )
+
+    def reference(self, samples: int) -> Moments:
+        variables, categories = (1, *self.logits.shape)[-2:]
+        if categories**variables <= ENUMERABLE:
+            exact = self.estimate(Exact()).grad
+            assert exact is not None
+            return Moments(exact.double(), torch.zeros_like(exact, dtype=torch.float64))
+        mean, variance = self.moments(RLOO(64), LONG_RUN * samples)
+        return Moments(mean, variance / (LONG_RUN * samples))
+
+    def train(self, learner: Estimator, steps: int) -> None:
+        """Fit the estimator's learned parts, if it has any, to the problem."""
+        parts = learned_parts(learner)
+        if not len(parts) or self.estimate(learner).estimator_loss is None:
+            return
+        optimiser = torch.optim.Adam(parts.parameters(), 3e-3)
+        for _ in range(steps):
+            loss = self.estimate(learner).estimator_loss
+            assert loss is not None
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+    def measure(self, label: str, chosen: Estimator, samples: int, reference: Moments) -> Compared:
+        seconds, distinct = [], []
+        for _ in range(TIMED):
+            start = time.perf_counter()
+            out = self.estimate(chosen)
+            out.value.sum().backward()
+            if self.logits.is_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+            distinct.append(float(out.info["distinct"].double().mean()))
+        mean, variance = self.moments(chosen, samples)
+        rows = max(1, self.logits.shape[:-2].numel())
+        error, noise = mean - reference.mean, variance / samples + reference.variance
+        # below this, rounding alone separates an estimate without noise from the exact gradient
+        rounding = (ROUNDINGS * torch.finfo(working_dtype(self.logits.dtype)).eps * reference.mean.abs().max()).square()
+        return Compared(
+            label,
+            chosen,
+            evaluations=statistics.mean(distinct),
+            milliseconds=1e3 * statistics.median(seconds),
+            variance=float(variance.sum() / rows),
+            bias=float(((error.square() - noise).sum() / rows).clamp_min(0).sqrt()),
+            bias_z=float((error / (noise + rounding).sqrt()).abs().max()),
+        )

@@ -1,0 +1,209 @@
+r"""How good is an estimator, and what does its noise do: variance, bias, share of pseudo actions.
+
+`entropy`, the remaining diagnostic of the paper, is in `arsm.categorical`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from arsm.driver import estimate
+from arsm.estimators.exact import Exact
+from arsm.swap import run_race, sort_race
+from arsm.types import Estimator
+
+ELEMENTS_AT_ONCE = 1 << 16
+
+
+class Bias(NamedTuple):
+    """The error of an estimator's mean."""
+
+    error: Tensor
+    """Shaped like the logits: the mean of the estimates less the exact gradient."""
+    standard_error: Tensor
+    """The standard error of that mean."""
+
+
+class Moments(NamedTuple):
+    """Of an estimate, each shaped like the logits."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+def gradient_moments(
+    estimator: Estimator,
+    logits: Tensor,
+    f: Callable[..., Tensor],
+    *context: Tensor,
+    samples: int = 100,
+    generator: torch.Generator | None = None,
+    max_rows: int | None = 1024,
+) -> Moments:
+    """Mean and variance of one estimate at fixed logits, from independent draws: [*B, K, C] each, in float64.
+
+    A bounded number of draws is held at a time, whatever `samples` is, and the blocks are merged (Chan, Golub and
+    LeVeque, 1979).
+    """
+    if samples < 2:
+        raise ValueError(f"A variance needs at least 2 samples, but samples = {samples}.")
+    count = 0
+    mean = squares = torch.zeros_like(logits, dtype=torch.float64, requires_grad=False)
+    for block in _draws(estimator, logits, f, context, samples, generator, max_rows):
+        n = block.shape[0]
+        block = block.double().view(n, *logits.shape)
+        step = block.mean(0) - mean
+        squares = squares + (block - block.mean(0)).square().sum(0) + step.square() * (count * n / (count + n))
+        count += n
+        mean = mean + step * (n / count)
+    return Moments(mean, squares / (samples - 1))
+
+
+def gradient_variance(
+    estimator: Estimator,
+    logits: Tensor,
+    f: Callable[..., Tensor],
+    *context: Tensor,
+    samples: int = 100,
+    generator: torch.Generator | None = None,
+    max_rows: int | None = 1024,
+) -> Tensor:
+    """Var[g_kc] of one estimate at fixed logits, from independent draws: [*B, K, C] -> [*B, K, C] in float64.
+
+        1/(n-1) sum_i (g_i - mean(g))^2
+
+    A bounded number of draws is held at a time, whatever `samples` is.
+    """
+    if isinstance(estimator, Exact):  # it draws nothing; what would be left is rounding
+        return torch.zeros_like(logits, dtype=torch.float64, requires_grad=False)
+    return gradient_moments(
+        estimator, logits, f, *context, samples=samples, generator=generator, max_rows=max_rows
+    ).variance
+
+
+def bias(
+    estimator: Estimator,
+    logits: Tensor,
+    f: Callable[..., Tensor],
+    *context: Tensor,
+    samples: int = 1000,
+    generator: torch.Generator | None = None,
+    max_rows: int | None = 1024,
+) -> Bias:
+    """E[g_kc] - dE[f]/dphi_kc, the exact gradient by enumeration: [*B, K, C] in float64."""
+    exact = estimate(Exact(), logits.detach(), f, *context, max_rows=max_rows).grad
+    assert exact is not None
+    mean, variance = gradient_moments(
+        estimator, logits, f, *context, samples=samples, generator=generator, max_rows=max_rows
+    )
+    return Bias(mean - exact, (variance / samples).sqrt())
+
+
+def pseudo_action_share(logits: Tensor, log_pi: Tensor) -> Tensor:
+    """|{z^{c<->j}} without z| / (C - 1), the distinct pseudo actions of each variable: [..., C] -> [...]."""
+    if logits.shape[-1] < 2:
+        raise ValueError("A variable of one category has no pseudo actions; give logits of at least 2 categories.")
+    race = run_race(logits, log_pi)
+    differ = sort_race(race, log_pi).can_win.scatter(-1, race.z.unsqueeze(-1), False)
+    return differ.sum(-1) / (logits.shape[-1] - 1)
+
+
+class MovingVariance:
+    r"""The variance of a gradient along training, from moving averages of its first two moments.
+
+        m_t = beta m_{t-1} + (1 - beta) g_t,    v_t = beta v_{t-1} + (1 - beta) g_t^2
+        Var = (v_t / w - (m_t / w)^2) / (1 - s / w^2)
+
+    where w and s are the sums of the averages' weights and of their squares, so that the variance of gradients that
+    are independent and alike is unbiased from the second on; after the first it is zero. Nothing synchronises with the
+    device.
+    """
+
+    def __init__(self, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must lie in [0, 1), but is {decay}.")
+        self.decay = decay
+        self._first: list[Tensor] = []
+        self._second: list[Tensor] = []
+        self._weight: list[Tensor] = []
+
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """Take in one step's gradients, always the same tensors in the same order."""
+        gradients = [g.detach() for g in gradients]
+        if not self._weight:
+            self._first = [torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+            self._second = [torch.zeros_like(m) for m in self._first]
+            self._weight = [torch.zeros((), dtype=torch.float64, device=gradients[0].device) for _ in range(2)]
+        if [g.shape for g in gradients] != [m.shape for m in self._first]:
+            raise ValueError(
+                f"The gradients have shapes {[list(g.shape) for g in gradients]}, but began as "
+                f"{[list(m.shape) for m in self._first]}; give the same ones at every update."
+            )
+        fresh = 1 - self.decay
+        for m, v, g in zip(self._first, self._second, gradients, strict=True):
+            m.mul_(self.decay).add_(g, alpha=fresh)
+            v.mul_(self.decay).addcmul_(g, g, value=fresh)
+        w, s = self._weight
+        w.mul_(self.decay).add_(fresh)
+        s.mul_(self.decay * self.decay).add_(fresh * fresh)
+
+    def variance(self) -> list[Tensor]:
+        """Each element's variance, shaped like the gradients."""
+        if not self._weight:
+            raise ValueError("There is no variance before the first update; call update(gradients) first.")
+        w, s = self._weight
+        rest = 1 - s / w.square()
+        scale = torch.where(rest > 0, 1 / rest, 0.0)
+        return [
+            ((v / w - (m / w).square()) * scale).clamp_min(0) for m, v in zip(self._first, self._second, strict=True)
+        ]
+
+    def mean(self) -> Tensor:
+        """[]: the mean of the variances of all elements."""
+        variances = self.variance()
+        return torch.stack([x.sum() for x in variances]).sum() / sum(x.numel() for x in variances)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "decay": self.decay,
+            "first": [m.clone() for m in self._first],
+            "second": [v.clone() for v in self._second],
+            "weight": [w.clone() for w in self._weight],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["decay"] != self.decay:
+            raise ValueError(f"The state was averaged with decay {state['decay']}, but this one has {self.decay}.")
+        self._first, self._second, self._weight = (
+            [x.clone() for x in state[key]] for key in ("first", "second", "weight")
+        )
+
+
+def _draws(
+    estimator: Estimator,
+    logits: Tensor,
+    f: Callable[..., Tensor],
+    context: tuple[Tensor, ...],
+    samples: int,
+    generator: torch.Generator | None,
+    max_rows: int | None,
+) -> Iterator[Tensor]:
+    """Independent estimates as blocks [n, *B, K, C], the draws being the first batch dimension."""
+    logits = logits.detach()
+    if logits.ndim == 1:
+        logits = logits.unsqueeze(0)
+    # several variables cost a table of pairs, C entries for every logit
+    elements = logits.numel() * (logits.shape[-1] if logits.shape[-2] > 1 else 1)
+    at_once = max(1, ELEMENTS_AT_ONCE // elements)
+    for start in range(0, samples, at_once):
+        n = min(at_once, samples - start)
+        rows = (x.detach().expand(n, *x.shape) for x in context)
+        with torch.set_grad_enabled(estimator.needs_gradient):
+            repeated = logits.expand(n, *logits.shape).clone().requires_grad_(estimator.needs_gradient)
+            out = estimate(estimator, repeated, f, *rows, generator=generator, max_rows=max_rows)
+            gradient = torch.autograd.grad(out.value.sum(), repeated)[0] if out.grad is None else out.grad
+        yield gradient

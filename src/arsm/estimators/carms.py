@@ -1,0 +1,103 @@
+"""CARMS: several mutually antithetic samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arsm.estimators.disarm import ascending, first_stop, log_probability
+from arsm.evaluate import share
+from arsm.noise import dirichlet
+from arsm.types import Queries
+
+
+@dataclass(frozen=True)
+class CARMS:
+    """Leave-one-out REINFORCE over n antithetic samples, with the ratio that makes every pair count as independent.
+
+        g_k = 1/(n (n-1)) sum_{i<j} r_k(z_ik, z_jk) (f_i - f_j) (onehot(z_ik) - onehot(z_jk))
+        r_k(a, b) = p_ka p_kb / P(z_ik = a, z_jk = b)
+
+    The samples of variable k break the stick of its categories, the least likely first: sample i takes category c, if
+    it has come so far, iff (1 - d_ci)^(n-1) < pi_c = p_c / sum_{m >= c} p_m, with d_c ~ Dir(1_n). These n uniforms have
+    the pairwise copula Phi(s) = P(both < s) = max(0, 2 s^{1/(n-1)} - 1)^(n-1), so that for the earlier of a and b, c:
+
+        r(a, b) = pi_c (1 - pi_c) / (pi_c - Phi(pi_c)) * prod_{m < c} (1 - pi_m)^2 / (1 - 2 pi_m + Phi(pi_m))
+
+    The order makes pi_m <= 1/2, hence every pair of categories possible and every ratio finite. At n = 2 and C = 2 this
+    is DisARM. Reference: Dimitriev and Zhou, CARMS, NeurIPS 2021; for C = 2: ARMS, ICML 2021.
+    """
+
+    samples: int = 4
+    live: int | None = None
+    """How many of the samples carry f's own graph (all, if None): f's parameters get their average."""
+
+    unbiased = True
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise ValueError(
+                f"CARMS compares samples with each other and needs at least 2, but samples = {self.samples}."
+            )
+        if self.live is not None and not 1 <= self.live <= self.samples:
+            raise ValueError(f"live must lie between 1 and samples = {self.samples}, but is {self.live}.")
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln d [*B, K, C - 1, n]."""
+        nodes = logits.detach()[..., 1:, None]
+        return dirichlet(nodes.expand(*nodes.shape[:-1], self.samples), generator)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        order, log_stop = _stick(logits)
+        d = noise.double().exp()
+        others = (d.sum(-1, keepdim=True) - d).movedim(-1, 0)  # 1 - d, [n, *B, K, C - 1]
+        stop = others.log() < log_stop / (self.samples - 1)
+        position, points = first_stop(order, stop)
+        live = self.live or self.samples
+        weight = torch.full((live,), 1 / live, dtype=torch.float64, device=points.device)
+        return Queries(points, points.movedim(0, -2), share(points), weight, position)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        n = self.samples
+        order, log_stop = _stick(logits)
+        ratio = F.pad(pair_ratio(log_stop, n), (0, 1))
+        position = queries.aux.movedim(0, -1)  # [*B, K, n]
+        f = (values - values.mean(0)).to(torch.promote_types(values.dtype, ratio.dtype)).movedim(0, -1).unsqueeze(-2)
+        zero = torch.zeros_like(ratio, dtype=f.dtype)
+        count = zero.scatter_add(-1, position, torch.ones_like(f).expand(position.shape))
+        total = zero.scatter_add(-1, position, f.expand(position.shape))
+        # The ratio is the earlier category's, so that the pairs with all later and all earlier ones are sums over them.
+        gradient = (
+            ratio * (total * _after(count) - count * _after(total))
+            + total * _before(ratio * count)
+            - count * _before(ratio * total)
+        ) / (n * (n - 1))
+        return zero.scatter(-1, order, gradient)
+
+
+def _before(x: Tensor) -> Tensor:
+    """sum_{m < c} x_m: [..., C]."""
+    return F.pad(x.cumsum(-1), (1, 0))[..., :-1]
+
+
+def _after(x: Tensor) -> Tensor:
+    """sum_{m > c} x_m, exactly zero where those are zero: [..., C]."""
+    return _before(x.flip(-1)).flip(-1)
+
+
+def pair_ratio(log_stop: Tensor, samples: int) -> Tensor:
+    """r of a pair whose earlier category is each but the last: ln pi [..., C - 1] -> [..., C - 1]."""
+    stop = log_stop.exp()
+    both_given_one = (2 - (-log_stop / (samples - 1)).exp()).clamp_min(0) ** (samples - 1)  # Phi(pi) / pi
+    log_pass = 2 * torch.log1p(-stop) - torch.log1p(stop * (both_given_one - 2))
+    return (1 - stop) / (1 - both_given_one) * _before(log_pass).exp()
+
+
+def _stick(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The order of the categories [*B, K, C] and ln pi_c [*B, K, C - 1] in it."""
+    order, log_p, mass = ascending(log_probability(logits))
+    return order, (log_p - mass)[..., :-1]

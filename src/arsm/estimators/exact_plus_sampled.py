@@ -1,0 +1,77 @@
+"""The likeliest categories exactly, the others by sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arsm.estimators.rloo import weighted_scores
+from arsm.estimators.unordered_set import one_variable
+from arsm.evaluate import share
+from arsm.noise import argmin_sample, dirichlet, fixed_point, repeat_draws
+from arsm.types import Queries
+
+
+@dataclass(frozen=True)
+class ExactPlusSampled:
+    """Sum the k likeliest categories H of one variable exactly, and sample m from the tail.
+
+        E[f] ~ sum_{c in H} p_c f(c) + q/m sum_i f(v_i),    v_i ~ p / q outside H,    q = 1 - sum_{c in H} p_c
+        g    = 1/m sum_i [sum_{c in H} p_c (f(c) - b_i) x_c + q (f(v_i) - b_i) x_{v_i}],    x_c = onehot(c) - p
+        b_i  = sum_{c in H} p_c f(c) + q mean_{j != i} f(v_j),    or the mean of f over H where m = 1
+
+    Reference: Liu, Regier, Tripuraneni, Jordan and McAuliffe, Rao-Blackwellized stochastic gradients for discrete
+    distributions, ICML 2019.
+    """
+
+    exact: int = 1
+    """k, from 1 to C - 1."""
+    samples: int = 2
+    """m."""
+
+    unbiased = True
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        if self.exact < 1 or self.samples < 1:
+            raise ValueError(
+                "ExactPlusSampled needs at least one category of each kind, but exact = "
+                f"{self.exact} and samples = {self.samples}; use RLOO to sample them all."
+            )
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, m, 1, C]."""
+        return dirichlet(logits, generator, self.samples)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        one_variable(self, logits)
+        if self.exact >= logits.shape[-1]:
+            raise ValueError(
+                f"exact = {self.exact} leaves none of the {logits.shape[-1]} categories to sample; use Exact."
+            )
+        p = logits.detach().double().softmax(-1).squeeze(-2)  # [*B, C]
+        head_p, head = p.topk(self.exact)
+        phi, a = fixed_point(repeat_draws(logits, self.samples), noise)
+        taken = head[..., None, None, :].expand(*a.shape[:-1], self.exact)
+        tail = (a - phi).scatter(-1, taken, torch.inf).argmin(-1)  # [*B, m, 1]
+        points = torch.cat([head.movedim(-1, 0).unsqueeze(-1), tail.movedim(-2, 0)])
+        tail_p = p.scatter(-1, head, 0).sum(-1, keepdim=True) / self.samples
+        weight = torch.cat([head_p, tail_p.expand(*tail_p.shape[:-1], self.samples)], -1).movedim(-1, 0)
+        # A tail without mass may hold masked categories alone: f is not asked there.
+        same_as = torch.where(weight > 0, share(points), 0)
+        return Queries(points, argmin_sample(logits, noise[..., 0, :, :]), same_as, weight)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        k, m = self.exact, self.samples
+        f = values - values[0]
+        weight = queries.weight
+        head, tail = (weight[:k] * f[:k]).sum(0), f[k:]
+        if m == 1:
+            baseline = (head / weight[:k].sum(0)).unsqueeze(0)
+        else:
+            baseline = head + m * weight[k] * (tail.sum(0) - tail) / (m - 1)  # [m, *B]
+        advantage = torch.cat([f[:k] - baseline.mean(0), tail - baseline])
+        p = logits.detach().to(torch.promote_types(f.dtype, logits.dtype)).softmax(-1)
+        return weighted_scores(p, queries.points, (weight * advantage).to(p.dtype))

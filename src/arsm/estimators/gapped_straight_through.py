@@ -1,0 +1,52 @@
+"""Gapped straight-through: the Gumbel noise replaced by the least shift that makes the sample win."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arsm.estimators.gumbel_softmax import check_temperature
+from arsm.estimators.straight_through import hard_point, softmax_tangent
+from arsm.noise import argmin_sample, dirichlet, working_dtype
+from arsm.types import Queries
+
+
+@dataclass(frozen=True)
+class GappedStraightThrough:
+    """Shift the logits, without noise, until the sample leads by a gap.
+
+        zeta_z = max phi,    zeta_i = min(phi_i, max phi - gap) for i != z,    s = softmax(zeta / tau)
+        g_k = (diag(s_k) - s_k s_k') / tau  df(z)/dz_k
+
+    Biased. Reference: Fan, Chi, Rudnicky and Ramadge, Training discrete deep generative models via gapped
+    straight-through estimator, ICML 2022.
+    """
+
+    temperature: float = 1.0
+    gap: float = 1.0
+
+    unbiased = False
+    needs_gradient = True
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if not self.gap >= 0:
+            raise ValueError(f"gap must not be negative, but is {self.gap}.")
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, K, C]."""
+        return dirichlet(logits, generator)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        z = argmin_sample(logits, noise)
+        phi = logits.detach().to(working_dtype(logits.dtype))
+        below = phi - phi.amax(-1, keepdim=True)
+        wins = torch.arange(logits.shape[-1], device=z.device) == z.unsqueeze(-1)
+        zeta = torch.where(wins, 0, below.clamp_max(-self.gap))
+        tangent = softmax_tangent(logits, (zeta / self.temperature).softmax(-1)) / self.temperature
+        return hard_point(logits, z, tangent)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
+        return None

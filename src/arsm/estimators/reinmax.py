@@ -1,0 +1,48 @@
+"""ReinMax: straight-through of second order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arsm.categorical import one_hot
+from arsm.estimators.gumbel_softmax import check_temperature
+from arsm.estimators.straight_through import hard_point, probabilities, softmax_tangent
+from arsm.noise import argmin_sample, dirichlet
+from arsm.types import Queries
+
+
+@dataclass(frozen=True)
+class ReinMax:
+    """Heun's second-order rule for the differences of f, where straight-through uses Euler's.
+
+        g_k = [2 J(m_k) - J(p_k) / 2] df(z)/dz_k,    m_k = (z_k + softmax(phi_k / tau)) / 2,    J(q) = diag(q) - q q'
+
+    with z_k ~ Cat(p_k) one-hot and p_k = softmax(phi_k). At tau = 1 it is unbiased for one variable if f is quadratic
+    in z, and biased otherwise; tau above 1 lowers the variance. Reference: Liu, Dong, Liu, Yu and Gao, Bridging
+    discrete and backpropagation: straight-through and beyond, NeurIPS 2023.
+    """
+
+    temperature: float = 1.0
+
+    unbiased = False
+    needs_gradient = True
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, K, C]."""
+        return dirichlet(logits, generator)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        z = argmin_sample(logits, noise)
+        p = probabilities(logits)
+        middle = (one_hot(z, logits.shape[-1], p.dtype) + probabilities(logits, self.temperature)) / 2
+        tangent = 2 * softmax_tangent(logits, middle) - softmax_tangent(logits, p) / 2
+        return hard_point(logits, z, tangent)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
+        return None

@@ -1,0 +1,93 @@
+"""RELAX: REINFORCE with a learned network as its control variate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from arsm.estimators.gumbel_softmax import check_temperature, perturbed
+from arsm.estimators.rebar import relaxed, tied_gradient
+from arsm.estimators.reinforce import one_sample
+from arsm.estimators.straight_through import probabilities
+from arsm.noise import argmin_sample, dirichlet
+from arsm.types import Queries
+
+
+class MLPControl(nn.Module):
+    """A network with one smooth hidden layer, (s, p) -> [N].
+
+    It begins as the constant 0, with which RELAX is REINFORCE. Its input size comes from the first logits that it sees:
+    estimate once before `torch.compile` or `vmap`.
+    """
+
+    def __init__(self, hidden: int = 64) -> None:
+        super().__init__()
+        self.hidden = nn.LazyLinear(hidden)
+        self.out = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, s: Tensor, p: Tensor) -> Tensor:
+        x = torch.cat([s, p], -1).flatten(1).to(self.out.weight.dtype)
+        return self.out(self.hidden(x).tanh()).squeeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class RELAX:
+    """Score only what a learned c leaves over, and add back c's gradient.
+
+        g = [f(z) - c(s)] dln q(z)/dphi + dc/dphi - dc~/dphi,    s = softmax((phi - ln pi) / tau)
+
+    with the noises of c and c~ tied as in `REBAR`, whose formula this shares. One evaluation of f, which need not be
+    differentiable. Unbiased for all c, which is learned: `estimate` returns the squared norm of g as `estimator_loss`,
+    which depends on c's parameters alone. Reference: Grathwohl, Choi, Wu, Roeder and Duvenaud, Backpropagation through
+    the void: optimizing control variates for black-box gradient estimation, ICLR 2018.
+    """
+
+    control: nn.Module = field(default_factory=MLPControl)
+    """c(s, p) -> [N], row by row and twice differentiable in s: the relaxed sample s [N, K, C] and the probabilities
+    p = softmax(phi) [N, K, C], by which it can tell the rows of a batch apart."""
+    temperature: float = 0.5
+
+    unbiased = True
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if not isinstance(self.control, nn.Module):
+            raise TypeError(f"control must be an nn.Module (s, p) -> [N], but is {type(self.control).__name__}.")
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, K, C]."""
+        return dirichlet(logits, generator)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        return one_sample(argmin_sample(logits, noise), aux=noise)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        zeta = perturbed(logits.detach(), queries.aux)
+        s = relaxed(zeta, self.temperature)
+        rows = (-1, *s.shape[-2:])
+        c, slope = self._control_and_slope(s.reshape(rows), probabilities(logits).reshape(rows))
+        residual = values[0] - c.reshape(values[0].shape)
+        return tied_gradient(logits, queries.z, zeta, self.temperature, s, slope.reshape(s.shape), residual)
+
+    def _control_and_slope(self, s: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """c [N] and dc/ds [N, K, C], both attached to c's parameters."""
+        if any(isinstance(parameter, UninitializedParameter) for parameter in self.control.parameters()):
+            with torch.no_grad():
+                self.control(s, p)
+
+        def total(s: Tensor) -> tuple[Tensor, Tensor]:
+            c = self.control(s, p)
+            if c.shape != s.shape[:1]:
+                raise ValueError(
+                    f"control must return one value a row, shape {list(s.shape[:1])}, but returned {list(c.shape)}."
+                )
+            return c.sum(), c
+
+        slope, c = torch.func.grad(total, has_aux=True)(s)
+        return c, slope

@@ -1,0 +1,105 @@
+"""The unordered-set estimator: samples without replacement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arsm.estimators.rloo import weighted_scores
+from arsm.noise import dirichlet, fixed_point
+from arsm.types import Queries
+
+LIMIT = 10
+MASKED_LOG_P = -1e30
+
+
+@dataclass(frozen=True)
+class UnorderedSet:
+    r"""k distinct categories of one variable, drawn without replacement, as a set S whose order is summed out.
+
+        E[f] ~ sum_{s in S} p(s) R(S, s) f(s),    R(S, s) = p^{D\s}(S\s) / p(S)
+        g    = sum_{s in S} p(s) R(S, s) (f(s) - sum_{s' in S} p(s') R^{D\s}(S, s') f(s')) (onehot(s) - p)
+
+    p^{D\A}(T) is the probability that the first |T| draws without replacement from the categories outside A are the set
+    T; R^{D\s}(S, s') = p^{D\{s,s'}}(S\{s,s'}) / p^{D\s}(S\s), and 1 where s' = s. At k = C the estimate is exact.
+    Reference: Kool, van Hoof and Welling, Estimating gradients for discrete random variables by sampling without
+    replacement, ICLR 2020.
+    """
+
+    samples: int = 4
+    """k: from 2 to C, and few, since the ratios cost O(k^2 2^k)."""
+
+    unbiased = True
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.samples <= LIMIT:
+            raise ValueError(
+                f"UnorderedSet enumerates the subsets of its samples and takes 2 to {LIMIT} of them, "
+                f"but samples = {self.samples}."
+            )
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, 1, C]."""
+        return dirichlet(logits, generator)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        one_variable(self, logits)
+        if self.samples > logits.shape[-1]:
+            raise ValueError(
+                f"UnorderedSet cannot draw samples = {self.samples} of {logits.shape[-1]} categories without "
+                "replacement; lower samples."
+            )
+        phi, a = fixed_point(logits, noise)
+        s = (a - phi).topk(self.samples, largest=False).indices.squeeze(-2)  # [*B, k], in the order of the draws
+        log_p = logits.detach().double().log_softmax(-1).squeeze(-2).clamp_min(MASKED_LOG_P)
+        rest = log_p.scatter(-1, s, MASKED_LOG_P).logsumexp(-1)
+        first, second = set_weights(log_p.gather(-1, s).movedim(-1, 0), rest)
+        s = s.movedim(-1, 0)
+        number = torch.arange(self.samples, device=s.device).view(-1, *(1,) * (s.ndim - 1))
+        # Where fewer than k categories are left unmasked, the set holds masked ones, which weigh nothing.
+        same_as = torch.where(first > 0, number, first.argmax(0))
+        return Queries(s.unsqueeze(-1), s[0].unsqueeze(-1), same_as, first, second)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        f = values - values[0]
+        advantage = f - (queries.aux * f).sum(1)
+        p = logits.detach().to(torch.promote_types(f.dtype, logits.dtype)).softmax(-1)
+        return weighted_scores(p, queries.points, (queries.weight * advantage).to(p.dtype))
+
+
+def one_variable(estimator: object, logits: Tensor) -> None:
+    """Refuse logits of several variables."""
+    if logits.shape[-2] != 1:
+        raise ValueError(
+            f"{type(estimator).__name__} is for one variable, logits [C] or [*B, 1, C], but they are "
+            f"{list(logits.shape)}; use RLOO or ARSM, or enumerate the {logits.shape[-2]} variables jointly as one."
+        )
+
+
+def set_weights(log_w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+    r"""p(s) R(S, s) [k, ...] and p(s') R^{D\s}(S, s') [k, k, ...], from the ln p(s) [k, ...] of the set and the ln of
+    the mass outside it [...].
+
+    q(T) = p^{D\(S\T)}(T) for the subsets T of S follows from its first draw,
+    q(T) = sum_{s in T} p(s) / (rest + p(T)) q(T\s), all terms positive; T is a row number, s one of its bits.
+    """
+    k = log_w.shape[0]
+    column = (1,) * rest.ndim
+    subset = torch.arange(2**k, device=rest.device)
+    bit = 1 << torch.arange(k, device=rest.device)
+    has = ((subset.unsqueeze(-1) & bit) != 0).view(2**k, k, *column)
+    mass = torch.logaddexp(torch.where(has, log_w, -torch.inf).logsumexp(1), rest)
+    draw = torch.where(has, log_w - mass.unsqueeze(1), -torch.inf)
+    empty = (subset == 0).view(-1, *column)
+    without = subset.unsqueeze(-1) & ~bit
+    log_q = torch.where(empty, 0, -torch.inf).expand_as(mass)
+    for _ in range(k):  # after i rounds every subset of at most i members has its value
+        log_q = torch.where(empty, 0, (draw + log_q[without]).logsumexp(1))
+    all_but_one = subset[-1] & ~bit
+    all_but_two = all_but_one.unsqueeze(-1) & ~bit
+    first = log_w + log_q[all_but_one] - log_q[-1]
+    second = log_w + log_q[all_but_two] - log_q[all_but_one].unsqueeze(1)
+    return first.exp(), second.exp()

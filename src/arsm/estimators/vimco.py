@@ -1,0 +1,61 @@
+"""VIMCO: gradients of a multi-sample bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arsm.estimators.rloo import weighted_scores
+from arsm.evaluate import share
+from arsm.noise import argmin_sample, dirichlet, repeat_draws
+from arsm.types import Queries
+
+
+@dataclass(frozen=True)
+class VIMCO:
+    """The multi-sample bound of n independent samples; f is the logarithm of an importance weight.
+
+        L = E[L^],    L^(f_1..f_n) = ln 1/n sum_i exp f(z_i)
+        g = sum_i (L^ - L^_{-i}) (onehot(z_i) - softmax(phi))
+
+    where L^_{-i} has the mean of the other f_j in place of f_i. Its target is L and not E[f]: the value is L^, and g
+    estimates the gradient of L through the samples. Where f itself depends on the logits, as ln p(x, z) - ln q(z) does,
+    the rest of dL/dphi comes through f: hand f the log q with its graph. (In E[f] that part is zero in the mean, in L
+    it is not.) Reference: Mnih and Rezende, Variational inference for Monte Carlo objectives, ICML 2016.
+    """
+
+    samples: int = 4
+
+    unbiased = True
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise ValueError(
+                f"VIMCO compares samples with each other and needs at least 2, but samples = {self.samples}."
+            )
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """ln pi [*B, n, K, C]."""
+        return dirichlet(logits, generator, self.samples)
+
+    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+        z = argmin_sample(repeat_draws(logits, self.samples), noise)
+        points = z.movedim(-2, 0)
+        return Queries(points, z, share(points), torch.ones(self.samples, device=z.device))
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        n = self.samples
+        others = (values.sum(0) - values) / (n - 1)
+        number = torch.arange(n, device=values.device)
+        own = (number.unsqueeze(-1) == number).view(n, n, *(1,) * (values.ndim - 1))
+        without = torch.where(own, others, values).logsumexp(1)
+        p = logits.detach().to(torch.promote_types(values.dtype, logits.dtype)).softmax(-1)
+        return weighted_scores(p, queries.points, (values.logsumexp(0) - without).to(p.dtype))
+
+    def value(self, queries: Queries, live: Tensor) -> Tensor:
+        """L^ [*B]."""
+        return live.logsumexp(0) - math.log(self.samples)

@@ -1,0 +1,104 @@
+"""What could differ on a GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import arsm
+from arsm.noise import dirichlet
+from arsm.swap import pair_table, run_race, sort_race
+from tests.problems import PROBLEMS
+from tests.roster import ROSTER, Entry
+from tests.statistics import deviations
+from tests.test_compile import Loss, fitting_loss, gradients, inputs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+WORDS = [entry for entry in ROSTER if isinstance(entry.how, str)]
+"""Those whose learned parts, if any, follow the logits to the GPU."""
+
+
+def to_cuda(x):
+    """A tensor, or a tuple of tensors, on the GPU."""
+    return x.cuda() if isinstance(x, Tensor) else type(x)(*(part.cuda() for part in x))
+
+
+def to_gpu(loss: Loss) -> Loss:
+    """The model and the estimator's learned parts."""
+    arsm.learned_parts(loss.estimator).cuda()
+    return loss.cuda()
+
+
+@pytest.mark.parametrize("entry", WORDS, ids=lambda entry: entry.label)
+def test_the_gpu_gives_the_numbers_of_the_cpu(entry: Entry) -> None:
+    for problem in (p for p in PROBLEMS if entry.fits(*p.size)):
+        noise = entry.make(*problem.size).noise(problem.logits, torch.Generator().manual_seed(0))
+        results = []
+        for move in (lambda x: x, to_cuda):
+            estimator = entry.make(*problem.size)
+            arsm.learned_parts(estimator).to(move(problem.logits).device)
+            logits, theta = (move(x).requires_grad_() for x in (problem.logits.clone(), problem.theta.clone()))
+            out = arsm.estimate(estimator, logits, problem.f, theta, noise=move(noise))
+            by_logits, by_theta = torch.autograd.grad(out.value.sum(), (logits, theta))
+            results.append([x.detach().cpu() for x in (out.value, out.z, by_logits, by_theta)])
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+
+
+def test_pseudo_actions_are_the_same_on_both() -> None:
+    logits = torch.randn(300, 4, 20, generator=torch.Generator().manual_seed(0))
+    log_pi = dirichlet(logits, torch.Generator().manual_seed(1))
+    here, there = run_race(logits, log_pi), run_race(logits.cuda(), log_pi.cuda())
+    assert torch.equal(pair_table(here), pair_table(there).cpu())
+    assert torch.equal(sort_race(here, log_pi).can_win, sort_race(there, log_pi.cuda()).can_win.cpu())
+
+
+def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:
+    logits = torch.tensor([[0.5, -1.0, 1.5, 0.0]], dtype=torch.float64, device="cuda")
+    many = logits.expand(40_000, 1, 4)
+    z = run_race(many, dirichlet(many, torch.Generator("cuda").manual_seed(0))).z
+    won = (z == torch.arange(4, device="cuda")).double()
+    assert float(deviations(won, logits.softmax(-1).squeeze(0)).max()) <= 1
+
+
+@pytest.mark.parametrize("entry", WORDS, ids=lambda entry: entry.label)
+def test_dense_evaluation_never_waits_for_the_gpu(entry: Entry) -> None:
+    loss = to_gpu(fitting_loss(entry))
+    x, noise = (to_cuda(part) for part in inputs(loss, 0))
+    gradients(loss, loss, x, noise)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gradients(loss, loss, x, noise)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("entry", WORDS, ids=lambda entry: entry.label)
+def test_a_captured_graph_replays_the_estimate(entry: Entry) -> None:
+    loss = to_gpu(fitting_loss(entry))
+    x, noise = (to_cuda(part) for part in inputs(loss, 0))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            gradients(loss, loss, x, noise)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients(loss, loss, x, noise)
+    fresh_x, fresh_noise = inputs(loss, 1)
+    x.copy_(fresh_x)
+    for static, fresh in zip(*((n,) if isinstance(n, Tensor) else n for n in (noise, fresh_noise)), strict=True):
+        static.copy_(fresh)
+    graph.replay()
+    torch.testing.assert_close(captured, gradients(loss, loss, x, noise), rtol=1e-9, atol=1e-10)
+
+
+def test_compiled_on_the_gpu() -> None:
+    loss = Loss(arsm.ARSM(), 3, 4).cuda()
+    compiled = torch.compile(loss, fullgraph=True)
+    for seed in range(2):
+        x, noise = (to_cuda(part) for part in inputs(loss, seed))
+        expected = gradients(loss, loss, x, noise)
+        torch.testing.assert_close(gradients(loss, compiled, x, noise), expected, rtol=1e-9, atol=1e-10)

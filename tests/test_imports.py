@@ -1,0 +1,103 @@
+"""Who may import what, and that every public name says what it is."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import arsm
+
+PACKAGE = Path(arsm.__file__).parent
+STANDARD = set(sys.stdlib_module_names)
+ALLOWED = {
+    "core": {"torch"},
+    "rl": {"torch", "numpy", "gymnasium"},
+    "experiments": {"torch", "numpy", "matplotlib", "rich", "tyro", "tensorboard", "jinja2", "markupsafe"},
+}
+INNER = {"core": {"rl", "experiments"}, "rl": {"experiments"}, "experiments": set()}
+"""The rooms of the package that each room must not enter."""
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first if first in ("rl", "experiments") else "core"
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def imported(path: Path) -> set[tuple[str, ...]]:
+    """Every module that the file imports, anywhere in it, split at its dots."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {tuple(alias.name.split(".")) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}: imports are absolute"
+            module = tuple((node.module or "").split("."))
+            found |= {(*module, alias.name) for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_each_room_imports_what_it_may(path: Path) -> None:
+    modules = imported(path)
+    others = {module[0] for module in modules} - STANDARD - {"arsm"}
+    assert others <= ALLOWED[room(path)]
+    entered = {module[1] for module in modules if module[0] == "arsm" and len(module) > 1}
+    assert not entered & INNER[room(path)]
+
+
+REFUSE_OTHERS = """
+import sys
+import torch, torch.nn.functional, torch.func
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {allowed!r} | set(sys.stdlib_module_names):
+            raise ImportError(name + " is refused")
+
+sys.meta_path.insert(0, Refuse())
+import importlib
+for module in {modules!r}:
+    importlib.import_module(module)
+assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.experiments"))]
+"""
+
+
+def test_the_core_needs_torch_alone() -> None:
+    """Whatever torch itself has loaded, the core loads nothing else."""
+    core = [path for path in FILES if room(path) == "core"]
+    modules = [".".join(("arsm", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in core]
+    modules = [module.removesuffix(".__init__") for module in modules]
+    program = REFUSE_OTHERS.format(allowed={"torch", "arsm"}, modules=modules)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("public", arsm.__all__)
+def test_every_public_name_is_documented(public: str) -> None:
+    doc = getattr(arsm, public).__doc__
+    assert doc
+    assert not doc.startswith(f"{public}("), "a dataclass writes this one itself"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_module_and_public_definition_is_documented(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    bare = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and ast.get_docstring(node) is None
+    ]
+    assert not bare
+    assert ast.get_docstring(tree) or not tree.body
