@@ -1,0 +1,1 @@
+"""The experiments, their run folders and the report made from them."""

@@ -1,0 +1,207 @@
+"""`arsm compare`: bias, variance and cost of estimators at one budget of evaluations, on problems of several kinds.
+
+toy       one C-way variable, f(z) = 1/2 + z / (C R), at the logits after a while of the true gradient
+network   K = 20 ten-way variables and a random network f(z) = w' tanh(V onehot(z)), logits N(0, scale^2): from
+          untrained (0.1) to confident (6)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import arsm
+from arsm.comparison import compare, reference_gradient
+from arsm.diagnostics import Moments
+from arsm.experiments.progress import progress_bars
+from arsm.experiments.record import Run, open_run, read_run
+from arsm.experiments.report_compare import compare_sections
+from arsm.experiments.sections import print_results
+from arsm.experiments.toy import Problem as ToyProblem
+from arsm.experiments.toy import scaled_step
+
+TOY_UPDATES = 1000
+ONE_VARIABLE = (
+    "reinforce",
+    "ars",
+    "arsm",
+    "rloo",
+    "rloo:ridge=1.0",
+    "disarm",
+    "carms",
+    "unordered-set",
+    "exact-plus-sampled",
+    "relax",
+    "gumbel-softmax:temperature=0.5",
+    "gumbel-softmax:temperature=0.5,hard=True",
+)
+SEVERAL_VARIABLES = (
+    "reinforce",
+    "ars",
+    "arsm",
+    "arsm:pooled=True",
+    "arsm:references=2,pooled=True",
+    "rloo",
+    "rloo:ridge=1.0",
+    "rloo:surrogate=logits",
+    "disarm",
+    "carms",
+    "local-expectation",
+    "muprop",
+    "rebar",
+    "relax",
+    "double-control",
+    "gumbel-softmax:temperature=0.5",
+    "gumbel-softmax:temperature=0.5,hard=True",
+    "straight-through",
+    "gumbel-rao",
+    "gapped-straight-through",
+    "reinmax",
+)
+
+
+class Setting(NamedTuple):
+    """What estimators are compared on."""
+
+    logits: Tensor
+    """[B, K, C] in float64."""
+    f: Callable[[Tensor], Tensor]
+    estimators: tuple[str, ...]
+    """Those that fit it."""
+    budget: int
+    """Evaluations an estimate, unless the user says otherwise."""
+
+
+def toy(categories: int) -> Setting:
+    """The toy problem, after a fifth of the true gradient's way at the step that suits C."""
+    problem = ToyProblem(categories, r=30.0)
+    phi = torch.zeros(1, 1, categories, dtype=torch.float64)
+    for _ in range(TOY_UPDATES):
+        gradient = arsm.estimate(arsm.Exact(), phi, problem.f, max_rows=None).grad
+        assert gradient is not None
+        phi = phi + scaled_step(categories, problem.r) * gradient
+    return Setting(phi, problem.f, ONE_VARIABLE, 4)
+
+
+def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 10, hidden: int = 64) -> Setting:
+    """A random network of one hidden layer; the rows differ in their logits."""
+    generator = torch.Generator().manual_seed(1)
+    v, w, logits = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((variables, categories, hidden), (hidden,), (rows, variables, categories))
+    )
+
+    def f(z: Tensor) -> Tensor:
+        if z.is_floating_point():
+            return torch.einsum("nkc,kch->nh", z, v).div(math.sqrt(variables)).tanh() @ w
+        return v[torch.arange(variables), z].sum(1).div(math.sqrt(variables)).tanh() @ w
+
+    return Setting(scale * logits, f, SEVERAL_VARIABLES, 46)
+
+
+PROBLEMS: dict[str, Callable[[], Setting]] = {
+    "toy-30": lambda: toy(30),
+    "toy-1000": lambda: toy(1000),
+    "network-0.1": lambda: network(0.1),
+    "network-1": lambda: network(1.0),
+    "network-3": lambda: network(3.0),
+    "network-6": lambda: network(6.0),
+}
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Rank estimators by mean squared error times evaluations, at one budget of evaluations an estimate.
+
+    Writes one run folder a problem and prints a table made from it. For your own logits and f: `arsm.compare`.
+    """
+
+    problems: tuple[str, ...] = tuple(PROBLEMS)
+    """Among toy-30, toy-1000 (one variable) and network-0.1, network-1, network-3, network-6 (K = 20, C = 10)."""
+    budget: int | None = None
+    """Evaluations of f an estimate; if not given, 4 for one variable and 46, which is ARSM's, for K = 20 and C = 10."""
+    estimators: tuple[str, ...] = ()
+    """In words, e.g. "arsm", "rloo:ridge=1.0"; if not given, all that fit the problem."""
+    samples: int = 500
+    """Draws of each estimate, from which its bias and variance are measured."""
+    training: int = 1000
+    """Steps that an estimator's learned parts get first."""
+    seed: int = 0
+    """Where the random numbers start."""
+    root: Path = Path("runs")
+    """Where run folders go, as ROOT/compare/PROBLEM."""
+    resume: bool = False
+    """Go on with the run folders that exist."""
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        for words in self.estimators:
+            arsm.estimator(words)
+        for problem in self.problems:
+            if problem not in PROBLEMS:
+                raise ValueError(f'There is no problem "{problem}"; known are {", ".join(PROBLEMS)}.')
+        for field, least in (("samples", 2), ("training", 0), ("budget", 1)):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise ValueError(f"--{field} must be at least {least}, but is {value}.")
+
+    def run(self, console: Console) -> None:
+        """Measure every estimator on every problem, then print the tables."""
+        torch.set_num_threads(1)
+        folders = []
+        with progress_bars(console) as progress:
+            for problem in self.problems:
+                setting = PROBLEMS[problem]()
+                estimators = self.estimators or setting.estimators
+                config = {
+                    "problem": problem,
+                    "shape": list(setting.logits.shape),
+                    "budget": self.budget or setting.budget,
+                    "estimators": list(estimators),
+                    **{key: getattr(self, key) for key in ("samples", "training", "seed")},
+                }
+                with open_run(self.root, "compare", problem, config, resume=self.resume) as run:
+                    task = progress.add_task(problem, total=len(estimators), completed=run.step)
+                    reference = None
+                    for number in range(run.step, len(estimators)):
+                        reference = reference or find_reference(setting, config)
+                        progress.update(task, description=f"{problem}: {estimators[number]}")
+                        measure(run, setting, config, number, reference)
+                        progress.advance(task)
+                    progress.update(task, description=problem)
+                folders.append(self.root / "compare" / problem)
+        for section in compare_sections([read_run(folder) for folder in folders]):
+            print_results(console, section)
+
+
+def find_reference(setting: Setting, config: dict) -> Moments:
+    """The gradient that means are compared with, from random numbers of its own."""
+    generator = torch.Generator().manual_seed(1000 * config["seed"] + 999)
+    return reference_gradient(setting.logits, setting.f, samples=config["samples"], generator=generator)
+
+
+def measure(run: Run, setting: Setting, config: dict, number: int, reference: Moments) -> None:
+    """Compare one estimator and record it as step `number` + 1; its random numbers are its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(config["seed"])  # the learned parts' initial weights
+        generator = torch.Generator().manual_seed(1000 * config["seed"] + number)
+        (row,) = compare(
+            setting.logits,
+            setting.f,
+            budget=config["budget"],
+            estimators=[config["estimators"][number]],
+            samples=config["samples"],
+            training=config["training"],
+            reference=reference,
+            generator=generator,
+        )
+    figures = ("evaluations", "milliseconds", "variance", "bias", "bias_z", "cost")
+    run.log(number + 1, {key: getattr(row, key) for key in figures})
+    run.save(number + 1, {})

@@ -1,0 +1,72 @@
+"""The equal-cost comparison's part of the report: a ranked table and a figure for every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from arsm.experiments.record import Record
+from arsm.experiments.sections import COLOURS, NEUTRAL, Figure, Panel, Result, Section
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BIASED_Z = 6.0
+"""A component's mean this many standard errors off: by chance once in 5e8."""
+COLUMNS = (
+    ("error x evaluations", "cost"),
+    ("variance", "variance"),
+    ("bias", "bias"),
+    ("bias, standard errors", "bias_z"),
+    ("evaluations", "evaluations"),
+    ("ms", "milliseconds"),
+)
+
+
+def compare_sections(records: Sequence[Record]) -> list[Section]:
+    """One section a problem, in the order in which they were run."""
+    return [_section(record) for record in sorted(records, key=_place)]
+
+
+def _place(record: Record) -> tuple[int, float]:
+    kind, _, size = record.config["problem"].partition("-")
+    return ("toy", "network").index(kind), float(size)
+
+
+def _section(record: Record) -> Section:
+    config = record.config
+    ranked = sorted(record.metrics, key=lambda line: line["cost"])
+    named = [(_label(config["estimators"][line["step"] - 1], line), line) for line in ranked]
+    rows, variables, categories = config["shape"]
+    text = (
+        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations an estimate. "
+        "Ranked by mean squared error x evaluations, which is variance x evaluations where there is no bias. "
+        "Evaluations are the distinct ones, so that equal samples cost one; a relaxing estimator's each come with a "
+        f"gradient of f. Means and variances are from {config['samples']:,} estimates; an estimator is called biased "
+        f"where a component of its mean is {BIASED_Z:g} standard errors off. Milliseconds are for one estimate of all "
+        "rows."
+    )
+    results = [Result(label, title, [line[key]], record) for label, line in named for title, key in COLUMNS]
+    figure = Figure(
+        f"{config['problem']}",
+        "Mean squared error x evaluations",
+        "Lower is better; biased estimators in orange. Log scale.",
+        [Panel(f"{config['problem']}: error x evaluations", partial(_draw, named))],
+    )
+    return Section(f"Comparison, {config['problem']}", text, [record], results, [figure])
+
+
+def _label(words: str, line: dict[str, float]) -> str:
+    return f"{words} (biased)" if line["bias_z"] > BIASED_Z else words
+
+
+def _draw(named: Sequence[tuple[str, dict[str, float]]], axes: Axes) -> None:
+    shown = [(label, line) for label, line in named if line["cost"] > 0]
+    for place, (label, line) in enumerate(shown):
+        biased = line["bias_z"] > BIASED_Z
+        colour = COLOURS[1] if biased else COLOURS[0] if "arsm" in label else NEUTRAL
+        axes.plot([line["cost"]], [place], "o", color=colour, markersize=5)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(shown)), [label for label, _ in shown], fontsize=6.5)
+    axes.invert_yaxis()

@@ -1,0 +1,232 @@
+"""The toy problem: one C-way variable whose rewards are almost equal.
+
+    maximise E[f(z)],    f(z) = 1/2 + z / (C R),    z in 1..C,    z ~ Cat(softmax(phi)),    phi_0 = 0
+
+by plain gradient ascent, phi <- phi + step g, on one estimate g an update. Reference: Yin, Yue and Zhou, ARSM, ICML
+2019.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import arsm
+from arsm.diagnostics import gradient_variance, pseudo_action_share
+from arsm.estimators import learned_parts
+from arsm.experiments.progress import progress_bars
+from arsm.experiments.record import open_run, read_run
+from arsm.experiments.report_toy import toy_sections
+from arsm.experiments.sections import print_results
+from arsm.noise import dirichlet
+
+SHARE_DRAWS = 10
+SMALLEST = {"categories": 2, "seeds": 1, "updates": 1, "variance_samples": 2, "trace_every": 1, "checkpoint_every": 1}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """f(z) = 1/2 + z / (C R) with z in 1..C; the library counts categories from 0."""
+
+    categories: int
+    r: float
+
+    def f(self, z: Tensor) -> Tensor:
+        """[N, 1] int64, or relaxed [N, 1, C] -> [N] in float64: float32 can hardly tell neighbours apart at large C."""
+        number = torch.arange(1, self.categories + 1, dtype=torch.float64)
+        value = z[:, 0].double() @ number if z.is_floating_point() else z[:, 0].double() + 1
+        return 0.5 + value / (self.categories * self.r)
+
+    def expected_reward(self, phi: Tensor) -> Tensor:
+        """E[f], exactly: [S, 1, C] -> [S]."""
+        every = torch.arange(self.categories).unsqueeze(-1)
+        return (phi.softmax(-1) * self.f(every)).sum((-2, -1))
+
+
+def scaled_step(categories: int, r: float) -> float:
+    """C R / 900: the printed step 1 at C = R = 30, and as far along the true gradient's path at any other C and R.
+
+    With p ~ 1/C a category and rewards 1/R apart, the logits move by step / (C R) an update: this step keeps that
+    constant. The true gradient closes 96% of the gap in 5,000 updates at C = 30, 99.9% at 1,000 and 99.99% at 10,000.
+    """
+    return categories * r / 900
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Compare estimators on the paper's toy problem: maximise E[0.5 + z/(C R)] by stochastic gradient ascent.
+
+    Writes one run folder for every C, step size and estimator, holding all seeds, and prints a table made from them.
+    """
+
+    categories: tuple[int, ...] = (30,)
+    """C; the paper has 30, 1000 and 10000."""
+    r: float = 30.0
+    """R: rewards lie between 0.5 and 0.5 + 1/R."""
+    steps: tuple[Literal["printed", "scaled"] | float, ...] = ("printed",)
+    """Step sizes: numbers, "printed" (1, as in the paper) or "scaled" (C R / 900, at which the true gradient converges
+    for every C)."""
+    updates: int = 5000
+    """Gradient steps."""
+    estimators: tuple[str, ...] = ("exact", "reinforce", "ar", "ars", "arsm", "rloo")
+    """In words, e.g. "arsm", "rloo:samples=8", "4*reinforce"; "exact" is the true gradient."""
+    seeds: int = 10
+    """Independent runs of each, as one batch."""
+    seed: int = 0
+    """Where the random numbers start."""
+    variance_samples: int = 100
+    """Estimates from which each variance is measured."""
+    trace_every: int = 50
+    """Measure variance, gradients, probabilities, entropy and reward every so many updates."""
+    checkpoint_every: int = 500
+    """Updates between checkpoints."""
+    root: Path = Path("runs")
+    """Where run folders go, as ROOT/toy/NAME."""
+    name: str = ""
+    """The beginning of the run folders' names."""
+    resume: bool = False
+    """Go on with the run folders that exist, from their last checkpoints."""
+    demo: bool = False
+    """A preset of a minute or two: C = 30, the printed step, 5,000 updates, 5 seeds, every estimator; it resumes."""
+
+    def preset(self) -> Toy:
+        """Itself, or the demo that it stands for."""
+        if not self.demo:
+            return self
+        return dataclasses.replace(Toy(), root=self.root, name=self.name or "demo", seeds=5, resume=True, demo=True)
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        for words in self.estimators:
+            if len(learned_parts(arsm.estimator(words))):
+                raise ValueError(f'"{words}" has parts to learn, which this plain ascent does not train; leave it out.')
+        for field, least in SMALLEST.items():
+            values = getattr(self, field)
+            for value in values if isinstance(values, tuple) else (values,):
+                if value < least:
+                    raise ValueError(f"--{field.replace('_', '-')} must be at least {least}, but is {value}.")
+        if not self.r > 0:
+            raise ValueError(f"--r must be positive, but is {self.r}.")
+
+    def run(self, console: Console) -> None:
+        """Run every combination in turn, then print what they came to."""
+        toy = self.preset()
+        # these tensors are too small to share among threads
+        torch.set_num_threads(1)
+        folders = []
+        with progress_bars(console) as progress:
+            for config in toy.configs():
+                run_name = folder_name(toy.name, config)
+                task = progress.add_task(run_name, total=config["updates"])
+                for step in ascend(
+                    config, toy.root, run_name, resume=toy.resume, checkpoint_every=toy.checkpoint_every
+                ):
+                    progress.update(task, completed=step)
+                folders.append(toy.root / "toy" / run_name)
+        for section in toy_sections([read_run(folder) for folder in folders]):
+            print_results(console, section)
+        console.print(f"Run folders: {toy.root / 'toy'}; `arsm report` makes a page of figures from them.")
+
+    def configs(self) -> Iterator[dict[str, Any]]:
+        """What decides each run's results."""
+        common = ("r", "updates", "seeds", "seed", "variance_samples", "trace_every")
+        for categories in self.categories:
+            named = {"printed": 1.0, "scaled": scaled_step(categories, self.r)}
+            for step in dict.fromkeys(named[step] if isinstance(step, str) else step for step in self.steps):
+                for estimator in self.estimators:
+                    yield {
+                        "estimator": estimator,
+                        "categories": categories,
+                        "step": step,
+                        **{key: getattr(self, key) for key in common},
+                    }
+
+
+def folder_name(prefix: str, config: dict[str, Any]) -> str:
+    """E.g. C30-step1-rloo-samples=4."""
+    words = config["estimator"].translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "", "/": "-"}))
+    return "-".join(filter(None, (prefix, f"C{config['categories']}", f"step{config['step']:g}", words)))
+
+
+@torch.no_grad()
+def ascend(
+    config: dict[str, Any], root: Path, name: str, *, resume: bool, checkpoint_every: int
+) -> Generator[int, None, None]:
+    """Gradient ascent from all seeds at once, recorded in a run folder; yields the updates done."""
+    estimator = arsm.estimator(config["estimator"])
+    problem = Problem(config["categories"], config["r"])
+    phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
+    evaluations = torch.zeros(config["seeds"], dtype=torch.int64)
+    # measuring has its own random numbers, so that how often it is done changes no update
+    noise, probe = (torch.Generator().manual_seed(2 * config["seed"] + i) for i in range(2))
+
+    with open_run(root, "toy", name, config, resume=resume) as run:
+
+        def log(step: int) -> None:
+            measured = {key: value.tolist() for key, value in measure(estimator, problem, phi, config, probe).items()}
+            measured["evaluations"] = evaluations.tolist()
+            for seed in range(config["seeds"]):
+                run.log(step, {key: values[seed] for key, values in measured.items()}, seed)
+
+        def save(step: int) -> None:
+            generators = {"noise": noise.get_state(), "probe": probe.get_state()}
+            run.save(step, {"phi": phi, "evaluations": evaluations, **generators})
+
+        if run.state is None:
+            log(0)
+            save(0)
+        else:
+            phi, evaluations = run.state["phi"], run.state["evaluations"]
+            noise.set_state(run.state["noise"])
+            probe.set_state(run.state["probe"])
+        yield run.step
+        for step in range(run.step + 1, config["updates"] + 1):
+            gradient, distinct = estimate_gradient(estimator, problem, phi, noise)
+            phi = phi + config["step"] * gradient
+            evaluations = evaluations + distinct
+            last = step == config["updates"]
+            if last or step % config["trace_every"] == 0:
+                log(step)
+            if last or step % checkpoint_every == 0:
+                save(step)
+            yield step
+
+
+def estimate_gradient(
+    estimator: arsm.Estimator, problem: Problem, phi: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """One estimate of dE[f]/dphi for every seed [S, 1, C], and the evaluations of f that it took [S]."""
+    with torch.set_grad_enabled(estimator.needs_gradient):
+        logits = phi.detach().requires_grad_(estimator.needs_gradient)
+        # f costs next to nothing: evaluating every query is faster than picking out the distinct ones
+        out = arsm.estimate(estimator, logits, problem.f, generator=generator, evaluation="dense", max_rows=None)
+        gradient = torch.autograd.grad(out.value.sum(), logits)[0] if out.grad is None else out.grad
+    return gradient, out.info["distinct"]
+
+
+def measure(
+    estimator: arsm.Estimator, problem: Problem, phi: Tensor, config: dict[str, Any], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """What the paper traces at one phi [S, 1, C]: [S] each."""
+    samples = config["variance_samples"]
+    variance = gradient_variance(estimator, phi, problem.f, samples=samples, generator=generator, max_rows=None)
+    gradient, _ = estimate_gradient(estimator, problem, phi, generator)
+    probability = phi.softmax(-1)
+    draws = phi.expand(SHARE_DRAWS, *phi.shape)
+    return {
+        "reward": problem.expected_reward(phi),
+        "gradient_first": gradient[:, 0, 0],
+        "gradient_last": gradient[:, 0, -1],
+        "probability_first": probability[:, 0, 0],
+        "probability_last": probability[:, 0, -1],
+        "variance": variance.mean((-2, -1)),
+        "entropy": arsm.entropy(phi).squeeze(-1),
+        "pseudo_action_share": pseudo_action_share(draws, dirichlet(draws, generator)).mean((0, 2)),
+    }

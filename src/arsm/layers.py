@@ -1,0 +1,143 @@
+r"""`estimate_layers`: T stochastic layers, one below the other.
+
+    E[f(z_1, ..., z_T)],    z_t ~ Cat(softmax(phi_t)),    phi_t a function of z_1, ..., z_{t-1}
+
+For layer t this is `estimate` with f_t(z_t) = f(z_t and a fresh draw of the layers below it) in the place of f, given
+the true z_{1:t-1}: f_t is random, but its expectation is the one wanted. At the true sample, f_t's fresh draw is the
+true path itself, which the estimators of the layers below make, so that one value carries the gradients of all layers
+and f at the true path is evaluated once.
+
+Reference: Yin, Yue and Zhou, ARSM, ICML 2019, algorithm 2. There the layers below are drawn afresh for every pair
+(c, j); here identical vectors of a row share one draw, which is unbiased too and lowers the variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arsm.driver import estimate
+from arsm.evaluate import Evaluation
+from arsm.noise import argmin_sample, dirichlet
+from arsm.types import Estimate, Estimator
+
+Layer = Callable[..., Tensor]
+"""`layer(zs, *context) -> logits [N, K_t, C_t]`, zs being the samples of the layers above, [N, K] each."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayersEstimate:
+    """What `arsm.estimate_layers` returns."""
+
+    value: Tensor
+    """[N]: f at the true path. Its backward gives every layer's logits their estimate, and the parameters of the layers
+    and of f, and the context, their gradient."""
+    layers: tuple[Estimate, ...]
+    """Each layer's own estimate, the top layer's first; `layers[t].z` is the true path. Below an estimator with several
+    live queries a layer has one row for each of them that was evaluated."""
+
+
+def estimate_layers(
+    estimators: Estimator | Sequence[Estimator],
+    layers: Sequence[Layer],
+    f: Callable[..., Tensor],
+    *context: Tensor,
+    generator: torch.Generator | None = None,
+    evaluation: Evaluation = "packed",
+    max_rows: int | None = 1024,
+) -> LayersEstimate:
+    """Estimate E[f(z_1, ..., z_T)] and its gradient in every layer's logits.
+
+    Args:
+        estimators: one for all layers, or one for each.
+        layers: from the top, `layers[t](zs, *context) -> logits [N, K_t, C_t]`, row by row; zs holds the samples of the
+            layers above, int64 [N, K] each, or floating [N, K, C] from an estimator that `needs_gradient`.
+        f: `f(zs, logits, *context) -> [N]`, row by row, with the samples and the detached logits of all layers.
+        context: tensors [N, ...]; layers and f receive the rows that belong to each path.
+        generator: where the noise comes from.
+        evaluation: as for `arsm.estimate`.
+        max_rows: as for `arsm.estimate`.
+
+    An estimator with L live queries starts L paths below each of its rows: give `RLOO` a small `live`, and all
+    layers together cost the sum of their evaluations. `Exact` enumerates everything below.
+    """
+    depth = len(layers)
+    chosen = list(estimators) if isinstance(estimators, Sequence) else [estimators] * depth
+    if depth == 0 or len(chosen) != depth:
+        raise ValueError(
+            "estimate_layers needs at least one layer, and one estimator for all or for each, but has "
+            f"{depth} layers and {len(chosen)} estimators."
+        )
+    made: list[list[Estimate]] = [[] for _ in layers]
+
+    def descend(zs: list[Tensor], logits: list[Tensor], *rows: Tensor) -> Tensor:
+        """The estimate of everything below zs: [N], attached."""
+        t = len(zs)
+        below = _logits(layers[t], t, zs, rows)
+
+        def value_of(z: Tensor, *passed: Tensor) -> Tensor:
+            path, known, own = [*passed[:t], z], list(passed[t : 2 * t + 1]), passed[2 * t + 1 :]
+            if t + 1 < depth and torch.is_grad_enabled():
+                return descend(path, known, *own)
+            return f(*_complete(path, known, own), *own)
+
+        passed = (*zs, *logits, below.detach(), *rows)
+        out = estimate(
+            chosen[t], below, value_of, *passed, generator=generator, evaluation=evaluation, max_rows=max_rows
+        )
+        made[t].append(out)
+        return out.value
+
+    def _complete(
+        zs: list[Tensor], logits: list[Tensor], rows: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Draw the layers below zs once."""
+        for t in range(len(zs), depth):
+            below = _logits(layers[t], t, zs, rows).detach()
+            zs, logits = [*zs, _draw(chosen[t], below, generator)], [*logits, below]
+        return zs, logits
+
+    value = descend([], [], *context)
+    return LayersEstimate(value, tuple(_merge(parts) for parts in made))
+
+
+def _draw(estimator: Estimator, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A sample as the estimator's own true path has it, relaxed where that is."""
+    if estimator.needs_gradient:
+        return estimator.ask(logits, estimator.noise(logits, generator)).points[0]
+    return argmin_sample(logits, dirichlet(logits, generator))
+
+
+def _logits(layer: Layer, t: int, zs: list[Tensor], rows: tuple[Tensor, ...]) -> Tensor:
+    logits = layer(zs, *rows)
+    known = (*zs, *rows)
+    if not isinstance(logits, Tensor) or logits.ndim != 3 or (known and logits.shape[0] != known[0].shape[0]):
+        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        expected = known[0].shape[0] if known else "N"
+        raise ValueError(
+            f"Layer {t} must return logits [{expected}, K, C], one row for each path, but returned {found}."
+        )
+    return logits
+
+
+def _merge(parts: list[Estimate]) -> Estimate:
+    """One layer's estimates, which its rows' chunks gave."""
+    if len(parts) == 1:
+        return parts[0]
+    info = {
+        "asked": parts[0].info["asked"],
+        "distinct": torch.cat([part.info["distinct"] for part in parts]),
+        "finite": torch.stack([part.info["finite"] for part in parts]).all(),
+    }
+    gradients = [part.grad for part in parts if part.grad is not None]
+    losses = [part.estimator_loss for part in parts if part.estimator_loss is not None]
+    return Estimate(
+        value=torch.cat([part.value for part in parts]),
+        z=torch.cat([part.z for part in parts]),
+        grad=torch.cat(gradients) if gradients else None,
+        info=info,
+        estimator_loss=torch.stack(losses).mean() if losses else None,
+    )

@@ -1,0 +1,104 @@
+"""The command line: what it refuses, in one sentence, and what it leaves when interrupted."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from arsm.experiments.cli import main
+from arsm.experiments.record import read_run
+
+SHORT = ["--categories", "4", "--updates", "3", "--trace-every", "3", "--variance-samples", "2", "--seeds", "2"]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a refused command says: one line on stderr and nothing else."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_toy_runs_and_prints_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy", *SHORT, "--estimators", "exact", "arsm", "--root", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "true gradient" in out
+    assert "E[f]" in out
+    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["C4-step1-arsm", "C4-step1-exact"]
+
+
+def test_steps_are_words_or_numbers(tmp_path: Path) -> None:
+    assert main(["toy", *SHORT, "--steps", "scaled", "0.5", "--estimators", "ar", "--root", str(tmp_path)]) == 0
+    assert {path.name for path in (tmp_path / "toy").iterdir()} == {"C4-step0.133333-ar", "C4-step0.5-ar"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--estimators", "arsm", "arsmm"], 'There is no estimator "arsmm": did you mean "arsm"?'),
+        (["--estimators", "rloo:sample=4"], '"sample=4" is no option of "rloo"'),
+        (["--estimators", "relax"], '"relax" has parts to learn'),
+        (["--categories", "30", "1"], "--categories must be at least 2, but is 1."),
+        (["--variance-samples", "1"], "--variance-samples must be at least 2, but is 1."),
+        (["--r", "0"], "--r must be positive, but is 0.0."),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_does(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refusal(capsys, "toy", *words, "--root", str(tmp_path / "runs"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_and_changed_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["toy", *SHORT, "--estimators", "ar", "--root", str(tmp_path)]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "exists; pass --resume" in capsys.readouterr().err
+    assert main([*words, "--seeds", "3", "--resume"]) == 2
+    assert "another seeds (2 there, 3 here)" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0
+
+
+def test_report_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "There is no folder" in refusal(capsys, "report", "--root", str(tmp_path / "none"))
+    assert "There are no runs under" in refusal(capsys, "report", "--root", str(tmp_path))
+
+
+def test_unknown_words_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["toy", "--no-such-option", "1"])
+    assert stop.value.code == 2
+    assert "no-such-option" in capsys.readouterr().err
+
+
+def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert "needs tyro; install it with `pip install 'arsm[experiments]'`" in refusal(capsys, "toy")
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ["toy", "--categories", "4", "--updates", "2000", "--trace-every", "500", "--checkpoint-every", "100"]
+    words += ["--variance-samples", "2", "--seeds", "2", "--estimators", "ar", "--root", str(tmp_path)]
+    command = [sys.executable, "-m", "arsm.experiments.cli", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    folder = tmp_path / "toy" / "C4-step1-ar"
+    while process.poll() is None and not (folder / "checkpoint.pt").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    resume = shlex.split(said.partition("to go on: ")[2])
+    assert resume == ["arsm", *words, "--resume"]
+    assert read_run(folder).metrics[-1]["step"] < 2000
+    assert main(resume[1:]) == 0
+    assert read_run(folder).metrics[-1]["step"] == 2000

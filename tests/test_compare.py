@@ -1,0 +1,110 @@
+"""The equal-cost comparison measures what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import arsm
+from arsm.comparison import fit_budget, reference_gradient
+from arsm.experiments.cli import main
+from arsm.experiments.record import read_run
+
+LOGITS = torch.tensor([[0.3, -0.8, 0.5], [1.0, 0.0, -0.4]], dtype=torch.float64)  # K = 2, C = 3
+
+
+def f(z: Tensor) -> Tensor:
+    """Not linear in one-hot z, so that relaxations are biased."""
+    x = arsm.one_hot(z, 3, torch.float64) @ torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    return 1 + x[:, 0] * x[:, 1] + x[:, 0].square()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def reinforce_moments() -> tuple[Tensor, float]:
+    """Mean and trace of the covariance of one REINFORCE estimate, by enumeration."""
+    z = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    log_q = LOGITS.log_softmax(-1)
+    q = arsm.log_prob(log_q.expand(9, 2, 3), z).sum(-1).exp()
+    g = f(z)[:, None, None] * (arsm.one_hot(z, 3, torch.float64) - log_q.exp())
+    mean = (q[:, None, None] * g).sum(0)
+    return mean, float((q[:, None, None] * (g - mean).square()).sum())
+
+
+def test_variance_bias_and_cost_agree_with_enumeration() -> None:
+    mean, variance = reinforce_moments()
+    torch.testing.assert_close(reference_gradient(LOGITS, f).mean, mean)
+    (row,) = arsm.compare(LOGITS, f, estimators=["reinforce"], samples=20_000, generator=generator())
+    # the standard deviation of a trace from 20,000 draws of bounded g lies below 2% here; 10% is beyond 5 of them
+    assert row.variance == pytest.approx(variance, rel=0.1)
+    assert row.evaluations == 1
+    assert row.bias_z < 6
+    assert row.cost == pytest.approx(row.variance, rel=1e-2)
+
+
+def test_draws_and_samples_fill_the_budget() -> None:
+    single, averaged = (
+        arsm.compare(LOGITS, f, budget=budget, estimators=["reinforce"], samples=4000, generator=generator())[0]
+        for budget in (None, 8)
+    )
+    assert single.variance / averaged.variance == pytest.approx(8, rel=0.25)
+    assert fit_budget(arsm.RLOO(4), 46, 4) == arsm.RLOO(46)
+    assert fit_budget(arsm.ExactPlusSampled(exact=2, samples=1), 6, 3) == arsm.ExactPlusSampled(exact=2, samples=4)
+    assert fit_budget(arsm.ARSM(), 10, 4) == arsm.Average(arsm.ARSM(), 2)
+    assert fit_budget(arsm.ARSM(), 3, 4) == arsm.ARSM()
+    assert isinstance(fit_budget(arsm.GumbelRao(samples=10), 5, 1), arsm.Average)
+
+
+def test_a_biased_estimator_is_seen_and_ranked_by_its_error() -> None:
+    rows = arsm.compare(
+        LOGITS, f, estimators=["straight-through", "rloo:samples=8", "exact"], samples=2000, generator=generator()
+    )
+    assert [row.cost for row in rows] == sorted(row.cost for row in rows)
+    found = {row.label: row for row in rows}
+    assert found["straight-through"].bias_z > 6
+    assert found["straight-through"].bias > 0.1
+    assert found["rloo:samples=8"].bias_z < 6
+    assert found["exact"].variance < 1e-20
+    assert found["exact"].bias_z < 1
+
+
+def test_a_long_run_stands_in_for_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = reference_gradient(LOGITS, f).mean
+    monkeypatch.setattr("arsm.comparison.ENUMERABLE", 1)
+    mean, variance = reference_gradient(LOGITS, f, samples=200, generator=generator())
+    assert float(((mean - exact) / variance.sqrt()).abs().max()) < 6
+    assert float(variance.max()) > 0
+
+
+def test_learned_parts_are_trained_before_they_are_measured() -> None:
+    torch.manual_seed(0)
+    raw, trained = (
+        arsm.compare(
+            LOGITS,
+            f,
+            estimators=[arsm.RELAX(control=arsm.RELAX().control)],
+            training=steps,
+            samples=2000,
+            generator=generator(),
+        )[0].variance
+        for steps in (0, 300)
+    )
+    assert trained < 0.8 * raw
+
+
+def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--estimators", "arsm", "rloo"]
+    words += ["--samples", "10"]
+    assert main(words) == 0
+    assert "rloo" in capsys.readouterr().out
+    record = read_run(tmp_path / "compare" / "toy-30")
+    assert [line["step"] for line in record.metrics] == [1, 2]
+    assert main(words) == 2
+    assert main([*words, "--resume"]) == 0
+    assert read_run(tmp_path / "compare" / "toy-30").metrics == record.metrics
+    assert main(["compare", "--problems", "nothing"]) == 2

@@ -1,0 +1,237 @@
+"""Stacked replicas learn what single ones do; Adam, its schedule and averages; several processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import arsm
+from arsm.experiments.data import load_mnist
+from arsm.experiments.engine import Engine, Layout, pack
+from arsm.experiments.vae import VAE, Vae, initial_parameters
+from arsm.noise import dirichlet
+from arsm.types import Noise
+
+SMALL = Vae(variables=3, categories=3, hidden=(8, 6), batch=10, seeds=(0, 1, 2), bound_samples=0)
+RATES = (1e-3, 3e-3, 1e-2)
+IMAGES = 40
+
+
+@dataclass(frozen=True)
+class FixedNoise:
+    """An estimator that draws the same noise every time."""
+
+    inner: Any
+    drawn: Noise
+    unbiased = True
+    needs_gradient = False
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
+        return self.drawn
+
+    def ask(self, logits: Tensor, noise: Noise) -> arsm.Queries:
+        return self.inner.ask(logits, noise)
+
+    def tell(self, logits: Tensor, queries: arsm.Queries, values: Tensor) -> Tensor:
+        return self.inner.tell(logits, queries, values)
+
+
+def make(
+    config: Vae, replicas: list[int], *, stacked: bool, estimator: Any = None, device: str = "cpu", **options: Any
+) -> Engine:
+    module = VAE(config, stacked=stacked).to(device)
+    if estimator is not None:
+        module.estimator = estimator
+    chosen = torch.tensor(replicas)
+    return Engine(
+        module,
+        VAE.loss,
+        initial_parameters(config)[chosen],
+        load_mnist().train[:IMAGES].to(device),
+        {
+            "rate": torch.tensor(RATES)[chosen],
+            "dropout": torch.zeros(len(chosen)),
+            "input_dropout": torch.zeros(len(chosen)),
+        },
+        [config.seeds[r] for r in replicas],
+        batch=config.batch,
+        watched=module.encoder_size,
+        stacked=stacked,
+        **options,
+    )
+
+
+def exact(**changes: Any) -> Vae:
+    """A configuration without any noise."""
+    return replace(SMALL, estimator="exact", independent_decoder_sample=False, **changes)
+
+
+@pytest.mark.parametrize("words", ["arsm", "arsm:pooled=True", "rloo:samples=4"])
+def test_stacked_replicas_under_fixed_noise_equal_single_runs(words: str) -> None:
+    config = replace(SMALL, independent_decoder_sample=False)
+    inner = arsm.estimator(words)
+    logits = torch.zeros(config.batch, config.variables, config.categories)
+    estimator = FixedNoise(inner, inner.noise(logits, torch.Generator().manual_seed(5)))
+    together = make(config, [0, 1, 2], stacked=True, estimator=estimator)
+    means = [together.epoch() for _ in range(2)]
+    for r in range(3):
+        alone = make(config, [r], stacked=False, estimator=estimator)
+        own = [alone.epoch() for _ in range(2)]
+        torch.testing.assert_close(together.parameters[r], alone.parameters[0], rtol=1e-4, atol=1e-5)
+        for many, one in zip(means, own, strict=True):
+            torch.testing.assert_close(many["train"][r], one["train"][0], rtol=1e-5, atol=0)
+            assert many["evaluations"][r] == one["evaluations"][0]
+
+
+def test_replicas_in_turn_are_bit_for_bit_what_they_are_alone() -> None:
+    config = replace(SMALL, dropouts=(0.2,), layers=2, estimator="ars")
+    together = make(config, [0, 1, 2], stacked=False)
+    together.epoch()
+    for r in range(3):
+        alone = make(config, [r], stacked=False)
+        alone.epoch()
+        assert torch.equal(together.parameters[r], alone.parameters[0])
+    assert not torch.equal(*(Layout.of(together.module).unpack(p)["encoder.0.weight"] for p in together.parameters[:2]))
+
+
+def test_every_replica_has_its_own_noise_and_order() -> None:
+    config = replace(SMALL, seeds=(0, 1))
+    engine = make(config, [0, 1], stacked=True)
+    with torch.no_grad():
+        engine.parameters[1].copy_(engine.parameters[0])
+    engine.settings["rate"].fill_(1e-3)
+    engine.epoch()
+    assert not torch.equal(engine.order[0], engine.order[1])
+    assert sorted(engine.order[1].tolist()) == list(range(IMAGES))
+    x = load_mnist().validation[:50].float().expand(2, -1, -1)
+    same = engine.parameters.detach()[:1].expand(2, -1)
+    first, second = engine.run(VAE.negative_elbo, same, x, generators=[])
+    assert first != second
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_adam_is_torchs_adam(schedule: Any) -> None:
+    config = exact(seeds=(0,))
+    engine = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
+    reference = VAE(config)
+    start = initial_parameters(config)[0]
+    for p, value in zip(reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True):
+        p.data.copy_(value)
+    optimiser = torch.optim.Adam(reference.parameters(), lr=RATES[0])
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 8)
+    average, gradients = start, []
+    for step in range(1, 9):
+        if step % engine.steps_per_epoch == 1:
+            engine.order.copy_(torch.randperm(IMAGES, generator=torch.Generator().manual_seed(step)))
+        x = engine.next_batch()[0]
+        engine.train_step()
+        optimiser.zero_grad()
+        reference(VAE.loss, x, {})[0].backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None]).double())
+        optimiser.step()
+        if schedule == "cosine":
+            cosine.step()
+        average = average.lerp(pack(reference), max(1 / step, 0.4))
+    torch.testing.assert_close(engine.parameters[0].detach(), pack(reference), rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(engine.weights[0], average, rtol=1e-4, atol=2e-6)
+
+    weight = torch.tensor([0.999 ** (8 - i) for i in range(1, 9)], dtype=torch.float64)
+    seen = torch.stack(gradients)[:, : engine.watched]
+    first, second = ((weight[:, None] * seen**n).sum(0) / weight.sum() for n in (1, 2))
+    torch.testing.assert_close(engine.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("words", ["arsm", "relax"])
+def test_the_stacked_step_traces_as_one_graph(words: str) -> None:
+    engine = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=True)
+    traced = torch.compile(engine._stacked_losses, fullgraph=True, dynamic=False, backend="eager")
+    losses, _ = traced(engine.parameters, engine.next_batch(), engine.settings)
+    (gradient,) = torch.autograd.grad(losses.sum(), engine.parameters)
+    assert bool(gradient.isfinite().all())
+    assert bool((gradient != 0).any(-1).all())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "options", [{"compiled": True}, {"steps_per_replay": 4}, {"compiled": True, "steps_per_replay": 2}], ids=str
+)
+def test_on_a_gpu_compiled_and_captured_epochs_equal_eager_ones(options: dict[str, Any]) -> None:
+    eager = make(exact(), [0, 1, 2], stacked=True, device="cuda")
+    faster = make(exact(), [0, 1, 2], stacked=True, device="cuda", **options)
+    for _ in range(2):
+        means = [engine.epoch()["train"] for engine in (eager, faster)]
+        torch.testing.assert_close(*means, rtol=1e-4, atol=0)
+    assert int(faster.state["step"]) == 2 * faster.steps_per_epoch
+    torch.testing.assert_close(eager.parameters, faster.parameters, rtol=1e-3, atol=1e-5)
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="choose a smaller one"):
+        make(replace(SMALL, batch=IMAGES + 1), [0], stacked=False)
+    with pytest.raises(ValueError, match="must divide the 4 steps"):
+        make(SMALL, [0], stacked=True, steps_per_replay=3)
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def worker(rank: int, folder: str) -> None:
+    """One of two processes: an epoch of the engine, then DDP with the estimator inside the wrapped module."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    engine = make(exact(), [0, 1, 2], stacked=False)
+    means = engine.epoch()
+    x, noise = shared_batch()
+    model = DistributedDataParallel(Wrapped(noise.chunk(2)[rank]))
+    model(x.chunk(2)[rank]).backward()
+    gradients = [p.grad for p in model.parameters()]
+    torch.save((engine.state["first_moment"], means["train"], gradients), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+class Wrapped(torch.nn.Module):
+    """The ELBO's ARSM estimate, made inside forward."""
+
+    def __init__(self, noise: Tensor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.vae = VAE(SMALL)
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        def elbo(z: Tensor, x: Tensor) -> Tensor:
+            return self.vae.log_joint([z], x)
+
+        out = arsm.estimate(arsm.ARSM(), self.vae.encode(x), elbo, x, noise=self.noise)
+        return -out.value.mean()
+
+
+def shared_batch() -> tuple[Tensor, Tensor]:
+    x = load_mnist().train[:8].float()
+    logits = torch.zeros(8, SMALL.variables, SMALL.categories)
+    return x, dirichlet(logits, torch.Generator().manual_seed(3))
+
+
+def test_two_processes_give_one_processs_gradients(tmp_path: Path) -> None:
+    mp.spawn(worker, (str(tmp_path),), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    alone = make(exact(), [0, 1, 2], stacked=False)
+    means = alone.epoch()
+    x, noise = shared_batch()
+    model = Wrapped(noise)
+    model(x).backward()
+    for moment, train, gradients in found:
+        torch.testing.assert_close(moment, alone.state["first_moment"], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(train, means["train"], rtol=1e-5, atol=0)
+        torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[0][0], found[1][0])

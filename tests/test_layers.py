@@ -1,0 +1,232 @@
+"""Stochastic layers against enumeration, under the suite's one false-alarm rate (`tests.statistics`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import arsm
+from arsm.layers import Layer, LayersEstimate, estimate_layers
+from tests.statistics import deviations
+
+SAMPLES = 1 << 14
+EVALUATIONS = ("packed", "dense")
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers of K_t variables of C_t categories; layer t's logits are linear in the one-hot samples above it.
+
+    All parameters travel as context, a row of their own for every row of the batch, so that the gradients of the rows
+    are independent samples.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        """A weight [inputs, K_t C_t] for each layer, and f's theta [sum K_t C_t]."""
+        generator = torch.Generator().manual_seed(len(self.sizes))
+        widths = [k * c for k, c in self.sizes]
+        shapes = [(1 + sum(widths[:t]), width) for t, width in enumerate(widths)] + [(sum(widths),)]
+        return tuple(torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes)
+
+    def one_hot(self, zs: Sequence[Tensor]) -> list[Tensor]:
+        return [arsm.one_hot(z, c, torch.float64).flatten(1) for z, (_, c) in zip(zs, self.sizes, strict=False)]
+
+    def layer(self, t: int, zs: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        weight = parameters[t]
+        inputs = torch.cat([weight.new_ones(weight.shape[0], 1), *self.one_hot(zs)], -1)
+        return torch.einsum("ni,nio->no", inputs, weight).unflatten(-1, self.sizes[t])
+
+    @property
+    def layers(self) -> list[Layer]:
+        return [lambda zs, *p, t=t: self.layer(t, zs, *p) for t in range(len(self.sizes))]
+
+    def f(self, zs: Sequence[Tensor], logits: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        """A cosine of all layers together, less ln q as an ELBO has it."""
+        inner = (torch.cat(self.one_hot(zs), -1) * parameters[-1]).sum(-1)
+        log_q = sum(arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True))
+        return torch.cos(inner) + 0.3 * inner.square() - log_q
+
+    def truth(self) -> tuple[Tensor, ...]:
+        """E[f] and its gradient in all parameters, by enumeration and autograd."""
+        parameters = tuple(p.requires_grad_() for p in self.parameters())
+        ranges = [range(c) for k, c in self.sizes for _ in range(k)]
+        paths = torch.tensor(list(itertools.product(*ranges)))
+        zs = paths.split([k for k, _ in self.sizes], -1)
+        rows = tuple(p.expand(len(paths), *p.shape) for p in parameters)
+        logits = [self.layer(t, zs[:t], *rows) for t in range(len(zs))]
+        log_q = sum(arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True))
+        assert isinstance(log_q, Tensor)
+        value = (log_q.exp() * self.f(zs, logits, *rows)).sum()
+        return (value.detach(), *torch.autograd.grad(value, parameters))
+
+
+TWO = Network(((2, 3), (2, 3)))
+THREE = Network(((1, 3), (2, 2), (1, 4)))
+
+
+class Drawn(NamedTuple):
+    out: LayersEstimate
+    samples: tuple[Tensor, ...]
+    """Values [n], then gradients [n, ...] of all parameters."""
+
+
+def draw(
+    estimators: arsm.Estimator | list[arsm.Estimator], network: Network, evaluation: str, n: int = SAMPLES
+) -> Drawn:
+    parameters = tuple(p.repeat(n, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
+    out = estimate_layers(
+        estimators,
+        network.layers,
+        network.f,
+        *parameters,
+        generator=torch.Generator().manual_seed(1),
+        evaluation=evaluation,  # pyright: ignore[reportArgumentType]
+        max_rows=1 << 14,
+    )
+    return Drawn(out, (out.value.detach(), *torch.autograd.grad(out.value.sum(), parameters)))
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("network", [TWO, THREE], ids=["two", "three"])
+@pytest.mark.parametrize(
+    "words",
+    ["arsm", "arsm:pooled=True", "ars", "rloo:samples=3", "rloo:samples=4,live=1", "reinforce"],
+)
+def test_all_parameters_get_the_gradient_of_the_expectation(words: str, network: Network, evaluation: str) -> None:
+    drawn = draw(arsm.estimator(words), network, evaluation)
+    for samples, mean in zip(drawn.samples, network.truth(), strict=True):
+        assert float(deviations(samples, mean).max()) <= 1
+
+
+def test_each_layer_may_have_its_own_estimator() -> None:
+    drawn = draw([arsm.Reinforce(), arsm.Exact(), arsm.ARSM()], THREE, "packed")
+    for samples, mean in zip(drawn.samples, THREE.truth(), strict=True):
+        assert float(deviations(samples, mean).max()) <= 1
+
+
+@pytest.mark.parametrize("network", [TWO, THREE], ids=["two", "three"])
+def test_exact_layers_enumerate_all_paths(network: Network) -> None:
+    for samples, mean in zip(draw(arsm.Exact(), network, "packed", n=1).samples, network.truth(), strict=True):
+        torch.testing.assert_close(samples[0], mean, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_through_a_fixed_draw_of_the_layers_below_are_caught() -> None:
+    """The test can fail: a layer that hides from f what its sample does to the layers below."""
+    blind = Network(TWO.sizes)
+    layers = [blind.layers[0], lambda zs, *p: blind.layer(1, [torch.zeros_like(zs[0])], *p)]
+    parameters = tuple(p.repeat(SAMPLES, *(1,) * p.ndim).requires_grad_() for p in blind.parameters())
+    generator = torch.Generator().manual_seed(1)
+    out = estimate_layers(arsm.ARSM(), layers, blind.f, *parameters, generator=generator)
+    gradients = torch.autograd.grad(out.value.sum(), parameters)
+    wrong = [float(deviations(g, mean).max()) for g, mean in zip(gradients, blind.truth()[1:], strict=True)]
+    assert max(wrong) > 1
+
+
+def test_where_all_pseudo_actions_agree_f_is_evaluated_once_and_the_gradient_is_zero() -> None:
+    """f is random given the layer above, yet sharing one draw makes the estimate exactly zero."""
+    rows, evaluated = 8, []
+    certain = torch.zeros(rows, 2, 3).index_fill(-1, torch.tensor([1]), 80.0).requires_grad_()
+
+    def f(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
+        evaluated.append(len(x))
+        return zs[1].sum(-1) + x
+
+    layers = [lambda zs, x: certain, lambda zs, x: torch.zeros(len(x), 20, 7)]
+    out = estimate_layers(arsm.ARSM(), layers, f, torch.arange(8.0), generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad(out.value.sum(), certain)
+    assert not gradient.any()
+    assert out.layers[0].info["distinct"].tolist() == [1] * rows
+    assert sum(evaluated) == int(out.layers[1].info["distinct"].sum())
+
+
+def test_the_value_is_f_at_the_true_path() -> None:
+    out = draw(arsm.ARSM(), THREE, "packed", n=50).out
+    zs = [layer.z for layer in out.layers]
+    rows = tuple(p.expand(50, *p.shape) for p in THREE.parameters())
+    logits = [THREE.layer(t, zs[:t], *rows) for t in range(len(zs))]
+    torch.testing.assert_close(out.value.detach(), THREE.f(zs, logits, *rows))
+
+
+def test_the_true_path_comes_back_whole_when_rows_are_evaluated_in_chunks() -> None:
+    parameters = tuple(p.repeat(50, *(1,) * p.ndim) for p in THREE.parameters())
+    out = estimate_layers(arsm.ARSM(), THREE.layers, THREE.f, *parameters, max_rows=7)
+    assert [tuple(layer.z.shape) for layer in out.layers] == [(50, k) for k, _ in THREE.sizes]
+    logits = [THREE.layer(t, [layer.z for layer in out.layers[:t]], *parameters) for t in range(3)]
+    torch.testing.assert_close(out.value, THREE.f([layer.z for layer in out.layers], logits, *parameters))
+
+
+def test_one_layer_is_estimate() -> None:
+    network = Network(((3, 4),))
+    parameters = tuple(p.repeat(5, *(1,) * p.ndim) for p in network.parameters())
+    logits = network.layer(0, [], *parameters)
+    both = [
+        estimate_layers(
+            arsm.ARSM(), network.layers, network.f, *parameters, generator=torch.Generator().manual_seed(0)
+        ).layers[0],
+        arsm.estimate(
+            arsm.ARSM(),
+            logits,
+            lambda z, phi, *p: network.f([z], [phi], *p),
+            logits,
+            *parameters,
+            generator=torch.Generator().manual_seed(0),
+        ),
+    ]
+    assert both[0].grad is not None
+    assert both[1].grad is not None
+    assert torch.equal(both[0].grad, both[1].grad)
+    assert torch.equal(both[0].value, both[1].value)
+
+
+def test_relaxing_estimators_run_one_differentiable_path() -> None:
+    """The gradient is that of f at the relaxed path, by finite differences under the same noise."""
+    network, estimator = TWO, arsm.estimator("gumbel-softmax:temperature=0.7")
+    parameters = tuple(p.unsqueeze(0).requires_grad_() for p in network.parameters())
+    evaluated = []
+
+    def value(*parameters: Tensor) -> Tensor:
+        def f(zs: list[Tensor], logits: list[Tensor], *p: Tensor) -> Tensor:
+            evaluated.append(len(p[0]))
+            return (torch.cat([z.flatten(1) for z in zs], -1) * p[-1]).sum(-1).cos()
+
+        generator = torch.Generator().manual_seed(3)
+        return estimate_layers(estimator, network.layers, f, *parameters, generator=generator).value
+
+    assert torch.autograd.gradcheck(value, parameters)
+    assert set(evaluated) == {1}
+
+
+@pytest.mark.parametrize("words", ["arsm:pooled=True", "gumbel-softmax"])
+def test_dense_layers_trace_as_one_graph_and_vmap(words: str) -> None:
+    estimator, network = arsm.estimator(words), TWO
+    stacked = tuple(p.expand(3, 5, *p.shape).clone().requires_grad_() for p in network.parameters())
+
+    def value(*parameters: Tensor) -> Tensor:
+        out = estimate_layers(estimator, network.layers, network.f, *parameters, evaluation="dense", max_rows=None)
+        return out.value
+
+    def total(*parameters: Tensor) -> Tensor:
+        return torch.vmap(value, randomness="different")(*parameters)
+
+    traced = torch.compile(total, fullgraph=True, dynamic=False, backend="eager")
+    for gradient in torch.autograd.grad(traced(*stacked).sum(), stacked):
+        assert bool(gradient.isfinite().all())
+        assert bool((gradient[0] != gradient[1]).any())
+
+
+def test_wrong_layers_are_refused_in_a_sentence() -> None:
+    def f(zs: list[Tensor], logits: list[Tensor], *context: Tensor) -> Tensor:
+        return zs[0].sum(-1).float()
+
+    with pytest.raises(ValueError, match="one estimator for all or for each"):
+        estimate_layers([arsm.ARSM()], [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
+    with pytest.raises(ValueError, match=r"Layer 1 must return logits \[2, K, C\]"):
+        estimate_layers(arsm.ARSM(), [lambda zs: torch.zeros(2, 2, 3), lambda zs: torch.zeros(3, 2, 3)], f)
