@@ -12,8 +12,10 @@ BENCHMARKS = {"univariate": univariate.main, "swap": swap.main}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time and memory, printed as tables.")
-    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="name", help=", ".join(BENCHMARKS))
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
     names = parser.parse_args().names or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {unknown[0]!r}; known are {', '.join(BENCHMARKS)}.")
     print(hardware(), end="\n\n")
     for name in names:
         BENCHMARKS[name]()

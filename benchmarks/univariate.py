@@ -58,7 +58,7 @@ def compare() -> str:
 
 
 def grow() -> str:
-    """Noise, estimate and backward, each size in a process of its own; equal logits, at which f is wanted everywhere."""
+    """Noise, estimate and backward, each size in a process of its own; equal logits want f at every category."""
     rows = []
     for categories in GROWTH:
         result = json.loads(in_subprocess("benchmarks.univariate", str(categories)))

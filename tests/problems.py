@@ -108,7 +108,7 @@ def _masked() -> Problem:
 
 def _near_deterministic() -> Problem:
     # Rare values stay frequent enough among the samples for the normal approximation to hold.
-    logits = torch.tensor([[[0.0, 4.0, -1.0], [3.5, 0.0, 0.0]]], dtype=torch.float64)
+    logits = torch.tensor([[[0.0, 4.0, 0.0], [3.5, 0.0, 0.0]]], dtype=torch.float64)
     return Problem("near-deterministic logits", logits, _normal(50, 1, 6), interacting)
 
 

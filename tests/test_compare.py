@@ -43,7 +43,7 @@ def test_variance_bias_and_cost_agree_with_enumeration() -> None:
     # the standard deviation of a trace from 20,000 draws of bounded g lies below 2% here; 10% is beyond 5 of them
     assert row.variance == pytest.approx(variance, rel=0.1)
     assert row.evaluations == 1
-    assert row.bias_z < 6
+    assert row.bias < 3 * row.bias_error
     assert row.cost == pytest.approx(row.variance, rel=1e-2)
 
 
@@ -66,11 +66,10 @@ def test_a_biased_estimator_is_seen_and_ranked_by_its_error() -> None:
     )
     assert [row.cost for row in rows] == sorted(row.cost for row in rows)
     found = {row.label: row for row in rows}
-    assert found["straight-through"].bias_z > 6
-    assert found["straight-through"].bias > 0.1
-    assert found["rloo:samples=8"].bias_z < 6
+    assert found["straight-through"].bias > 6 * found["straight-through"].bias_error
+    assert found["rloo:samples=8"].bias < 3 * found["rloo:samples=8"].bias_error
     assert found["exact"].variance < 1e-20
-    assert found["exact"].bias_z < 1
+    assert found["exact"].bias < 1e-12
 
 
 def test_a_long_run_stands_in_for_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,8 +123,9 @@ def test_masked_categories_are_never_asked_and_get_no_gradient(entry: Entry, eva
         scale = torch.ones(6, 1, dtype=torch.float64, requires_grad=True)
 
         def f(z: Tensor, scale: Tensor, categories: int = categories, legal: Tensor = legal) -> Tensor:
-            chosen = (arsm.one_hot(z, categories, torch.float64) * legal).sum(-1)
-            return (scale * chosen).log().sum(-1)
+            one_hot = arsm.one_hot(z, categories, torch.float64)
+            chosen = (scale * (one_hot * legal).sum(-1)).log().sum(-1)
+            return chosen + (one_hot * torch.arange(categories)).sum((-2, -1)).square()
 
         estimator = entry.make(variables, categories)
         noise = estimator.noise(logits, torch.Generator().manual_seed(0))
@@ -134,6 +135,7 @@ def test_masked_categories_are_never_asked_and_get_no_gradient(entry: Entry, eva
         assert bool(by_scale.isfinite().all())
         assert bool(by_logits.isfinite().all())
         assert not by_logits[..., masked].any()
+        assert out.grad is None or not out.grad[..., masked].any()
 
 
 def test_only_live_queries_carry_a_graph() -> None:

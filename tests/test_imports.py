@@ -13,11 +13,9 @@ import arsm
 
 PACKAGE = Path(arsm.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
-ALLOWED = {
-    "core": {"torch"},
-    "rl": {"torch", "numpy", "gymnasium"},
-    "experiments": {"torch", "numpy", "matplotlib", "rich", "tyro", "tensorboard", "jinja2", "markupsafe"},
-}
+RL = {"torch", "numpy", "gymnasium", "ray"}
+PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe"}
+ALLOWED = {"core": {"torch"}, "rl": RL, "experiments": RL | PAGES}
 INNER = {"core": {"rl", "experiments"}, "rl": {"experiments"}, "experiments": set()}
 """The rooms of the package that each room must not enter."""
 

@@ -30,6 +30,7 @@ from arsm.estimators import (
     estimator_names,
     learned_parts,
 )
+from arsm.layers import estimate_layers
 from arsm.types import Estimate, Estimator, Queries
 
 __version__ = "0.1.0"
@@ -63,6 +64,7 @@ __all__ = [
     "compare",
     "entropy",
     "estimate",
+    "estimate_layers",
     "estimator",
     "estimator_names",
     "learned_parts",

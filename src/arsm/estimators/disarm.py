@@ -83,6 +83,7 @@ class DisARM:
 
 
 def log_probability(logits: Tensor) -> Tensor:
+    """ln p = ln softmax(phi), detached: [..., C]."""
     return logits.detach().to(working_dtype(logits.dtype)).log_softmax(-1)
 
 

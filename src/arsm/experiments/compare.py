@@ -202,6 +202,6 @@ def measure(run: Run, setting: Setting, config: dict, number: int, reference: Mo
             reference=reference,
             generator=generator,
         )
-    figures = ("evaluations", "milliseconds", "variance", "bias", "bias_z", "cost")
+    figures = ("evaluations", "milliseconds", "variance", "bias", "bias_error", "cost")
     run.log(number + 1, {key: getattr(row, key) for key in figures})
     run.save(number + 1, {})

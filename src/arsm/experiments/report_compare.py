@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from arsm.estimators import estimator
 from arsm.experiments.record import Record
 from arsm.experiments.sections import COLOURS, NEUTRAL, Figure, Panel, Result, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BIASED_Z = 6.0
-"""A component's mean this many standard errors off: by chance once in 5e8."""
 COLUMNS = (
     ("error x evaluations", "cost"),
     ("variance", "variance"),
     ("bias", "bias"),
-    ("bias, standard errors", "bias_z"),
+    ("bias that noise alone shows", "bias_error"),
     ("evaluations", "evaluations"),
     ("ms", "milliseconds"),
 )
@@ -37,17 +36,16 @@ def _place(record: Record) -> tuple[int, float]:
 def _section(record: Record) -> Section:
     config = record.config
     ranked = sorted(record.metrics, key=lambda line: line["cost"])
-    named = [(_label(config["estimators"][line["step"] - 1], line), line) for line in ranked]
+    named = [(config["estimators"][line["step"] - 1], line) for line in ranked]
     rows, variables, categories = config["shape"]
     text = (
         f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations an estimate. "
         "Ranked by mean squared error x evaluations, which is variance x evaluations where there is no bias. "
         "Evaluations are the distinct ones, so that equal samples cost one; a relaxing estimator's each come with a "
-        f"gradient of f. Means and variances are from {config['samples']:,} estimates; an estimator is called biased "
-        f"where a component of its mean is {BIASED_Z:g} standard errors off. Milliseconds are for one estimate of all "
-        "rows."
+        f"gradient of f. Means and variances are from {config['samples']:,} estimates. Milliseconds are for one "
+        "estimate of all rows."
     )
-    results = [Result(label, title, [line[key]], record) for label, line in named for title, key in COLUMNS]
+    results = [Result(_label(words), title, [line[key]], record) for words, line in named for title, key in COLUMNS]
     figure = Figure(
         f"{config['problem']}",
         "Mean squared error x evaluations",
@@ -57,16 +55,16 @@ def _section(record: Record) -> Section:
     return Section(f"Comparison, {config['problem']}", text, [record], results, [figure])
 
 
-def _label(words: str, line: dict[str, float]) -> str:
-    return f"{words} (biased)" if line["bias_z"] > BIASED_Z else words
+def _label(words: str) -> str:
+    return words if estimator(words).unbiased else f"{words} (biased)"
 
 
 def _draw(named: Sequence[tuple[str, dict[str, float]]], axes: Axes) -> None:
-    shown = [(label, line) for label, line in named if line["cost"] > 0]
-    for place, (label, line) in enumerate(shown):
-        biased = line["bias_z"] > BIASED_Z
-        colour = COLOURS[1] if biased else COLOURS[0] if "arsm" in label else NEUTRAL
+    shown = [(words, line) for words, line in named if line["cost"] > 0]
+    for place, (words, line) in enumerate(shown):
+        unbiased = estimator(words).unbiased
+        colour = COLOURS[1] if not unbiased else COLOURS[0] if "arsm" in words else NEUTRAL
         axes.plot([line["cost"]], [place], "o", color=colour, markersize=5)
     axes.set_xscale("log")
-    axes.set_yticks(range(len(shown)), [label for label, _ in shown], fontsize=6.5)
+    axes.set_yticks(range(len(shown)), [words for words, _ in shown], fontsize=6.5)
     axes.invert_yaxis()

@@ -161,7 +161,7 @@ def band(axes: Axes, steps: Sequence[int], seeds: Sequence[Sequence[float]], col
         steps, values = np.asarray(steps)[keep].tolist(), values[:, keep]
     if not steps:
         return
-    axes.plot(steps, values.mean(0), color=colour, linewidth=1.5)
+    axes.plot(steps, values.mean(0), color=colour, linewidth=1.5, marker="o" if len(steps) == 1 else "", markersize=4)
     if len(values) > 1:
         low, high = np.percentile(values, (10, 90), axis=0)
         axes.fill_between(steps, low, high, color=colour, alpha=0.22, linewidth=0)

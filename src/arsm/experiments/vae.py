@@ -323,6 +323,7 @@ class VAE(nn.Module):
 
 
 def perceptron(*sizes: int) -> nn.ModuleList:
+    """Linear layers between these widths."""
     return nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
 
 
@@ -541,6 +542,7 @@ def check_finite(not_finite: Tensor, epoch: int) -> None:
 
 
 def log(run: Run, step: int, epoch: int, config: Vae, metrics: dict[str, list[float]]) -> None:
+    """One line a seed: metrics hold a list over the seeds each."""
     for i, seed in enumerate(config.seeds):
         run.log(step, {"epoch": epoch, **{name: values[i] for name, values in metrics.items()}}, seed)
 

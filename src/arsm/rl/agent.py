@@ -1,0 +1,356 @@
+"""`PolicyGradient`: an agent that learns by trying the actions it might have taken."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from arsm import policy
+from arsm.categorical import entropy
+from arsm.diagnostics import MovingVariance
+from arsm.estimators import ARSM
+from arsm.rl.branching import Array
+from arsm.rl.environments import make_environment
+from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee, mlp
+from arsm.rl.play import Branches, Episode, Policy, play_episodes, race_units
+from arsm.rl.rollouts import make_engine
+from arsm.rl.stepped import Encoder, Stepped
+from arsm.types import Estimator
+
+DECAY = 0.99
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an agent learns with."""
+
+    budget: int | None = 16
+    """S_max: the most rollouts a true episode; None for all."""
+    episodes: int = 1
+    """True episodes an iteration; their gradients are averaged."""
+    learning_rate: float = 0.01
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    gamma: float = 0.99
+    entropy: float = 0.0
+    """The weight of the policy's entropy, summed over steps, in what is maximised."""
+    hidden: tuple[int, ...] = (10, 10)
+    """Of the policy and the critic, with ReLUs."""
+    weighted: bool = True
+    """Weight the steps that the budget keeps by M/|H|, which makes the gradient unbiased; False is the paper's."""
+    discounting: Literal["none", "gamma^t"] = "none"
+    """Weight step t by gamma^t, as the discounted objective has it, or not, as Algorithm 3 does."""
+    common_random_numbers: bool = False
+    """Let rollouts draw the same noise as the true episode at the same time."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("budget", 1), ("episodes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, but is {value}.")
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, but is {self.learning_rate}.")
+        for name, known in (("optimizer", ("adam", "rmsprop")), ("discounting", ("none", "gamma^t"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".')
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration did."""
+
+    iteration: int
+    episodes: int
+    """True episodes so far."""
+    steps: int
+    """Environment steps so far, rollouts counted."""
+    returns: tuple[float, ...]
+    """Undiscounted, of this iteration's true episodes."""
+    rollouts: int
+    pseudo_actions: float
+    """A step, those that the budget left out counted."""
+    entropy: float
+    """Of the policy, averaged over steps and actions, in nats."""
+    log_variance: float
+    """Of the policy's gradient: moving averages with decay 0.99, averaged over all parameters."""
+    seconds: float
+    """Of this iteration."""
+    cpu_seconds: float
+    """Of this iteration, in this process."""
+
+
+class PolicyGradient:
+    """A policy that learns from true episodes and from rollouts of the actions that it might have taken.
+
+        agent = PolicyGradient("CartPole-v1", estimator=arsm.ARSM())
+        agent.learn(episodes=300)
+        action = agent.predict(observation)
+
+    Args:
+        environment: the name of a Gymnasium environment, or a function that makes one.
+        estimator: any that asks at discrete points; or `ActorCritic()` or `ActionConditioned()` for a learned critic.
+        settings: what to learn with; single ones may be given by name.
+        horizon: the step at which an episode ends at the latest, if not the environment's own limit.
+        encoder: makes a vector of an observation that is none, such as an image.
+        engine: who plays the rollouts: "in-process", "pool" (worker processes) or "ray" (a cluster).
+        workers: how many there are of them; as many as processors if None.
+        address: of the Ray cluster; a local one if None.
+    """
+
+    def __init__(
+        self,
+        environment: str | Callable[[], gymnasium.Env[Any, Any]],
+        estimator: Estimator | ActorCritic | ActionConditioned | None = None,
+        *,
+        settings: Settings | None = None,
+        horizon: int | None = None,
+        encoder: Encoder | None = None,
+        engine: str = "in-process",
+        workers: int | None = None,
+        address: str | None = None,
+        **changes: Any,
+    ) -> None:
+        self.settings = replace(settings or Settings(), **changes)
+        self.environment = make_environment(environment, horizon, encoder)
+        choices = self.environment.choices
+        hidden = self.settings.hidden
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        self.network = mlp(self.environment.observations, hidden, len(choices) * max(choices), generator)
+        self.learner = self._learner(estimator or ARSM(), hidden, generator)
+        kinds = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
+        self._optimizers = [
+            kinds[self.settings.optimizer](parameters, lr=self.settings.learning_rate)
+            for parameters in (list(self.network.parameters()), self.learner.parameters())
+            if parameters
+        ]
+        self._variance = MovingVariance(DECAY)
+        self.iteration = self.episodes = self.steps = 0
+        self._engine = make_engine(engine, self.environment, workers, address)
+        self._check_budget()
+
+    def _learner(
+        self,
+        estimator: Estimator | ActorCritic | ActionConditioned,
+        hidden: tuple[int, ...],
+        generator: torch.Generator,
+    ) -> Learner:
+        inputs, choices = self.environment.observations, self.environment.choices
+        if isinstance(estimator, ActorCritic):
+            return Critic(estimator, inputs, hidden, self.settings.gamma, generator)
+        if isinstance(estimator, ActionConditioned):
+            return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
+        return TryAndSee(estimator)
+
+    def _check_budget(self) -> None:
+        """Refuse what a plan would refuse, before anything is played."""
+        logits = self._mask(torch.zeros(1, *self._logits_shape, dtype=torch.float64))
+        noise = self.learner.estimator.noise(torch.zeros_like(logits), torch.Generator())
+        policy.plan(self.learner.estimator, logits, noise, self._budget)
+
+    @property
+    def _logits_shape(self) -> tuple[int, int]:
+        return len(self.environment.choices), max(self.environment.choices)
+
+    @property
+    def _budget(self) -> int | None:
+        return None if self.settings.budget is None else self.settings.budget * self.settings.episodes
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in NumPy; it shares the network's memory."""
+        linear = (layer for layer in self.network if isinstance(layer, torch.nn.Linear))
+        layers = tuple((layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in linear)
+        return Policy(layers, self.environment.choices)
+
+    def predict(self, observation: Any, *, deterministic: bool = True) -> Any:
+        """The action for one observation: the likeliest, or a sample."""
+        world = self.environment
+        seen = world.encode(observation) if isinstance(world, Stepped) else np.asarray(observation, dtype=np.float64)
+        if seen.shape != (world.observations,):
+            raise ValueError(f"An observation must have {world.observations} numbers, but this has {list(seen.shape)}.")
+        logits = self.policy.logits(seen[None])
+        noise = np.zeros_like(logits)
+        if not deterministic:
+            noise = race_units(np.log(np.random.default_rng().standard_exponential(logits.shape)))
+        actions = self.policy.act(logits, noise)
+        return world.native(actions)[0] if isinstance(world, Stepped) else int(actions[0, 0])
+
+    def learn(self, episodes: int) -> list[Iteration]:
+        """Play this many true episodes more and learn from each iteration's."""
+        return list(self.iterations(episodes))
+
+    def iterations(self, episodes: int) -> Iterator[Iteration]:
+        """As `learn`, one iteration at a time. What was learned before an error stays."""
+        target = self.episodes + episodes
+        while self.episodes < target:
+            yield self._iterate()
+
+    def _iterate(self) -> Iteration:
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        settings, world, estimator = self.settings, self.environment, self.learner.estimator
+        count, horizon = settings.episodes, world.horizon
+        # every iteration has random numbers of its own, so that one that resumes needs no generator's state
+        streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(2 + count, np.uint64)
+        generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
+        noise = estimator.noise(torch.zeros(count * horizon, *self._logits_shape, dtype=torch.float64), generator)
+        units = race_units(policy.race_noise(noise).numpy()).reshape(count, horizon, *self._logits_shape)
+        current = self.policy
+        seeds = [int(stream >> np.uint64(33)) for stream in streams[2:]]
+        played = play_episodes(world, current, seeds, units)
+
+        batch = self._batch(played)
+        reached = torch.cat([number * horizon + torch.arange(length) for number, length in enumerate(batch.lengths)])
+        noise = policy.select_steps(noise, reached)
+        plan = policy.plan(
+            estimator, batch.logits, noise, self._budget, weighted=settings.weighted, generator=generator
+        )
+        if not np.array_equal(plan.actions.numpy(), np.concatenate([one.actions for one in played])):
+            raise ValueError(
+                f"{estimator} does not choose its true action by the race of its noise against the logits."
+            )
+        common = units if settings.common_random_numbers else None
+        branches = self._branches(plan, played, int(streams[1]), common)
+        rollouts = self._engine.play(current, branches)
+        mean_entropy = self._update(batch, plan, torch.from_numpy(rollouts.returns))
+
+        self.iteration += 1
+        self.episodes += count
+        self.steps += sum(batch.lengths) + rollouts.steps
+        number = torch.arange(plan.queries.same_as.shape[0]).unsqueeze(-1)
+        return Iteration(
+            iteration=self.iteration,
+            episodes=self.episodes,
+            steps=self.steps,
+            returns=tuple(float(one.rewards.sum()) for one in played),
+            rollouts=len(branches),
+            pseudo_actions=float(((plan.queries.same_as == number) & (number > 0)).sum()) / sum(batch.lengths),
+            entropy=mean_entropy,
+            log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
+            seconds=time.perf_counter() - begin,
+            cpu_seconds=time.process_time() - begin_cpu,
+        )
+
+    def _branches(self, plan: policy.Rollouts, played: list[Episode], key: int, noise: Array | None) -> Branches:
+        """The plan's steps, which count through all episodes, as steps of each."""
+        offset = np.cumsum([0, *(len(one.rewards) for one in played)])
+        step = plan.step.numpy()
+        episode = np.searchsorted(offset, step, "right") - 1
+        return Branches(
+            trails=tuple(one.trail for one in played),
+            episode=episode,
+            step=step - offset[episode],
+            action=plan.action.numpy(),
+            key=key,
+            number=np.arange(len(step)),
+            gamma=self.settings.gamma,
+            noise=noise,
+        )
+
+    def _batch(self, played: list[Episode]) -> Batch:
+        gamma = self.settings.gamma
+
+        def join(parts: list[Array]) -> Tensor:
+            return torch.from_numpy(np.concatenate(parts))
+
+        lengths = tuple(len(one.rewards) for one in played)
+        discount = None
+        if self.settings.discounting == "gamma^t":
+            discount = gamma ** torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
+        return Batch(
+            observations=join([one.observations for one in played]),
+            logits=self._mask(join([one.logits for one in played])),
+            rewards=join([one.rewards for one in played]),
+            returns=join([one.returns(gamma) for one in played]),
+            discount=discount,
+            lengths=lengths,
+            last_observations=torch.from_numpy(np.stack([one.last_observation for one in played])),
+            terminated=tuple(one.terminated for one in played),
+        )
+
+    def _mask(self, logits: Tensor) -> Tensor:
+        masked = Policy((), self.environment.choices).masked
+        return logits if masked is None else logits.masked_fill(torch.from_numpy(masked), -torch.inf)
+
+    def _update(self, batch: Batch, plan: policy.Rollouts, rollout_returns: Tensor) -> float:
+        """One step uphill; returns the policy's entropy."""
+        grad, loss = self.learner.gradient(batch, plan, rollout_returns)
+        logits = self._mask(self.network(batch.observations).view_as(batch.logits))
+        total_entropy = entropy(logits).sum()
+        scale = 1 / len(batch.lengths)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum() + self.settings.entropy * total_entropy
+        (-scale * objective).backward()
+        if loss is not None:
+            (scale * loss).backward()
+        self._variance.update([p.grad for p in self.network.parameters() if p.grad is not None])
+        for optimizer in self._optimizers:
+            optimizer.step()
+        return float(total_entropy.detach()) / (batch.logits.shape[0] * batch.logits.shape[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that learning goes on from."""
+        return {
+            "network": self.network.state_dict(),
+            "learner": [parameter.detach().clone() for parameter in self.learner.parameters()],
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "variance": self._variance.state_dict(),
+            "counters": [self.iteration, self.episodes, self.steps],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        with torch.no_grad():
+            for parameter, saved in zip(self.learner.parameters(), state["learner"], strict=True):
+                parameter.copy_(saved)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self._variance.load_state_dict(state["variance"])
+        self.iteration, self.episodes, self.steps = state["counters"]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the agent to a file, whole or not at all."""
+        path = Path(path)
+        beside = path.with_name(f".{path.name}.tmp")
+        torch.save({"agent": self._identity(), "state": self.state_dict()}, beside)
+        beside.replace(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file that an agent of the same environment and networks wrote."""
+        saved = torch.load(path, weights_only=True)
+        if not isinstance(saved, dict) or "agent" not in saved:
+            raise ValueError(f"{path} was not written by PolicyGradient.save.")
+        mine = self._identity()
+        if saved["agent"] != mine:
+            differ = ", ".join(
+                f"{key} ({saved['agent'].get(key)})" for key in mine if saved["agent"].get(key) != mine[key]
+            )
+            raise ValueError(f"{path} holds an agent with another {differ}; make this one like it.")
+        self.load_state_dict(saved["state"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "environment": self.environment.name,
+            "observations": self.environment.observations,
+            "choices": list(self.environment.choices),
+            "hidden": list(self.settings.hidden),
+            "optimizer": self.settings.optimizer,
+            "learner": type(self.learner).__name__,
+        }
+
+    def close(self) -> None:
+        """End the engine's workers."""
+        self._engine.close()

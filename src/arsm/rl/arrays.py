@@ -1,0 +1,156 @@
+"""N episodes at once, their state in one array: branching is a copy of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from arsm.rl.branching import Array, Trail
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A batch of episodes whose state is an array [S, N]."""
+
+    horizon: int
+    """The step at which an episode ends at the latest."""
+
+    name: ClassVar[str]
+    observations: ClassVar[int]
+    choices: ClassVar[tuple[int, ...]]
+
+    def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
+        """One episode's state [S] and observation [D]."""
+        raise NotImplementedError
+
+    def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
+        """state [S, N], actions [N, K] -> state, observations [N, D], rewards [N], terminated [N]."""
+        raise NotImplementedError
+
+    @property
+    def lanes(self) -> int | None:
+        """All at once: a batch of a thousand costs little more than one of ten."""
+        return None
+
+    def start(self, seeds: Sequence[int]) -> tuple[ArrayLanes, Array]:
+        """Fresh episodes, and their observations [N, D]."""
+        fresh = [self.initial(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))) for seed in seeds]
+        return ArrayLanes(self, np.stack([state for state, _ in fresh], 1)), np.stack([seen for _, seen in fresh])
+
+    def branch(self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int) -> ArrayLanes:
+        """The states at these steps of these episodes."""
+        states = [trail.states for trail in trails if trail.states is not None]
+        offset = np.cumsum([0] + [state.shape[1] for state in states])
+        return ArrayLanes(self, np.concatenate(states, 1)[:, offset[episode] + step])
+
+
+class ArrayLanes:
+    """Lanes of one array environment."""
+
+    def __init__(self, environment: Arrays, state: Array) -> None:
+        self.environment = environment
+        self.state = state
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array]:
+        self.state, seen, reward, terminated = self.environment.advance(self.state, actions)
+        return seen, reward, terminated
+
+    def drop(self, keep: Array) -> None:
+        self.state = self.state[:, keep]
+
+    def restart(self, lane: int) -> None:
+        raise AssertionError("all branches of an array environment start at once")
+
+
+class CartPole(Arrays):
+    """Gymnasium's CartPole, bit for bit. Reference: Barto, Sutton and Anderson, 1983."""
+
+    name = "CartPole"
+    observations = 4
+    choices = (2,)
+
+    _angle = 12 * 2 * np.pi / 360
+    _force = np.array([-10.0, 10.0])
+
+    def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
+        state = generator.uniform(-0.05, 0.05, size=(4,))
+        return state, state.astype(np.float32).astype(np.float64)
+
+    def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
+        if len(actions) == 1:  # Python's own numbers are several times as fast as arrays of one
+            following, over = self._step(*state[:, 0].tolist(), 20.0 * float(actions[0, 0]) - 10.0)
+        else:
+            following, over = self._step(*state, self._force[actions[:, 0]])
+        rewards = np.empty(len(actions))
+        rewards.fill(1.0)
+        state = np.array(following).reshape(4, -1)
+        return state, state.T.astype(np.float32).astype(np.float64), rewards, np.atleast_1d(over)
+
+    def _step(self, x: Any, speed: Any, angle: Any, turning: Any, force: Any) -> tuple[tuple[Any, ...], Any]:
+        """One Euler step of 0.02 s, for numbers or arrays: the state that follows, and whether the pole is lost."""
+        cos, sin = np.cos(angle), np.sin(angle)
+        if isinstance(angle, float):
+            cos, sin = float(cos), float(sin)
+        push = (force + 0.05 * (turning * turning) * sin) / 1.1
+        turn = (9.8 * sin - cos * push) / (0.5 * (4.0 / 3.0 - 0.1 * (cos * cos) / 1.1))
+        accelerate = push - 0.05 * turn * cos / 1.1
+        x, angle = x + 0.02 * speed, angle + 0.02 * turning
+        over = (abs(x) > 2.4) | (abs(angle) > self._angle)
+        return (x, speed + 0.02 * accelerate, angle, turning + 0.02 * turn), over
+
+
+class Acrobot(Arrays):
+    """Gymnasium's Acrobot, bit for bit; its squares are powers, which x * x does not always match.
+
+    Reference: Sutton, Generalization in reinforcement learning, 1996.
+    """
+
+    name = "Acrobot"
+    observations = 6
+    choices = (3,)
+
+    _fastest = np.array([[4 * np.pi], [9 * np.pi]])
+
+    def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
+        state = generator.uniform(-0.1, 0.1, size=(4,)).astype(np.float32)
+        cos, sin = np.cos(state[:2]), np.sin(state[:2])  # in float32, as Gymnasium's first observation
+        seen = np.array([cos[0], sin[0], cos[1], sin[1], state[2], state[3]], dtype=np.float64)
+        return state.astype(np.float64), seen
+
+    def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
+        torque = actions[:, 0] - 1.0
+        half = 0.2 / 2.0
+        k1 = _acrobot_rate(state, torque)
+        k2 = _acrobot_rate(state + half * k1, torque)
+        k3 = _acrobot_rate(state + half * k2, torque)
+        k4 = _acrobot_rate(state + 0.2 * k3, torque)
+        state = state + 0.2 / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+        angles = state[:2]
+        while (np.abs(angles) > np.pi).any():
+            angles = np.where(angles > np.pi, angles - 2 * np.pi, angles)
+            angles = np.where(angles < -np.pi, angles + 2 * np.pi, angles)
+        state[:2] = angles
+        np.clip(state[2:], -self._fastest, self._fastest, out=state[2:])
+        cos, sin = np.cos(angles), np.sin(angles)
+        terminated = -cos[0] - np.cos(angles[1] + angles[0]) > 1.0
+        seen = np.stack([cos[0], sin[0], cos[1], sin[1], state[2], state[3]], 1)
+        return state, seen.astype(np.float32).astype(np.float64), np.where(terminated, 0.0, -1.0), terminated
+
+
+def _acrobot_rate(state: Array, torque: Array) -> Array:
+    """d(state)/dt of two links of mass, length and inertia 1, with the book's equation for the second joint."""
+    angle1, angle2, speed1, speed2 = state
+    cos, sin = np.cos(angle2), np.sin(angle2)
+    square = np.float_power(state[2:], 2.0)
+    d1 = 0.25 + (1.25 + cos) + 1.0 + 1.0
+    d2 = 0.25 + 0.5 * cos + 1.0
+    phi2 = 0.5 * 9.8 * np.cos(angle1 + angle2 - np.pi / 2.0)
+    phi1 = -0.5 * square[1] * sin - speed2 * speed1 * sin + 1.5 * 9.8 * np.cos(angle1 - np.pi / 2) + phi2
+    rate = np.empty_like(state)
+    rate[:2] = state[2:]
+    rate[3] = (torque + d2 / d1 * phi1 - 0.5 * square[0] * sin - phi2) / (1.25 - np.float_power(d2, 2.0) / d1)
+    rate[2] = -(d2 * rate[3] + phi1) / d1
+    return rate

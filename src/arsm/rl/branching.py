@@ -1,0 +1,41 @@
+"""What it takes to branch: to go back to any step of an episode and take another action there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class EnvironmentFailure(RuntimeError):
+    """An environment raised, or gave what no gradient can be made of."""
+
+
+@dataclass(frozen=True)
+class Trail:
+    """How to get back to any step of a true episode."""
+
+    seed: int
+    actions: Array
+    """[T, K]."""
+    states: Array | None = None
+    """[S, T], where the environment keeps its state in an array."""
+
+
+class Lanes(Protocol):
+    """Episodes that are played in lock step."""
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array]:
+        """Take actions [N, K]: observations [N, D], rewards [N], terminated [N]."""
+        ...
+
+    def drop(self, keep: Array) -> None:
+        """Go on with these lanes only."""
+        ...
+
+    def restart(self, lane: int) -> None:
+        """Put the next branch in this lane."""
+        ...

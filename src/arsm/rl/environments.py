@@ -1,0 +1,95 @@
+"""Environments that can branch, by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import Error as GymnasiumError
+
+from arsm.rl.arrays import Acrobot, Arrays, CartPole
+from arsm.rl.branching import Array
+from arsm.rl.stepped import Encoder, Env, Stepped
+
+Environment = Arrays | Stepped
+ARRAYS: dict[str, type[Arrays]] = {"CartPole-v0": CartPole, "CartPole-v1": CartPole, "Acrobot-v1": Acrobot}
+
+
+def make_environment(
+    which: str | Callable[[], Env], horizon: int | None = None, encoder: Encoder | None = None
+) -> Environment:
+    """An environment that can branch.
+
+    Args:
+        which: the name of a Gymnasium environment, or a function that makes one.
+        horizon: the step at which an episode ends at the latest, if not the environment's own limit.
+        encoder: makes a vector of an observation that is none, such as an image.
+    """
+    if isinstance(which, str):
+        spec = _spec(which)
+        horizon = horizon or spec.max_episode_steps
+        if which in ARRAYS and encoder is None:
+            return ARRAYS[which](_known(horizon, which))
+        name = which
+        make = _MakeNamed(which)
+    else:
+        name, make = getattr(which, "__name__", type(which).__name__), which
+    env = make()
+    if horizon is None and env.spec is not None:
+        horizon = env.spec.max_episode_steps
+    first, choices = _choices(env.action_space, name)
+    size = _observation_size(env, name, encoder)
+    return Stepped(name, make, size, choices, first, _known(horizon, name), encoder).tested()
+
+
+@dataclass(frozen=True)
+class _MakeNamed:
+    """Make a registered environment without its own time limit; picklable, for worker processes."""
+
+    name: str
+
+    def __call__(self) -> Env:
+        if self.name == "LunarLander-v3":
+            from arsm.rl.lunar_lander import TrimmedLunarLander  # Box2D is an extra of its own
+
+            return TrimmedLunarLander()
+        return gymnasium.make(self.name, max_episode_steps=-1, disable_env_checker=True)
+
+
+def _spec(name: str) -> Any:
+    try:
+        return gymnasium.spec(name)
+    except GymnasiumError as error:
+        close = difflib.get_close_matches(name, gymnasium.registry, 1)
+        hint = f'did you mean "{close[0]}"?' if close else "gymnasium.registry lists those there are."
+        raise ValueError(f'There is no environment "{name}": {hint}') from error
+
+
+def _known(horizon: int | None, name: str) -> int:
+    if horizon is None or horizon < 1:
+        raise ValueError(f"{name} has no time limit; give one of at least 1 as horizon.")
+    return horizon
+
+
+def _choices(space: spaces.Space[Any], name: str) -> tuple[Array, tuple[int, ...]]:
+    if isinstance(space, spaces.Discrete):
+        return np.array(space.start), (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return np.asarray(space.start), tuple(int(n) for n in space.nvec)
+    raise ValueError(f"{name} has actions {space}, but these gradients are for Discrete or MultiDiscrete ones.")
+
+
+def _observation_size(env: Env, name: str, encoder: Encoder | None) -> int:
+    space = env.observation_space
+    if encoder is not None:
+        return int(np.asarray(encoder(env.reset(seed=0)[0])).size)
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        return space.shape[0]
+    raise ValueError(
+        f"{name} has observations {space}, but the policy reads vectors; give an encoder that makes a vector of one."
+    )

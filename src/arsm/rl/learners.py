@@ -1,0 +1,176 @@
+"""How a policy's gradient is made of what was played: by try-and-see, or by a critic that learns along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from arsm import policy
+from arsm.estimators import RELAX, Reinforce
+from arsm.types import Estimator
+
+
+def mlp(inputs: int, hidden: tuple[int, ...], outputs: int, generator: torch.Generator) -> nn.Sequential:
+    """A network with ReLUs in float64; weights N(0, 0.3) and biases 0.1, as the paper's authors have it, but for the
+    output's weights N(0, 0.03): a policy must begin near uniform to see any reward where that is rare (Acrobot)."""
+    layers: list[nn.Module] = []
+    sizes = (inputs, *hidden, outputs)
+    for size, following in pairwise(sizes):
+        linear = nn.Linear(size, following, dtype=torch.float64)
+        nn.init.normal_(linear.weight, 0.0, 0.03 if len(layers) == 2 * len(hidden) else 0.3, generator=generator)
+        nn.init.constant_(linear.bias, 0.1)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The true episodes of one iteration, one after the other: T steps in all."""
+
+    observations: Tensor
+    """[T, D]."""
+    logits: Tensor
+    """[T, K, C], detached."""
+    rewards: Tensor
+    """[T]."""
+    returns: Tensor
+    """[T]: discounted, from each step on."""
+    discount: Tensor | None
+    """[T]: gamma^t, where the gradient is weighted by it."""
+    lengths: tuple[int, ...]
+    """Of the episodes."""
+    last_observations: Tensor
+    """[episodes, D]: after the last actions."""
+    terminated: tuple[bool, ...]
+    """Whether an episode ended by itself, not at the time limit."""
+
+
+class Learner(Protocol):
+    """An estimator in a training loop, with what it learns itself."""
+
+    estimator: Estimator
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What it learns besides the policy."""
+        ...
+
+    def gradient(
+        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters."""
+        ...
+
+
+class TryAndSee:
+    """An estimator of the contract, on the returns of true episodes and rollouts."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimator = estimator
+
+    def parameters(self) -> list[nn.Parameter]:
+        return []
+
+    def gradient(
+        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        grad = policy.gradient(self.estimator, batch.logits, rollouts, batch.returns, rollout_returns, batch.discount)
+        return grad, None
+
+
+@dataclass(frozen=True)
+class ActorCritic:
+    """Advantage actor-critic: REINFORCE on n-step returns less a learned value.
+
+        A_t = sum_{i<n} gamma^i r_{t+i} + gamma^n V(s_{t+n}) - V(s_t),    g_t = A_t dln pi(a_t|s_t)/dphi_t
+
+    V of a state where the episode ended by itself is 0. Reference: Mnih et al., Asynchronous methods for deep
+    reinforcement learning, ICML 2016.
+    """
+
+    steps: int | None = 5
+    """n; None for the whole return, which makes it REINFORCE with a value baseline."""
+
+
+class Critic:
+    """Actor-critic's value network, and the gradient from it."""
+
+    def __init__(
+        self, kind: ActorCritic, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
+    ) -> None:
+        self.kind, self.gamma = kind, gamma
+        self.estimator: Estimator = Reinforce()
+        self.value = mlp(inputs, hidden, 1, generator)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.value.parameters())
+
+    def gradient(
+        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        value = self.value(batch.observations).squeeze(-1)
+        targets = self._targets(batch, value.detach())
+        estimator = Reinforce(baseline=value.detach())
+        grad = policy.gradient(estimator, batch.logits, rollouts, targets, rollout_returns, batch.discount)
+        return grad, (value - targets).square().sum() / 2
+
+    def _targets(self, batch: Batch, value: Tensor) -> Tensor:
+        if self.kind.steps is None:
+            return batch.returns
+        with torch.no_grad():
+            last = self.value(batch.last_observations).squeeze(-1)
+        parts = []
+        rows = zip(batch.rewards.split(batch.lengths), value.split(batch.lengths), last, batch.terminated, strict=True)
+        for rewards, values, final, terminated in rows:
+            ahead = torch.cat([values, (0.0 if terminated else 1.0) * final.view(1)])
+            length, n = len(rewards), self.kind.steps
+            end = (torch.arange(length) + n).clamp_max(length)
+            # the discounted sums from t to the end of the episode, of which those beyond t + n are taken away
+            sums = torch.zeros(length + 1, dtype=rewards.dtype)
+            for t in range(length - 1, -1, -1):
+                sums[t] = rewards[t] + self.gamma * sums[t + 1]
+            distance = self.gamma ** (end - torch.arange(length))
+            parts.append(sums[:-1] + distance * (ahead[end] - sums[end]))
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class ActionConditioned:
+    """RELAX with a control variate that reads the state and the relaxed action, on the true episode's returns."""
+
+    temperature: float = 0.5
+
+
+class ActionValue(nn.Module):
+    """c(state, relaxed action): `RELAX`'s control variate, whose states are set before each use."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
+        super().__init__()
+        self.network = mlp(inputs, hidden, 1, generator)
+        self.observations = torch.empty(0)
+
+    def forward(self, s: Tensor, p: Tensor) -> Tensor:
+        return self.network(torch.cat([self.observations, s.flatten(1)], -1)).squeeze(-1)
+
+
+class Relax:
+    """RELAX, and the training of its control variate on the squared norm of the gradient."""
+
+    def __init__(
+        self, kind: ActionConditioned, inputs: int, hidden: tuple[int, ...], generator: torch.Generator
+    ) -> None:
+        self.control = ActionValue(inputs, hidden, generator)
+        self.estimator: Estimator = RELAX(self.control, kind.temperature)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.control.parameters())
+
+    def gradient(
+        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        self.control.observations = batch.observations
+        grad = policy.gradient(self.estimator, batch.logits, rollouts, batch.returns, rollout_returns, batch.discount)
+        return grad.detach(), grad.square().sum()

@@ -1,0 +1,169 @@
+"""Rollout engines: in this process, or spread over others. The same seeds give the same returns from every one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import numpy as np
+
+from arsm.rl.branching import Array, EnvironmentFailure
+from arsm.rl.environments import Environment
+from arsm.rl.play import Branches, Played, Policy, play_rollouts
+
+
+class Engine(Protocol):
+    """Plays rollouts somewhere."""
+
+    def play(self, policy: Policy, branches: Branches) -> Played: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """All rollouts as one batch in this process."""
+
+    environment: Environment
+
+    def play(self, policy: Policy, branches: Branches) -> Played:
+        return play_rollouts(self.environment, policy, branches)
+
+    def close(self) -> None:
+        pass
+
+
+def share_out(branches: Branches, workers: int, a_worker: int = 4) -> list[Array]:
+    """Deal the rollouts into a few parts a worker, long and short ones alike in each."""
+    parts = min(len(branches), workers * a_worker)
+    return [np.arange(first, len(branches), parts) for first in range(parts)]
+
+
+def gather(parts: list[Array], played: Sequence[Played]) -> Played:
+    """Put the parts' returns back in order."""
+    returns = np.empty(sum(map(len, parts)))
+    for part, one in zip(parts, played, strict=True):
+        returns[part] = one.returns
+    return Played(returns, sum(one.steps for one in played))
+
+
+class WorkerFailure(RuntimeError):
+    """A worker process died again and again."""
+
+
+class Pool:
+    """Worker processes that stay, each with the environment of its own; one that dies is replaced, and its rollouts are
+    played again."""
+
+    patience = 3
+    """How often one part may cost a worker its life."""
+
+    def __init__(self, environment: Environment, workers: int | None = None) -> None:
+        self.environment = environment
+        methods = multiprocessing.get_all_start_methods()
+        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context.set_forkserver_preload([__name__])
+        self._workers = [self._start() for _ in range(workers or os.cpu_count() or 1)]
+
+    def _start(self) -> tuple[Any, Connection]:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(there, self.environment), daemon=True)
+        process.start()
+        there.close()
+        return process, here
+
+    def play(self, policy: Policy, branches: Branches) -> Played:
+        parts = share_out(branches, len(self._workers))
+        played: list[Played | None] = [None] * len(parts)
+        waiting = list(range(len(parts)))[::-1]
+        lives = [self.patience] * len(parts)
+        busy: dict[int, int] = {}
+        idle = list(range(len(self._workers)))
+        while waiting or busy:
+            while waiting and idle:
+                worker, part = idle.pop(), waiting.pop()
+                busy[worker] = part
+                with suppress(OSError):  # one that died idle: the wait below finds its pipe closed
+                    self._workers[worker][1].send((policy, branches.part(parts[part])))
+            by_pipe = {self._workers[worker][1]: worker for worker in busy}
+            for pipe in wait(list(by_pipe)):
+                worker = by_pipe[pipe]  # pyright: ignore[reportArgumentType]
+                part = busy.pop(worker)
+                try:
+                    answer = self._workers[worker][1].recv()
+                except (EOFError, OSError):
+                    lives[part] -= 1
+                    code = self._replace(worker)
+                    if not lives[part]:
+                        raise WorkerFailure(
+                            f"A worker of {self.environment.name} died {self.patience} times over the same rollouts "
+                            f"(exit code {code}); play them in this process to see why."
+                        ) from None
+                    waiting.append(part)
+                    idle.append(worker)
+                    continue
+                idle.append(worker)
+                if isinstance(answer, Exception):
+                    self._drain(busy)
+                    raise answer
+                played[part] = answer
+        return gather(parts, [one for one in played if one is not None])
+
+    def _replace(self, worker: int) -> int | None:
+        process, pipe = self._workers[worker]
+        pipe.close()
+        process.kill()
+        process.join()
+        self._workers[worker] = self._start()
+        return process.exitcode
+
+    def _drain(self, busy: dict[int, int]) -> None:
+        """Let the others finish, so that no late answer meets the next question."""
+        for worker in busy:
+            try:
+                self._workers[worker][1].recv()
+            except (EOFError, OSError):
+                self._replace(worker)
+
+    def close(self) -> None:
+        for process, pipe in self._workers:
+            pipe.close()
+            process.join(5)
+            if process.is_alive():
+                process.terminate()
+        self._workers = []
+
+
+def _work(pipe: Connection, environment: Environment) -> None:
+    while True:
+        try:
+            policy, branches = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: Any = play_rollouts(environment, policy, branches)
+        except Exception as error:
+            answer = (
+                error if isinstance(error, EnvironmentFailure) else EnvironmentFailure(f"A worker failed: {error!r}")
+            )
+        pipe.send(answer)
+
+
+def make_engine(name: str, environment: Environment, workers: int | None = None, address: str | None = None) -> Engine:
+    """An engine by name: "in-process", "pool" or "ray"."""
+    if name == "ray":
+        from arsm.rl.cluster import Ray  # ray is an extra of its own
+
+        return Ray(environment, workers, address)
+    kinds: dict[str, Callable[[], Engine]] = {
+        "in-process": lambda: InProcess(environment),
+        "pool": lambda: Pool(environment, workers),
+    }
+    if name not in kinds:
+        raise ValueError(f'There is no engine "{name}": choose "in-process", "pool" or "ray".')
+    return kinds[name]()

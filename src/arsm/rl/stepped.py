@@ -1,0 +1,214 @@
+"""Any Gymnasium environment, one object an episode: it branches in the first way that a test finds exact."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from arsm.rl.branching import Array, EnvironmentFailure, Trail
+
+Env = gymnasium.Env[Any, Any]
+Encoder = Callable[[Any], Array]
+Way = Literal["state", "copy", "replay"]
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """Any deterministic Gymnasium environment with discrete actions and vectors as observations."""
+
+    name: str
+    make: Callable[[], Env]
+    observations: int
+    choices: tuple[int, ...]
+    first_choice: Array
+    """[K]: the numbers of the first actions; [] for a single action, where the environment wants no array."""
+    horizon: int
+    encoder: Encoder | None = None
+    way: Way = "replay"
+    """How to branch: by setting the plain data among the environment's attributes, by deepcopy, or by replaying the
+    episode's seed and actions."""
+
+    @property
+    def lanes(self) -> int | None:
+        """As many as make the policy's share of the time small."""
+        return 32
+
+    def start(self, seeds: Sequence[int]) -> tuple[SteppedLanes, Array]:
+        """Fresh episodes, and their observations [N, D]."""
+        environments = [self.make() for _ in seeds]
+        seen = np.stack([self.reset(env, seed) for env, seed in zip(environments, seeds, strict=True)])
+        return SteppedLanes(self, environments, self._branches((), seen[:0, 0], seen[:0, 0])), seen
+
+    def branch(self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int) -> SteppedLanes:
+        """The first `lanes` branches; the others follow by `restart`, in the order given: sorted by step they share
+        the way there."""
+        source = self._branches(trails, episode, step)
+        return SteppedLanes(self, [next(source) for _ in range(lanes)], source)
+
+    def _branches(self, trails: Sequence[Trail], episode: Array, step: Array) -> Generator[Env, Env | None, None]:
+        """An environment at each of these steps; one that is sent back is used again."""
+        spare: Env | None = None
+        trunk, at = None, (-1, -1)
+        for number, time in zip(episode.tolist(), step.tolist(), strict=True):
+            trail = trails[number]
+            if self.way == "replay":
+                env = spare or self.make()
+                self.reset(env, trail.seed)
+                self._advance(env, trail, 0, time)
+            else:
+                if trunk is None or at[0] != number or at[1] > time:
+                    trunk, at = trunk or self.make(), (number, 0)
+                    self.reset(trunk, trail.seed)
+                self._advance(trunk, trail, at[1], time)
+                at = (number, time)
+                if self.way == "copy":
+                    env = copy.deepcopy(trunk)
+                else:
+                    env = spare or self._awake()
+                    _set_data(env, _get_data(trunk))
+            spare = yield env
+
+    def _awake(self) -> Env:
+        """An environment that wrappers allow to step."""
+        env = self.make()
+        env.reset(seed=0)
+        return env
+
+    def _advance(self, env: Env, trail: Trail, begin: int, end: int) -> None:
+        for action in self.native(trail.actions[begin:end]):
+            self.step(env, action)
+
+    def native(self, actions: Array) -> list[Any]:
+        """Actions [N, K] as the environment wants them."""
+        if self.first_choice.ndim == 0:
+            return (actions[:, 0] + self.first_choice).tolist()
+        return list(actions + self.first_choice)
+
+    def reset(self, env: Env, seed: int) -> Array:
+        """The first observation [D]."""
+        try:
+            return self.encode(env.reset(seed=seed)[0])
+        except Exception as error:
+            raise self._failure("reset", error) from error
+
+    def step(self, env: Env, action: Any) -> tuple[Any, float, bool]:
+        """The observation as the environment gives it, the reward, and whether the episode ended."""
+        try:
+            seen, reward, terminated, truncated, _ = env.step(action)
+        except Exception as error:
+            raise self._failure("step", error) from error
+        return seen, float(reward), terminated or truncated
+
+    def encode(self, seen: Any) -> Array:
+        """An observation as a vector [D]."""
+        return np.asarray(seen if self.encoder is None else self.encoder(seen), dtype=np.float64).reshape(-1)
+
+    def _failure(self, doing: str, error: Exception) -> EnvironmentFailure:
+        return EnvironmentFailure(f"{self.name} raised {type(error).__name__} in its {doing}: {error}")
+
+    def tested(self) -> Stepped:
+        """The same, with the first way to branch that gives the next observations bit for bit."""
+        record = [self._record(seed) for seed in range(3)]
+        for way in ("state", "copy", "replay"):
+            candidate = replace(self, way=way)
+            if candidate._branches_exactly(record):
+                return candidate
+        raise EnvironmentFailure(
+            f"{self.name} is not deterministic: the same seed and actions gave other observations, so that it cannot "
+            "go back to a state and try another action; make its randomness follow from reset(seed=...)."
+        )
+
+    def _record(self, seed: int) -> tuple[Trail, list[Any]]:
+        """An episode of random actions, and what each of them gave."""
+        generator = np.random.default_rng(seed)
+        env, given, actions = self.make(), [], []
+        self.reset(env, seed)
+        for _ in range(min(self.horizon, 200)):
+            actions.append(generator.integers(self.choices))
+            seen, reward, over = self.step(env, self.native(actions[-1][None])[0])
+            given.append((np.array(seen), reward, over))
+            if over:
+                break
+        return Trail(seed, np.stack(actions)), given
+
+    def _branches_exactly(self, record: list[tuple[Trail, list[Any]]]) -> bool:
+        trails = [trail for trail, _ in record]
+        points = [
+            (number, step)
+            for number, trail in enumerate(trails)
+            for step in sorted({0, len(trail.actions) // 3, 2 * len(trail.actions) // 3, len(trail.actions) - 1})
+        ]
+        episode, step = np.array(points).T
+        try:
+            branches = self._branches(trails, episode, step)
+            env = next(branches)
+            for place, (number, begin) in enumerate(points):
+                trail, given = record[number]
+                for action, (seen, reward, over) in zip(self.native(trail.actions[begin:]), given[begin:], strict=True):
+                    again = self.step(env, action)
+                    if not np.array_equal(again[0], seen) or again[1:] != (reward, over):
+                        return False
+                if place + 1 < len(points):
+                    env = branches.send(env)
+        except Exception:  # a way that raises is a way that does not work
+            return False
+        return True
+
+
+class SteppedLanes:
+    """Lanes of one object an episode."""
+
+    def __init__(
+        self,
+        environment: Stepped,
+        environments: list[Env],
+        source: Generator[Env, Env | None, None],
+    ) -> None:
+        self.environment = environment
+        self.environments = environments
+        self.source = source
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array]:
+        step, encode = self.environment.step, self.environment.encode
+        chosen = self.environment.native(actions)
+        given = [step(env, action) for env, action in zip(self.environments, chosen, strict=True)]
+        seen, reward, terminated = zip(*given, strict=True)
+        observations = np.array([encode(x) for x in seen]) if self.environment.encoder else np.array(seen, np.float64)
+        return observations.reshape(len(given), -1), np.array(reward), np.array(terminated)
+
+    def drop(self, keep: Array) -> None:
+        self.environments = [self.environments[lane] for lane in keep]
+
+    def restart(self, lane: int) -> None:
+        self.environments[lane] = self.source.send(self.environments[lane])
+
+
+def _is_data(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return x.dtype != object
+    if isinstance(x, (tuple, list)):
+        return all(map(_is_data, x))
+    return x is None or isinstance(x, (bool, int, float, str, np.generic, np.random.Generator))
+
+
+def _layers(env: Env) -> Iterator[dict[str, Any]]:
+    """The attributes of an environment and of the wrappers around it."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield vars(env)
+        env = env.env
+    yield vars(env)
+
+
+def _get_data(env: Env) -> list[dict[str, Any]]:
+    """The plain data among the attributes, and the random numbers."""
+    return [{name: copy.deepcopy(x) for name, x in layer.items() if _is_data(x)} for layer in _layers(env)]
+
+
+def _set_data(env: Env, data: list[dict[str, Any]]) -> None:
+    for layer, values in zip(_layers(env), data, strict=True):
+        layer.update(values)

@@ -1,0 +1,86 @@
+"""`arsm control`: it solves CartPole, resumes, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from arsm.experiments.cli import main
+from arsm.experiments.control import Control
+from arsm.experiments.record import read_run
+from arsm.experiments.report_control import control_sections, seed_series, solved_at
+
+CLOCKS = ("seconds", "learning_seconds", "cpu_seconds")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in CLOCKS} for line in text]
+
+
+def test_cartpole_is_solved(tmp_path: Path) -> None:
+    Control(episodes=170, seeds=1, learning_rates=(0.03,), root=tmp_path).run(Console(quiet=True))
+    record = read_run(tmp_path / "control" / "CartPole-v0-arsm-adam-0.03")
+    (series,) = seed_series(record)
+    assert solved_at(series, 195.0) is not None
+    assert series["log_variance"][-1] < series["log_variance"].max()
+    (section,) = control_sections([record])
+    results = {x.metric: x for x in section.results}
+    assert results["seeds at the line"].values == [1.0]
+    assert results["seconds"].paper == 677.0
+
+
+WORDS = ["control", "--environment", "CartPole-v1", "--horizon", "40", "--seeds", "2", "--episodes", "60"]
+WORDS += ["--methods", "a2c", "--log-every", "7", "--checkpoint-every", "5"]
+
+
+def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
+    assert main([*WORDS, "--root", str(tmp_path / "whole")]) == 0
+    command = [sys.executable, "-m", "arsm.experiments.cli", *WORDS, "--root", str(tmp_path / "killed")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    name = "control/CartPole-v1-a2c-adam-0.01"
+    killed = tmp_path / "killed" / name
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (killed / "checkpoint.pt").exists():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(lines(killed)) < len(lines(tmp_path / "whole" / name))
+    assert main([*WORDS, "--root", str(tmp_path / "killed"), "--resume"]) == 0
+    assert lines(killed) == lines(tmp_path / "whole" / name)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--environment", "CartPoole-v1"], 'There is no environment "CartPoole-v1"'),
+        (["--environment", "Pendulum-v1"], "Discrete or MultiDiscrete"),
+        (["--methods", "armsm"], 'There is no estimator "armsm": did you mean "arsm"'),
+        (["--environment", "Acrobot-v1", "--budget", "1"], "less than the 2 pseudo actions"),
+        (["--episodes", "0"], "--episodes must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
+    assert main(["control", *words, "--root", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_as_gif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    control = Control(environment="CartPole-v1", horizon=20, episodes=2, seeds=1, gif=True, root=tmp_path)
+    control.run(Console(quiet=True))
+    (gif,) = tmp_path.glob("control/*/policy.gif")
+    assert gif.read_bytes().startswith(b"GIF89a")

@@ -1,0 +1,209 @@
+"""Branching environments against Gymnasium's own, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.box2d.lunar_lander import heuristic
+
+from arsm.rl import EnvironmentFailure, make_environment
+from arsm.rl.branching import Trail
+from arsm.rl.lunar_lander import TrimmedLunarLander
+from arsm.rl.stepped import Stepped
+
+
+@pytest.mark.parametrize(("name", "steps"), [("CartPole-v1", 4000), ("Acrobot-v1", 3000)])
+def test_array_environments_are_gymnasiums_bit_for_bit(name: str, steps: int) -> None:
+    generator = np.random.default_rng(0)
+    ours, theirs = make_environment(name), gymnasium.make(name, max_episode_steps=-1)
+    seed = 0
+    while steps > 0:
+        first, _ = theirs.reset(seed=seed)
+        lanes, seen = ours.start([seed, seed + 1])
+        np.testing.assert_array_equal(seen[0], first)
+        for _ in range(600):
+            actions = generator.integers(ours.choices, size=(2, 1))
+            observation, reward, terminated, _, _ = theirs.step(actions[0, 0])
+            seen, rewards, over = lanes.step(actions)
+            np.testing.assert_array_equal(seen[0], observation)
+            np.testing.assert_array_equal(lanes.state[:, 0], theirs.unwrapped.state)  # pyright: ignore
+            assert (rewards[0], over[0]) == (reward, terminated)
+            steps -= 1
+            if terminated:
+                break
+        seed += 2
+
+
+def test_trimmed_lunar_lander_is_gymnasiums_bit_for_bit() -> None:
+    generator = np.random.default_rng(0)
+    ours, theirs = TrimmedLunarLander(), gymnasium.make("LunarLander-v3", max_episode_steps=-1)
+    touched = 0
+    for seed in range(6):
+        first, _ = theirs.reset(seed=seed)
+        np.testing.assert_array_equal(ours.reset(seed=seed)[0], first)
+        observation = first
+        for _ in range(300):
+            action = (
+                heuristic(theirs.unwrapped, observation) if generator.random() < 0.9 else int(generator.integers(4))
+            )
+            mine, (observation, reward, terminated, *_) = ours.step(action), theirs.step(action)
+            np.testing.assert_array_equal(mine[0], observation)
+            assert mine[1:3] == (float(reward), terminated)
+            touched += int(observation[6] or observation[7])
+            if terminated:
+                break
+    assert touched > 50
+
+
+@pytest.mark.parametrize(("name", "way"), [("MountainCar-v0", "state"), ("LunarLander-v3", "replay")])
+def test_the_first_exact_way_is_found(name: str, way: str) -> None:
+    found = make_environment(name)
+    assert isinstance(found, Stepped)
+    assert found.way == way
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """A walk on a line; what is wrong with it is up to its subclasses."""
+
+    observation_space = spaces.Box(-10.0, 10.0, (2,))
+    action_space: spaces.Space[Any] = spaces.Discrete(2, start=1)
+
+    def __init__(self) -> None:
+        self.at = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.at = self.np_random.normal(size=2)
+        return self.at.astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.at = self.at + 0.1 * (action - 1.5) + 0.01 * self.np_random.normal(size=2)
+        return self.at.astype(np.float32), float(self.at[0]), bool(abs(self.at[0]) > 3), False, {}
+
+
+class Hidden:
+    """State that is no plain data."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+
+class WalkWithHiddenState(Walk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = Hidden()
+
+    def reset(self, **options: Any) -> Any:
+        self.hidden.total = 0.0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self.hidden.total += action
+        seen, _, *rest = super().step(action)
+        return seen, self.hidden.total, *rest
+
+
+class WalkThatCannotBeCopied(WalkWithHiddenState):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Walk:
+        return type(self)()  # an empty copy without an error, as Box2D's environments give
+
+
+class RandomWalk(Walk):
+    def step(self, action: Any) -> Any:
+        seen, *rest = super().step(action)
+        return seen + np.random.default_rng().normal(), *rest
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [(Walk, "state"), (WalkWithHiddenState, "copy"), (WalkThatCannotBeCopied, "replay")]
+)
+def test_every_way_to_branch(kind: type[Walk], way: str) -> None:
+    found = make_environment(kind, horizon=50)
+    assert isinstance(found, Stepped)
+    assert found.way == way
+    generator = np.random.default_rng(1)
+    actions = generator.integers(found.choices, size=(20, 1))
+    lanes, _ = found.start([5])
+    given = [lanes.step(action[None]) for action in actions]
+    branches = found.branch([Trail(5, actions)], np.zeros(3, int), np.array([4, 4, 11]), 2)
+    for step in range(4, 20):
+        seen, rewards, _ = branches.step(np.repeat(actions[step][None], 2, 0))
+        np.testing.assert_array_equal(seen, np.repeat(given[step][0], 2, 0))
+        np.testing.assert_array_equal(rewards, np.repeat(given[step][1], 2))
+    branches.restart(1)
+    branches.drop(np.array([1]))
+    for step in range(11, 20):
+        np.testing.assert_array_equal(branches.step(actions[step][None])[0], given[step][0])
+
+
+def limited() -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.TimeLimit(Walk(), 15)
+
+
+def test_a_wrappers_own_time_limit_is_part_of_the_state() -> None:
+    found = make_environment(limited, horizon=100)
+    assert isinstance(found, Stepped)
+    assert found.way == "state"
+    trail = Trail(0, np.ones((14, 1), int))
+    lanes = found.branch([trail], np.zeros(4, int), np.array([3, 6, 9, 12]), 1)
+    for begin in (3, 6, 9, 12):
+        for step in range(begin, 15):
+            over = lanes.step(np.ones((1, 1), int))[2]
+            assert over[0] == (step == 14)
+        if begin < 12:
+            lanes.restart(0)
+
+
+def test_what_is_not_deterministic_is_refused() -> None:
+    with pytest.raises(EnvironmentFailure, match="RandomWalk is not deterministic"):
+        make_environment(RandomWalk, horizon=50)
+
+
+class Images(Walk):
+    observation_space = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(**options)
+        return self.picture(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.picture(), *super().step(action)[1:]
+
+    def picture(self) -> Any:
+        return np.full((4, 4, 3), int(50 * abs(self.at[0])) % 256, np.uint8)
+
+
+class Continuous(Walk):
+    action_space = spaces.Box(-1.0, 1.0, (1,))
+
+
+class Broken(Walk):
+    def step(self, action: Any) -> Any:
+        raise ZeroDivisionError("no ground")
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match='There is no environment "CartPoole-v1": did you mean "CartPole-v1"'):
+        make_environment("CartPoole-v1")
+    with pytest.raises(ValueError, match="Discrete or MultiDiscrete"):
+        make_environment("Pendulum-v1")
+    with pytest.raises(ValueError, match="Discrete or MultiDiscrete"):
+        make_environment(Continuous, horizon=5)
+    with pytest.raises(ValueError, match="give an encoder"):
+        make_environment(Images, horizon=5)
+    with pytest.raises(ValueError, match="no time limit"):
+        make_environment(Walk)
+    with pytest.raises(EnvironmentFailure, match="Broken raised ZeroDivisionError in its step: no ground"):
+        make_environment(Broken, horizon=5)
+
+
+def test_an_encoder_makes_vectors_of_images() -> None:
+    found = make_environment(Images, horizon=5, encoder=lambda picture: picture[0, 0] / 255)
+    assert found.observations == 3
+    lanes, seen = found.start([0, 1])
+    assert seen.shape == (2, 3)
+    assert lanes.step(np.zeros((2, 1), int))[0].shape == (2, 3)

@@ -1,0 +1,222 @@
+"""Episodes, rollouts and the engines that play them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from arsm.rl import EnvironmentFailure, WorkerFailure, make_environment
+from arsm.rl.environments import Environment
+from arsm.rl.play import Branches, Episode, Policy, play_episodes, play_rollouts, race_units
+from arsm.rl.rollouts import InProcess, Pool, make_engine
+from arsm.swap import run_race
+from tests.test_rl_environments import Walk, WalkWithHiddenState
+
+
+def random_policy(environment: Environment, seed: int = 0) -> Policy:
+    generator = np.random.default_rng(seed)
+    sizes = (environment.observations, 10, len(environment.choices) * max(environment.choices))
+    layers = tuple((generator.normal(size=(a, b)), generator.normal(size=b)) for a, b in pairwise(sizes))
+    return Policy(layers, environment.choices)
+
+
+def noise(environment: Environment, episodes: int, seed: int = 0) -> Any:
+    shape = (episodes, environment.horizon, len(environment.choices), max(environment.choices))
+    return race_units(np.log(np.random.default_rng(seed).standard_exponential(shape)))
+
+
+def branches(environment: Environment, episodes: list[Episode], count: int) -> Branches:
+    """Branches at random steps of several episodes."""
+    generator = np.random.default_rng(1)
+    episode = np.sort(generator.integers(len(episodes), size=count))
+    step = np.array([generator.integers(len(episodes[e].rewards)) for e in episode])
+    order = np.lexsort((step, episode))
+    action = generator.integers(environment.choices, size=(count, len(environment.choices)))
+    trails = tuple(one.trail for one in episodes)
+    return Branches(trails, episode, step[order], action, key=11, number=np.arange(count), gamma=0.97)
+
+
+def test_the_numpy_race_is_the_librarys() -> None:
+    generator = np.random.default_rng(0)
+    policy = Policy((), (4, 4))
+    logits = 3 * generator.normal(size=(5000, 2, 4))
+    logits[::10] *= 1000
+    log_pi = np.log(generator.standard_exponential(logits.shape))
+    ties = slice(1, None, 10)  # where only the rounding to the race's resolution decides
+    logits[ties], log_pi[ties] = (-generator.integers(6, size=(500, 2, 4)) * 2.0**-42 for _ in range(2))
+    ours = policy.act(logits, race_units(log_pi))
+    np.testing.assert_array_equal(ours, run_race(torch.from_numpy(logits), torch.from_numpy(log_pi)).z.numpy())
+
+
+def test_masked_actions_are_never_taken() -> None:
+    policy = Policy((), (2, 4))
+    logits = np.zeros((1000, 2, 4))
+    actions = policy.act(logits, race_units(np.log(np.random.default_rng(0).standard_exponential(logits.shape))))
+    assert actions.max(0).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "LunarLander-v3"])
+def test_a_rollout_that_repeats_the_true_actions_repeats_the_true_return(name: str) -> None:
+    """With the true episode's noise, taking the true action again must follow the true episode to its end."""
+    environment = make_environment(name, 120)
+    policy = random_policy(environment)
+    units = noise(environment, 2)
+    episodes = play_episodes(environment, policy, [3, 4], units)
+    steps = [np.arange(0, len(one.rewards), 7) for one in episodes]
+    episode = np.repeat(np.arange(2), [len(x) for x in steps])
+    step = np.concatenate(steps)
+    action = np.concatenate([one.actions[x] for one, x in zip(episodes, steps, strict=True)])
+    trails = tuple(one.trail for one in episodes)
+    again = Branches(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units)
+    played = play_rollouts(environment, policy, again)
+    expected = np.concatenate([one.returns(0.9)[x] for one, x in zip(episodes, steps, strict=True)])
+    np.testing.assert_allclose(played.returns, expected, rtol=1e-12)
+    lengths = np.array([len(one.rewards) for one in episodes])
+    assert played.steps == (lengths[episode] - step).sum()
+
+
+def test_a_rollout_ends_at_the_episodes_own_time_limit() -> None:
+    environment = make_environment(Walk, horizon=30)
+    policy = random_policy(environment)
+    episodes = play_episodes(environment, policy, [0], noise(environment, 1))
+    assert len(episodes[0].rewards) == 30
+    assert not episodes[0].terminated
+    late = replace(branches(environment, episodes, 5), step=np.full(5, 28))
+    assert play_rollouts(environment, policy, late).steps == 5 * 2
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "LunarLander-v3"])
+def test_a_rollout_does_not_depend_on_its_company(name: str) -> None:
+    environment = make_environment(name, 100)
+    policy = random_policy(environment)
+    episodes = play_episodes(environment, policy, [0, 1], noise(environment, 2))
+    many = branches(environment, episodes, 40)
+    together = play_rollouts(environment, policy, many).returns
+    alone = [play_rollouts(environment, policy, many.part(np.array([r]))).returns[0] for r in (0, 17, 39)]
+    assert together[[0, 17, 39]].tolist() == alone
+    assert len(np.unique(together)) > 10
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    engine = Pool(make_environment(WalkWithHiddenState, horizon=60), workers=2)
+    yield engine
+    engine.close()
+
+
+def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
+    environment = pool.environment
+    policy = random_policy(environment)
+    episodes = play_episodes(environment, policy, [0, 1], noise(environment, 2))
+    many = branches(environment, episodes, 30)
+    here, there = InProcess(environment).play(policy, many), pool.play(policy, many)
+    assert here.returns.tolist() == there.returns.tolist()
+    assert here.steps == there.steps
+    assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
+
+
+def test_a_worker_that_dies_is_replaced(pool: Pool) -> None:
+    environment = pool.environment
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 20)
+    expected = play_rollouts(environment, policy, many).returns
+    process = pool._workers[0][0]
+    os.kill(process.pid, signal.SIGKILL)
+    assert pool.play(policy, many).returns.tolist() == expected.tolist()
+    assert process.exitcode == -signal.SIGKILL
+
+
+class Deadly(Walk):
+    """Ends its process where the walk has gone on for a while; in the main process it does not."""
+
+    def step(self, action: Any) -> Any:
+        if os.environ.get("ARSM_TEST_DEADLY") != str(os.getpid()):
+            os._exit(3)
+        return super().step(action)
+
+
+def test_a_worker_that_always_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARSM_TEST_DEADLY", str(os.getpid()))
+    environment = make_environment(Deadly, horizon=20)
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 3)
+    engine = Pool(environment, workers=1)
+    with pytest.raises(WorkerFailure, match=r"died 3 times over the same rollouts \(exit code 3\)"):
+        engine.play(policy, many)
+    engine.close()
+
+
+class Failing(Walk):
+    """Raises, or gives no number, once the walk has gone on for a while."""
+
+    reward: float | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.steps = 0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, *rest = super().step(action)
+        self.steps += 1
+        if self.steps > 250:
+            if self.reward is None:
+                raise ZeroDivisionError("no ground")
+            reward = self.reward
+        return seen, reward, *rest
+
+
+class Nameless(Failing):
+    reward = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(Failing, "Failing raised ZeroDivisionError"), (Nameless, "Nameless gave a reward of nan")]
+)
+def test_an_environment_that_fails_midway(kind: type[Failing], message: str) -> None:
+    environment = make_environment(kind, horizon=300)
+    policy = Policy(((np.zeros((2, 2)), np.zeros(2)),), (2,))
+    with pytest.raises(EnvironmentFailure, match=message):
+        play_episodes(environment, policy, [0], noise(environment, 1))
+    short = replace(environment, horizon=200)
+    many = branches(short, play_episodes(short, policy, [0], noise(short, 1)), 6)
+    with pytest.raises(EnvironmentFailure, match=message):
+        play_rollouts(environment, policy, many)
+    engine = Pool(environment, workers=1)
+    for _ in range(2):  # the worker survives what its environment does
+        with pytest.raises(EnvironmentFailure, match=message):
+            engine.play(policy, many)
+    engine.close()
+
+
+def test_ray_gives_what_one_process_gives() -> None:
+    pytest.importorskip("ray")
+    environment = make_environment("CartPole-v1", 60)
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 12)
+    engine = make_engine("ray", environment, workers=2)
+    try:
+        assert engine.play(policy, many).returns.tolist() == play_rollouts(environment, policy, many).returns.tolist()
+    finally:
+        engine.close()
+
+
+def test_refusals() -> None:
+    environment = make_environment("CartPole-v1", 60)
+    with pytest.raises(ValueError, match='There is no engine "gpu"'):
+        make_engine("gpu", environment)
+    pytest.importorskip("ray")
+    with pytest.raises(ValueError, match="Nothing answers at localhost:1 "):
+        make_engine("ray", environment, address="localhost:1")
+    with pytest.raises(ValueError, match="write HOST:PORT"):
+        make_engine("ray", environment, address="somewhere")
