@@ -14,11 +14,13 @@ from arsm.experiments.record import Record, RunError, find_runs, read_run, write
 from arsm.experiments.report_compare import compare_sections
 from arsm.experiments.report_control import control_sections
 from arsm.experiments.report_toy import toy_sections
+from arsm.experiments.report_vae import vae_sections
 from arsm.experiments.sections import Section, panel_svg, pivot, results_csv, save_figure
 
 # An experiment takes part in the report by an entry here: its run folders in, sections out.
 SECTIONS: dict[str, Callable[[Sequence[Record]], list[Section]]] = {
     "toy": toy_sections,
+    "vae": vae_sections,
     "compare": compare_sections,
     "control": control_sections,
 }

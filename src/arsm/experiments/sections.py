@@ -29,7 +29,10 @@ COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardwar
 # The page's text colour takes this one's place, so that figures follow light and dark mode.
 INK = "#010203"
 # Readable on white and on near-black (Okabe and Ito's set, its black and yellow replaced).
-COLOURS = ("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b", "#7a7fe0", "#2aa8a8", "#9a6a4a")
+COLOURS = (
+    *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b", "#7a7fe0"),
+    *("#2aa8a8", "#9a6a4a", "#d63384", "#6b8e23", "#4b6f9e", "#a0522d"),
+)
 NEUTRAL = "#8a8f98"
 
 
@@ -150,7 +153,9 @@ def results_csv(sections: Iterable[Section]) -> str:
     return out.getvalue()
 
 
-def band(axes: Axes, steps: Sequence[int], seeds: Sequence[Sequence[float]], colour: str, *, log: bool = False) -> None:
+def band(
+    axes: Axes, steps: Sequence[float], seeds: Sequence[Sequence[float]], colour: str, *, log: bool = False
+) -> None:
     """The mean over seeds as a line, their 10th to 90th percentile as a band; a log axis leaves out a mean of zero."""
     import numpy as np
 
@@ -183,7 +188,7 @@ def save_figure(figure: Figure, folder: Path) -> None:
     with _drawn(figure.panels, columns=figure.columns, ink="#1c1f24") as drawn:
         if figure.legend:
             handles = [Line2D([], [], color=colour, label=label) for label, colour in figure.legend]
-            drawn.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+            drawn.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)
         drawn.savefig(folder / f"{figure.name}.png", dpi=110)
 
 

@@ -1,0 +1,180 @@
+"""The VAE's tables: the learning rate that validation chose, and the figures of each seed's best epoch."""
+
+import csv
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure as MatplotlibFigure
+from rich.console import Console
+
+from arsm.experiments.record import Record, open_run, read_run
+from arsm.experiments.report import Report
+from arsm.experiments.report_vae import vae_sections
+from arsm.experiments.sections import Result, Section, pivot
+from arsm.experiments.vae import Vae
+
+STEPS_PER_EPOCH = 275
+TRAIN_GAP, TEST_GAP = -7.0, 0.25
+
+
+def write_run(root: Path, vae: Vae, validation: list[list[float]], epochs: tuple[int, ...] = (10, 500, 1000)) -> Record:
+    """A run folder of one rate with these validation figures, one list a seed; its end, if any, with best_test."""
+    (rate,), (dropout,) = vae.rates, vae.dropouts
+    with open_run(root, "vae", vae.folder_name(rate, dropout), vae.config(rate, dropout)) as run:
+        for place, epoch in enumerate(epochs):
+            for seed, figures in zip(vae.seeds, validation, strict=True):
+                value = figures[place]
+                metrics = {
+                    "epoch": epoch,
+                    "train": value + TRAIN_GAP,
+                    "evaluations": 40.0 - place,
+                    "validation": value,
+                    "test": value + TEST_GAP,
+                    "entropy": 1.0,
+                    "pseudo_action_share": 0.2,
+                    "gradient_variance": 0.01,
+                }
+                if epoch == vae.epochs:
+                    metrics |= {"best_test": min(figures) + 0.5, "bound": min(figures) - 10}
+                run.log(epoch * STEPS_PER_EPOCH, metrics, seed)
+    return read_run(run.folder)
+
+
+def rows_of(section: Section) -> dict[str, dict[str, Result]]:
+    metrics, rows = pivot(section.results)
+    return {
+        row: {metric: cell for metric, cell in zip(metrics, cells, strict=True) if cell is not None}
+        for row, cells in rows
+    }
+
+
+def test_the_first_seed_chooses_the_rate_at_its_best_epoch(tmp_path: Path) -> None:
+    # 2e-4 is best at the last epoch and 3e-4 on average, but the first seed was lowest at 1e-4, half way
+    curves = {
+        1e-4: [[120.0, 86.0, 99.0], [120.0, 95.0, 94.0]],
+        2e-4: [[120.0, 90.0, 87.0], [120.0, 90.0, 87.0]],
+        3e-4: [[120.0, 90.0, 88.0], [120.0, 80.0, 80.0]],
+    }
+    records = [write_run(tmp_path, Vae(rates=(rate,), seeds=(0, 1)), validation) for rate, validation in curves.items()]
+    (section,) = vae_sections(records)
+    (cells,) = rows_of(section).values()
+    assert cells["learning rate"].values == [1e-4]
+    assert cells["validation"].values == [86.0, 94.0]
+    assert cells["train"].values == [86.0 + TRAIN_GAP, 94.0 + TRAIN_GAP]
+    assert cells["test"].values == [86.5, 94.5]
+    assert cells["test, last epoch"].values == [99.0 + TEST_GAP, 94.0 + TEST_GAP]
+    assert cells["bound, 1,000 samples"].values == [76.0, 84.0]
+    assert cells["seconds"].values == [records[0].seconds]
+    assert all(cell.record is records[0] for cell in cells.values())
+    assert len(section.records) == 3
+
+
+def test_an_unfinished_run_has_the_test_figure_of_its_best_epoch(tmp_path: Path) -> None:
+    record = write_run(tmp_path, Vae(seeds=(0, 1)), [[120.0, 90.0, 91.0], [120.0, 94.0, 92.0]], (10, 200, 300))
+    (section,) = vae_sections([record])
+    cells = rows_of(section)["arsm (300 epochs)"]
+    assert cells["test"].values == [90.0 + TEST_GAP, 92.0 + TEST_GAP]
+    assert cells["test, last epoch"].values == [91.0 + TEST_GAP, 92.0 + TEST_GAP]
+    assert "bound, 1,000 samples" not in cells
+
+
+@pytest.mark.parametrize(
+    ("layers", "words", "paper"),
+    [
+        (1, "reinforce", (127.0, 127.6)),
+        (1, "relax", (117.4, 118.7)),
+        (1, "gumbel-softmax:hard=True", (94.1, 96.4)),
+        (1, "25*gumbel-softmax", (93.6, 95.9)),
+        (1, "ar", (133.6, 135.0)),
+        (1, "ars", (97.4, 101.4)),
+        (1, "arsm", (82.0, 86.7)),
+        (2, "gumbel-softmax", (91.3, 98.3)),
+        (2, "arsm", (78.3, 89.5)),
+        (1, "gumbel-softmax:temperature=0.5,hard=True", (94.1, 96.4)),
+        (1, "gumbel-softmax", None),
+        (1, "arsm:pooled=True", None),
+        (1, "25*arsm", None),
+        (2, "ars", None),
+    ],
+)
+def test_the_papers_figures_stand_beside_its_own_rows(
+    tmp_path: Path, layers: Literal[1, 2], words: str, paper: tuple[float, float] | None
+) -> None:
+    record = write_run(tmp_path, Vae(words, layers=layers), [[100.0, 90.0, 91.0]])
+    (section,) = vae_sections([record])
+    cells = rows_of(section)[words]
+    assert (cells["train"].paper, cells["test"].paper) == (paper or (None, None))
+    assert cells["validation"].paper is None
+
+
+def test_recipes_are_sections_of_their_own_without_the_papers_figures(tmp_path: Path) -> None:
+    curve = [[100.0, 90.0, 91.0]]
+    records = [
+        write_run(tmp_path, Vae(name="recipe", dropouts=(0.2,), schedule="cosine"), curve),
+        write_run(tmp_path, Vae(name="recipe", dropouts=(0.1,)), curve),
+        write_run(tmp_path, Vae(layers=2), curve),
+        write_run(tmp_path, Vae("rloo:samples=46,live=1"), curve),
+        write_run(tmp_path, Vae(), curve),
+        write_run(tmp_path, Vae("reinforce"), curve),
+    ]
+    sections = vae_sections(records)
+    assert {section.title: list(rows_of(section)) for section in sections} == {
+        "VAE, 1 layer": ["reinforce", "arsm", "rloo:samples=46,live=1"],
+        "VAE, 2 layers": ["arsm"],
+        "VAE, 1 layer (recipe)": ["arsm, dropout 0.1", "arsm, dropout 0.2, schedule cosine"],
+    }
+    recipe = sections[-1]
+    assert all(result.paper is None for result in recipe.results)
+
+
+def test_curves_lie_over_iterations_and_over_evaluations_so_far(tmp_path: Path) -> None:
+    record = write_run(tmp_path, Vae(seeds=(0, 1)), [[120.0, 90.0, 89.0], [118.0, 92.0, 93.0]])
+    (section,) = vae_sections([record])
+    figures = {figure.name: figure for figure in section.figures}
+    assert list(figures) == ["1layer-iterations", "1layer-seconds", "1layer-evaluations", "1layer-state"]
+    steps = [epoch * STEPS_PER_EPOCH for epoch in (10, 500, 1000)]
+    evaluations = [200 * 275 * epochs for epochs in (10 * 40, 10 * 40 + 490 * 39, 10 * 40 + 490 * 39 + 500 * 38)]
+    for name, places in (("iterations", steps), ("evaluations", evaluations)):
+        axes = MatplotlibFigure().add_subplot()
+        figures[f"1layer-{name}"].panels[1].draw(axes)
+        assert np.asarray(axes.lines[0].get_xdata()).tolist() == places
+        assert np.asarray(axes.lines[0].get_ydata()).tolist() == [119.0, 91.0, 91.0]
+
+
+def test_the_rates_of_a_grid_are_compared(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 92.0]]),
+        write_run(tmp_path, Vae(rates=(4e-4,), seeds=(0, 1)), [[120.0, 89.0, 93.0], [120.0, 88.0, 94.0]]),
+    ]
+    (section,) = vae_sections(records)
+    best, last = section.figures[-1].panels
+    for panel, first, other in ((best, [90.0, 89.0], 88.0), (last, [92.0, 93.0], 94.0)):
+        axes = MatplotlibFigure().add_subplot()
+        panel.draw(axes)
+        line, *dots, ring = axes.lines
+        assert np.asarray(line.get_xdata()).tolist() == [2e-4, 4e-4]
+        assert np.asarray(line.get_ydata()).tolist() == first
+        assert [y for each in dots for y in np.asarray(each.get_ydata()).tolist()] == [other]
+        assert np.asarray(ring.get_ydata()).tolist() == [first[1]]
+
+
+def test_the_page_and_the_table_have_the_numbers(tmp_path: Path) -> None:
+    best = [87.0, 86.6, 87.4]
+    validation = [[120.0, value, value + 1] for value in best]
+    record = write_run(tmp_path / "runs", Vae(rates=(4e-4,), seeds=(0, 1, 2)), validation)
+    Report(root=tmp_path / "runs", export=tmp_path / "results").run(Console(quiet=True))
+    page = (tmp_path / "runs" / "report.html").read_text()
+    for text in ("VAE, 1 layer", "87.5 ± 0.4 (paper 86.7)", "80.0 ± 0.4 (paper 82)", "0.0004", record.name):
+        assert text in page
+    with (tmp_path / "results" / "vae" / "table.csv").open() as file:
+        table = {(row["row"], row["metric"]): row for row in csv.DictReader(file)}
+    test = table["VAE, 1 layer: arsm", "test"]
+    assert float(test["mean"]) == pytest.approx(fmean(best) + 0.5, rel=1e-5)
+    assert float(test["std"]) == pytest.approx(stdev(best), rel=1e-5)
+    assert (test["seeds"], test["paper"]) == ("3", "86.7")
+    assert (test["hardware"], test["commit"]) == (record.sessions[-1]["hardware"], record.sessions[-1]["commit"] or "")
+    for name in ("1layer-iterations", "1layer-seconds", "1layer-evaluations", "1layer-state"):
+        assert (tmp_path / "results" / "vae" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
