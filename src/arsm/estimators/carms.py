@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.estimators.disarm import ascending, first_stop, log_probability
+from arsm.estimators.rloo import check_samples
 from arsm.evaluate import share
 from arsm.noise import dirichlet
 from arsm.types import Queries
@@ -39,12 +40,7 @@ class CARMS:
     needs_gradient = False
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ValueError(
-                f"CARMS compares samples with each other and needs at least 2, but samples = {self.samples}."
-            )
-        if self.live is not None and not 1 <= self.live <= self.samples:
-            raise ValueError(f"live must lie between 1 and samples = {self.samples}, but is {self.live}.")
+        check_samples("CARMS", self.samples, self.live)
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """ln d [*B, K, C - 1, n]."""

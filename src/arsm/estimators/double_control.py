@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from arsm.categorical import one_hot
-from arsm.estimators.rloo import centred, weighted_scores
+from arsm.estimators.muprop import slopes_at_queries
+from arsm.estimators.rloo import centred, check_samples, weighted_scores
 from arsm.estimators.straight_through import probabilities
 from arsm.noise import argmin_sample, dirichlet, repeat_draws
 from arsm.types import Queries
@@ -45,10 +46,7 @@ class DoubleControl:
     needs_gradient = True
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ValueError(
-                f"DoubleControl compares samples with each other and needs at least 2, but samples = {self.samples}."
-            )
+        check_samples("DoubleControl", self.samples)
         object.__setattr__(self, "control", Slope(self.alpha))
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -65,7 +63,7 @@ class DoubleControl:
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n = self.samples
         p = probabilities(logits)
-        h = _slopes(queries, values).to(p.dtype)
+        h = slopes_at_queries(queries, values).to(p.dtype)
         z = queries.points.detach()
         f = values.detach() - values.detach().mean(0)
         total = h.sum(0)
@@ -75,17 +73,3 @@ class DoubleControl:
         weight = (f - alpha * rise / n) / (n - 1)
         sampled = weighted_scores(p, queries.z.movedim(-2, 0), weight.to(p.dtype))
         return sampled + alpha * p * centred(p, total / n)
-
-
-def _slopes(queries: Queries, values: Tensor) -> Tensor:
-    """df/dz at every query: [n, *B, K, C]."""
-    slopes = None
-    if values.requires_grad:
-        # what is left of the graph serves f's own parameters
-        (slopes,) = torch.autograd.grad(values.sum(), queries.points, retain_graph=True, allow_unused=True)
-    if slopes is None:
-        raise ValueError(
-            "DoubleControl differentiates f in z, but autograd finds no way from f's values to z; make f "
-            "differentiable in one-hot z and enable gradients, or use RLOO, which only evaluates f."
-        )
-    return slopes

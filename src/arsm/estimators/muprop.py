@@ -23,20 +23,20 @@ def sample_and_point(logits: Tensor, z: Tensor, point: Tensor) -> Queries:
     return Queries(points, z, same_as, torch.ones(1, device=z.device))
 
 
-def slope_at_point(queries: Queries, values: Tensor, *, create_graph: bool = False) -> Tensor:
-    """df/dz at the second of the queries, values [2, *B] -> [*B, K, C]."""
-    slope = None
+def slopes_at_queries(queries: Queries, values: Tensor, *, create_graph: bool = False) -> Tensor:
+    """df/dz at every query, [M, *B, K, C], from all or some of their values; zero where there is none."""
+    slopes = None
     if values.requires_grad:
         # what is left of the graph serves f's own parameters
-        (slope,) = torch.autograd.grad(
-            values[1].sum(), queries.points, retain_graph=True, create_graph=create_graph, allow_unused=True
+        (slopes,) = torch.autograd.grad(
+            values.sum(), queries.points, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
-    if slope is None:
+    if slopes is None:
         raise ValueError(
             "This estimator differentiates f in z, but autograd finds no way from f's values to z; make f "
             "differentiable in one-hot z and enable gradients, or choose one that only evaluates f, such as RLOO."
         )
-    return slope[1]
+    return slopes
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MuProp:
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         p = probabilities(logits)
-        h = slope_at_point(queries, values).to(p.dtype)
+        h = slopes_at_queries(queries, values[1])[1].to(p.dtype)
         z, mean = queries.points.detach().to(p.dtype)
         sampled, expanded = values.detach()
         residual = sampled - expanded - (h * (z - mean)).sum((-2, -1))

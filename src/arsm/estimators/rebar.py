@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from arsm.categorical import score
 from arsm.estimators.gumbel_softmax import check_temperature, perturbed
-from arsm.estimators.muprop import sample_and_point, slope_at_point
+from arsm.estimators.muprop import sample_and_point, slopes_at_queries
 from arsm.estimators.straight_through import probabilities
 from arsm.noise import argmin_sample, dirichlet
 from arsm.types import Queries
@@ -93,7 +93,7 @@ class REBAR:
         log_temperature, scale = self.control.log_temperature, self.control.scale
         zeta = perturbed(logits.detach(), queries.aux)
         s = relaxed(zeta, log_temperature.exp())
-        slope = slope_at_point(queries, values, create_graph=s.requires_grad)
+        slope = slopes_at_queries(queries, values[1], create_graph=s.requires_grad)[1]
         sampled, at_relaxed = values.detach()
         if s.requires_grad:
             # f's expansion along tau keeps f's own parameters out of the estimator's loss

@@ -14,6 +14,14 @@ from arsm.noise import argmin_sample, dirichlet, repeat_draws
 from arsm.types import Queries
 
 
+def check_samples(name: str, samples: int, live: int | None = None) -> None:
+    """Refuse fewer samples than can be compared, or more live ones than there are."""
+    if samples < 2:
+        raise ValueError(f"{name} compares samples with each other and needs at least 2, but samples = {samples}.")
+    if live is not None and not 1 <= live <= samples:
+        raise ValueError(f"live must lie between 1 and samples = {samples}, but is {live}.")
+
+
 @dataclass(frozen=True)
 class RLOO:
     """Leave-one-out REINFORCE over n independent samples, with an optional ridge regression as its baseline.
@@ -47,12 +55,7 @@ class RLOO:
     needs_gradient = False
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ValueError(
-                f"RLOO compares samples with each other and needs at least 2, but samples = {self.samples}."
-            )
-        if self.live is not None and not 1 <= self.live <= self.samples:
-            raise ValueError(f"live must lie between 1 and samples = {self.samples}, but is {self.live}.")
+        check_samples("RLOO", self.samples, self.live)
         if self.ridge is not None and not self.ridge > 0:
             raise ValueError(f"ridge must be positive, but is {self.ridge}.")
         if isinstance(self.surrogate, str) and self.surrogate != "logits":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.estimators.rloo import weighted_scores
+from arsm.estimators.rloo import check_samples, weighted_scores
 from arsm.evaluate import share
 from arsm.noise import argmin_sample, dirichlet, repeat_draws
 from arsm.types import Queries
@@ -33,10 +33,7 @@ class VIMCO:
     needs_gradient = False
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ValueError(
-                f"VIMCO compares samples with each other and needs at least 2, but samples = {self.samples}."
-            )
+        check_samples("VIMCO", self.samples)
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """ln pi [*B, n, K, C]."""
