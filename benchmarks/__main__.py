@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import swap, univariate
+from benchmarks import overhead, swap, univariate
 from benchmarks.measure import hardware
 
-BENCHMARKS = {"univariate": univariate.main, "swap": swap.main}
+BENCHMARKS = {"univariate": univariate.main, "swap": swap.main, "overhead": overhead.main}
 
 
 def main() -> None:

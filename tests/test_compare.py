@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
 from arsm.comparison import fit_budget, reference_gradient
 from arsm.experiments.cli import main
-from arsm.experiments.record import read_run
+from arsm.experiments.compare import vae
+from arsm.experiments.data import load_mnist
+from arsm.experiments.record import load_checkpoint, open_run, read_run
+from arsm.experiments.vae import VAE, Vae, train
 
 LOGITS = torch.tensor([[0.3, -0.8, 0.5], [1.0, 0.0, -0.4]], dtype=torch.float64)  # K = 2, C = 3
 
@@ -107,3 +112,78 @@ def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*words, "--resume"]) == 0
     assert read_run(tmp_path / "compare" / "toy-30").metrics == record.metrics
     assert main(["compare", "--problems", "nothing"]) == 2
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vae, Path]:
+    """A small VAE after an epoch, and its run folder."""
+    sizes = Vae(variables=3, categories=3, hidden=(8, 4), images=400, batch=100, seeds=(3, 4), device="cpu")
+    config = replace(sizes, epochs=1, bound_samples=0, root=tmp_path_factory.mktemp("runs"))
+    return config, train(config)[0]
+
+
+def test_the_vaes_problem_is_the_elbo_of_its_best_weights(trained: tuple[Vae, Path]) -> None:
+    config, folder = trained
+    model = VAE(config)
+    weights = load_checkpoint(folder / "checkpoint.pt")["state"]["best"][0]
+    torch.nn.utils.vector_to_parameters(weights, model.parameters())
+    setting = vae(folder)
+    x = load_mnist().validation[: setting.logits.shape[0]].float()
+    torch.testing.assert_close(setting.logits, model.encode(x))
+    assert setting.budget == 1 + 3
+
+    z = torch.cartesian_prod(*3 * [torch.arange(3)])
+    one_hot = F.one_hot(z, 3).float()
+    for row in range(len(x)):
+        rows = [each[row].expand(27, *each.shape[1:]) for each in setting.context]
+        h = one_hot.flatten(1)
+        for layer in model.decoder[:-1]:
+            h = F.leaky_relu(layer(h), 0.2)
+        bits = F.binary_cross_entropy_with_logits(model.decoder[-1](h), rows[0], reduction="none").sum(-1)
+        q = torch.distributions.Categorical(logits=setting.logits[row]).log_prob(z).sum(-1)
+        expected = -bits - 3 * torch.tensor(3.0).log() - q
+        for points in (z, one_hot):
+            torch.testing.assert_close(setting.f(points, *rows), expected)
+
+
+def test_the_command_compares_on_a_vae(trained: tuple[Vae, Path], tmp_path: Path) -> None:
+    _, folder = trained
+    words = ["compare", "--root", str(tmp_path), "--problems", "vae", "--checkpoint", str(folder)]
+    words += ["--estimators", "rloo", "straight-through", "--samples", "200"]
+    assert main(words) == 0
+    record = read_run(tmp_path / "compare" / f"vae-{folder.name}")
+    assert record.config["shape"] == [4, 3, 3]
+    assert record.config["checkpoint"] == folder.name
+    assert record.config["checkpoint_step"] == 4
+    rloo, straight_through = record.metrics
+    assert rloo["bias"] < 3 * rloo["bias_error"]
+    assert straight_through["bias"] > 3 * straight_through["bias_error"]
+
+
+def test_a_vaes_checkpoint_must_be_one(
+    trained: tuple[Vae, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = trained
+
+    def refusal(*words: str) -> str:
+        assert main(["compare", "--root", str(tmp_path / "none"), *words]) == 2
+        assert not (tmp_path / "none").exists()
+        return capsys.readouterr().err
+
+    with open_run(tmp_path, "vae", "two", {"layers": 2}) as run:
+        run.save(1, {})
+    with open_run(tmp_path, "toy", "one", {}) as run:
+        run.save(1, {})
+    with open_run(tmp_path, "vae", "begun", config.config(3e-4, 0.0)) as run:
+        pass
+    (tmp_path / "damaged").mkdir()
+    for name in ("config.json", "checkpoint.pt"):
+        (tmp_path / "damaged" / name).write_text("nothing")
+    chosen = ["--problems", "vae", "--checkpoint"]
+    assert "need each other" in refusal("--problems", "vae")
+    assert "need each other" in refusal("--problems", "toy-30", "--checkpoint", str(folder))
+    assert "has no config.json" in refusal(*chosen, str(tmp_path / "nowhere"))
+    assert "has no checkpoint.pt" in refusal(*chosen, str(tmp_path / "vae" / "begun"))
+    for other in ("vae/two", "toy/one"):
+        assert "holds no VAE of one layer" in refusal(*chosen, str(tmp_path / other))
+    assert "config.json is not one" in refusal(*chosen, str(tmp_path / "damaged"))

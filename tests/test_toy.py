@@ -118,6 +118,37 @@ def test_a_relaxing_estimator_runs(tmp_path: Path) -> None:
     assert all(values[-1] > values[0] for values in seeds)
 
 
+def test_learned_parts_are_each_seeds_own_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    whole = play(tmp_path / "whole", estimator="relax")
+    play(tmp_path / "stopped", estimator="relax", stop=15)
+    resumed = play(tmp_path / "stopped", estimator="relax", resume=True)
+    assert without_seconds(resumed) == without_seconds(whole)
+    states = [load_checkpoint(record.folder / "checkpoint.pt")["state"] for record in (resumed, whole)]
+    one, other = (state["learned_parts"] for state in states)
+    assert all(torch.equal(one[name], value) for name, value in other.items())
+    weights = [tuple(value.flatten().tolist()) for name, value in one.items() if name.endswith("out.weight")]
+    assert len(weights) == len(set(weights)) == CONFIG["seeds"]
+    assert len({values[-1] for values in whole.series("reward")[1]}) == CONFIG["seeds"]
+
+
+def test_learned_parts_learn_the_level_of_f(tmp_path: Path) -> None:
+    """Without them RELAX is REINFORCE, most of whose variance is f's level; with a step of 0 nothing else moves."""
+    _, seeds = play(tmp_path, estimator="relax", step=0.0, variance_samples=100).series("variance")
+    assert all(values[-1] < 0.1 * values[0] for values in seeds)
+
+
+def test_measuring_trains_no_learned_part(tmp_path: Path) -> None:
+    rare, often = (play(tmp_path / str(n), estimator="relax", trace_every=n) for n in (30, 3))
+    assert [values[-1] for values in rare.series("reward")[1]] == [values[-1] for values in often.series("reward")[1]]
+
+
+@pytest.mark.parametrize("words", ["rebar", "double-control", "2*relax"])
+def test_every_estimator_with_learned_parts_runs(tmp_path: Path, words: str) -> None:
+    record = play(tmp_path, estimator=words, updates=3)
+    parts = load_checkpoint(record.folder / "checkpoint.pt")["state"]["optimiser"]["state"]
+    assert {float(state["step"]) for state in parts.values()} == {3}
+
+
 @pytest.mark.parametrize("stop", [0, 6, 10, 15, 29, 30])
 def test_a_run_stopped_anywhere_ends_like_one_never_stopped(tmp_path: Path, stop: int) -> None:
     whole = play(tmp_path / "whole", estimator="ars")

@@ -3,15 +3,18 @@
 toy       one C-way variable, f(z) = 1/2 + z / (C R), at the logits after a while of the true gradient
 network   K = 20 ten-way variables and a random network f(z) = w' tanh(V onehot(z)), logits N(0, scale^2): from
           untrained (0.1) to confident (6)
+vae       a trained VAE's ELBO, f(z) = ln p(x, z) - ln q(z | x), at the encoder's logits for a few validation images
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -20,14 +23,18 @@ from torch import Tensor
 import arsm
 from arsm.comparison import compare, reference_gradient
 from arsm.diagnostics import Moments
+from arsm.experiments.data import load_mnist
+from arsm.experiments.engine import Layout
 from arsm.experiments.progress import progress_bars
-from arsm.experiments.record import Run, open_run, read_run
+from arsm.experiments.record import Run, RunError, load_checkpoint, open_run, read_header, read_run
 from arsm.experiments.report_compare import compare_sections
 from arsm.experiments.sections import print_results
 from arsm.experiments.toy import Problem as ToyProblem
 from arsm.experiments.toy import scaled_step
+from arsm.experiments.vae import VAE, Vae, log_q
 
 TOY_UPDATES = 1000
+VAE_IMAGES = 4
 ONE_VARIABLE = (
     "reinforce",
     "ars",
@@ -71,12 +78,16 @@ class Setting(NamedTuple):
     """What estimators are compared on."""
 
     logits: Tensor
-    """[B, K, C] in float64."""
-    f: Callable[[Tensor], Tensor]
+    """[B, K, C]."""
+    f: Callable[..., Tensor]
     estimators: tuple[str, ...]
     """Those that fit it."""
     budget: int
     """Evaluations an estimate, unless the user says otherwise."""
+    context: tuple[Tensor, ...] = ()
+    """[B, ...] each, f's other arguments."""
+    config: Mapping[str, Any] = MappingProxyType({})
+    """What decides the results besides the problem's name."""
 
 
 def toy(categories: int) -> Setting:
@@ -106,6 +117,39 @@ def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 
     return Setting(scale * logits, f, SEVERAL_VARIABLES, 46)
 
 
+def vae(folder: Path) -> Setting:
+    """The best weights of a VAE's first seed; f's own log q is detached, as in training."""
+    config = vae_config(folder)
+    model = VAE(config)
+    checkpoint = load_checkpoint(folder / "checkpoint.pt")
+    model.load_state_dict(Layout.of(model).unpack(checkpoint["state"]["best"][0]))
+    model.requires_grad_(False)
+    x = load_mnist().validation[:VAE_IMAGES].float()
+    logits = model.encode(x)
+
+    def elbo(z: Tensor, x: Tensor, log_q1: Tensor) -> Tensor:
+        return model.log_joint([z], x) - log_q(log_q1, z)
+
+    # one evaluation for every swap, and the true sample's
+    budget = 1 + math.comb(config.categories, 2)
+    decided = {"checkpoint": folder.resolve().name, "checkpoint_step": checkpoint["step"]}
+    return Setting(logits, elbo, SEVERAL_VARIABLES, budget, (x, logits), decided)
+
+
+def vae_config(folder: Path) -> Vae:
+    """How a VAE was trained; refuses a folder that holds none of one layer."""
+    for name in ("config.json", "checkpoint.pt"):
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} has no {name}; give --checkpoint a run folder that `arsm vae` has made.")
+    header = read_header(folder)
+    if header["experiment"] != "vae" or header["config"]["layers"] != 1:
+        raise RunError(f"{folder} holds no VAE of one layer; give --checkpoint a run folder of `arsm vae --layers 1`.")
+    fields = {field.name for field in dataclasses.fields(Vae)}
+    given = {key: value for key, value in header["config"].items() if key in fields}
+    options: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    return Vae(**options)
+
+
 PROBLEMS: dict[str, Callable[[], Setting]] = {
     "toy-30": lambda: toy(30),
     "toy-1000": lambda: toy(1000),
@@ -124,7 +168,10 @@ class Compare:
     """
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
-    """Among toy-30, toy-1000 (one variable) and network-0.1, network-1, network-3, network-6 (K = 20, C = 10)."""
+    """Among toy-30, toy-1000 (one variable), network-0.1, network-1, network-3, network-6 (K = 20, C = 10) and vae,
+    which needs --checkpoint."""
+    checkpoint: Path | None = None
+    """A run folder of `arsm vae`, whose model the problem vae takes."""
     budget: int | None = None
     """Evaluations of f an estimate; if not given, 4 for one variable and 46, which is ARSM's, for K = 20 and C = 10."""
     estimators: tuple[str, ...] = ()
@@ -136,7 +183,7 @@ class Compare:
     seed: int = 0
     """Where the random numbers start."""
     root: Path = Path("runs")
-    """Where run folders go, as ROOT/compare/PROBLEM."""
+    """Where run folders go, as ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
     resume: bool = False
     """Go on with the run folders that exist."""
 
@@ -145,8 +192,15 @@ class Compare:
         for words in self.estimators:
             arsm.estimator(words)
         for problem in self.problems:
-            if problem not in PROBLEMS:
-                raise ValueError(f'There is no problem "{problem}"; known are {", ".join(PROBLEMS)}.')
+            if problem not in PROBLEMS and problem != "vae":
+                raise ValueError(f'There is no problem "{problem}"; known are {", ".join(PROBLEMS)}, vae.')
+        if ("vae" in self.problems) != (self.checkpoint is not None):
+            raise ValueError("--problems vae and --checkpoint, a run folder of `arsm vae`, need each other; give both.")
+        if self.checkpoint is not None:
+            try:
+                vae_config(self.checkpoint)
+            except RunError as error:
+                raise ValueError(str(error)) from None
         for field, least in (("samples", 2), ("training", 0), ("budget", 1)):
             value = getattr(self, field)
             if value is not None and value < least:
@@ -158,16 +212,18 @@ class Compare:
         folders = []
         with progress_bars(console) as progress:
             for problem in self.problems:
-                setting = PROBLEMS[problem]()
+                setting = vae(self.checkpoint) if self.checkpoint and problem == "vae" else PROBLEMS[problem]()
                 estimators = self.estimators or setting.estimators
                 config = {
                     "problem": problem,
+                    **setting.config,
                     "shape": list(setting.logits.shape),
                     "budget": self.budget or setting.budget,
                     "estimators": list(estimators),
                     **{key: getattr(self, key) for key in ("samples", "training", "seed")},
                 }
-                with open_run(self.root, "compare", problem, config, resume=self.resume) as run:
+                name = "-".join(filter(None, (problem, setting.config.get("checkpoint"))))
+                with open_run(self.root, "compare", name, config, resume=self.resume) as run:
                     task = progress.add_task(problem, total=len(estimators), completed=run.step)
                     reference = None
                     for number in range(run.step, len(estimators)):
@@ -176,18 +232,20 @@ class Compare:
                         measure(run, setting, config, number, reference)
                         progress.advance(task)
                     progress.update(task, description=problem)
-                folders.append(self.root / "compare" / problem)
+                folders.append(self.root / "compare" / name)
         for section in compare_sections([read_run(folder) for folder in folders]):
             print_results(console, section)
 
 
-def find_reference(setting: Setting, config: dict) -> Moments:
+def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:
     """The gradient that means are compared with, from random numbers of its own."""
     generator = torch.Generator().manual_seed(1000 * config["seed"] + 999)
-    return reference_gradient(setting.logits, setting.f, samples=config["samples"], generator=generator)
+    return reference_gradient(
+        setting.logits, setting.f, *setting.context, samples=config["samples"], generator=generator
+    )
 
 
-def measure(run: Run, setting: Setting, config: dict, number: int, reference: Moments) -> None:
+def measure(run: Run, setting: Setting, config: dict[str, Any], number: int, reference: Moments) -> None:
     """Compare one estimator and record it as step `number` + 1; its random numbers are its own."""
     with torch.random.fork_rng():
         torch.manual_seed(config["seed"])  # the learned parts' initial weights
@@ -195,6 +253,7 @@ def measure(run: Run, setting: Setting, config: dict, number: int, reference: Mo
         (row,) = compare(
             setting.logits,
             setting.f,
+            *setting.context,
             budget=config["budget"],
             estimators=[config["estimators"][number]],
             samples=config["samples"],

@@ -30,7 +30,7 @@ def compare_sections(records: Sequence[Record]) -> list[Section]:
 
 def _place(record: Record) -> tuple[int, float]:
     kind, _, size = record.config["problem"].partition("-")
-    return ("toy", "network").index(kind), float(size)
+    return ("toy", "network", "vae").index(kind), float(size or 0)
 
 
 def _section(record: Record) -> Section:
@@ -47,12 +47,12 @@ def _section(record: Record) -> Section:
     )
     results = [Result(_label(words), title, [line[key]], record) for words, line in named for title, key in COLUMNS]
     figure = Figure(
-        f"{config['problem']}",
+        record.name,
         "Mean squared error x evaluations",
         "Lower is better; biased estimators in orange. Log scale.",
-        [Panel(f"{config['problem']}: error x evaluations", partial(_draw, named))],
+        [Panel(f"{record.name}: error x evaluations", partial(_draw, named))],
     )
-    return Section(f"Comparison, {config['problem']}", text, [record], results, [figure])
+    return Section(f"Comparison, {record.name}", text, [record], results, [figure])
 
 
 def _label(words: str) -> str:

@@ -38,7 +38,7 @@ class Ray:
 
     def play(self, policy: Policy, branches: Branches) -> Played:
         ray = self._ray
-        parts = share_out(branches, len(self._actors))
+        parts = share_out(self.environment, branches, len(self._actors))
         shared = ray.put(policy)
         tasks = [
             self._actors[number % len(self._actors)].play.remote(shared, branches.part(part))

@@ -38,9 +38,10 @@ class InProcess:
         pass
 
 
-def share_out(branches: Branches, workers: int, a_worker: int = 4) -> list[Array]:
-    """Deal the rollouts into a few parts a worker, long and short ones alike in each."""
-    parts = min(len(branches), workers * a_worker)
+def share_out(environment: Environment, branches: Branches, workers: int) -> list[Array]:
+    """Deal the rollouts into parts, long and short ones alike in each: one a worker for arrays, whose steps cost as much
+    for few as for many, and several for the others, so that no worker waits long for the last."""
+    parts = min(len(branches), workers * (1 if environment.lanes is None else 4))
     return [np.arange(first, len(branches), parts) for first in range(parts)]
 
 
@@ -78,7 +79,7 @@ class Pool:
         return process, here
 
     def play(self, policy: Policy, branches: Branches) -> Played:
-        parts = share_out(branches, len(self._workers))
+        parts = share_out(self.environment, branches, len(self._workers))
         played: list[Played | None] = [None] * len(parts)
         waiting = list(range(len(parts)))[::-1]
         lives = [self.patience] * len(parts)

@@ -1,0 +1,155 @@
+"""What an estimator costs besides f: forward and backward with an f that costs nothing, beside other libraries.
+
+Storchastic replaces functions of torch when it is imported, which slows everybody down, so that it runs in a process of
+its own, in turns with torch's `gumbel_softmax` there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import arsm
+from benchmarks.measure import Timing, in_subprocess, interleaved, table
+
+ROWS, VARIABLES, CATEGORIES = 200, 20, 10
+REPETITIONS = 30
+BASE = "torch: gumbel_softmax"
+ESTIMATORS = (*arsm.estimator_names(), "arsm:pooled=True", "rloo:samples=46")
+MISSING = "not installed; `pip install -e '.[benchmarks]'` adds it"
+
+Call = Callable[[], object]
+
+
+def first(z: Tensor) -> Tensor:
+    """f(z) = z_1, or its first category's share where z is relaxed or one-hot: [N]."""
+    return z[:, 0, 0] if z.is_floating_point() else z[:, 0].float()
+
+
+def estimate(estimator: arsm.Estimator, logits: Tensor) -> arsm.Estimate:
+    """Forward and backward, that of learned parts included."""
+    out = arsm.estimate(estimator, logits, first)
+    loss = out.value.sum()
+    (loss if out.estimator_loss is None else loss + out.estimator_loss).backward()
+    return out
+
+
+def relax(draw: Callable[[Tensor], Tensor], logits: Tensor) -> None:
+    """The same for a library whose draws are differentiable."""
+    first(draw(logits)).sum().backward()
+
+
+def torch_calls(logits: Tensor) -> dict[str, Call]:
+    return {
+        BASE: partial(relax, partial(F.gumbel_softmax, tau=0.5), logits),
+        "torch: gumbel_softmax, hard": partial(relax, partial(F.gumbel_softmax, tau=0.5, hard=True), logits),
+    }
+
+
+def reinmax_calls(logits: Tensor) -> dict[str, Call]:
+    from reinmax import reinmax  # pyright: ignore[reportMissingImports]
+
+    return {"reinmax: reinmax": partial(relax, lambda phi: reinmax(phi, 1.0)[0], logits)}
+
+
+def storchastic_calls(logits: Tensor) -> dict[str, Call]:
+    import storch  # pyright: ignore[reportMissingImports]
+    from storch.method import GumbelSoftmax, ScoreFunction  # pyright: ignore[reportMissingImports]
+    from torch.distributions import OneHotCategorical
+
+    methods = {
+        "storchastic: GumbelSoftmax": GumbelSoftmax("z", initial_temperature=0.5),
+        "storchastic: ScoreFunction, 4 samples": ScoreFunction("z", n_samples=4, baseline_factory="batch_average"),
+    }
+
+    def run(method: Callable[..., Tensor]) -> None:
+        phi = storch.denote_independent(logits, 0, "rows")
+        storch.add_cost(method(OneHotCategorical(logits=phi))[..., 0, 0], "f")
+        storch.backward()
+
+    return {name: partial(run, method) for name, method in methods.items()}
+
+
+def problem() -> Tensor:
+    """Logits [B, K, C]."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, VARIABLES, CATEGORIES, generator=generator).requires_grad_()
+
+
+def ours(logits: Tensor) -> tuple[dict[str, Call], dict[str, int], dict[str, str]]:
+    """Calls and evaluations that they ask for, by name, and why the others cannot run here."""
+    calls: dict[str, Call] = {}
+    asked, refused = {}, {}
+    for words in ESTIMATORS:
+        estimator = arsm.estimator(words)
+        try:
+            asked[f"arsm: {words}"] = int(estimate(estimator, logits).info["asked"])
+        except ValueError as error:
+            refused[f"arsm: {words}"] = str(error)
+        else:
+            calls[f"arsm: {words}"] = partial(estimate, estimator, logits)
+    return calls, asked, refused
+
+
+def storchastic() -> tuple[dict[str, Timing], Timing]:
+    """Timings in a process of their own, and torch's `gumbel_softmax` there."""
+    times = {name: Timing(*values) for name, values in json.loads(in_subprocess("benchmarks.overhead")).items()}
+    return times, times.pop(BASE)
+
+
+def time_storchastic() -> None:
+    """Print as JSON what `storchastic` reads."""
+    torch.set_num_threads(1)
+    logits = problem()
+    calls = {BASE: torch_calls(logits)[BASE], **storchastic_calls(logits)}
+    print(json.dumps({name: astuple(timing) for name, timing in interleaved(calls, REPETITIONS).items()}))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    logits = problem()
+    calls, asked, lines = ours(logits)
+    calls |= torch_calls(logits)
+    try:
+        others = reinmax_calls(logits)
+        for call in others.values():
+            call()
+    except ModuleNotFoundError:
+        lines["reinmax"] = MISSING
+    except Exception as error:  # whatever another library raises on a torch that does not suit it
+        lines["reinmax"] = f"does not run here: {type(error).__name__}: {error}"
+    else:
+        calls |= others
+    times = interleaved(calls, REPETITIONS)
+    relative = {name: timing.median / times[BASE].median for name, timing in times.items()}
+    if importlib.util.find_spec("storch") is None:
+        lines["storchastic"] = MISSING
+    else:
+        try:
+            apart, base = storchastic()
+        except subprocess.CalledProcessError as error:
+            lines["storchastic"] = f"does not run here: {error.stderr.strip().splitlines()[-1]}"
+        else:
+            times |= apart
+            relative |= {name: timing.median / base.median for name, timing in apart.items()}
+    rows = [
+        [name, str(asked.get(name, "")), str(timing), f"{relative[name]:.1f}"]
+        for name, timing in sorted(times.items(), key=lambda item: relative[item[0]])
+    ]
+    title = f"Forward and backward without f, B = {ROWS}, K = {VARIABLES}, C = {CATEGORIES}, one thread"
+    header = ["estimator", "evaluations asked", "median (range)", "times gumbel_softmax"]
+    print(table(title, header, rows), end="")
+    print(*(f"{name}: {line}" for name, line in lines.items()), sep="\n", end="\n\n")
+
+
+if __name__ == "__main__":
+    sys.exit(time_storchastic())
