@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import overhead, swap, univariate
+from benchmarks import overhead, rl, swap, univariate, vae
 from benchmarks.measure import hardware
 
-BENCHMARKS = {"univariate": univariate.main, "swap": swap.main, "overhead": overhead.main}
+BENCHMARKS = {
+    "univariate": univariate.main,
+    "swap": swap.main,
+    "overhead": overhead.main,
+    "vae": vae.main,
+    "rl": rl.main,
+}
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class Control:
     hidden: tuple[int, ...] = (10, 10)
     """Hidden layers of policy and critic."""
     weighted: bool = True
-    """Weight the steps that the budget keeps, which makes the gradient unbiased; --weighted False is the paper's."""
+    """Weight the steps that the budget keeps, which makes the gradient unbiased; --no-weighted is the paper's."""
     discounting: Literal["none", "gamma^t"] = "none"
     """Whether step t counts gamma^t in the gradient; the paper's algorithm leaves it out."""
     common_random_numbers: bool = False

@@ -50,7 +50,7 @@ def _section(record: Record) -> Section:
         record.name,
         "Mean squared error x evaluations",
         "Lower is better; biased estimators in orange. Log scale.",
-        [Panel(f"{record.name}: error x evaluations", partial(_draw, named))],
+        [Panel(record.name, partial(_draw, named))],
     )
     return Section(f"Comparison, {record.name}", text, [record], results, [figure])
 

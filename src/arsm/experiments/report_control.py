@@ -25,7 +25,7 @@ PAPER_SECONDS = {
 PANELS = (
     ("average return against episodes", "step", "average_return", "episode"),
     ("average return against environment steps", "steps", "average_return", "environment step, rollouts counted"),
-    ("average return against seconds", "learning_seconds", "average_return", "second"),
+    ("average return against CPU time", "cpu_seconds", "average_return", "CPU second of the learning process"),
     ("log variance of the gradient", "step", "log_variance", "episode"),
     ("pseudo actions a step", "step", "pseudo_actions", "episode"),
     ("entropy of the policy (nats)", "step", "entropy", "episode"),
@@ -131,8 +131,9 @@ def _draw(
         seeds = [s for s in seed_series(record) if len(s["step"]) > 1]
         if not seeds:
             continue
-        # every seed has its own places on the axis of steps or seconds: read all of them at the same ones
-        grid = np.linspace(max(s[x][0] for s in seeds), min(s[x][-1] for s in seeds), 200)
+        # every seed has its own places on the axis of steps or seconds: read all of them at the same ones, those that
+        # are done at their last
+        grid = np.linspace(min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200)
         values = np.array([np.interp(grid, s[x], s[y]) for s in seeds])
         colour = colours[record.folder]
         axes.plot(grid, np.median(values, 0), color=colour, linewidth=1.5)

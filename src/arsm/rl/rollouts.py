@@ -39,8 +39,11 @@ class InProcess:
 
 
 def share_out(environment: Environment, branches: Branches, workers: int) -> list[Array]:
-    """Deal the rollouts into parts, long and short ones alike in each: one a worker for arrays, whose steps cost as much
-    for few as for many, and several for the others, so that no worker waits long for the last."""
+    """Deal the rollouts into parts, long and short ones alike in each.
+
+    One a worker for arrays, whose steps cost as much for few as for many, and several for the others, so that no worker
+    waits long for the last.
+    """
     parts = min(len(branches), workers * (1 if environment.lanes is None else 4))
     return [np.arange(first, len(branches), parts) for first in range(parts)]
 
