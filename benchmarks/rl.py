@@ -119,9 +119,9 @@ def ours(method: arsm.Estimator | ActorCritic, rate: float, seed: int, limit: fl
 
 def stable_baselines(seed: int, limit: float) -> tuple[float, float] | None:
     """The same for Stable-Baselines3's A2C with its zoo's settings for CartPole: 8 environments, no entropy bonus."""
-    from stable_baselines3 import A2C
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3 import A2C  # pyright: ignore[reportMissingImports]
+    from stable_baselines3.common.callbacks import BaseCallback  # pyright: ignore[reportMissingImports]
+    from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
 
     class UntilSolved(BaseCallback):
         def _on_step(self) -> bool:

@@ -22,7 +22,7 @@ class Ray:
 
     def __init__(self, environment: Environment, workers: int | None = None, address: str | None = None) -> None:
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
             raise ValueError("The Ray engine needs ray; install it with `pip install 'arsm[cluster]'`.") from None
         self.environment, self._ray = environment, ray
