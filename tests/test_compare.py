@@ -72,9 +72,19 @@ def test_a_biased_estimator_is_seen_and_ranked_by_its_error() -> None:
     assert [row.cost for row in rows] == sorted(row.cost for row in rows)
     found = {row.label: row for row in rows}
     assert found["straight-through"].bias > 6 * found["straight-through"].bias_error
+    assert found["straight-through"].cost > 1.2 * found["straight-through"].variance  # one evaluation: the rest is bias
     assert found["rloo:samples=8"].bias < 3 * found["rloo:samples=8"].bias_error
     assert found["exact"].variance < 1e-20
     assert found["exact"].bias < 1e-12
+
+
+def test_the_noise_of_the_measurement_is_taken_off_the_bias() -> None:
+    """Left on, its mean square would be that of `bias_error`."""
+    rows = [
+        arsm.compare(LOGITS, f, estimators=["rloo"], samples=50, generator=torch.Generator().manual_seed(seed))[0]
+        for seed in range(40)
+    ]
+    assert sum(row.bias**2 for row in rows) < 0.7 * sum(row.bias_error**2 for row in rows)
 
 
 def test_a_long_run_stands_in_for_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
