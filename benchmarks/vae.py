@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import arsm
 from arsm.experiments.data import PIXELS, load_mnist
 from arsm.experiments.engine import Engine
-from arsm.experiments.vae import SLOPE, VAE, Vae, bernoulli, initial_parameters, log_q, perceptron
+from arsm.experiments.training import initial_parameters
+from arsm.experiments.vae import SLOPE, VAE, Vae, bernoulli, log_q, perceptron
 from arsm.noise import dirichlet
 from benchmarks.measure import interleaved, table
 
@@ -41,7 +42,7 @@ def swaps(config: Vae) -> int:
 def make(config: Vae, replicas: int, device: str, images: int, **options: bool | int) -> Engine:
     stacked = device != "cpu"
     config = replace(config, seeds=tuple(range(replicas)))
-    module = VAE(config, stacked=stacked).to(device)
+    module = VAE(config, dense=stacked).to(device)
     zeros = torch.zeros(replicas)
     return Engine(
         module,

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import arsm
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Engine, Layout, pack
-from arsm.experiments.vae import VAE, Vae, initial_parameters
+from arsm.experiments.training import initial_parameters
+from arsm.experiments.vae import VAE, Vae
 from arsm.noise import dirichlet
 from arsm.types import Noise
 
@@ -48,7 +49,7 @@ class FixedNoise:
 def make(
     config: Vae, replicas: list[int], *, stacked: bool, estimator: Any = None, device: str = "cpu", **options: Any
 ) -> Engine:
-    module = VAE(config, stacked=stacked).to(device)
+    module = VAE(config, dense=stacked).to(device)
     if estimator is not None:
         module.estimator = estimator
     chosen = torch.tensor(replicas)
@@ -153,8 +154,8 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
 @pytest.mark.parametrize("words", ["arsm", "relax"])
 def test_the_stacked_step_traces_as_one_graph(words: str) -> None:
     engine = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=True)
-    traced = torch.compile(engine._stacked_losses, fullgraph=True, dynamic=False, backend="eager")
-    losses, _ = traced(engine.parameters, engine.next_batch(), engine.settings)
+    traced = torch.compile(engine._losses, fullgraph=True, dynamic=False, backend="eager")
+    losses, _ = traced(engine.parameters, engine.settings)
     (gradient,) = torch.autograd.grad(losses.sum(), engine.parameters)
     assert bool(gradient.isfinite().all())
     assert bool((gradient != 0).any(-1).all())

@@ -14,7 +14,7 @@ import arsm
 PACKAGE = Path(arsm.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
 RL = {"torch", "numpy", "gymnasium", "ray"}
-PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe"}
+PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe", "plotly"}
 ALLOWED = {"core": {"torch"}, "rl": RL, "experiments": RL | PAGES}
 INNER = {"core": {"rl", "experiments"}, "rl": {"experiments"}, "experiments": set()}
 """The rooms of the package that each room must not enter."""

@@ -37,7 +37,7 @@ METHODS = [
 def test_every_method_learns_and_repeats_itself(method: Any) -> None:
     runs = []
     for _ in range(2):
-        agent = PolicyGradient("CartPole-v1", method, horizon=40, budget=4, episodes=2, entropy=0.01, seed=5)
+        agent = PolicyGradient("CartPole-v1", method, horizon=40, budget=4, episodes_an_iteration=2, entropy=0.01, seed=5)
         begin = weights(agent)
         history = agent.learn(8)
         assert [x.episodes for x in history] == [2, 4, 6, 8]
@@ -137,7 +137,7 @@ def test_refusals() -> None:
         ("discounting", "half", '"none" or "gamma'),
         ("gamma", 1.5, r"gamma must lie in \(0, 1\]"),
         ("learning_rate", 0.0, "learning_rate must be positive"),
-        ("episodes", 0, "episodes must be at least 1"),
+        ("episodes_an_iteration", 0, "episodes_an_iteration must be at least 1"),
     ]
     for name, value, message in wrong:
         with pytest.raises(ValueError, match=message):
@@ -180,7 +180,7 @@ def test_n_step_targets_against_a_loop() -> None:
 
 def test_the_update_is_the_planned_gradient() -> None:
     """The network's gradient is that of sum_t phi_t g_t, averaged over episodes, plus the entropy's."""
-    agent = PolicyGradient("CartPole-v1", horizon=30, episodes=2, entropy=0.1, discounting="gamma^t")
+    agent = PolicyGradient("CartPole-v1", horizon=30, episodes_an_iteration=2, entropy=0.1, discounting="gamma^t")
     seen: dict[str, Any] = {}
     plain = agent.learner.gradient
 

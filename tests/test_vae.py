@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import struct
-import subprocess
-import sys
-import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +17,9 @@ import arsm
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Engine, Layout
 from arsm.experiments.record import RunError, load_checkpoint, read_run
-from arsm.experiments.vae import VAE, Vae, importance_bound, initial_parameters, png, train
+from arsm.experiments.training import initial_parameters, multi_sample_bound, png, probes, train
+from arsm.experiments.vae import VAE, Vae, dropout
+from tests.interrupted import assert_goes_on_when_killed, assert_same
 from tests.statistics import deviations
 
 TINY = Vae(
@@ -88,7 +85,7 @@ def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, An
     expected = gradients(vae, -enumerate_elbo(vae, images).mean())
     layout = Layout.of(vae)
     weights = torch.cat([p.detach().flatten() for p in vae.parameters()]).expand(2000, -1).clone().requires_grad_()
-    vae.stacked = True
+    vae.dense = True
 
     def loss(vector: Tensor) -> Tensor:
         return torch.func.functional_call(vae, layout.unpack(vector), (VAE.loss, images, NO_SETTINGS))[0]
@@ -126,8 +123,6 @@ def test_the_encoder_has_the_papers_shape_and_initialisation() -> None:
 
 
 def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
-    from arsm.experiments.vae import dropout
-
     h = dropout(torch.ones(100_000), torch.tensor(0.3), torch.Generator().manual_seed(0))
     assert abs(float((h == 0).float().mean()) - 0.3) < 0.01  # seven standard errors
     assert sorted(set(h.tolist())) == pytest.approx([0, 1 / 0.7])
@@ -136,16 +131,17 @@ def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
 def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
     weights = initial_parameters(config)
     rates = {"rate": torch.ones(len(weights))}
-    module = VAE(config, stacked=stacked)
+    module = VAE(config, dense=stacked)
     return Engine(module, VAE.loss, weights, images, rates, list(config.seeds), batch=1, watched=1, stacked=stacked)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_importance_weighted_bound_comes_close_to_the_likelihood(stacked: bool) -> None:
-    config, images = replace(TINY, seeds=(0, 1), bound_samples=400), load_mnist().test[:60]
+    config, images = replace(TINY, seeds=(0, 1)), load_mnist().test[:60]
     engine = engine_of(config, images, stacked=stacked)
     torch.manual_seed(0)
-    bounds = importance_bound(engine, engine.weights, images, config, 0)
+    generators = probes(config, engine, 0)
+    bounds = multi_sample_bound(engine, VAE.log_mean_weight, engine.weights, images, 400, generators)
     every = torch.tensor(list(itertools.product(range(3), repeat=2)))
     for r, seed in enumerate(config.seeds):
         vae = VAE(config)
@@ -233,52 +229,8 @@ RESUMED = {
 }
 
 
-def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Metrics without their seconds, and the last state."""
-    metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in read_run(folder).metrics]
-    return metrics, load_checkpoint(folder / "checkpoint.pt")["state"]
-
-
-def assert_same(found: list[Path], expected: list[Path]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        (metrics, state), (other_metrics, other_state) = results(a), results(b)
-        assert metrics == other_metrics
-        for name, value in state.items():
-            torch.testing.assert_close(value, other_state[name], rtol=0, atol=0)
-
-
-def start(root: Path) -> subprocess.Popen[bytes]:
-    """The run in a process of its own."""
-    code = (
-        "import torch; from dataclasses import replace; from pathlib import Path\n"
-        "from arsm.experiments.vae import train; from tests.test_vae import TINY, RESUMED\n"
-        f"torch.set_num_threads(1); train(replace(TINY, **RESUMED, root=Path({str(root)!r}), resume=True))"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=os.environ)
-
-
-def kill_when(process: subprocess.Popen[bytes], condition: Any) -> bool:
-    """SIGKILL it once the condition holds; False if it ended first."""
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if condition():
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            return True
-        time.sleep(0.0005)
-    process.kill()
-    return False
-
-
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """Killed once after a checkpoint of one of two folders, once while a checkpoint is being written."""
-    whole = train(replace(TINY, **RESUMED, root=tmp_path / "whole"))
-    root = tmp_path / "killed"
-    folders = [root / "vae" / folder.name for folder in whole]
-    assert kill_when(start(root), lambda: (folders[0] / "checkpoint.pt").exists())
-    assert kill_when(start(root), lambda: any((f / ".checkpoint.pt.tmp").exists() for f in folders))
-    train(replace(TINY, **RESUMED, root=root, resume=True))
-    assert_same(folders, whole)
+    assert_goes_on_when_killed(replace(TINY, **RESUMED), tmp_path)
 
 
 def test_folders_at_different_epochs_catch_up_bit_for_bit(tmp_path: Path) -> None:

@@ -45,14 +45,23 @@ class VIMCO:
         return Queries(points, z, share(points), torch.ones(self.samples, device=z.device))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        n = self.samples
-        others = (values.sum(0) - values) / (n - 1)
-        number = torch.arange(n, device=values.device)
-        own = (number.unsqueeze(-1) == number).view(n, n, *(1,) * (values.ndim - 1))
-        without = torch.where(own, others, values).logsumexp(1)
         p = logits.detach().to(torch.promote_types(values.dtype, logits.dtype)).softmax(-1)
-        return weighted_scores(p, queries.points, (values.logsumexp(0) - without).to(p.dtype))
+        return weighted_scores(p, queries.points, leave_one_out_signals(values).to(p.dtype))
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """L^ [*B]."""
-        return live.logsumexp(0) - math.log(self.samples)
+        return log_mean_exp(live)
+
+
+def log_mean_exp(values: Tensor) -> Tensor:
+    """ln 1/n sum_i exp f_i: [n, *B] -> [*B]."""
+    return values.logsumexp(0) - math.log(values.shape[0])
+
+
+def leave_one_out_signals(values: Tensor) -> Tensor:
+    """L^ - L^_{-i} of every sample, from f's values: [n, *B] -> [n, *B]."""
+    n = values.shape[0]
+    others = (values.sum(0) - values) / (n - 1)
+    number = torch.arange(n, device=values.device)
+    own = (number.unsqueeze(-1) == number).view(n, n, *(1,) * (values.ndim - 1))
+    return values.logsumexp(0) - torch.where(own, others, values).logsumexp(1)

@@ -209,32 +209,42 @@ class Compare:
     def run(self, console: Console) -> None:
         """Measure every estimator on every problem, then print the tables."""
         torch.set_num_threads(1)
-        folders = []
+        runs = self.runs()
         with progress_bars(console) as progress:
-            for problem in self.problems:
+            tasks = {folder: progress.add_task(asked["problem"], total=None) for folder, asked in runs.items()}
+            for folder, asked in runs.items():
+                problem, task = asked["problem"], tasks[folder]
                 setting = vae(self.checkpoint) if self.checkpoint and problem == "vae" else PROBLEMS[problem]()
                 estimators = self.estimators or setting.estimators
                 config = {
-                    "problem": problem,
                     **setting.config,
                     "shape": list(setting.logits.shape),
-                    "budget": self.budget or setting.budget,
+                    "budget": setting.budget,
                     "estimators": list(estimators),
-                    **{key: getattr(self, key) for key in ("samples", "training", "seed")},
+                    **asked,
                 }
-                name = "-".join(filter(None, (problem, setting.config.get("checkpoint"))))
-                with open_run(self.root, "compare", name, config, resume=self.resume) as run:
-                    task = progress.add_task(problem, total=len(estimators), completed=run.step)
+                with open_run(self.root, "compare", folder.name, config, resume=self.resume) as run:
+                    progress.update(task, total=len(estimators), completed=run.step)
                     reference = None
                     for number in range(run.step, len(estimators)):
                         reference = reference or find_reference(setting, config)
                         progress.update(task, description=f"{problem}: {estimators[number]}")
                         measure(run, setting, config, number, reference)
-                        progress.advance(task)
-                    progress.update(task, description=problem)
-                folders.append(self.root / "compare" / name)
-        for section in compare_sections([read_run(folder) for folder in folders]):
+                        progress.update(task, description=problem, completed=number + 1)
+        for section in compare_sections([read_run(folder) for folder in runs]):
             print_results(console, section)
+
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what the options say of its results; the problem says more."""
+        given = {"budget": self.budget, "estimators": list(self.estimators)}
+        options = {key: value for key, value in given.items() if value}
+        options |= {key: getattr(self, key) for key in ("samples", "training", "seed")}
+        found = {}
+        for problem in self.problems:
+            checkpoint = self.checkpoint.resolve().name if self.checkpoint and problem == "vae" else ""
+            name = "-".join(filter(None, (problem, checkpoint)))
+            found[self.root / "compare" / name] = {"problem": problem, **options}
+        return found
 
 
 def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import tyro
 from rich.console import Console
 
 import arsm
 from arsm.experiments.progress import progress_bars
 from arsm.experiments.record import Run, RunError, open_run, read_run
-from arsm.experiments.report_control import control_sections
+from arsm.experiments.report_control import control_sections, paper_budget, variant
 from arsm.experiments.sections import print_results
+from arsm.rl.settings import Learning, Settings
 
 if TYPE_CHECKING:  # gymnasium is an extra of its own: the other commands do without it
     from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
 
 WINDOW = 100
-BUDGETS = {"CartPole-v0": 16, "CartPole-v1": 16, "Acrobot-v1": 64, "LunarLander-v3": 1024}
-SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "episodes_an_iteration": 1}
+SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1}
 
 
 def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned:
@@ -52,6 +53,7 @@ class Control:
     learning_rates: tuple[float, ...] = (0.01,)
     """The paper chooses from 0.001, 0.003, 0.01 and 0.03."""
     optimizers: tuple[Literal["adam", "rmsprop"], ...] = ("adam",)
+    """The paper chooses from both."""
     episodes: int = 500
     """True episodes."""
     seeds: int = 10
@@ -60,19 +62,9 @@ class Control:
     """The first seed."""
     budget: int | None = None
     """S_max, the most rollouts a true episode; the paper's 16, 64 and 1024 for its three tasks, and 64 elsewhere."""
-    episodes_an_iteration: int = 1
-    """True episodes whose gradients are averaged before each update."""
-    gamma: float = 0.99
-    entropy: float = 0.0
-    """The weight of the entropy bonus."""
-    hidden: tuple[int, ...] = (10, 10)
-    """Hidden layers of policy and critic."""
-    weighted: bool = True
-    """Weight the steps that the budget keeps, which makes the gradient unbiased; --no-weighted is the paper's."""
-    discounting: Literal["none", "gamma^t"] = "none"
-    """Whether step t counts gamma^t in the gradient; the paper's algorithm leaves it out."""
-    common_random_numbers: bool = False
-    """Let rollouts draw the same noise as the true episode at the same time."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate stays or falls to 0 over the run."""
+    learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
     """The step at which an episode ends at the latest, if not the environment's own limit."""
     engine: Literal["in-process", "pool", "ray"] = "in-process"
@@ -100,11 +92,9 @@ class Control:
             from arsm.rl import EnvironmentFailure
         except ModuleNotFoundError as missing:
             raise ValueError(f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`.") from None
-        for field, least in SMALLEST.items():
-            if getattr(self, field) < least:
-                raise ValueError(
-                    f"--{field.replace('_', '-')} must be at least {least}, but is {getattr(self, field)}."
-                )
+        for name, least in SMALLEST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, but is {getattr(self, name)}.")
         for words in self.methods:
             method(words)
         try:
@@ -116,25 +106,25 @@ class Control:
     def run(self, console: Console) -> None:
         """Run every combination in turn, then print what they came to."""
         torch.set_num_threads(1)  # these tensors are too small to share among threads
-        folders = []
-        for config in self.configs():
-            run_name = folder_name(self.name, config)
-            folder = self.root / "control" / run_name
-            with progress_bars(console) as progress:
-                task = progress.add_task(run_name, total=self.seeds * self.episodes)
-                for done in train(self, config, run_name):
-                    progress.update(task, completed=done)
-            if self.gif:
-                write_gif(config, folder)
-            folders.append(folder)
-        for section in control_sections([read_run(folder) for folder in folders]):
+        runs = self.runs()
+        with progress_bars(console) as progress:
+            tasks = {folder: progress.add_task(folder.name, total=self.seeds * self.episodes) for folder in runs}
+            for folder, config in runs.items():
+                for done in train(self, config, folder.name):
+                    progress.update(tasks[folder], completed=done)
+                if self.gif:
+                    write_gif(config, folder)
+        for section in control_sections([read_run(folder) for folder in runs]):
             print_results(console, section)
         console.print(f"Run folders: {self.root / 'control'}; `arsm report` makes a page of figures from them.")
 
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what decides its results."""
+        return {self.root / "control" / folder_name(self.name, config): config for config in self.configs()}
+
     def configs(self) -> Iterator[dict[str, Any]]:
         """What decides each run's results."""
-        common = ("environment", "episodes", "seeds", "seed", "episodes_an_iteration", "gamma", "entropy", "hidden")
-        options = ("weighted", "discounting", "common_random_numbers", "horizon", "log_every")
+        common = ("environment", "episodes", "seeds", "seed", "schedule", "horizon", "log_every")
         for words in self.methods:
             for optimizer in self.optimizers:
                 for rate in self.learning_rates:
@@ -142,33 +132,32 @@ class Control:
                         "method": words,
                         "optimizer": optimizer,
                         "learning_rate": rate,
-                        "budget": self.budget or BUDGETS.get(self.environment, 64),
-                        **{key: getattr(self, key) for key in (*common, *options)},
+                        "budget": self.budget or paper_budget(self.environment),
+                        **{key: getattr(self, key) for key in common},
+                        **dataclasses.asdict(self.learning),
                     }
 
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
-    """E.g. Acrobot-v1-arsm-adam-0.01."""
-    words = config["method"].translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "", "/": "-"}))
+    """E.g. Acrobot-v1-arsm-adam-0.01, then what is not the default."""
     place = config["environment"].replace("/", "-")
-    return "-".join(filter(None, (prefix, place, words, config["optimizer"], f"{config['learning_rate']:g}")))
+    seed = [f"seed {config['seed']}"] if config["seed"] else []
+    words = (config["method"], config["optimizer"], f"{config['learning_rate']:g}", *variant(config), *seed)
+    plain = "-".join(words).translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "-", "/": "-", "^": ""}))
+    return "-".join(filter(None, (prefix, place, plain)))
 
 
 def make_agent(config: dict[str, Any], seed: int, **engine: Any) -> PolicyGradient:
     """The agent of one seed."""
-    from arsm.rl import PolicyGradient, Settings
+    from arsm.rl import PolicyGradient
 
+    learning = {part.name: config[part.name] for part in dataclasses.fields(Learning)}
     settings = Settings(
+        **{**learning, "hidden": tuple(config["hidden"])},
         budget=config["budget"],
-        episodes=config["episodes_an_iteration"],
         learning_rate=config["learning_rate"],
         optimizer=config["optimizer"],
-        gamma=config["gamma"],
-        entropy=config["entropy"],
-        hidden=tuple(config["hidden"]),
-        weighted=config["weighted"],
-        discounting=config["discounting"],
-        common_random_numbers=config["common_random_numbers"],
+        decay_over=config["episodes"] if config["schedule"] == "linear" else None,
         seed=seed,
     )
     return PolicyGradient(

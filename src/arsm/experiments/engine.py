@@ -128,7 +128,7 @@ class Engine:
         self.noise_generators = [torch.Generator(self.device) for _ in seeds]
         self._seed_noise()
         self.totals: dict[str, Tensor] = {}
-        self._losses = self._stacked_losses if stacked else self._losses_in_turn
+        self._losses = self._losses_of_next_batch
         self._update = self._adam
         if compiled:
             self._losses = torch.compile(self._losses, fullgraph=True, dynamic=False)
@@ -164,8 +164,7 @@ class Engine:
 
     def train_step(self) -> None:
         """One step of all replicas."""
-        x = self.next_batch()
-        losses, metrics = self._losses(self.parameters, x, self.settings)
+        losses, metrics = self._losses(self.parameters, self.settings)
         (gradient,) = torch.autograd.grad(losses.sum(), self.parameters)
         if self.processes > 1:
             dist.all_reduce(gradient)
@@ -236,6 +235,12 @@ class Engine:
     def _call(self, task: Task, vector: Tensor, *args: Any, **options: Any) -> Any:
         return functional_call(self.module, self.layout.unpack(vector), (task, *args), options)
 
+    def _losses_of_next_batch(
+        self, parameters: Tensor, settings: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        losses = self._stacked_losses if self.stacked else self._losses_in_turn
+        return losses(parameters, self.next_batch(), settings)
+
     def _losses_in_turn(
         self, parameters: Tensor, x: Tensor, settings: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -274,6 +279,7 @@ class Engine:
         """Record `steps_per_replay` steps as a CUDA graph, leaving all state as it was."""
         kept = {name: tensor.clone() for name, tensor in self.state.items()}
         parameters, random = self.parameters.detach().clone(), torch.cuda.get_rng_state(self.device)
+        noise = [generator.get_state() for generator in self.noise_generators]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -281,6 +287,8 @@ class Engine:
                 self.train_step()
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        for generator in self.noise_generators:
+            graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
             for _ in range(self.steps_per_replay):
                 self.train_step()
@@ -290,6 +298,8 @@ class Engine:
         for name, tensor in self.state.items():
             tensor.copy_(kept[name])
         torch.cuda.set_rng_state(random, self.device)
+        for generator, state in zip(self.noise_generators, noise, strict=True):
+            generator.set_state(state)
 
 
 def _stack(parts: list[Any]) -> Any:

@@ -1,7 +1,7 @@
 """Run folders: everything an experiment leaves behind, safe against being killed at any moment.
 
     runs/<experiment>/<name>/
-        config.json      what was asked for, and where it ran: one session for each start and resume
+        config.json      what was asked for, where it ran (one session for each start and resume), whether it finished
         metrics.jsonl    one flat object a line: step, seed (if any), seconds and the metrics
         checkpoint.pt    the state at the last checkpoint, its step, and how much of metrics.jsonl belongs to it
         best.pt          the state at the best checkpoint, where the experiment names one
@@ -42,11 +42,12 @@ class RunError(Exception):
 
 
 class Run:
-    """An open run folder, made by `open_run`; a context manager."""
+    """An open run folder, made by `open_run`; a context manager, and left without an exception the run is finished."""
 
     def __init__(self, folder: Path, header: dict[str, Any]) -> None:
         self.folder = folder
-        self._header = header
+        self._finished = header.get("finished", False)
+        self._header = {**header, "finished": False}
         self._events: SummaryWriter | NoEvents | None = None
         self._metrics = _lock(folder)
         path = folder / "checkpoint.pt"
@@ -66,7 +67,10 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None and not self._finished:
+            self._header["finished"] = True
+            self._write_header()
         if self._events is not None:
             self._events.close()
         self._metrics.close()
@@ -111,7 +115,8 @@ class Run:
     def _begin(self) -> SummaryWriter | NoEvents:
         """Note the session at its first sign of life, so that opening a finished run leaves it as it is."""
         if self._events is None:
-            write_atomically(self.folder / "config.json", lambda file: file.write(_pretty(self._header)))
+            self._finished = False
+            self._write_header()
             try:
                 from torch.utils.tensorboard.writer import SummaryWriter  # takes a second to import
             except ModuleNotFoundError:
@@ -119,6 +124,9 @@ class Run:
             else:
                 self._events = SummaryWriter(self.folder, purge_step=self.step + 1 if self.state is not None else 0)
         return self._events
+
+    def _write_header(self) -> None:
+        write_atomically(self.folder / "config.json", lambda file: file.write(_pretty(self._header)))
 
     def _cut_metrics(self, size: int) -> None:
         found = self._metrics.seek(0, os.SEEK_END)
@@ -196,6 +204,16 @@ def open_run(
         changes = ", ".join(f"{k} ({header['config'].get(k)} there, {config.get(k)} here)" for k in differ)
         raise RunError(f"{folder} cannot be resumed with another {changes}; use its own, or choose another --name.")
     return Run(folder, {**header, "sessions": [*header["sessions"], session]})
+
+
+def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a run of these settings, among others perhaps, that has come to its end."""
+    try:
+        header = read_header(folder)
+    except RunError:
+        return False
+    asked = json.loads(json.dumps(config))
+    return header.get("finished", False) and all(header["config"].get(key) == asked[key] for key in asked)
 
 
 def find_runs(root: Path) -> list[Path]:

@@ -6,23 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
 from rich.console import Console
 
+from arsm.experiments.figures import save_figure
+from arsm.experiments.page import Chapter, render
 from arsm.experiments.record import Record, RunError, find_runs, read_run, write_atomically
 from arsm.experiments.report_compare import compare_sections
+from arsm.experiments.report_conditional import conditional_sections
 from arsm.experiments.report_control import control_sections
 from arsm.experiments.report_toy import toy_sections
 from arsm.experiments.report_vae import vae_sections
-from arsm.experiments.sections import Section, panel_svg, pivot, results_csv, save_figure
+from arsm.experiments.sections import Section, results_csv
 
-# An experiment takes part in the report by an entry here: its run folders in, sections out.
-SECTIONS: dict[str, Callable[[Sequence[Record]], list[Section]]] = {
-    "toy": toy_sections,
-    "vae": vae_sections,
-    "compare": compare_sections,
-    "control": control_sections,
+# An experiment takes part in the report by an entry here: its chapter's title; its run folders in, sections out.
+CHAPTERS: dict[str, tuple[str, Callable[[Sequence[Record]], list[Section]]]] = {
+    "toy": ("Toy problem", toy_sections),
+    "vae": ("Categorical VAE", vae_sections),
+    "conditional": ("Conditional MNIST", conditional_sections),
+    "control": ("Policy gradients", control_sections),
+    "compare": ("Estimators at equal cost", compare_sections),
 }
 
 
@@ -49,34 +51,30 @@ class Report:
         chapters = make_chapters(self.root)
         out = self.out or self.root / "report.html"
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, lambda file: file.write(page(chapters).encode()))
-        console.print(f"Wrote {out} from {sum(len(s.records) for c in chapters.values() for s in c)} runs.")
+        write_atomically(out, lambda file: file.write(render(list(chapters.values())).encode()))
+        runs = sum(len(section.records) for chapter in chapters.values() for section in chapter.sections)
+        console.print(f"Wrote {out} from {runs} runs.")
         if self.export is not None:
-            for experiment, sections in chapters.items():
+            for experiment, chapter in chapters.items():
                 folder = self.export / experiment
-                export_sections(sections, folder)
+                export_sections(chapter.sections, folder)
                 console.print(f"Wrote {folder}.")
 
 
-def make_chapters(root: Path) -> dict[str, list[Section]]:
-    """Each experiment's sections, from all its run folders that have something to show."""
+def make_chapters(root: Path) -> dict[str, Chapter]:
+    """Each experiment's chapter, from all its run folders that have something to show."""
     records: dict[str, list[Record]] = {}
     for folder in find_runs(root):
         record = read_run(folder)
-        if record.experiment in SECTIONS and record.metrics:
+        if record.experiment in CHAPTERS and record.metrics:
             records.setdefault(record.experiment, []).append(record)
     if not records:
         raise RunError(f"There are no runs under {root}; run an experiment first, or point --root at its run folders.")
-    return {experiment: SECTIONS[experiment](records[experiment]) for experiment in SECTIONS if experiment in records}
-
-
-def page(chapters: dict[str, list[Section]]) -> str:
-    """The whole report as HTML."""
-    environment = Environment(
-        loader=PackageLoader("arsm.experiments"), autoescape=select_autoescape(), trim_blocks=True
-    )
-    environment.globals.update(pivot=pivot, svg=lambda panel: Markup(panel_svg(panel)))
-    return environment.get_template("report.html").render(chapters=chapters)
+    return {
+        experiment: Chapter(title, make_sections(records[experiment]))
+        for experiment, (title, make_sections) in CHAPTERS.items()
+        if experiment in records
+    }
 
 
 def export_sections(sections: Sequence[Section], folder: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 from arsm.estimators import estimator
+from arsm.experiments.figures import COLOURS, NEUTRAL, Figure, Panel, Series
 from arsm.experiments.record import Record
-from arsm.experiments.sections import COLOURS, NEUTRAL, Figure, Panel, Result, Section
+from arsm.experiments.sections import Result, Section
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+COST = "mean squared error x evaluations"
+KINDS = {"arsm": COLOURS[0], "other unbiased estimators": NEUTRAL, "biased estimators": COLOURS[1]}
 COLUMNS = (
     ("error x evaluations", "cost"),
     ("variance", "variance"),
@@ -47,10 +45,7 @@ def _section(record: Record) -> Section:
     )
     results = [Result(_label(words), title, [line[key]], record) for words, line in named for title, key in COLUMNS]
     figure = Figure(
-        record.name,
-        "Mean squared error x evaluations",
-        "Lower is better; biased estimators in orange. Log scale.",
-        [Panel(record.name, partial(_draw, named))],
+        "The ranking", "Lower is better. Log scale.", [_ranking(record.name, named)], {record.name: (COST,)}
     )
     return Section(f"Comparison, {record.name}", text, [record], results, [figure])
 
@@ -59,12 +54,15 @@ def _label(words: str) -> str:
     return words if estimator(words).unbiased else f"{words} (biased)"
 
 
-def _draw(named: Sequence[tuple[str, dict[str, float]]], axes: Axes) -> None:
-    shown = [(words, line) for words, line in named if line["cost"] > 0]
-    for place, (words, line) in enumerate(shown):
-        unbiased = estimator(words).unbiased
-        colour = COLOURS[1] if not unbiased else COLOURS[0] if "arsm" in words else NEUTRAL
-        axes.plot([line["cost"]], [place], "o", color=colour, markersize=5)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(shown)), [words for words, _ in shown], fontsize=6.5)
-    axes.invert_yaxis()
+def _kind(words: str) -> str:
+    arsm, unbiased, biased = KINDS
+    return biased if not estimator(words).unbiased else arsm if "arsm" in words else unbiased
+
+
+def _ranking(title: str, named: Sequence[tuple[str, dict[str, float]]]) -> Panel:
+    shown = [(words, line["cost"]) for words, line in named if line["cost"] > 0]
+    series = []
+    for kind, colour in KINDS.items():
+        places = [place for place, (words, _) in enumerate(shown) if _kind(words) == kind]
+        series.append(Series(kind, colour, [shown[place][1] for place in places], places, mark="dots"))
+    return Panel(title, {COST: series}, log="x", names=[words for words, _ in shown])

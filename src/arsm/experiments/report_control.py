@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from arsm.experiments.figures import Figure, Level, Panel, Series, band, palette
 from arsm.experiments.record import Record
-from arsm.experiments.sections import COLOURS, NEUTRAL, Figure, Panel, Result, Section
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from arsm.experiments.sections import Picture, Result, Section
+from arsm.rl.settings import Learning
 
 WINDOW = 100
 # seconds to the end of the paper's figure
@@ -22,14 +22,43 @@ PAPER_SECONDS = {
     "Acrobot-v1": {"arsm": 425.0, "relax": 172.0, "a2c": 120.0},
     "LunarLander-v3": {"arsm": 19050.0, "relax": 3493.0, "a2c": 2708.0},
 }
-PANELS = (
-    ("average return against episodes", "step", "average_return", "episode"),
-    ("average return against environment steps", "steps", "average_return", "environment step, rollouts counted"),
-    ("average return against CPU time", "cpu_seconds", "average_return", "CPU second of the learning process"),
-    ("log variance of the gradient", "step", "log_variance", "episode"),
-    ("pseudo actions a step", "step", "pseudo_actions", "episode"),
-    ("entropy of the policy (nats)", "step", "entropy", "episode"),
+PAPER_BUDGETS = {"CartPole-v0": 16, "CartPole-v1": 16, "Acrobot-v1": 64, "LunarLander-v3": 1024}
+AXES = {
+    "episode": "step",
+    "environment step, rollouts counted": "steps",
+    "CPU second of the learning process": "cpu_seconds",
+}
+STATE = (
+    ("log variance of the gradient", "log_variance"),
+    ("pseudo actions a step", "pseudo_actions"),
+    ("entropy of the policy (nats)", "entropy"),
 )
+
+
+def paper_budget(environment: str) -> int:
+    """S_max of the paper's tasks, and 64 elsewhere."""
+    return PAPER_BUDGETS.get(environment, 64)
+
+
+def variant(config: dict[str, Any]) -> list[str]:
+    """The settings of a run that are not the default, in words: "budget 256", "common random numbers"."""
+    defaults = {"budget": paper_budget(config["environment"]), "schedule": "constant"}
+    defaults |= dataclasses.asdict(Learning())
+    words = []
+    for key, default in defaults.items():
+        value = config.get(key, default)
+        value = tuple(value) if isinstance(value, list) else value
+        if value != default:
+            name = key.replace("_", " ")
+            plain = (
+                " ".join(map(str, value))
+                if isinstance(value, tuple)
+                else f"{value:g}"
+                if isinstance(value, float)
+                else value
+            )
+            words.append(name if value is True else f"not {name}" if value is False else f"{name} {plain}")
+    return words
 
 
 def completion_line(environment: str) -> float | None:
@@ -44,7 +73,21 @@ def completion_line(environment: str) -> float | None:
 def control_sections(records: Sequence[Record]) -> list[Section]:
     """One section for every task, comparing the methods that ran on it."""
     ordered = sorted((r for r in records if r.metrics), key=_task)
-    return [_section(list(group)) for _, group in groupby(ordered, key=_task)]
+    return [_section(merge_seeds(list(group))) for _, group in groupby(ordered, key=_task)]
+
+
+def merge_seeds(records: Sequence[Record]) -> list[Record]:
+    """One record of those that differ in their seeds only."""
+    merged: dict[tuple[str, str], Record] = {}
+    for record in records:
+        key = (_label(record), str(record.config["episodes"]))
+        first = merged.get(key)
+        if first is None:
+            merged[key] = record
+        else:
+            metrics, sessions = [*first.metrics, *record.metrics], [*first.sessions, *record.sessions]
+            merged[key] = replace(first, metrics=metrics, sessions=sessions)
+    return list(merged.values())
 
 
 def _task(record: Record) -> tuple[Any, ...]:
@@ -57,27 +100,31 @@ def _section(records: list[Record]) -> Section:
     environment, horizon, prefix = _task(records[0])
     slug = "-".join(filter(None, (prefix, environment.replace("/", "-"), f"h{horizon}" if horizon else "")))
     line = completion_line(environment)
-    colours = {r.folder: COLOURS[place % len(COLOURS)] for place, r in enumerate(records)}
+    levels = [Level("completion line", line)] if line is not None else []
+    colours = dict(zip((r.folder for r in records), palette([r.config["method"] for r in records]), strict=True))
     text = (
         "Average return over the last 100 true episodes: the median over seeds, and their 10th to 90th percentile as a "
         "band. "
         + (f"The dotted line is the task's completion line, {line:g}. " if line is not None else "")
         + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged over all parameters."
     )
+    returns = Panel("average return", _views(records, colours, "average_return", AXES), levels=levels)
+    state = [Panel(name, _views(records, colours, key, {"episode": "step"})) for name, key in STATE]
     figure = Figure(
-        f"{slug}-curves",
         "Along training",
         "Environment steps count those of rollouts; the way back to a branch is not counted.",
-        [Panel(title, partial(_draw, records, colours, x, y, label, line)) for title, x, y, label in PANELS],
-        [(_label(r), colours[r.folder]) for r in records],
+        [returns, *state],
+        {f"{slug}-curves": tuple(AXES)},
     )
     title = f"{environment}" + (f", {horizon} steps" if horizon else "") + (f" ({prefix})" if prefix else "")
-    return Section(title, text, records, [x for r in records for x in _results(r, line)], [figure])
+    results = [x for r in records for x in _results(r, line)]
+    gifs = [Picture(r.folder / "policy.gif", _label(r)) for r in records if (r.folder / "policy.gif").is_file()]
+    return Section(title, text, records, results, [figure], gifs, headline="seconds")
 
 
 def _label(record: Record) -> str:
     config = record.config
-    return f"{config['method']}, {config['optimizer']} {config['learning_rate']:g}, budget {config['budget']}"
+    return ", ".join((config["method"], f"{config['optimizer']} {config['learning_rate']:g}", *variant(config)))
 
 
 def seed_series(record: Record) -> list[dict[str, np.ndarray]]:
@@ -113,33 +160,24 @@ def _results(record: Record, line: float | None) -> list[Result]:
             for name, key in (("episodes", "step"), ("seconds", "learning_seconds"), ("CPU seconds", "cpu_seconds")):
                 rows[f"{name} to the line"] = [float(s[key][place]) for s, place in solved]
     return [
-        Result(_label(record), metric, values, record, paper if metric == "seconds" else None)
+        Result(_label(record), metric, values, record, paper if metric == "seconds" else None, like_for_like=False)
         for metric, values in rows.items()
     ]
 
 
-def _draw(
-    records: Sequence[Record],
-    colours: dict[Any, str],
-    x: str,
-    y: str,
-    label: str,
-    line: float | None,
-    axes: Axes,
-) -> None:
+def _views(
+    records: Sequence[Record], colours: dict[Any, str], key: str, axes: dict[str, str]
+) -> dict[str, list[Series]]:
+    """Each run's median over seeds and their spread, against each axis."""
+    views: dict[str, list[Series]] = {axis: [] for axis in axes}
     for record in records:
         seeds = [s for s in seed_series(record) if len(s["step"]) > 1]
         if not seeds:
             continue
-        # every seed has its own places on the axis of steps or seconds: read all of them at the same ones, those that
-        # are done at their last
-        grid = np.linspace(min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200)
-        values = np.array([np.interp(grid, s[x], s[y]) for s in seeds])
-        colour = colours[record.folder]
-        axes.plot(grid, np.median(values, 0), color=colour, linewidth=1.5)
-        if len(seeds) > 1:
-            low, high = np.percentile(values, (10, 90), axis=0)
-            axes.fill_between(grid, low, high, color=colour, alpha=0.22, linewidth=0)
-    if y == "average_return" and line is not None:
-        axes.axhline(line, color=NEUTRAL, linewidth=1, linestyle=":")
-    axes.set_xlabel(label)
+        for axis, x in axes.items():
+            # every seed has its own places on the axis of steps or seconds: read all of them at the same ones, those
+            # that are done at their last
+            grid = np.linspace(min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200)
+            values = [np.interp(grid, s[x], s[key]).tolist() for s in seeds]
+            views[axis].append(band(_label(record), colours[record.folder], grid.tolist(), values, "median"))
+    return views

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from arsm.experiments.figures import COLOURS, NEUTRAL, Figure, Level, Panel, band, palette
 from arsm.experiments.record import Record
-from arsm.experiments.sections import COLOURS, NEUTRAL, Figure, Panel, Result, Section, band
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from arsm.experiments.sections import Headline, Result, Section, number
 
 TRACES = (
     ("expected reward", "reward", False),
@@ -20,6 +17,10 @@ TRACES = (
     ("entropy of q (nats)", "entropy", False),
     ("share of distinct pseudo actions", "pseudo_action_share", False),
 )
+AXES = {"update": "step", "second": "seconds", "evaluation of f": "evaluations"}
+ON_THE_WAY = "variance / arsm's on the way"
+PAPERS = ("reinforce", "ar", "ars", "gumbel-softmax", "relax")
+"""The estimators that the paper's figure compares ARSM with."""
 ENDS = (("first category", "first", COLOURS[1]), ("last category", "last", COLOURS[0]))
 
 
@@ -49,22 +50,22 @@ def _section(records: list[Record]) -> Section:
         f"their 10th to 90th percentile; variances come from {config['variance_samples']} estimates at each point. "
         "The gap is what remains to the optimum, relative to what the true gradient leaves."
     )
+    traces = [_traces(records, colours, title, key, log) for title, key, log in TRACES]
     figures = [
         Figure(
-            f"{slug}-traces",
             "Along the updates",
             "The dotted line is the optimum. The true gradient has no variance, so that it is not on that axis.",
-            [Panel(title, partial(_draw_traces, records, colours, key, log)) for title, key, log in TRACES],
-            [(_label(r), colours[r.folder]) for r in records],
+            traces,
+            {f"{slug}-traces": ("update",)},
         )
     ]
     for title, key in (("Gradient estimates", "gradient"), ("Probabilities", "probability")):
         caption = f"{title} of the first and the last category, on each estimator's own scale."
         if key == "probability":
             caption = "The last category is the best one, the first the worst."
-        panels = [Panel(_label(r), partial(_draw_ends, r, key)) for r in records]
-        figures.append(Figure(f"{slug}-{key}", title, caption, panels, [(label, colour) for label, _, colour in ENDS]))
-    return Section(f"Toy, {problem}", text, records, _results(records), figures)
+        figures.append(Figure(title, caption, [_ends(r, key) for r in records], {f"{slug}-{key}": ("update",)}))
+    results = _results(records)
+    return Section(f"Toy, {problem}", text, records, results, figures, claims=_claims(config, results))
 
 
 _ORDER = {words: place for place, words in enumerate(("exact", "reinforce", "ar", "ars", "arsm"))}
@@ -80,7 +81,8 @@ def _label(record: Record) -> str:
 def _colours(records: Sequence[Record]) -> dict[Any, str]:
     """The true gradient in grey, the others each in their own colour."""
     sampled = [r for r in records if r.config["estimator"] != "exact"]
-    named = {r.folder: COLOURS[place % len(COLOURS)] for place, r in enumerate(sampled)}
+    colours = palette([r.config["estimator"] for r in sampled])
+    named = dict(zip((r.folder for r in sampled), colours, strict=True))
     return {r.folder: named.get(r.folder, NEUTRAL) for r in records}
 
 
@@ -101,7 +103,7 @@ def _results(records: Sequence[Record]) -> list[Result]:
         if arsm is not None:
             start, along = fmean(_first(arsm, "variance")), fmean(_average(arsm, "variance"))
             row["variance / arsm's at the start"] = [x / start for x in _first(r, "variance")]
-            row["variance / arsm's on the way"] = [x / along for x in _average(r, "variance")]
+            row[ON_THE_WAY] = [x / along for x in _average(r, "variance")]
         row["f calls an update"] = [x / max(1, r.metrics[-1]["step"]) for x in _last(r, "evaluations")]
         row["seconds"] = [r.seconds]
         results.extend(Result(_label(r), metric, values, r) for metric, values in row.items())
@@ -121,23 +123,40 @@ def _last(record: Record, key: str) -> list[float]:
     return [values[-1] for values in record.series(key)[1]]
 
 
+def _mean(record: Record, key: str) -> list[float]:
+    """Along the run, over all seeds."""
+    return [fmean(seeds) for seeds in zip(*record.series(key)[1], strict=True)]
+
+
 def _average(record: Record, key: str) -> list[float]:
     return [fmean(values) for values in record.series(key)[1]]
 
 
-def _draw_traces(records: Sequence[Record], colours: dict[Any, str], key: str, log: bool, axes: Axes) -> None:
-    for record in records:
-        band(axes, *record.series(key), colours[record.folder], log=log)
-    if log:
-        # where an estimator has collapsed its variance is zero up to rounding: no reason to stretch the axis
-        means = [fmean(_average(record, key)) for record in records]
-        axes.set_ylim(bottom=min((mean for mean in means if mean > 0), default=1.0) / 100)
-    if key == "reward":
-        axes.axhline(_optimum(records[0].config), color=NEUTRAL, linewidth=1, linestyle=":")
-    axes.set_xlabel("update")
+def _claims(config: dict[str, Any], results: Sequence[Result]) -> list[Headline]:
+    """The paper's problem has C = R = 30 and step 1; its figure shows variances, and no table."""
+    if (config["categories"], config["step"], config["r"]) != (30, 1.0, 30.0):
+        return []
+    others = [
+        r.mean for r in results if r.metric == ON_THE_WAY and r.record.config["estimator"].split(":")[0] in PAPERS
+    ]
+    if not others:
+        return []
+    what = "gradient variance of the paper's other estimators / arsm's, least to most"
+    return [Headline(what, "10 to 10,000", " to ".join(number(float(f"{x:.1g}")) for x in (min(others), max(others))))]
 
 
-def _draw_ends(record: Record, key: str, axes: Axes) -> None:
-    for _, end, colour in ENDS:
-        band(axes, *record.series(f"{key}_{end}"), colour)
-    axes.set_xlabel("update")
+def _traces(records: Sequence[Record], colours: dict[Any, str], title: str, key: str, log: bool) -> Panel:
+    views = {
+        axis: [band(_label(r), colours[r.folder], _mean(r, along), r.series(key)[1]) for r in records]
+        for axis, along in AXES.items()
+    }
+    # where an estimator has collapsed its variance is zero up to rounding: no reason to stretch the axis
+    means = [fmean(_average(record, key)) for record in records]
+    floor = min((mean for mean in means if mean > 0), default=1.0) / 100 if log else None
+    levels = [Level("optimum", _optimum(records[0].config))] if key == "reward" else []
+    return Panel(title, views, log="y" if log else "", floor=floor, levels=levels)
+
+
+def _ends(record: Record, key: str) -> Panel:
+    series = [band(name, colour, *record.series(f"{key}_{end}")) for name, end, colour in ENDS]
+    return Panel(_label(record), {"update": series})

@@ -1,4 +1,4 @@
-"""What a report is made of: results, which become tables, and panels, which become figures."""
+"""What a report is made of: results, which become tables, beside the paper's; figures; and pictures."""
 
 from __future__ import annotations
 
@@ -7,33 +7,24 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from arsm.experiments.figures import Figure
 from arsm.experiments.record import Record
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as MatplotlibFigure
 
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
 
-# The page's text colour takes this one's place, so that figures follow light and dark mode.
-INK = "#010203"
-# Readable on white and on near-black (Okabe and Ito's set, its black and yellow replaced).
-COLOURS = (
-    *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b", "#7a7fe0"),
-    *("#2aa8a8", "#9a6a4a", "#d63384", "#6b8e23", "#4b6f9e", "#a0522d"),
-)
-NEUTRAL = "#8a8f98"
+Verdict = Literal["better", "worse", "within noise", "noise unknown", "not like for like"]
+"""Ours beside the paper's: "better" and "worse" where seeds alone would not make the difference."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +37,11 @@ class Result:
     record: Record
     """The run that it comes from."""
     paper: float | None = None
+    """The paper's figure; all of them are better where they are lower."""
+    paper_std: float | None = None
+    """Its spread, where the paper gives one."""
+    like_for_like: bool = True
+    """Whether the paper measured the same thing; seconds on other hardware are not."""
 
     @property
     def mean(self) -> float:
@@ -58,13 +54,60 @@ class Result:
         return statistics.stdev(self.values) if math.isfinite(self.mean) else math.nan
 
     @property
+    def ours(self) -> str:
+        """Mean and spread."""
+        return number(self.mean, self.std)
+
+    @property
+    def papers(self) -> str:
+        """The paper's figure, with its spread where it has one."""
+        spread = f" ± {self.paper_std:g}" if self.paper_std is not None else ""
+        return "" if self.paper is None else f"{self.paper:g}{spread}"
+
+    @property
     def text(self) -> str:
-        """Mean and spread, as a table shows them."""
-        paper = f" (paper {self.paper:g})" if self.paper is not None else ""
-        return _number(self.mean, self.std) + paper
+        """Ours and the paper's, in one line."""
+        return self.ours + (f" (paper {self.papers})" if self.papers else "")
+
+    @property
+    def difference(self) -> str:
+        """Ours less the paper's figure, where the two measure the same thing."""
+        if self.paper is None or not self.like_for_like:
+            return ""
+        text = number(self.mean - self.paper, self.std).partition(" ")[0]
+        return text if text.startswith("-") else f"+{text}"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether ours differs from the paper's figure by more than a further run of ours would, 19 times in 20.
+
+        Without a spread of its own the paper's figure is taken for one run with the spread of ours, so that the
+        difference has variance std^2 (1 + 1/seeds), and Student's distribution says how far it may go.
+        """
+        if self.paper is None:
+            return None
+        if not self.like_for_like:
+            return "not like for like"
+        if self.std is None or math.isnan(self.std):
+            return "noise unknown"
+        theirs = self.std if self.paper_std is None else self.paper_std
+        noise = math.hypot(self.std / math.sqrt(len(self.values)), theirs)
+        if abs(self.mean - self.paper) <= student_quantile(len(self.values) - 1) * noise:
+            return "within noise"
+        return "better" if self.mean < self.paper else "worse"
 
 
-def _number(mean: float, spread: float | None) -> str:
+def student_quantile(freedom: int, inside: float = 0.95) -> float:
+    """How many standard errors from 0 hold that share of Student's distribution.
+
+    With t = sqrt(freedom) tan(a) its density is proportional to cos(a)^(freedom - 1).
+    """
+    angles = np.linspace(0, np.pi / 2, 100_001)
+    mass = np.cumsum(np.cos(angles) ** (freedom - 1))
+    return float(math.sqrt(freedom) * np.tan(angles[np.searchsorted(mass, inside * mass[-1])]))
+
+
+def number(mean: float, spread: float | None = None) -> str:
     """The mean to four digits, or as far as its spread's first: 0.516 ± 0.008, 2.5e6 ± 8e4; a tiny one is left out."""
     if not spread or not math.isfinite(mean + spread) or spread < 1e-5 * abs(mean):
         return _plain_exponent(f"{mean:.4g}")
@@ -79,40 +122,45 @@ def _plain_exponent(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One pair of axes."""
+class Headline:
+    """A line of the report's first table: the paper beside ours."""
 
-    title: str
-    draw: Callable[[Axes], None]
+    what: str
+    paper: str
+    ours: str
+    difference: str = ""
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
-class Figure:
-    """Panels under one legend."""
+class Picture:
+    """An image file to show as it is."""
 
-    name: str
-    """Its file's name."""
-    title: str
+    path: Path
     caption: str
-    panels: Sequence[Panel]
-    legend: Sequence[tuple[str, str]] = ()
-    """(label, colour) pairs."""
-
-    @property
-    def columns(self) -> int:
-        """How many panels go side by side, where there is room."""
-        return 2 if len(self.panels) in (2, 4) else min(3, len(self.panels))
 
 
 @dataclass(frozen=True)
 class Section:
-    """One comparison: its table and figures, all made from `records`."""
+    """One comparison: its table, figures and pictures, all made from `records`."""
 
     title: str
     text: str
     records: Sequence[Record]
     results: Sequence[Result] = ()
-    figures: Sequence[Figure] = field(default_factory=tuple)
+    figures: Sequence[Figure] = ()
+    pictures: Sequence[Picture] = ()
+    headline: str = ""
+    """The metric whose figures in the paper go into the report's first table."""
+    claims: Sequence[Headline] = ()
+    """Lines of that table which are no single result."""
+
+    @property
+    def headlines(self) -> list[Headline]:
+        """This section's lines of the report's first table."""
+        shown = [r for r in self.results if r.paper is not None and r.metric == self.headline]
+        lines = [Headline(f"{r.row}: {r.metric}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
+        return [*lines, *self.claims]
 
 
 def pivot(results: Iterable[Result]) -> tuple[list[str], list[tuple[str, list[Result | None]]]]:
@@ -151,73 +199,3 @@ def results_csv(sections: Iterable[Section]) -> str:
                 (f"{section.title}: {r.row}", r.metric, f"{r.mean:.6g}", spread, len(r.values), paper, *where)
             )
     return out.getvalue()
-
-
-def band(
-    axes: Axes, steps: Sequence[float], seeds: Sequence[Sequence[float]], colour: str, *, log: bool = False
-) -> None:
-    """The mean over seeds as a line, their 10th to 90th percentile as a band; a log axis leaves out a mean of zero."""
-    import numpy as np
-
-    values = np.asarray(seeds)
-    if log:
-        axes.set_yscale("log")
-        keep = values.mean(0) > 0
-        steps, values = np.asarray(steps)[keep].tolist(), values[:, keep]
-    if not steps:
-        return
-    axes.plot(steps, values.mean(0), color=colour, linewidth=1.5, marker="o" if len(steps) == 1 else "", markersize=4)
-    if len(values) > 1:
-        low, high = np.percentile(values, (10, 90), axis=0)
-        axes.fill_between(steps, low, high, color=colour, alpha=0.22, linewidth=0)
-
-
-def panel_svg(panel: Panel) -> str:
-    """One panel as SVG to be put into a page, in the page's own text colour."""
-    out = io.StringIO()
-    with _drawn([panel], columns=1, ink=INK) as figure:
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = out.getvalue()
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")
-
-
-def save_figure(figure: Figure, folder: Path) -> None:
-    """All panels of a figure in one PNG, on white."""
-    from matplotlib.lines import Line2D
-
-    with _drawn(figure.panels, columns=figure.columns, ink="#1c1f24") as drawn:
-        if figure.legend:
-            handles = [Line2D([], [], color=colour, label=label) for label, colour in figure.legend]
-            drawn.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)
-        drawn.savefig(folder / f"{figure.name}.png", dpi=110)
-
-
-@contextmanager
-def _drawn(panels: Sequence[Panel], *, columns: int, ink: str) -> Iterator[MatplotlibFigure]:
-    """The panels side by side, while matplotlib's settings hold."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure as MatplotlibFigure
-
-    rows = -(-len(panels) // columns)
-    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
-    settings = {
-        **dict.fromkeys(inked, ink),
-        "svg.fonttype": "none",
-        "svg.hashsalt": "arsm",
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "axes.titlesize": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.alpha": 0.15,
-        "axes.formatter.limits": (-4, 5),
-        "axes.formatter.useoffset": False,
-    }
-    with rc_context(settings):  # pyright: ignore[reportArgumentType]
-        figure = MatplotlibFigure(figsize=(4 * columns, 2.7 * rows), layout="constrained")
-        for number, panel in enumerate(panels, 1):
-            axes = figure.add_subplot(rows, columns, number)
-            axes.set_title(panel.title, loc="left")
-            panel.draw(axes)
-        yield figure

@@ -121,19 +121,21 @@ class Toy:
         toy = self.preset()
         # these tensors are too small to share among threads
         torch.set_num_threads(1)
-        folders = []
+        runs = toy.runs()
+        options = {"resume": toy.resume, "checkpoint_every": toy.checkpoint_every}
         with progress_bars(console) as progress:
-            for config in toy.configs():
-                run_name = folder_name(toy.name, config)
-                task = progress.add_task(run_name, total=config["updates"])
-                for step in ascend(
-                    config, toy.root, run_name, resume=toy.resume, checkpoint_every=toy.checkpoint_every
-                ):
-                    progress.update(task, completed=step)
-                folders.append(toy.root / "toy" / run_name)
-        for section in toy_sections([read_run(folder) for folder in folders]):
+            tasks = {folder: progress.add_task(folder.name, total=toy.updates) for folder in runs}
+            for folder, config in runs.items():
+                for step in ascend(config, toy.root, folder.name, **options):
+                    progress.update(tasks[folder], completed=step)
+        for section in toy_sections([read_run(folder) for folder in runs]):
             print_results(console, section)
         console.print(f"Run folders: {toy.root / 'toy'}; `arsm report` makes a page of figures from them.")
+
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what decides its results."""
+        toy = self.preset()
+        return {toy.root / "toy" / folder_name(toy.name, config): config for config in toy.configs()}
 
     def configs(self) -> Iterator[dict[str, Any]]:
         """What decides each run's results."""

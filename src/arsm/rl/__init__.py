@@ -1,19 +1,46 @@
 """Reinforcement learning by try-and-see: environments that branch, rollout engines, and an agent."""
 
-from arsm.rl.agent import Iteration, PolicyGradient, Settings
-from arsm.rl.branching import EnvironmentFailure
-from arsm.rl.environments import make_environment
-from arsm.rl.learners import ActionConditioned, ActorCritic
-from arsm.rl.rollouts import WorkerFailure, make_engine
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from arsm.rl.settings import Learning, Settings
+
+if TYPE_CHECKING:
+    from arsm.rl.agent import Iteration, PolicyGradient
+    from arsm.rl.branching import EnvironmentFailure
+    from arsm.rl.environments import make_environment
+    from arsm.rl.learners import ActionConditioned, ActorCritic
+    from arsm.rl.rollouts import WorkerFailure, make_engine
 
 __all__ = [
     "ActionConditioned",
     "ActorCritic",
     "EnvironmentFailure",
     "Iteration",
+    "Learning",
     "PolicyGradient",
     "Settings",
     "WorkerFailure",
     "make_engine",
     "make_environment",
 ]
+
+# these need gymnasium, which settings alone do without
+_LATE = {
+    "Iteration": "agent",
+    "PolicyGradient": "agent",
+    "EnvironmentFailure": "branching",
+    "make_environment": "environments",
+    "ActionConditioned": "learners",
+    "ActorCritic": "learners",
+    "WorkerFailure": "rollouts",
+    "make_engine": "rollouts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -25,47 +25,11 @@ from arsm.rl.environments import make_environment
 from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee, mlp
 from arsm.rl.play import Branches, Episode, Policy, play_episodes, race_units
 from arsm.rl.rollouts import make_engine
+from arsm.rl.settings import Settings
 from arsm.rl.stepped import Encoder, Stepped
 from arsm.types import Estimator
 
 DECAY = 0.99
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an agent learns with."""
-
-    budget: int | None = 16
-    """S_max: the most rollouts a true episode; None for all."""
-    episodes: int = 1
-    """True episodes an iteration; their gradients are averaged."""
-    learning_rate: float = 0.01
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    gamma: float = 0.99
-    entropy: float = 0.0
-    """The weight of the policy's entropy, summed over steps, in what is maximised."""
-    hidden: tuple[int, ...] = (10, 10)
-    """Of the policy and the critic, with ReLUs."""
-    weighted: bool = True
-    """Weight the steps that the budget keeps by M/|H|, which makes the gradient unbiased; False is the paper's."""
-    discounting: Literal["none", "gamma^t"] = "none"
-    """Weight step t by gamma^t, as the discounted objective has it, or not, as Algorithm 3 does."""
-    common_random_numbers: bool = False
-    """Let rollouts draw the same noise as the true episode at the same time."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("budget", 1), ("episodes", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, but is {value}.")
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, but is {self.learning_rate}.")
-        for name, known in (("optimizer", ("adam", "rmsprop")), ("discounting", ("none", "gamma^t"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".')
 
 
 @dataclass(frozen=True)
@@ -154,6 +118,12 @@ class PolicyGradient:
             return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
         return TryAndSee(estimator)
 
+    @property
+    def _learning_rate(self) -> float:
+        over = self.settings.decay_over
+        left = 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
+        return left * self.settings.learning_rate
+
     def _check_budget(self) -> None:
         """Refuse what a plan would refuse, before anything is played."""
         logits = self._mask(torch.zeros(1, *self._logits_shape, dtype=torch.float64))
@@ -166,7 +136,7 @@ class PolicyGradient:
 
     @property
     def _budget(self) -> int | None:
-        return None if self.settings.budget is None else self.settings.budget * self.settings.episodes
+        return None if self.settings.budget is None else self.settings.budget * self.settings.episodes_an_iteration
 
     @property
     def policy(self) -> Policy:
@@ -201,7 +171,7 @@ class PolicyGradient:
     def _iterate(self) -> Iteration:
         begin, begin_cpu = time.perf_counter(), time.process_time()
         settings, world, estimator = self.settings, self.environment, self.learner.estimator
-        count, horizon = settings.episodes, world.horizon
+        count, horizon = settings.episodes_an_iteration, world.horizon
         # every iteration has random numbers of its own, so that one that resumes needs no generator's state
         streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(2 + count, np.uint64)
         generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
@@ -224,7 +194,7 @@ class PolicyGradient:
         common = units if settings.common_random_numbers else None
         branches = self._branches(plan, played, int(streams[1]), common)
         rollouts = self._engine.play(current, branches)
-        mean_entropy = self._update(batch, plan, torch.from_numpy(rollouts.returns))
+        mean_entropy = self._update(batch, plan, torch.from_numpy(settings.reward_scale * rollouts.returns))
 
         self.iteration += 1
         self.episodes += count
@@ -260,7 +230,7 @@ class PolicyGradient:
         )
 
     def _batch(self, played: list[Episode]) -> Batch:
-        gamma = self.settings.gamma
+        gamma, scale = self.settings.gamma, self.settings.reward_scale
 
         def join(parts: list[Array]) -> Tensor:
             return torch.from_numpy(np.concatenate(parts))
@@ -272,8 +242,8 @@ class PolicyGradient:
         return Batch(
             observations=join([one.observations for one in played]),
             logits=self._mask(join([one.logits for one in played])),
-            rewards=join([one.rewards for one in played]),
-            returns=join([one.returns(gamma) for one in played]),
+            rewards=scale * join([one.rewards for one in played]),
+            returns=scale * join([one.returns(gamma) for one in played]),
             discount=discount,
             lengths=lengths,
             last_observations=torch.from_numpy(np.stack([one.last_observation for one in played])),
@@ -298,6 +268,8 @@ class PolicyGradient:
             (scale * loss).backward()
         self._variance.update([p.grad for p in self.network.parameters() if p.grad is not None])
         for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate
             optimizer.step()
         return float(total_entropy.detach()) / (batch.logits.shape[0] * batch.logits.shape[1])
 

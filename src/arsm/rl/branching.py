@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,14 @@ class Trail:
     """[T, K]."""
     states: Array | None = None
     """[S, T], where the environment keeps its state in an array."""
+
+
+class Replays:
+    """An environment that goes back to a step faster than by calling its own step."""
+
+    def replay(self, actions: Sequence[Any]) -> None:
+        """Take these actions, of which nothing but the state afterwards is wanted."""
+        raise NotImplementedError
 
 
 class Lanes(Protocol):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from arsm.rl.branching import Array, EnvironmentFailure, Trail
+from arsm.rl.branching import Array, EnvironmentFailure, Replays, Trail
 
 Env = gymnasium.Env[Any, Any]
 Encoder = Callable[[Any], Array]
@@ -80,7 +80,11 @@ class Stepped:
         return env
 
     def _advance(self, env: Env, trail: Trail, begin: int, end: int) -> None:
-        for action in self.native(trail.actions[begin:end]):
+        actions = self.native(trail.actions[begin:end])
+        if isinstance(env, Replays):
+            env.replay(actions)
+            return
+        for action in actions:
             self.step(env, action)
 
     def native(self, actions: Array) -> list[Any]:

@@ -1,0 +1,77 @@
+"""What `arsm reproduce` runs, at two scales. A checkpoint is named by its place under the run folders' root."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from arsm.experiments.compare import Compare
+from arsm.experiments.conditional import Conditional
+from arsm.experiments.control import Control
+from arsm.experiments.toy import Toy
+from arsm.experiments.vae import Vae
+from arsm.rl.settings import Learning
+
+Experiment = Toy | Vae | Conditional | Control | Compare
+
+TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.5", "relax")
+SEEDS = (0, 1, 2)
+
+short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
+short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
+short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
+
+SMOKE: tuple[Experiment, ...] = (
+    # figure 1 and its like at larger C
+    Toy(estimators=TOY_ESTIMATORS, updates=1000, seeds=3),
+    Toy(categories=(1_000,), steps=("printed", "scaled"), updates=300, seeds=2, trace_every=100),
+    Toy(categories=(10_000,), steps=("printed", "scaled"), updates=50, seeds=2, trace_every=50),
+    # table 1
+    short_vae("reinforce"),
+    short_vae("relax"),
+    short_vae("gumbel-softmax:hard=True"),
+    short_vae("25*gumbel-softmax"),
+    short_vae("ar"),
+    short_vae("ars"),
+    short_vae("arsm"),
+    short_vae("gumbel-softmax", layers=2),
+    short_vae("arsm", layers=2),
+    # table 2
+    short_conditional("arsm"),
+    short_conditional("straight-through"),
+    short_conditional("gumbel-softmax:hard=True"),
+    short_conditional("gumbel-softmax"),
+    short_conditional("muprop"),
+    # policy gradients
+    short_control("CartPole-v0", episodes=200),
+    short_control("Acrobot-v1", episodes=20),
+    short_control("LunarLander-v3", episodes=20, budget=64),
+    # every estimator at equal cost
+    Compare(samples=50, training=50),
+    Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0003"), samples=50, training=50),
+)
+"""Every experiment of the paper and the comparison, shortened until all of them take minutes on two cores."""
+
+FULL: tuple[Experiment, ...] = (
+    Toy(estimators=TOY_ESTIMATORS),
+    Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
+    Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
+    Vae("arsm", rates=(1e-4, 2e-4, 3e-4, 4e-4, 5e-4), seeds=SEEDS, precision="bf16"),
+    Vae(
+        "arsm:pooled=True",
+        name="recipe",
+        rates=(5e-4,),
+        dropouts=(0.2,),
+        schedule="cosine",
+        epochs=700,
+        seeds=SEEDS,
+        precision="bf16",
+    ),
+    Control("CartPole-v0", methods=("arsm",), learning_rates=(0.03,), episodes=300),
+    Control("CartPole-v0", methods=("a2c", "relax", "reinforce"), learning_rates=(0.01,), episodes=500),
+    Control("CartPole-v1", methods=("arsm",), learning_rates=(0.03,), episodes=250),
+    Control("Acrobot-v1", methods=("arsm",), learning=Learning(entropy=0.01), episodes=500, name="long"),
+    Compare(),
+    Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0004"), samples=300),
+)
+"""The commands of results/*/README.md, which the committed results were made with."""
