@@ -1,20 +1,24 @@
 """The report: one self-contained page whose numbers are those of the run folders."""
 
 import csv
-import re
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import same_color
 from matplotlib.figure import Figure as MatplotlibFigure
 from rich.console import Console
 
+from arsm.experiments.figures import COLOURS, Figure, Level, Panel, Series, band, draw_panel, palette, save_figure
+from arsm.experiments.page import figure_data
 from arsm.experiments.record import read_run
 from arsm.experiments.report import Report
 from arsm.experiments.report_toy import toy_sections
-from arsm.experiments.sections import COLUMNS, INK, Result, band
+from arsm.experiments.sections import COLUMNS, Result, Section, Verdict, student_quantile
 from arsm.experiments.toy import Toy
 
 ESTIMATORS = ("exact", "arsm")
@@ -29,49 +33,58 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page refers to, and how often each tag occurs."""
+    """What a page refers to, its tags, its text, and the figures' data."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.open: list[str] = []
         self.references: list[str] = []
+        self.ids: list[str] = []
         self.text = ""
+        self.figures: list[dict[str, Any]] = []
+        self.data = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "img"):
             self.open.append(tag)
+        self.ids += [value or "" for key, value in attrs if key == "id"]
         self.references += [value or "" for key, value in attrs if key in ("src", "href", "xlink:href", "srcset")]
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
+        self.data = ("type", "application/json") in attrs
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.data and data.strip():
+            self.figures.append(json.loads(data))
+            self.data = False
+        elif not {"script", "style"} & set(self.open):
+            self.text += data
 
 
-def test_the_page_is_complete_and_needs_no_network(runs: Path, tmp_path: Path) -> None:
+def test_the_page_is_complete(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     Report(root=runs, out=out).run(Console(quiet=True))
-    source = out.read_text()
-    page = Page(source)
+    page = Page(out.read_text())
     assert page.open == []
-    assert all(reference.startswith(("#", "data:")) for reference in page.references)
-    assert not re.search(r"@import|url\((?!#)", source)
-    assert "script" not in page.tags
-    assert page.tags.count("svg") == 4 + 2 * len(ESTIMATORS)
-    assert INK not in source
-    assert "currentColor" in source
-    assert "true gradient" in page.text
+    assert len(page.ids) == len(set(page.ids))
+    assert {r for r in page.references if not r.startswith("data:")} <= {f"#{name}" for name in page.ids}
+    assert [len(figure["panels"]) for figure in page.figures] == [4, len(ESTIMATORS), len(ESTIMATORS)]
+    assert page.figures[0]["axes"] == ["update", "second", "evaluation of f"]
+    reward = page.figures[0]["panels"][0]["views"]["update"]
+    for series, words, name in zip(reward, ESTIMATORS, ("true gradient", "arsm"), strict=True):
+        steps, seeds = read_run(runs / "toy" / f"C4-step1-{words}").series("reward")
+        assert (series["name"], series["x"]) == (name, steps)
+        np.testing.assert_allclose(series["y"], np.mean(seeds, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(series["high"], np.percentile(seeds, 90, axis=0), rtol=1e-4)
     for words in ESTIMATORS:
         assert f"C4-step1-{words}" in page.text
-    assert "prefers-color-scheme: dark" in source
+    session = read_run(runs / "toy" / "C4-step1-arsm").sessions[0]
+    for text in ("0 to 2", "trace_every=5", session["hardware"], session["torch"], session["commit"] or ""):
+        assert text in page.text
 
 
 def test_labels_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
@@ -133,24 +146,98 @@ def test_different_problems_are_different_sections(runs: Path, tmp_path: Path) -
     assert [len(section.records) for section in sections] == [2, 2]
 
 
-def test_a_band_is_the_mean_and_the_10th_to_90th_percentile() -> None:
+def test_a_band_is_the_mean_or_median_and_the_10th_to_90th_percentile() -> None:
     seeds = np.random.default_rng(0).exponential(size=(20, 4))
-    axes = MatplotlibFigure().add_subplot()
-    band(axes, [0, 1, 2, 3], seeds.tolist(), "#000000")
-    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), seeds.mean(0))
-    corners = np.asarray(axes.collections[0].get_paths()[0].vertices)
     low, high = np.percentile(seeds, (10, 90), axis=0)
-    for step in range(4):
-        heights = corners[corners[:, 0] == step, 1]
-        assert heights.min() == pytest.approx(low[step])
-        assert heights.max() == pytest.approx(high[step])
+    mean = band("arsm", "#000000", [0, 1, 2, 3], seeds.tolist())
+    median = band("arsm", "#000000", [0, 1, 2, 3], seeds.tolist(), "median")
+    np.testing.assert_allclose(mean.y, seeds.mean(0))
+    np.testing.assert_allclose(median.y, np.median(seeds, 0))
+    for series in (mean, median):
+        np.testing.assert_allclose(series.low, low)
+        np.testing.assert_allclose(series.high, high)
+    assert not band("arsm", "#000000", [0, 1, 2, 3], seeds[:1].tolist()).low
 
 
-def test_a_log_axis_leaves_out_zero() -> None:
+def test_arsm_has_one_colour_everywhere() -> None:
+    assert palette(["reinforce", "ar", "arsm", "rloo"]) == [COLOURS[1], COLOURS[2], COLOURS[0], COLOURS[3]]
+    assert palette(["arsm", "arsm"]) == [COLOURS[0], COLOURS[1]]
+    assert len(set(palette(["rloo"] * len(COLOURS)))) == len(COLOURS)
+    assert len(palette(["rloo"] * 30)) == 30
+
+
+def test_a_thinned_series_keeps_its_ends() -> None:
+    x = [float(i) for i in range(1000)]
+    series = Series("arsm", "#000000", x, [2 * v for v in x], [v - 1 for v in x], [v + 1 for v in x]).thinned(50)
+    assert len(series.x) == 50
+    assert (series.x[0], series.x[-1]) == (0.0, 999.0)
+    np.testing.assert_allclose(np.diff(series.x), 999 / 49, atol=1)
+    np.testing.assert_allclose(series.y, 2 * np.asarray(series.x))
+    np.testing.assert_allclose(series.high, np.asarray(series.low) + 2)
+
+
+def test_what_is_no_number_is_no_number_on_the_page() -> None:
+    series = Series("arsm", "#0090d6", [0, 1, 2], [1 / 3, float("nan"), float("inf")])
+    data = figure_data(Figure("-ELBO", "", [Panel("test", {"iteration": [series]})], {}))
+    assert data["panels"][0]["views"]["iteration"][0]["y"] == [0.33333, None, None]
+
+
+def test_a_panel_is_drawn_as_it_is_described() -> None:
+    series = Series("arsm", "#0090d6", [1.0, 2.0, 30.0], [4.0, 0.0, 6.0], [3.0, 0.0, 5.0], [5.0, 0.0, 7.0])
+    panel = Panel("variance", {"update": [series]}, log="y", floor=2.0, levels=[Level("optimum", 6.5, "#e0562b")])
     axes = MatplotlibFigure().add_subplot()
-    band(axes, [0, 1, 2], [[1.0, 0.0, 4.0], [3.0, 0.0, 0.0]], "#000000", log=True)
-    assert np.asarray(axes.lines[0].get_xdata()).tolist() == [0, 2]
-    assert np.asarray(axes.lines[0].get_ydata()).tolist() == [2.0, 2.0]
+    draw_panel(axes, panel, "update")
+    assert (axes.get_title("left"), axes.get_xlabel(), axes.get_yscale()) == ("variance", "update", "log")
+    curve, level = axes.lines
+    assert np.asarray(curve.get_xdata()).tolist() == [1, 30], "a log axis has no place for zero"
+    assert same_color(curve.get_color(), "#0090d6")
+    assert np.asarray(level.get_ydata()).tolist() == [6.5, 6.5]
+    corners = np.asarray(axes.collections[0].get_paths()[0].vertices)
+    assert {tuple(corner) for corner in corners.tolist()} >= {(1, 3), (1, 5), (30, 5), (30, 7)}
+    assert axes.get_ylim()[0] == 2.0
+    assert axes.get_xlim()[0] == 0.0
+
+
+def test_a_file_shows_the_axes_that_it_names(tmp_path: Path) -> None:
+    """As many panels as views, seen from the PNG's size."""
+    line = [Series("arsm", "#0090d6", [0, 1], [0, 1])]
+    panels = [Panel("return", {"episode": line, "step": line, "second": line}), Panel("entropy", {"episode": line})]
+    files = {"all": ("episode", "step", "second"), "one": ("second",)}
+    save_figure(Figure("Along training", "", panels, files), tmp_path)
+    for name, inches in (("all", (8, 5.4)), ("one", (4, 2.7))):
+        header = (tmp_path / f"{name}.png").read_bytes()[16:24]
+        size = int.from_bytes(header[:4]), int.from_bytes(header[4:])
+        assert size == tuple(round(110 * inch) for inch in inches)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (100, 1.984)])
+def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(quantile, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "paper", "spread", "difference", "verdict"),
+    [
+        ([87.0, 86.6, 87.4], 86.7, None, "+0.3", "within noise"),  # noise: 4.30 x 0.4 x sqrt(1 + 1/3) = 1.99
+        ([87.0, 86.6, 87.4], 85.1, None, "+1.9", "within noise"),
+        ([87.0, 86.6, 87.4], 84.9, None, "+2.1", "worse"),
+        ([87.0, 86.6, 87.4], 89.1, None, "-2.1", "better"),
+        ([58.0, 58.2, 58.4], 58.9, 0.0, "-0.7", "better"),  # noise: 4.30 x 0.2 / sqrt(3) = 0.50
+        ([58.0, 58.2, 58.4], 58.9, 0.2, "-0.7", "within noise"),
+        ([87.0], 80.0, None, "+7", "noise unknown"),
+    ],
+)
+def test_the_papers_figure_is_beaten_beyond_noise_only(
+    runs: Path, values: list[float], paper: float, spread: float | None, difference: str, verdict: Verdict
+) -> None:
+    record = read_run(runs / "toy" / "C4-step1-arsm")
+    result = Result("arsm", "test", values, record, paper, spread)
+    assert (result.difference, result.verdict) == (difference, verdict)
+    other_way = Result("arsm", "test", values, record, paper, spread, like_for_like=False)
+    assert (other_way.difference, other_way.verdict) == ("", "not like for like")
+    (line,) = Section("VAE", "", [record], [result, other_way], headline="test").headlines[:1]
+    assert (line.ours, line.difference, line.verdict) == (result.ours, difference, verdict)
+    assert not Section("VAE", "", [record], [result], headline="train").headlines
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """The VAE's tables: the learning rate that validation chose, and the figures of each seed's best epoch."""
 
 import csv
+from base64 import b64encode
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure as MatplotlibFigure
 from rich.console import Console
 
 from arsm.experiments.record import Record, open_run, read_run
@@ -133,15 +132,17 @@ def test_recipes_are_sections_of_their_own_without_the_papers_figures(tmp_path: 
 def test_curves_lie_over_iterations_and_over_evaluations_so_far(tmp_path: Path) -> None:
     record = write_run(tmp_path, Vae(seeds=(0, 1)), [[120.0, 90.0, 89.0], [118.0, 92.0, 93.0]])
     (section,) = vae_sections([record])
-    figures = {figure.name: figure for figure in section.figures}
-    assert list(figures) == ["1layer-iterations", "1layer-seconds", "1layer-evaluations", "1layer-state"]
+    files = {name: axes for figure in section.figures for name, axes in figure.files.items()}
+    assert list(files) == ["1layer-iterations", "1layer-seconds", "1layer-evaluations", "1layer-state"]
     steps = [epoch * STEPS_PER_EPOCH for epoch in (10, 500, 1000)]
     evaluations = [200 * 275 * epochs for epochs in (10 * 40, 10 * 40 + 490 * 39, 10 * 40 + 490 * 39 + 500 * 38)]
     for name, places in (("iterations", steps), ("evaluations", evaluations)):
-        axes = MatplotlibFigure().add_subplot()
-        figures[f"1layer-{name}"].panels[1].draw(axes)
-        assert np.asarray(axes.lines[0].get_xdata()).tolist() == places
-        assert np.asarray(axes.lines[0].get_ydata()).tolist() == [119.0, 91.0, 91.0]
+        (axis,) = files[f"1layer-{name}"]
+        (series,) = section.figures[0].panels[1].views[axis]
+        assert series.x == places
+        assert series.y == [119.0, 91.0, 91.0]
+    train, validation, test = section.figures[0].panels
+    assert [[level.y for level in panel.levels] for panel in (train, validation, test)] == [[82.0], [], [86.7]]
 
 
 def test_the_rates_of_a_grid_are_compared(tmp_path: Path) -> None:
@@ -152,23 +153,24 @@ def test_the_rates_of_a_grid_are_compared(tmp_path: Path) -> None:
     (section,) = vae_sections(records)
     best, last = section.figures[-1].panels
     for panel, first, other in ((best, [90.0, 89.0], 88.0), (last, [92.0, 93.0], 94.0)):
-        axes = MatplotlibFigure().add_subplot()
-        panel.draw(axes)
-        line, *dots, ring = axes.lines
-        assert np.asarray(line.get_xdata()).tolist() == [2e-4, 4e-4]
-        assert np.asarray(line.get_ydata()).tolist() == first
-        assert [y for each in dots for y in np.asarray(each.get_ydata()).tolist()] == [other]
-        assert np.asarray(ring.get_ydata()).tolist() == [first[1]]
+        line, dots, ring = panel.views["learning rate"]
+        assert (line.mark, dots.mark, ring.mark) == ("linked", "dots", "ring")
+        assert (line.x, line.y) == ([2e-4, 4e-4], first)
+        assert (dots.x, dots.y) == ([4e-4], [other])
+        assert (ring.x, ring.y) == ([4e-4], [first[1]])
 
 
 def test_the_page_and_the_table_have_the_numbers(tmp_path: Path) -> None:
     best = [87.0, 86.6, 87.4]
     validation = [[120.0, value, value + 1] for value in best]
     record = write_run(tmp_path / "runs", Vae(rates=(4e-4,), seeds=(0, 1, 2)), validation)
+    picture = b"\x89PNG, or any other bytes"
+    (record.folder / "pictures-seed0.png").write_bytes(picture)
     Report(root=tmp_path / "runs", export=tmp_path / "results").run(Console(quiet=True))
     page = (tmp_path / "runs" / "report.html").read_text()
-    for text in ("VAE, 1 layer", "87.5 ± 0.4 (paper 86.7)", "80.0 ± 0.4 (paper 82)", "0.0004", record.name):
+    for text in ("VAE, 1 layer", "87.5 ± 0.4", "paper 86.7, +0.8", "80.0 ± 0.4", "paper 82, -2.0", record.name):
         assert text in page
+    assert f"data:image/png;base64,{b64encode(picture).decode()}" in page
     with (tmp_path / "results" / "vae" / "table.csv").open() as file:
         table = {(row["row"], row["metric"]): row for row in csv.DictReader(file)}
     test = table["VAE, 1 layer: arsm", "test"]

@@ -156,7 +156,10 @@ def save_figure(figure: Figure, folder: Path) -> None:
             for place, (panel, axis) in enumerate(drawn, 1):
                 draw_panel(canvas.add_subplot(rows, columns, place), panel, axis)
             handles = [Line2D([], [], color=colour, label=label) for label, colour in figure.legend.items()]
-            canvas.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)
+            longest = max((len(label) for label in figure.legend), default=0)
+            fit = int(width * columns / (0.5 + 0.08 * longest))  # inches of a line's sample and of a letter
+            ncols = max(1, min(len(handles), 5, fit))
+            canvas.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
             canvas.savefig(folder / f"{name}.png", dpi=110)
 
 

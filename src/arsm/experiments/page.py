@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 
 from arsm.experiments.figures import Figure, Panel, Series
 from arsm.experiments.record import Record
@@ -32,8 +33,6 @@ class Chapter:
 
 def render(chapters: Sequence[Chapter]) -> str:
     """The whole report as HTML."""
-    from plotly.offline import get_plotlyjs
-
     environment = Environment(
         loader=PackageLoader("arsm.experiments"),
         autoescape=select_autoescape(),
@@ -49,7 +48,7 @@ def render(chapters: Sequence[Chapter]) -> str:
 
 def anchor(title: str) -> str:
     """A title as a link's target."""
-    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def seeds(record: Record) -> str:

@@ -65,6 +65,7 @@ def _section(prefix: str, records: list[Record]) -> Section:
         figures(rows, prefix or "protocol", "-ln p(lower half | upper half)", titles, STATE),
         pictures(rows, "test images, the halves given, and drawn completions"),
         headline=headline,
+        headline_words=f"{headline}, -ln p in nats",
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -16,6 +18,8 @@ from arsm.experiments.sections import Picture, Result, Section
 from arsm.rl.settings import Learning
 
 WINDOW = 100
+NO_VARIANCE = math.log(sys.float_info.min)
+"""What is recorded for the logarithm of zero."""
 # seconds to the end of the paper's figure
 PAPER_SECONDS = {
     "CartPole-v0": {"arsm": 677.0, "relax": 139.0, "a2c": 92.0},
@@ -26,7 +30,7 @@ PAPER_BUDGETS = {"CartPole-v0": 16, "CartPole-v1": 16, "Acrobot-v1": 64, "LunarL
 AXES = {
     "episode": "step",
     "environment step, rollouts counted": "steps",
-    "CPU second of the learning process": "cpu_seconds",
+    "second (wall clock)": "learning_seconds",
 }
 STATE = (
     ("log variance of the gradient", "log_variance"),
@@ -49,16 +53,15 @@ def variant(config: dict[str, Any]) -> list[str]:
         value = config.get(key, default)
         value = tuple(value) if isinstance(value, list) else value
         if value != default:
-            name = key.replace("_", " ")
-            plain = (
-                " ".join(map(str, value))
-                if isinstance(value, tuple)
-                else f"{value:g}"
-                if isinstance(value, float)
-                else value
-            )
-            words.append(name if value is True else f"not {name}" if value is False else f"{name} {plain}")
+            words.append(_setting(key.replace("_", " "), value))
     return words
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([name, *(f"{x:g}" if isinstance(x, float) else str(x) for x in values)])
 
 
 def completion_line(environment: str) -> float | None:
@@ -101,25 +104,67 @@ def _section(records: list[Record]) -> Section:
     slug = "-".join(filter(None, (prefix, environment.replace("/", "-"), f"h{horizon}" if horizon else "")))
     line = completion_line(environment)
     levels = [Level("completion line", line)] if line is not None else []
-    colours = dict(zip((r.folder for r in records), palette([r.config["method"] for r in records]), strict=True))
     text = (
         "Average return over the last 100 true episodes: the median over seeds, and their 10th to 90th percentile as a "
         "band. "
         + (f"The dotted line is the task's completion line, {line:g}. " if line is not None else "")
         + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged over all parameters."
     )
-    returns = Panel("average return", _views(records, colours, "average_return", AXES), levels=levels)
-    state = [Panel(name, _views(records, colours, key, {"episode": "step"})) for name, key in STATE]
-    figure = Figure(
+    figures = []
+    shown = best_settings(records)
+    if len(records) > 2 * len(shown):
+        text += " The curves are those of each method's best setting: by the final average, then by the whole curve's."
+        figures.append(_rates(records, slug, levels))
+    else:
+        shown = records
+    colours = dict(zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True))
+    returns = Panel("average return", _views(shown, colours, "average_return", AXES), levels=levels)
+    state = [Panel(name, _views(shown, colours, key, {"episode": "step"})) for name, key in STATE]
+    along = Figure(
         "Along training",
         "Environment steps count those of rollouts; the way back to a branch is not counted.",
         [returns, *state],
         {f"{slug}-curves": tuple(AXES)},
     )
     title = f"{environment}" + (f", {horizon} steps" if horizon else "") + (f" ({prefix})" if prefix else "")
-    results = [x for r in records for x in _results(r, line)]
+    beside_paper = {r.folder for r in shown}
+    results = [x for r in records for x in _results(r, line, r.folder in beside_paper)]
     gifs = [Picture(r.folder / "policy.gif", _label(r)) for r in records if (r.folder / "policy.gif").is_file()]
-    return Section(title, text, records, results, [figure], gifs, headline="seconds")
+    return Section(title, text, records, results, [*figures, along], gifs, headline="seconds")
+
+
+def best_settings(records: Sequence[Record]) -> list[Record]:
+    """Of the runs that differ in optimizer and learning rate only, the best."""
+
+    def merit(record: Record) -> tuple[int, float]:
+        averages = [s["average_return"] for s in seed_series(record)]
+        return round(np.mean([x[-1] for x in averages])), float(np.mean([x.mean() for x in averages]))
+
+    best: dict[tuple[str, ...], Record] = {}
+    for record in records:
+        key = (record.config["method"], *variant(record.config))
+        best[key] = max(best.get(key, record), record, key=merit)
+    return list(best.values())
+
+
+def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Figure:
+    """Every setting's final average, against the learning rate."""
+    found: dict[str, dict[str, dict[float, float]]] = {}
+    for record in records:
+        config = record.config
+        name = ", ".join((config["method"], *variant(config)))
+        final = np.median([s["average_return"][-1] for s in seed_series(record)])
+        found.setdefault(config["optimizer"], {}).setdefault(name, {})[config["learning_rate"]] = float(final)
+    names = list(dict.fromkeys(name for points in found.values() for name in points))
+    colours = dict(zip(names, palette([name.partition(",")[0] for name in names]), strict=True))
+    panels = []
+    for optimizer, by_name in found.items():
+        series = [
+            Series(name, colours[name], sorted(points), [points[rate] for rate in sorted(points)], mark="linked")
+            for name, points in by_name.items()
+        ]
+        panels.append(Panel(f"final average return, {optimizer}", {"learning rate": series}, log="x", levels=levels))
+    return Figure("Settings", "The median over seeds.", panels, {f"{slug}-rates": ("learning rate",)})
 
 
 def _label(record: Record) -> str:
@@ -127,11 +172,12 @@ def _label(record: Record) -> str:
     return ", ".join((config["method"], f"{config['optimizer']} {config['learning_rate']:g}", *variant(config)))
 
 
-def seed_series(record: Record) -> list[dict[str, np.ndarray]]:
-    """Each seed's metrics as columns."""
+def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]]:
+    """Each seed's metrics as columns, where `key` is known: a single gradient has no variance."""
     by_seed: dict[int, list[dict[str, Any]]] = {}
     for line in record.metrics:
-        by_seed.setdefault(line["seed"], []).append(line)
+        if key != "log_variance" or line[key] > NO_VARIANCE:
+            by_seed.setdefault(line["seed"], []).append(line)
     return [{key: np.array([line[key] for line in lines]) for key in lines[0]} for lines in by_seed.values()]
 
 
@@ -141,14 +187,14 @@ def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
     return int(reached[0]) if len(reached) else None
 
 
-def _results(record: Record, line: float | None) -> list[Result]:
+def _results(record: Record, line: float | None, beside_paper: bool) -> list[Result]:
     seeds = seed_series(record)
-    paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"])
+    paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"]) if beside_paper else None
     rows: dict[str, list[float]] = {
         "final average": [float(s["average_return"][-1]) for s in seeds],
         "its median": [float(np.median([s["average_return"][-1] for s in seeds]))],
         "best average": [float(s["average_return"][s["step"] >= WINDOW].max(initial=-np.inf)) for s in seeds],
-        "log variance": [float(s["log_variance"].mean()) for s in seeds],
+        "log variance": [float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")],
         "steps": [float(s["steps"][-1]) for s in seeds],
         "seconds": [float(s["learning_seconds"][-1]) for s in seeds],
     }
@@ -157,11 +203,12 @@ def _results(record: Record, line: float | None) -> list[Result]:
         solved = [(s, place) for s, place in places if place is not None]
         rows["seeds at the line"] = [float(len(solved))]
         if solved:
-            for name, key in (("episodes", "step"), ("seconds", "learning_seconds"), ("CPU seconds", "cpu_seconds")):
+            for name, key in (("episodes", "step"), ("seconds", "learning_seconds")):
                 rows[f"{name} to the line"] = [float(s[key][place]) for s, place in solved]
     return [
         Result(_label(record), metric, values, record, paper if metric == "seconds" else None, like_for_like=False)
         for metric, values in rows.items()
+        if values
     ]
 
 
@@ -171,7 +218,7 @@ def _views(
     """Each run's median over seeds and their spread, against each axis."""
     views: dict[str, list[Series]] = {axis: [] for axis in axes}
     for record in records:
-        seeds = [s for s in seed_series(record) if len(s["step"]) > 1]
+        seeds = [s for s in seed_series(record, key) if len(s["step"]) > 1]
         if not seeds:
             continue
         for axis, x in axes.items():

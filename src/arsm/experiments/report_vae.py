@@ -64,6 +64,7 @@ def _section(prefix: str, layers: int, records: list[Record]) -> Section:
         figures(rows, slug, "-ELBO", titles, STATE),
         pictures(rows, "test images, their reconstructions, samples of the prior"),
         headline="test",
+        headline_words="test -ELBO in nats",
     )
 
 

@@ -152,6 +152,8 @@ class Section:
     pictures: Sequence[Picture] = ()
     headline: str = ""
     """The metric whose figures in the paper go into the report's first table."""
+    headline_words: str = ""
+    """What that metric is, with its unit, where its name does not say it."""
     claims: Sequence[Headline] = ()
     """Lines of that table which are no single result."""
 
@@ -159,7 +161,8 @@ class Section:
     def headlines(self) -> list[Headline]:
         """This section's lines of the report's first table."""
         shown = [r for r in self.results if r.paper is not None and r.metric == self.headline]
-        lines = [Headline(f"{r.row}: {r.metric}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
+        words = self.headline_words or self.headline
+        lines = [Headline(f"{r.row}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
         return [*lines, *self.claims]
 
 
