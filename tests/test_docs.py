@@ -1,47 +1,282 @@
-"""Every Python block of the README and the documentation runs, page by page from top to bottom."""
+"""The documentation does what it says: code runs, commands parse, figures agree with results/, and the site builds."""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import importlib.util
+import inspect
+import os
 import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 import arsm
+from arsm.experiments.cli import parse
+from arsm.noise import dirichlet
+from arsm.swap import pseudo_actions_reference
 from tests.problems import PROBLEMS
 from tests.test_unbiased import worst
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+REPOSITORY = [*PAGES, *sorted(ROOT.glob("results/**/README.md")), ROOT / "benchmarks" / "README.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def run_page(page: Path) -> dict:
-    names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        exec(compile(block, str(page), "exec"), names)
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def run_page(page: Path) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for language, block in FENCE.findall(page.read_text()):
+        if language == "python":
+            exec(compile(block, str(page), "exec"), names)
     return names
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_blocks_run(page: Path) -> None:
+# ---------------------------------------------------------------- Python
+
+CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "docs/guides/your_model.md": lambda page: (
+        page["losses"][-1] < 0.6 * page["losses"][0]
+        and page["accuracy"] > 0.9
+        and page["route_losses"][-1] < 0.3 * page["route_losses"][0]
+        and page["on"] == [0, 1, 2, 3, 4]
+    ),
+    "docs/guides/your_environment.md": lambda page: (
+        sum(page["scores"][-10:]) > sum(page["scores"][:10]) + 5
+        and sum(page["performance"][-10:]) > 0.5 * sum(page["performance"][:10])
+    ),
+    "docs/mathematics/swap.md": lambda page: float((page["error"] / page["standard_error"]).abs().max()) < 6,
+    "docs/mathematics/computing.md": lambda page: float((page["fast"] - page["slow"]).abs().max()) < 1e-12,
+    "docs/mathematics/beyond.md": lambda page: abs(float(page["variance"]) / page["predicted"] - 1) < 0.1,
+    "docs/mathematics/sequences.md": lambda page: page["mean"] == [1] * 5,
+}
+"""What a page says that its code shows."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_code_blocks_run_and_show_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    run_page(page)
+    names = run_page(page)
+    assert CLAIMS.get(name(page), lambda _: True)(names)
 
 
-def test_links_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page} links to {target}"
-
-
-def test_estimators_page_names_every_estimator() -> None:
-    words = set(re.findall(r"^\| `([a-z-]+)", (ROOT / "docs" / "estimators.md").read_text(), re.MULTILINE))
-    assert words == set(arsm.estimator_names())
+def test_every_claim_has_its_page() -> None:
+    assert set(CLAIMS) <= set(map(name, PAGES))
 
 
 def test_the_skeleton_is_unbiased() -> None:
-    estimator = run_page(ROOT / "docs" / "adding_an_estimator.md")["ModeBaseline"]()
+    estimator = run_page(DOCS / "adding_an_estimator.md")["ModeBaseline"]()
     for problem in PROBLEMS:
         assert max(worst(estimator, problem).values()) <= 1, problem.name
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_blocks_in_docs_are_python_or_commands() -> None:
+    """Nothing escapes the tests by being called something else."""
+    for page in DOCS.rglob("*.md"):
+        assert {language for language, _ in FENCE.findall(page.read_text())} <= {"python", "console"}, name(page)
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """Every line of a page that is no Python and begins with one of the project's commands."""
+    for page in REPOSITORY:
+        for language, block in FENCE.findall(page.read_text()):
+            for line in block.splitlines() if language != "python" else ():
+                if re.match(r"(arsm|make|pip install|python -m|python \S+\.py)( |$)", line):
+                    yield page, shlex.split(line, comments=True)
+                else:
+                    assert language != "console", f"{name(page)}: {line!r} is no command that a test checks"
+
+
+def check(words: list[str]) -> bool:
+    """Whether the command exists with these options."""
+    command, *rest = words
+    if command == "arsm":
+        made = parse(rest)
+        assert made is not None
+        if not any(word.isupper() for word in rest):  # a word in capitals stands for one of the reader's
+            made.check()
+        return True
+    if command == "make":
+        return all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for target in rest)
+    if command == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        named = re.search(r"\[(.*)\]", rest[-1])
+        return rest[0] == "install" and (named is None or set(named[1].split(",")) <= set(extras))
+    if rest[0] == "-m":
+        return importlib.util.find_spec(rest[1]) is not None
+    return (ROOT / rest[0]).is_file()
+
+
+def test_commands_exist() -> None:
+    found = list(commands())
+    assert {words[0] for _, words in found} >= {"arsm", "make", "pip", "python"}
+    for page, words in found:
+        assert check(words), f"{name(page)}: {shlex.join(words)}"
+
+
+# ---------------------------------------------------------------- figures and names
+
+
+def test_links_lead_somewhere() -> None:
+    for page in REPOSITORY:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+def test_estimators_page_names_every_estimator() -> None:
+    words = set(re.findall(r"^\| `([a-z-]+)", (DOCS / "estimators.md").read_text(), re.MULTILINE))
+    assert words == set(arsm.estimator_names())
+
+
+def test_environment_guide_names_settings_that_exist() -> None:
+    from arsm.rl import PolicyGradient, Settings
+
+    known = {field.name for field in dataclasses.fields(Settings)} | set(inspect.signature(PolicyGradient).parameters)
+    words = re.findall(r"^\| `(\w+)", (DOCS / "guides" / "your_environment.md").read_text(), re.MULTILINE)
+    assert len(words) > 5
+    assert set(words) <= known
+
+
+def measured() -> dict[str, dict[str, float]]:
+    """Mean squared error x evaluations by problem and estimator, from results/compare."""
+    costs: dict[str, dict[str, float]] = {}
+    with (ROOT / "results" / "compare" / "table.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["metric"] == "error x evaluations":
+                problem, label = row["row"].removeprefix("Comparison, ").split(": ", 1)
+                costs.setdefault(problem, {})[label.removesuffix(" (biased)")] = float(row["mean"])
+    return costs
+
+
+def test_choosing_quotes_the_measurements() -> None:
+    costs = measured()
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (DOCS / "guides" / "choosing.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    columns = [[problem for problem in costs if problem.startswith(cell.strip("`"))] for cell in table[0][1:]]
+    quoted = 0
+    for label, *cells in table[2:]:
+        for (problem,), cell in zip(columns, cells, strict=True):
+            if cell:
+                ratio = costs[problem][label.strip("`")] / costs[problem]["rloo"]
+                assert float(cell) == float(f"{ratio:.2g}"), f"{label} on {problem}: {ratio:.2g}"
+                quoted += 1
+    assert quoted > 40
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_figure_shows_what_the_first_page_says(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = load(DOCS / "swap_figure.py")
+    figure.draw(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (DOCS / "assets").glob("swap-*.svg")}
+    log_pi = dirichlet(figure.LOGITS, torch.Generator().manual_seed(figure.SEED))
+    pseudo = pseudo_actions_reference(figure.LOGITS, log_pi)
+    winner, (first, second) = figure.NAMES[pseudo[0, 0]], figure.SWAP
+    sentence = (
+        f"{winner} has won, but had {figure.NAMES[first]} and {figure.NAMES[second]} drawn each other's noise, "
+        f"{figure.NAMES[pseudo[first, second]]} would have"
+    )
+    assert sentence in " ".join((DOCS / "index.md").read_text().split())
+    assert len(pseudo.unique()) == 5
+
+
+# ---------------------------------------------------------------- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="mkdocs is in the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Requests(HTMLParser):
+    """What a browser fetches for a page without being asked."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        fetched = ("href",) if tag == "link" else ("src", "srcset", "data", "poster")
+        self.found |= {value for key, value in attrs if key in fetched and value}
+
+
+def test_the_site_needs_no_network(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        outside = {target for target in Requests(page).found if re.match(r"(https?:)?//", target)}
+        assert not outside, name_in(site, page)
+        assert 'class="mermaid"' not in page.read_text(), "diagrams would fetch a script"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", sheet.read_text()), name_in(site, sheet)
+
+
+def name_in(site: Path, path: Path) -> str:
+    return str(path.relative_to(site))
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    count = 0
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert "arithmatex" not in text, name_in(site, page)
+        count += text.count("<math ")
+    sources = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    assert count >= len(re.findall(r"\$\$.+?\$\$", sources, re.DOTALL)) + 100
+
+
+def test_a_formula_that_is_not_understood_is_refused() -> None:
+    pytest.importorskip("latex2mathml")
+    formula = load(DOCS / "hooks" / "mathml.py").formula
+    assert "<mi>tr</mi><mspace" in formula(r"\operatorname{tr} G", display=False)
+    with pytest.raises(ValueError, match="in other words"):
+        formula(r"\nosuchcommand x", display=False)
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    from arsm import rl
+
+    text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
+    ids = set(re.findall(r'id="([\w.]+)"', text))
+    assert {f"arsm.{public}" for public in arsm.__all__} <= ids
+    assert {f"arsm.rl.{public}" for public in rl.__all__} <= ids

@@ -1,0 +1,53 @@
+"""Pages that live elsewhere in the repository, results and benchmarks, appear in the site as they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+PUBLISHED = ("results/README.md", "results/*/README.md", "results/*/*.png", "results/*/*.gif", "benchmarks/README.md")
+TARGET = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
+
+
+def published(config: MkDocsConfig) -> list[str]:
+    """Their paths in the repository, which are those in the site."""
+    root = Path(config.config_file_path).parent
+    return [path.relative_to(root).as_posix() for pattern in PUBLISHED for path in sorted(root.glob(pattern))]
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Results that the menu has no title for come last, under their own."""
+    section = next(part["Results"] for part in config.nav or [] if "Results" in part)
+    listed = {uri for entry in section for uri in entry.values()}
+    section += [uri for uri in published(config) if uri.endswith(".md") and uri not in listed]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add them."""
+    root = Path(config.config_file_path).parent
+    for uri in published(config):
+        files.append(File(uri, str(root), config.site_dir, config.use_directory_urls))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """In a page of docs/, a link out of docs/ leads to the page of the site that shows the same file."""
+    docs = Path(config.docs_dir)
+    source = Path(page.file.abs_src_path or "")
+    if not source.is_relative_to(docs):
+        return markdown
+
+    def inside(found: re.Match[str]) -> str:
+        target = Path(os.path.normpath(source.parent / found[2]))
+        if target.is_relative_to(docs):
+            return found[0]
+        uri = target.relative_to(docs.parent).as_posix()
+        return found[1] + os.path.relpath(uri, PurePosixPath(page.file.src_uri).parent)
+
+    return TARGET.sub(inside, markdown)
