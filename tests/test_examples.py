@@ -1,0 +1,81 @@
+"""Every example runs in a short form and already shows what it is there to show."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import arsm
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load(name: str) -> Any:
+    """The example as a module."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_quickstart() -> None:
+    reached = load("quickstart").main(steps=200)
+    gain = {words: value - (0.5 + 31 / 1800) for words, value in reached.items()}
+    assert gain["exact"] > 5e-4
+    assert gain["arsm"] == pytest.approx(gain["exact"], rel=0.2)
+
+
+def test_training_loop() -> None:
+    reached = load("training_loop").main(steps=200, batch=50, estimators=["arsm:pooled=True"])
+    assert reached["arsm:pooled=True"] < 200  # a decoder that learns alone stays at 206
+
+
+def test_lightning_module() -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed; pip install 'arsm[examples]'")
+    reached = load("lightning_module").main(steps=200, estimators=["rloo:samples=29,live=1", "relax"])
+    assert reached["rloo:samples=29,live=1"] < 20  # from 45 nats
+    assert reached["relax"] < 34.5  # a model that makes no use of its choices stays at 34.9
+
+
+def test_distributions() -> None:
+    module = load("distributions")
+    reached = module.main(steps=100)
+    torch.manual_seed(0)
+    dial = module.Dial()
+    start, evidence = dial.elbo(arsm.Exact(), torch.zeros(module.K, module.C)).item(), dial.evidence().item()
+    assert all(evidence - 0.1 * (evidence - start) < elbo < evidence for elbo in reached.values())
+
+
+def test_router() -> None:
+    reached = load("router").main(steps=60)
+    best_alone = max(share for name, share in reached.items() if name.startswith("always"))
+    assert reached["arsm:pooled=True"] > best_alone
+
+
+def test_simulator() -> None:
+    reached = load("simulator").main(steps=40)
+    assert reached["arsm:pooled=True"] > reached["best constant level"]
+
+
+def test_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("retrieval")
+    monkeypatch.setattr(module, "C", 2_000)
+    reached = module.main(steps=40, samples=4)
+    assert reached["unordered-set:samples=8"] > reached["untrained"] + 0.05
+
+
+def test_the_page_lists_every_example() -> None:
+    linked = set(re.findall(r"\]\((\w+)\.py\)", (EXAMPLES / "README.md").read_text()))
+    assert linked == {path.stem for path in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_says_how_to_run_it(path: Path) -> None:
+    assert f"python examples/{path.name}" in path.read_text()
