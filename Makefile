@@ -3,30 +3,42 @@ BIN := .venv/bin
 # Threads that spin while waiting make small kernels slow on a busy machine.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: help demo reproduce test test-slow lint docs readme bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' Makefile | expand -t 20
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: .venv/installed  ## the toy comparison: a table, and a page with its figures
+demo: .venv/installed  ## estimators compared on the toy problem in about a minute: a table, and a page of figures
 	$(BIN)/arsm toy --demo
 	$(BIN)/arsm report
 
-test: .venv/installed  ## the whole test suite
+reproduce: .venv/installed  ## every experiment of the paper, shortened to minutes, and the page that reports them
+	$(BIN)/arsm reproduce --scale smoke
+
+test: .venv/installed  ## the test suite
 	$(BIN)/pytest -n 2
 
-test-slow: .venv/installed  ## what takes minutes
+test-slow: .venv/installed  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -m slow
 
-lint: .venv/installed
+lint: .venv/installed  ## formatting, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
+docs: .venv/installed  ## the documentation, as a site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+readme: .venv/installed  ## the README's figure and results again, from results/
+	$(BIN)/python scripts/readme.py
+
 bench: .venv/installed  ## time and memory, printed as tables
 	$(BIN)/python -m benchmarks
 
-clean:
+clean:  ## remove what was installed
 	rm -rf .venv

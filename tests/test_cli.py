@@ -1,6 +1,7 @@
 """The command line: what it refuses, in one sentence, and what it leaves when interrupted."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -9,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from arsm.experiments.cli import main
+from arsm.experiments.cli import commands, main, options
 from arsm.experiments.record import read_run
 
 SHORT = ["--categories", "4", "--updates", "3", "--trace-every", "3", "--variance-samples", "2", "--seeds", "2"]
@@ -55,6 +57,26 @@ def test_what_cannot_run_is_refused_before_anything_does(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--images", "100"], "--images must be at least 200, but is 100."),
+        (["--device", "tpu"], "--device must be cpu, cuda or auto, but is tpu."),
+        (["--rates", "0.1", "0.1"], "--rates must be one or more different numbers, but is (0.1, 0.1)."),
+    ],
+)
+@pytest.mark.parametrize("command", ["vae", "conditional"])
+def test_training_that_cannot_run_is_refused(
+    command: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refusal(capsys, command, *words, "--batch", "200")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--device cuda needs a GPU, but torch finds none;" in refusal(capsys, "vae", "--device", "cuda")
+
+
 def test_existing_and_changed_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["toy", *SHORT, "--estimators", "ar", "--root", str(tmp_path)]
     assert main(words) == 0
@@ -71,11 +93,60 @@ def test_report_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "There are no runs under" in refusal(capsys, "report", "--root", str(tmp_path))
 
 
-def test_unknown_words_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("", "Name a command: toy, vae,"),
+        ("vea", 'There is no command "vea": did you mean "vae"?'),
+        ("xyz", 'There is no command "xyz"; there are toy, vae,'),
+        ("toy --sedes 3", '"arsm toy" has no option "--sedes": did you mean "--seeds"?'),
+        ("toy --sedes=3", '"arsm toy" has no option "--sedes": did you mean "--seeds"?'),
+        ("vae --rate 1e-3", '"arsm vae" has no option "--rate": did you mean "--rates"?'),
+        ("control --weighted", '"arsm control" has no option "--weighted": did you mean "--no-weighted"?'),
+        ("control --gama 1", '"arsm control" has no option "--gama": did you mean "--gamma"?'),
+        ("report here", '"arsm report" has no option "here"; there are --root, --out,'),
+    ],
+)
+def test_mistyped_words_get_the_right_ones(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in refusal(capsys, *words.split())
+
+
+@pytest.mark.parametrize("words", ["toy --seeds", "toy --categories x", "vae --layers 3", "reproduce --only toys"])
+def test_values_that_cannot_be_read_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["toy", "--no-such-option", "1"])
+        main(words.split())
     assert stop.value.code == 2
-    assert "no-such-option" in capsys.readouterr().err
+    assert words.split()[1] in capsys.readouterr().err
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    listed = re.findall(r"^  ([a-z]+) +[A-Z].*[^ ]$", capsys.readouterr().out, re.MULTILINE)
+    assert listed == list(commands())
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_explains_every_option(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for option in options(commands()[name]()):  # pyright: ignore[reportCallIssue]
+        assert re.search(rf"^\W*--(no-)?{option.replace('_', '-')} ", out, re.MULTILINE), option
+    assert not re.findall(r"^\W*(?:--.*\s{2,})?\(default.*", out, re.MULTILINE)
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").touch()
+    assert main(["toy", *SHORT, "--estimators", "ar", "--root", str(tmp_path / "runs")]) == 2
+    err = capsys.readouterr().err
+    assert str(tmp_path / "runs") in err
+    assert err.count("\n") == 1
 
 
 def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

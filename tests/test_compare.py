@@ -16,7 +16,8 @@ from arsm.experiments.cli import main
 from arsm.experiments.compare import vae
 from arsm.experiments.data import load_mnist
 from arsm.experiments.record import load_checkpoint, open_run, read_run
-from arsm.experiments.vae import VAE, Vae, train
+from arsm.experiments.training import train
+from arsm.experiments.vae import VAE, Vae
 
 LOGITS = torch.tensor([[0.3, -0.8, 0.5], [1.0, 0.0, -0.4]], dtype=torch.float64)  # K = 2, C = 3
 
@@ -62,6 +63,7 @@ def test_draws_and_samples_fill_the_budget() -> None:
     assert fit_budget(arsm.ExactPlusSampled(exact=2, samples=1), 6, 3) == arsm.ExactPlusSampled(exact=2, samples=4)
     assert fit_budget(arsm.ARSM(), 10, 4) == arsm.Average(arsm.ARSM(), 2)
     assert fit_budget(arsm.ARSM(), 3, 4) == arsm.ARSM()
+    assert fit_budget(arsm.UnorderedSet(4), 16, 4) == arsm.Average(arsm.UnorderedSet(4), 4)
     assert isinstance(fit_budget(arsm.GumbelRao(samples=10), 5, 1), arsm.Average)
 
 

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
 import arsm
+from arsm.experiments.training import stackable
 from arsm.types import Noise
 from tests.roster import ROSTER, Entry
 
@@ -82,18 +83,12 @@ def test_one_graph_with_the_same_numbers_and_no_second_compilation(backend: str,
         torch.testing.assert_close(found, gradients(loss, loss, *inputs(loss, seed)), rtol=1e-10, atol=1e-12)
 
 
-def own_autograd(estimator: arsm.Estimator) -> bool:
-    """Whether it differentiates f by torch.autograd within `tell`, which torch.func does not map."""
-    inner = estimator.estimator if isinstance(estimator, arsm.Average) else estimator
-    return isinstance(inner, arsm.DoubleControl | arsm.MuProp | arsm.REBAR)
-
-
 def fitting_loss(entry: Entry, seed: int = 0) -> Loss:
     size = next(size for size in ((3, 4), (1, 4), (3, 2)) if entry.fits(*size))
     return Loss(entry.make(*size), *size, seed)
 
 
-MAPPED = [entry for entry in ROSTER if not own_autograd(fitting_loss(entry).estimator)]
+MAPPED = [entry for entry in ROSTER if stackable(fitting_loss(entry).estimator)]
 
 
 @pytest.mark.parametrize("entry", MAPPED, ids=lambda entry: entry.label)

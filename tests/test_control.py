@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from arsm.experiments.cli import main
 from arsm.experiments.control import Control
 from arsm.experiments.record import read_run
 from arsm.experiments.report_control import control_sections, seed_series, solved_at
+from arsm.rl import Learning
 
 CLOCKS = ("seconds", "learning_seconds", "cpu_seconds")
 
@@ -37,6 +39,22 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
     results = {x.metric: x for x in section.results}
     assert results["seeds at the line"].values == [1.0]
     assert results["seconds"].paper == 677.0
+
+
+def test_seeds_of_several_runs_are_one_row(tmp_path: Path) -> None:
+    def results(*controls: Control) -> list[tuple[str, str, list[float]]]:
+        for control in controls:
+            control.run(Console(quiet=True))
+        records = [read_run(folder) for folder in sorted(controls[0].root.glob("control/*"))]
+        assert len(records) == len(controls)
+        (section,) = control_sections(records)
+        return [(x.row, x.metric, list(x.values)) for x in section.results if "seconds" not in x.metric]
+
+    short = partial(Control, "CartPole-v1", methods=("a2c",), horizon=20, episodes=10, learning=Learning(entropy=0.5))
+    whole = results(short(seeds=2, root=tmp_path / "whole"))
+    parts = results(short(seeds=1, root=tmp_path / "parts"), short(seeds=1, seed=1, root=tmp_path / "parts"))
+    assert whole == parts
+    assert whole[0][0] == "a2c, adam 0.01, entropy 0.5"
 
 
 WORDS = ["control", "--environment", "CartPole-v1", "--horizon", "40", "--seeds", "2", "--episodes", "60"]
@@ -67,6 +85,7 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--methods", "armsm"], 'There is no estimator "armsm": did you mean "arsm"'),
         (["--environment", "Acrobot-v1", "--budget", "1"], "less than the 2 pseudo actions"),
         (["--episodes", "0"], "--episodes must be at least 1"),
+        (["--gamma", "2"], "gamma must lie in (0, 1], but is 2.0."),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
@@ -75,6 +94,13 @@ def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: Any, 
     assert message in error
     assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
+
+
+def test_without_gymnasium_it_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['gymnasium'] = None; from arsm.experiments.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "control", "--root", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "Control needs gymnasium; install it with `pip install 'arsm[rl]'`.\n")
 
 
 def test_a_policy_as_gif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

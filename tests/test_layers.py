@@ -230,3 +230,5 @@ def test_wrong_layers_are_refused_in_a_sentence() -> None:
         estimate_layers([arsm.ARSM()], [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
     with pytest.raises(ValueError, match=r"Layer 1 must return logits \[2, K, C\]"):
         estimate_layers(arsm.ARSM(), [lambda zs: torch.zeros(2, 2, 3), lambda zs: torch.zeros(3, 2, 3)], f)
+    with pytest.raises(ValueError, match=r"VIMCO .* use arsm\.estimate_bound"):
+        estimate_layers(arsm.VIMCO(), [lambda zs: torch.zeros(2, 2, 3)] * 2, f)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch.nn.utils import parameters_to_vector
 
 import arsm
 from arsm import policy
@@ -37,7 +38,9 @@ METHODS = [
 def test_every_method_learns_and_repeats_itself(method: Any) -> None:
     runs = []
     for _ in range(2):
-        agent = PolicyGradient("CartPole-v1", method, horizon=40, budget=4, episodes_an_iteration=2, entropy=0.01, seed=5)
+        agent = PolicyGradient(
+            "CartPole-v1", method, horizon=40, budget=4, episodes_an_iteration=2, entropy=0.01, seed=5
+        )
         begin = weights(agent)
         history = agent.learn(8)
         assert [x.episodes for x in history] == [2, 4, 6, 8]
@@ -77,6 +80,35 @@ def test_several_actions_a_step() -> None:
     assert np.mean([x.returns[0] for x in history[-10:]]) > 18
     action = agent.predict(np.zeros(2))
     assert action.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("method", [arsm.ARSM(), ActorCritic()], ids=repr)
+def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: Any) -> None:
+    found = []
+    for scale in (1.0, 0.25):
+        agent = PolicyGradient("CartPole-v1", method, horizon=40, reward_scale=scale)
+        for parameter in agent.learner.parameters():  # a critic that says nothing yet
+            torch.nn.init.zeros_(parameter)
+        (iteration,) = agent.learn(1)
+        found.append(
+            (torch.cat([p.grad.flatten() for p in agent.network.parameters() if p.grad is not None]), iteration)
+        )
+    (plain, first), (scaled, second) = found
+    assert plain.abs().max() > 0
+    torch.testing.assert_close(scaled, 0.25 * plain)
+    assert first.returns == second.returns
+
+
+def test_the_learning_rate_falls_to_nothing() -> None:
+    agent = PolicyGradient("CartPole-v1", horizon=40, learning_rate=0.1, decay_over=4)
+    sizes = []
+    for _ in range(5):
+        before = parameters_to_vector(agent.network.parameters()).detach().clone()
+        agent.learn(1)
+        sizes.append(float((parameters_to_vector(agent.network.parameters()) - before).detach().abs().max()))
+    assert sizes[0] == pytest.approx(0.1, rel=1e-3)  # Adam's first step is as long as its rate
+    assert 0 < sizes[3] < 0.1 * 0.25 * 1.5
+    assert sizes[4] == 0
 
 
 def test_common_random_numbers_change_nothing_but_the_noise() -> None:
@@ -137,6 +169,8 @@ def test_refusals() -> None:
         ("discounting", "half", '"none" or "gamma'),
         ("gamma", 1.5, r"gamma must lie in \(0, 1\]"),
         ("learning_rate", 0.0, "learning_rate must be positive"),
+        ("reward_scale", -1.0, "reward_scale must be positive"),
+        ("decay_over", 0, "decay_over must be at least 1"),
         ("episodes_an_iteration", 0, "episodes_an_iteration must be at least 1"),
     ]
     for name, value, message in wrong:

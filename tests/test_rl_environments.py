@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.envs.box2d.lunar_lander import heuristic
 
 from arsm.rl import EnvironmentFailure, make_environment
+from arsm.rl.arrays import Acrobot
 from arsm.rl.branching import Trail
 from arsm.rl.lunar_lander import TrimmedLunarLander
 from arsm.rl.stepped import Stepped
@@ -38,6 +39,30 @@ def test_array_environments_are_gymnasiums_bit_for_bit(name: str, steps: int) ->
         seed += 2
 
 
+def test_acrobot_squares_as_gymnasium_does() -> None:
+    """Where x**2 and x * x differ in the last bit, as they do for one double in a thousand with glibc's pow."""
+    generator = np.random.default_rng(0)
+
+    def first_that_differ(candidates: Any, squared: Any) -> Any:
+        order = np.argsort(squared * squared == np.float_power(squared, 2.0), stable=True)
+        return candidates[order[:100]]  # where pow is exact, any will do
+
+    speeds, angles = generator.uniform(-12.0, 12.0, size=200_000), generator.uniform(-3.0, 3.0, size=200_000)
+    speeds = first_that_differ(speeds, speeds)
+    angles = first_that_differ(angles, 0.25 + 0.5 * np.cos(angles) + 1.0)
+    states = np.stack([generator.uniform(-3.0, 3.0, size=100), angles, speeds, speeds[::-1]])
+    actions = generator.integers(3, size=(100, 1))
+    ours = make_environment("Acrobot-v1")
+    assert isinstance(ours, Acrobot)
+    following = ours.advance(states, actions)[0]
+    theirs: Any = gymnasium.make("Acrobot-v1", max_episode_steps=-1, disable_env_checker=True).unwrapped
+    theirs.reset(seed=0)
+    for column, action in enumerate(actions[:, 0]):
+        theirs.state = states[:, column].copy()
+        theirs.step(action)
+        np.testing.assert_array_equal(following[:, column], theirs.state)
+
+
 def test_trimmed_lunar_lander_is_gymnasiums_bit_for_bit() -> None:
     generator = np.random.default_rng(0)
     ours, theirs = TrimmedLunarLander(), gymnasium.make("LunarLander-v3", max_episode_steps=-1)
@@ -57,6 +82,23 @@ def test_trimmed_lunar_lander_is_gymnasiums_bit_for_bit() -> None:
             if terminated:
                 break
     assert touched > 50
+
+
+def test_lunar_landers_replay_leads_where_its_steps_do() -> None:
+    actions = np.random.default_rng(0).integers(4, size=90).tolist()
+    stepped, replayed = TrimmedLunarLander(), TrimmedLunarLander()
+    for end in (0, 1, 2, 60, 61):
+        stepped.reset(seed=3)
+        replayed.reset(seed=3)
+        for action in actions[:end]:
+            stepped.step(action)
+        replayed.replay(actions[:end])
+        for action in actions[end:]:
+            mine, other = replayed.step(action), stepped.step(action)
+            np.testing.assert_array_equal(mine[0], other[0])
+            assert mine[1:3] == other[1:3]
+            if mine[2]:
+                break
 
 
 @pytest.mark.parametrize(("name", "way"), [("MountainCar-v0", "state"), ("LunarLander-v3", "replay")])

@@ -119,6 +119,7 @@ def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
     here, there = InProcess(environment).play(policy, many), pool.play(policy, many)
     assert here.returns.tolist() == there.returns.tolist()
     assert here.steps == there.steps
+    assert here.cpu_seconds == 0 < there.cpu_seconds
     assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
 
 

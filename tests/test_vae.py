@@ -18,7 +18,7 @@ from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Engine, Layout
 from arsm.experiments.record import RunError, load_checkpoint, read_run
 from arsm.experiments.training import initial_parameters, multi_sample_bound, png, probes, train
-from arsm.experiments.vae import VAE, Vae, dropout
+from arsm.experiments.vae import VAE, Vae, bernoulli, dropout
 from tests.interrupted import assert_goes_on_when_killed, assert_same
 from tests.statistics import deviations
 
@@ -249,3 +249,14 @@ def test_another_configuration_is_not_resumed(tmp_path: Path) -> None:
         train(config)
     with pytest.raises(RunError, match="batch"):
         train(replace(config, batch=25, resume=True))
+
+
+def test_the_likelihood_that_is_compiled_is_the_eager_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.cat([torch.randn(5, 784, generator=generator) * 10, torch.zeros(1, 784)]).requires_grad_()
+    x = torch.rand(6, 784, generator=generator).round()
+    compiled = torch.compile(bernoulli, backend="eager", fullgraph=True)
+    found, expected = compiled(logits, x), bernoulli(logits, x)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-3)
+    slopes = [torch.autograd.grad(value.sum(), logits)[0] for value in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)

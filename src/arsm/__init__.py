@@ -1,5 +1,6 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
+from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.comparison import compare
 from arsm.driver import estimate
@@ -64,6 +65,7 @@ __all__ = [
     "compare",
     "entropy",
     "estimate",
+    "estimate_bound",
     "estimate_layers",
     "estimator",
     "estimator_names",

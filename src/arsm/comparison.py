@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -65,7 +66,8 @@ def fit_budget(fitted: Estimator, budget: int, asked: int) -> Estimator:
     samples = getattr(fitted, "samples", None)
     if samples is not None and asked >= samples:
         room = max(2, budget - (asked - samples))
-        return dataclasses.replace(fitted, samples=room)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        with contextlib.suppress(ValueError):  # it takes no more than its own limit
+            return dataclasses.replace(fitted, samples=room)  # pyright: ignore[reportArgumentType, reportCallIssue]
     return Average(fitted, budget // asked) if budget >= 2 * asked else fitted
 
 

@@ -71,6 +71,12 @@ def estimate_layers(
             "estimate_layers needs at least one layer, and one estimator for all or for each, but has "
             f"{depth} layers and {len(chosen)} estimators."
         )
+    for estimator in chosen if depth > 1 else []:
+        if hasattr(estimator, "value"):
+            raise ValueError(
+                f"{type(estimator).__name__} bounds f by several samples, which cannot be done layer by layer; use "
+                "arsm.estimate_bound."
+            )
     made: list[list[Estimate]] = [[] for _ in layers]
 
     def descend(zs: list[Tensor], logits: list[Tensor], *rows: Tensor) -> Tensor:

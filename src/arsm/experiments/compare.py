@@ -214,6 +214,7 @@ class Compare:
             tasks = {folder: progress.add_task(asked["problem"], total=None) for folder, asked in runs.items()}
             for folder, asked in runs.items():
                 problem, task = asked["problem"], tasks[folder]
+                progress.reset(task)  # its clock starts now
                 setting = vae(self.checkpoint) if self.checkpoint and problem == "vae" else PROBLEMS[problem]()
                 estimators = self.estimators or setting.estimators
                 config = {

@@ -5,7 +5,7 @@ r"""Predicting the lower half of a binarized MNIST digit from its upper half, th
 by three linear maps, 392-200-200-392 at K = 20 and C = 10. The network that is learned is the one that is sampled, so
 that there is no KL; with M paths an image the objective is E[ln 1/M sum_m p(x_l | z2^m)]. Both upper maps learn through
 a gradient estimator, the last one by autograd. Reported is -ln 1/S sum_s p(x_l | z2^s). Reference: Yin, Yue and Zhou,
-ARSM, ICML 2019, section 5.3; the task is that of Raiko, Berglund, Alain and Dinh, ICLR 2015.
+ARSM, ICML 2019, table 2; the task is that of Raiko, Berglund, Alain and Dinh, ICLR 2015.
 """
 
 from __future__ import annotations

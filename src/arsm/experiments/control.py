@@ -7,6 +7,7 @@ ARSM, ICML 2019, section 5.4.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,9 +90,11 @@ class Control:
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         try:
-            from arsm.rl import EnvironmentFailure
+            importlib.import_module("arsm.rl.agent")
         except ModuleNotFoundError as missing:
             raise ValueError(f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`.") from None
+        from arsm.rl import EnvironmentFailure
+
         for name, least in SMALLEST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, but is {getattr(self, name)}.")
@@ -110,6 +113,7 @@ class Control:
         with progress_bars(console) as progress:
             tasks = {folder: progress.add_task(folder.name, total=self.seeds * self.episodes) for folder in runs}
             for folder, config in runs.items():
+                progress.reset(tasks[folder])  # its clock starts now
                 for done in train(self, config, folder.name):
                     progress.update(tasks[folder], completed=done)
                 if self.gif:

@@ -16,10 +16,12 @@ Experiment = Toy | Vae | Conditional | Control | Compare
 
 TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.5", "relax")
 SEEDS = (0, 1, 2)
+BONUS = Learning(entropy=0.01)
 
 short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
 short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
 short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
+lunar_lander = partial(Control, "LunarLander-v3", seeds=3, log_every=20)
 
 SMOKE: tuple[Experiment, ...] = (
     # figure 1 and its like at larger C
@@ -35,7 +37,7 @@ SMOKE: tuple[Experiment, ...] = (
     short_vae("ars"),
     short_vae("arsm"),
     short_vae("gumbel-softmax", layers=2),
-    short_vae("arsm", layers=2),
+    short_vae("arsm", layers=2, epochs=3),
     # table 2
     short_conditional("arsm"),
     short_conditional("straight-through"),
@@ -67,10 +69,41 @@ FULL: tuple[Experiment, ...] = (
         seeds=SEEDS,
         precision="bf16",
     ),
-    Control("CartPole-v0", methods=("arsm",), learning_rates=(0.03,), episodes=300),
-    Control("CartPole-v0", methods=("a2c", "relax", "reinforce"), learning_rates=(0.01,), episodes=500),
-    Control("CartPole-v1", methods=("arsm",), learning_rates=(0.03,), episodes=250),
-    Control("Acrobot-v1", methods=("arsm",), learning=Learning(entropy=0.01), episodes=500, name="long"),
+    Conditional("arsm", seeds=SEEDS),
+    Conditional("arsm:pooled=True", seeds=SEEDS),
+    Conditional("rloo:samples=46,live=1", seeds=SEEDS),
+    Conditional("straight-through", seeds=SEEDS),
+    Conditional("gumbel-softmax:hard=True", seeds=SEEDS),
+    Conditional("gumbel-softmax", seeds=SEEDS),
+    Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=300),
+    Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
+    Control("CartPole-v0", ("a2c",), (0.01,), episodes=500),
+    Control("CartPole-v0", ("relax",), (0.003,), episodes=500, learning=BONUS),
+    Control("CartPole-v0", ("reinforce",), (0.01,), episodes=500, learning=BONUS),
+    Control("CartPole-v1", ("arsm",), (0.03,), episodes=250),
+    Control("Acrobot-v1", ("arsm",), (0.01,), episodes=500, learning=BONUS),
+    Control("Acrobot-v1", ("a2c",), (0.01,), ("rmsprop",), episodes=500, learning=BONUS),
+    lunar_lander(
+        ("arsm",),
+        (0.03,),
+        schedule="linear",
+        budget=64,
+        episodes=1600,
+        learning=Learning(reward_scale=0.01, episodes_an_iteration=4, common_random_numbers=True),
+        engine="pool",
+    ),
+    lunar_lander(
+        ("arsm",),
+        (0.03,),
+        schedule="linear",
+        budget=256,
+        episodes=450,
+        log_every=10,
+        learning=Learning(reward_scale=0.01),
+        engine="pool",
+    ),
+    lunar_lander(("a2c",), (0.003,), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
+    lunar_lander(("relax",), (0.01,), ("rmsprop",), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
     Compare(),
     Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0004"), samples=300),
 )

@@ -69,7 +69,7 @@ class Reproduce:
         failures = carry_out(console, plan, done)
         for experiment, sentence in failures:
             command = shlex.join(["arsm", *command_words(experiment)])
-            console.print(f"[red]Failed:[/] {escape(command)}\n  {escape(sentence)}")
+            console.print(f"[red]Failed:[/] {escape(command)}\n  {escape(sentence)}", soft_wrap=True)
         Report(root=self.folder()).run(console)
         if failures:
             raise RunError(

@@ -96,7 +96,7 @@ class Toy:
     resume: bool = False
     """Go on with the run folders that exist, from their last checkpoints."""
     demo: bool = False
-    """A preset of a minute or two: C = 30, the printed step, 5,000 updates, 5 seeds, every estimator; it resumes."""
+    """A preset of about a minute: C = 30, the printed step, 5,000 updates, 5 seeds, every estimator; it resumes."""
 
     def preset(self) -> Toy:
         """Itself, or the demo that it stands for."""
@@ -126,6 +126,7 @@ class Toy:
         with progress_bars(console) as progress:
             tasks = {folder: progress.add_task(folder.name, total=toy.updates) for folder in runs}
             for folder, config in runs.items():
+                progress.reset(tasks[folder])  # its clock starts now
                 for step in ascend(config, toy.root, folder.name, **options):
                     progress.update(tasks[folder], completed=step)
         for section in toy_sections([read_run(folder) for folder in runs]):

@@ -277,9 +277,9 @@ def bernoulli(logits: Tensor, x: Tensor) -> Tensor:
     # ln(1 + e^l) = l/2 + |l|/2 + ln(1 + e^{-|l|}). The kernel that this becomes is bound by its arithmetic, and a
     # logarithm costs more than all the rest: one of a product, whose factors lie between 1 and 2, stands for several.
     linear, product = logits.new_zeros(()), logits.new_ones(())
-    for l, y in zip(*(each.unflatten(-1, (FACTORS, -1)).unbind(-2) for each in (logits, x)), strict=True):
-        linear = linear + (y - 0.5) * l - 0.5 * l.abs()
-        product = product * (1 + (-l.abs()).exp())
+    for phi, y in zip(*(each.unflatten(-1, (FACTORS, -1)).unbind(-2) for each in (logits, x)), strict=True):
+        linear = linear + (y - 0.5) * phi - 0.5 * phi.abs()
+        product = product * (1 + (-phi.abs()).exp())
     return (linear - product.log()).sum(-1)
 
 

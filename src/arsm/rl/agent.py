@@ -53,7 +53,7 @@ class Iteration:
     seconds: float
     """Of this iteration."""
     cpu_seconds: float
-    """Of this iteration, in this process."""
+    """Of this iteration, those of worker processes counted."""
 
 
 class PolicyGradient:
@@ -210,7 +210,7 @@ class PolicyGradient:
             entropy=mean_entropy,
             log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
             seconds=time.perf_counter() - begin,
-            cpu_seconds=time.process_time() - begin_cpu,
+            cpu_seconds=time.process_time() - begin_cpu + rollouts.cpu_seconds,
         )
 
     def _branches(self, plan: policy.Rollouts, played: list[Episode], key: int, noise: Array | None) -> Branches:

@@ -8,7 +8,7 @@ from typing import Any
 
 from arsm.rl.branching import EnvironmentFailure
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Played, Policy, play_rollouts
+from arsm.rl.play import Branches, Played, Policy, play_elsewhere
 from arsm.rl.rollouts import WorkerFailure, gather, share_out
 
 ANSWER_WITHIN = 5.0
@@ -70,7 +70,7 @@ class Player:
         self.environment = environment
 
     def play(self, policy: Policy, branches: Branches) -> Played:
-        return play_rollouts(self.environment, policy, branches)
+        return play_elsewhere(self.environment, policy, branches)
 
 
 def _check_answers(address: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from arsm.rl.branching import Array, EnvironmentFailure
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Played, Policy, play_rollouts
+from arsm.rl.play import Branches, Played, Policy, play_elsewhere, play_rollouts
 
 
 class Engine(Protocol):
@@ -53,7 +53,7 @@ def gather(parts: list[Array], played: Sequence[Played]) -> Played:
     returns = np.empty(sum(map(len, parts)))
     for part, one in zip(parts, played, strict=True):
         returns[part] = one.returns
-    return Played(returns, sum(one.steps for one in played))
+    return Played(returns, sum(one.steps for one in played), sum(one.cpu_seconds for one in played))
 
 
 class WorkerFailure(RuntimeError):
@@ -150,7 +150,7 @@ def _work(pipe: Connection, environment: Environment) -> None:
         except (EOFError, OSError):
             return
         try:
-            answer: Any = play_rollouts(environment, policy, branches)
+            answer: Any = play_elsewhere(environment, policy, branches)
         except Exception as error:
             answer = (
                 error if isinstance(error, EnvironmentFailure) else EnvironmentFailure(f"A worker failed: {error!r}")

@@ -1,0 +1,112 @@
+"""Make the README's figure and its table of results again, from results/: `python scripts/readme.py`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from arsm.experiments.record import read_run
+from arsm.experiments.sections import number
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+FIGURE = RESULTS / "overview.png"
+LEAST = 1e-8
+BEGIN, END = "<!-- results: scripts/readme.py -->\n", "<!-- end of results -->"
+
+
+class Part(NamedTuple):
+    """The rows of one table.csv that the README shows."""
+
+    title: str
+    experiment: str
+    metric: str
+    rows: str
+    """What their names begin with; it is left out."""
+
+
+PARTS = (
+    Part("Categorical VAE on binarized MNIST: test -ELBO, nats", "vae", "test", "VAE, "),
+    Part("Half a digit from the other: test -ln p, nats", "conditional", "test, 1,000 samples", "Conditional MNIST"),
+    Part("CartPole, 200 steps: average return in the end", "control", "final average", "CartPole-v0: "),
+    Part("Acrobot: average return in the end", "control", "final average", "Acrobot-v1: "),
+    Part("LunarLander: average return in the end", "control", "final average", "LunarLander-v3: "),
+    Part(
+        "Toy, C = 30: expected reward after 5,000 updates; 0.5333 is the best", "toy", "E[f]", "Toy, C = 30, step 1: "
+    ),
+)
+
+
+def table() -> str:
+    """Ours beside the paper's, as Markdown."""
+    lines = ["| | ours | seeds | paper |", "|---|---|---|---|"]
+    for part in PARTS:
+        path = RESULTS / part.experiment / "table.csv"
+        found = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+        wanted = [row for row in found if row["metric"] == part.metric and row["row"].startswith(part.rows)]
+        shown = [row for row in wanted if int(row["seeds"]) > 1]
+        if shown:
+            lines.append(f"| **[{part.title}](results/{part.experiment})** | | | |")
+        for row in shown:
+            name = row["row"].removeprefix(part.rows).lstrip(": ")
+            ours = number(float(row["mean"]), float(row["std"]) if row["std"] else None)
+            lines.append(f"| {name} | {ours} | {row['seeds']} | {row['paper']} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure() -> None:
+    """The toy problem: where each estimator gets, and the variance on its way."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    shown = {
+        "ar": ("AR", "#a9afba"),
+        "reinforce": ("REINFORCE", "#e0562b"),
+        "relax": ("RELAX", "#8a63c9"),
+        "ars": ("ARS", "#00a37a"),
+        "rloo": ("leave-one-out REINFORCE,\n4 samples", "#b8860b"),
+        "arsm": ("ARSM", "#0074c2"),
+        "exact": ("true gradient", "#1c1f24"),
+    }
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
+    plt.rcParams.update({"grid.color": "#e8eaee", "axes.titlelocation": "left", "axes.titlesize": 10})
+    drawing, (reward, variance) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    for words, (name, colour) in shown.items():
+        record = read_run(RESULTS / "runs" / "toy" / f"C30-step1-{words}")
+        if words in ("reinforce", "relax", "arsm"):
+            steps, seeds = record.series("reward")
+            reward.plot(steps, np.transpose(seeds), color=colour, linewidth=0.9, alpha=0.7)
+        if words == "exact":
+            steps, seeds = record.series("reward")
+            (line,) = reward.plot(steps, seeds[0], color=colour, linewidth=2, linestyle=(0, (1, 1.5)))
+            line.set_label(name)
+            continue
+        steps, seeds = record.series("variance")
+        mean = np.mean(seeds, 0)
+        mean[mean < LEAST] = np.nan  # all samples of a measurement were equal
+        variance.plot(steps, mean, color=colour, linewidth=2.6 if words == "arsm" else 1.5, label=name)
+    reward.set_title("Expected reward while learning, ten runs each")
+    variance.set_title("Variance of one gradient estimate, mean of ten runs")
+    variance.set_yscale("log")
+    variance.set_ylim(LEAST, 1)
+    for axes in (reward, variance):
+        axes.set_xlabel("update")
+        axes.set_xlim(0, 5000)
+    drawing.legend(frameon=False, loc="outside right center")
+    drawing.savefig(FIGURE, dpi=160, metadata={"Software": None})
+
+
+def main() -> None:
+    figure()
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    readme.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The multi-sample bound through layers against enumeration, under the suite's one false-alarm rate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import arsm
+from arsm.bound import estimate_bound
+from tests.statistics import deviations
+from tests.test_layers import THREE, TWO, Network
+
+ROWS = 1 << 14
+
+
+def log_q(zs: Sequence[Tensor], logits: Sequence[Tensor]) -> Tensor:
+    """[N]: of whole paths."""
+    each = [arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]
+    return torch.stack(each).sum(0)
+
+
+def truth(network: Network, f: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+    """E[ln 1/2 (exp f_1 + exp f_2)] and its gradient in all parameters, over all pairs of paths."""
+    parameters = tuple(p.requires_grad_() for p in network.parameters())
+    paths = torch.tensor(list(itertools.product(*(range(c) for k, c in network.sizes for _ in range(k)))))
+    zs = list(paths.split([k for k, _ in network.sizes], -1))
+    rows = tuple(p.expand(len(paths), *p.shape) for p in parameters)
+    logits = [network.layer(t, zs[:t], *rows) for t in range(len(zs))]
+    q, values = log_q(zs, logits).exp(), f(zs, logits, *rows)
+    bound = torch.logaddexp(values.unsqueeze(-1), values) - math.log(2)
+    expected = (q.unsqueeze(-1) * q * bound).sum()
+    return (expected.detach(), *torch.autograd.grad(expected, parameters))
+
+
+def deviation(network: Network, f: Callable[..., Tensor]) -> float:
+    """Of value and gradients, the largest."""
+    parameters = tuple(p.repeat(ROWS, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
+    generator = torch.Generator().manual_seed(1)
+    out = estimate_bound(arsm.VIMCO(samples=2), network.layers, f, *parameters, generator=generator)
+    samples = (out.value.detach(), *torch.autograd.grad(out.value.sum(), parameters))
+    expected = truth(network, network.f)
+    return max(float(deviations(found, mean).max()) for found, mean in zip(samples, expected, strict=True))
+
+
+@pytest.mark.parametrize("network", [TWO, THREE], ids=["two", "three"])
+def test_all_parameters_get_the_gradient_of_the_bound(network: Network) -> None:
+    assert deviation(network, network.f) <= 1
+
+
+def test_a_log_q_without_its_graph_is_caught() -> None:
+    """In a bound of several samples that part of the gradient is not zero in the mean."""
+    assert deviation(TWO, lambda zs, logits, *p: TWO.f(zs, [phi.detach() for phi in logits], *p)) > 1
+
+
+def test_one_layer_is_vimco() -> None:
+    network = Network(((3, 4),))
+    parameters = tuple(p.repeat(5, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
+    out = estimate_bound(arsm.VIMCO(samples=3), network.layers, network.f, *parameters)
+    logits = network.layer(0, [], *parameters)
+    queries = arsm.Queries(out.z.movedim(1, 0), out.z, torch.arange(3).expand(5, 3).T, torch.ones(3))
+    rows = tuple(p.repeat(3, *(1,) * (p.ndim - 1)) for p in parameters)
+    values = network.f([out.z.movedim(1, 0).flatten(0, 1)], [logits.repeat(3, 1, 1)], *rows).view(3, 5)
+    torch.testing.assert_close(out.value, arsm.VIMCO(samples=3).value(queries, values))
+    signals = arsm.VIMCO(samples=3).tell(logits, queries, values.detach())
+    expected = torch.autograd.grad((out.value.detach() + values.logsumexp(0)).sum(), logits, retain_graph=True)[0]
+    assert out.info["distinct"].tolist() == [3] * 5
+    total = torch.autograd.grad(out.value.sum(), parameters)[0]
+    (by_definition,) = torch.autograd.grad(logits, parameters[0], grad_outputs=signals + expected)
+    torch.testing.assert_close(total, by_definition)
+
+
+def test_values_of_the_wrong_shape_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"one value a path, \[4\], but returned \[4, 1\]"):
+        estimate_bound(
+            arsm.VIMCO(samples=2), [lambda zs, x: torch.zeros(2, 1, 3)], lambda zs, phi, x: x, torch.zeros(2, 1)
+        )
