@@ -112,7 +112,8 @@ def _section(records: list[Record]) -> Section:
     )
     figures = []
     shown = best_settings(records)
-    if len(records) > 2 * len(shown):
+    is_grid = len(records) > 2 * len(shown)
+    if is_grid:
         text += " The curves are those of each method's best setting: by the final average, then by the whole curve's."
         figures.append(_rates(records, slug, levels))
     else:
@@ -127,8 +128,7 @@ def _section(records: list[Record]) -> Section:
         {f"{slug}-curves": tuple(AXES)},
     )
     title = f"{environment}" + (f", {horizon} steps" if horizon else "") + (f" ({prefix})" if prefix else "")
-    beside_paper = {r.folder for r in shown}
-    results = [x for r in records for x in _results(r, line, r.folder in beside_paper)]
+    results = [x for r in records for x in _results(r, line, beside_paper=not is_grid)]
     gifs = [Picture(r.folder / "policy.gif", _label(r)) for r in records if (r.folder / "policy.gif").is_file()]
     return Section(title, text, records, results, [*figures, along], gifs, headline="seconds")
 
@@ -187,7 +187,7 @@ def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
     return int(reached[0]) if len(reached) else None
 
 
-def _results(record: Record, line: float | None, beside_paper: bool) -> list[Result]:
+def _results(record: Record, line: float | None, *, beside_paper: bool) -> list[Result]:
     seeds = seed_series(record)
     paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"]) if beside_paper else None
     rows: dict[str, list[float]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from arsm.experiments.record import Record
-from arsm.experiments.report_training import PARTS, Protocol, Row, figures, last, make_rows, pictures
+from arsm.experiments.report_training import PARTS, Protocol, Row, figures, last, make_rows, not_run, pictures
 from arsm.experiments.sections import Result, Section
 from arsm.experiments.vae import Vae
 
@@ -54,7 +54,7 @@ def _section(prefix: str, layers: int, records: list[Record]) -> Section:
         "validation, test and the bound are those of each seed's epoch of best validation; train is the mean over "
         "that epoch's steps, with dropout where there is any. Seconds are those of the whole run, in which all seeds "
         "and learning rates of an estimator train together."
-    )
+    ) + ("" if prefix else not_run(rows, "test"))
     titles = {part: f"-ELBO, {part} (nats)" for part in PARTS}
     return Section(
         title,

@@ -41,7 +41,7 @@ class Result:
     paper_std: float | None = None
     """Its spread, where the paper gives one."""
     like_for_like: bool = True
-    """Whether the paper measured the same thing; seconds on other hardware are not."""
+    """Whether the paper measured the same thing; seconds on other hardware are not, nor other images."""
 
     @property
     def mean(self) -> float:
