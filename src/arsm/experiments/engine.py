@@ -270,7 +270,7 @@ class Engine:
         state["first_moment"].lerp_(gradient, 1 - BETA1)
         state["second_moment"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         state["slow_moment"].lerp_(gradient[:, : self.watched], 1 - BETA2)
-        self.parameters.sub_(size * state["first_moment"] / (state["second_moment"].sqrt() + small))
+        self.parameters.sub_((size * state["first_moment"]).div_(state["second_moment"].sqrt().add_(small)))
         if self.averaging:
             fresh = (1 / step).clamp_min(1 - self.averaging).float()
             state["average"].lerp_(self.parameters, fresh)

@@ -160,7 +160,7 @@ class VAE(Model):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             h = self.one_hot(zs[0])
             for layer in self.decoder[:-1]:
-                h = F.leaky_relu(linear(layer, h, frozen), SLOPE)
+                h = F.leaky_relu(linear(layer, h, frozen), SLOPE, inplace=True)
             pixels = linear(self.decoder[-1], h, frozen)
         log_p = bernoulli(pixels, x)
         if self.config.layers == 2:
@@ -273,7 +273,7 @@ def bernoulli(logits: Tensor, x: Tensor) -> Tensor:
     """ln p(x) = sum_d x_d l_d - ln(1 + e^{l_d}): [N, D] -> [N]."""
     logits = logits.float()
     if not torch.compiler.is_compiling() or logits.shape[-1] % FACTORS:
-        return (x * logits - F.softplus(logits)).sum(-1)
+        return (x * logits).sub_(F.softplus(logits)).sum(-1)
     # ln(1 + e^l) = l/2 + |l|/2 + ln(1 + e^{-|l|}). The kernel that this becomes is bound by its arithmetic, and a
     # logarithm costs more than all the rest: one of a product, whose factors lie between 1 and 2, stands for several.
     linear, product = logits.new_zeros(()), logits.new_ones(())
