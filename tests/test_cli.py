@@ -111,7 +111,7 @@ def test_mistyped_words_get_the_right_ones(words: str, sentence: str, capsys: py
     assert sentence in refusal(capsys, *words.split())
 
 
-@pytest.mark.parametrize("words", ["toy --seeds", "toy --categories x", "vae --layers 3", "reproduce --only toys"])
+@pytest.mark.parametrize("words", ["toy --seeds", "toy --categories x", "vae --layers 3", "reproduce --scale half"])
 def test_values_that_cannot_be_read_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(words.split())

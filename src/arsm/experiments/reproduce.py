@@ -37,18 +37,22 @@ class Reproduce:
 
     scale: Literal["smoke", "full"] = "smoke"
     """smoke: every experiment, shortened, some minutes on two cores; full: as in results/, hours even with a GPU."""
-    only: tuple[Literal["toy", "vae", "conditional", "control", "compare"], ...] = ()
-    """Only these experiments; all if not given."""
+    only: str = ""
+    """Only these experiments, with commas between them, e.g. toy,vae; all if not given."""
     root: Path | None = None
     """Where run folders and report.html go; runs/SCALE if not given."""
     resume: ClassVar[bool] = True
 
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
-        if not self.plan():
-            raise ValueError(
-                f"The {self.scale} plan has none of {', '.join(self.only)}; leave --only out to see it all."
-            )
+        planned = list(dict.fromkeys(command_words(experiment)[0] for experiment in PLANS[self.scale]))
+        for name in self.names():
+            if name not in planned:
+                raise ValueError(f'--only has "{name}", but the {self.scale} plan consists of {", ".join(planned)}.')
+
+    def names(self) -> list[str]:
+        """The experiments asked for; none stands for all."""
+        return [name.strip() for name in self.only.split(",")] if self.only else []
 
     def folder(self) -> Path:
         """Where everything goes."""
@@ -57,7 +61,7 @@ class Reproduce:
     def plan(self) -> list[Experiment]:
         """The experiments that were asked for and those that they build on, in their place and ready to resume."""
         everything = [placed(experiment, self.folder()) for experiment in PLANS[self.scale]]
-        asked = [each for each in everything if not self.only or command_words(each)[0] in self.only]
+        asked = [each for each in everything if not self.only or command_words(each)[0] in self.names()]
         needed = {each.checkpoint for each in asked if isinstance(each, Compare)}
         return [each for each in everything if each in asked or not needed.isdisjoint(each.runs())]
 
