@@ -1,5 +1,6 @@
 """Run folders: what they hold, how they resume, and what they refuse."""
 
+import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -76,8 +77,9 @@ def test_resuming_discards_what_came_after_the_checkpoint(tmp_path: Path) -> Non
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
-    with open_run(tmp_path, "trial", "one", CONFIG) as run:
+    with contextlib.suppress(KeyboardInterrupt), open_run(tmp_path, "trial", "one", CONFIG) as run:
         run.log(1, {"loss": 1.0})
+        raise KeyboardInterrupt
     with open_run(tmp_path, "trial", "one", CONFIG, resume=True) as run:
         assert run.state is None
         run.log(1, {"loss": 2.0})
@@ -133,6 +135,16 @@ def test_an_existing_run_is_refused_without_resume(tmp_path: Path) -> None:
         pass
     with pytest.raises(RunError, match=r"exists; pass --resume .* or choose another --name"):
         open_run(tmp_path, "trial", "one", CONFIG)
+
+
+def test_a_finished_run_without_its_checkpoint_is_not_started_over(tmp_path: Path) -> None:
+    with open_run(tmp_path, "trial", "one", CONFIG) as run:
+        run.log(1, {"value": 1.0})
+        run.save(1, {})
+    (run.folder / "checkpoint.pt").unlink()
+    with pytest.raises(RunError, match="finished run without its checkpoint; choose another"):
+        open_run(tmp_path, "trial", "one", CONFIG, resume=True)
+    assert len(read_run(run.folder).metrics) == 1
 
 
 def test_another_configuration_is_refused_by_its_fields(tmp_path: Path) -> None:
@@ -196,8 +208,10 @@ def test_damaged_metrics_are_refused_by_their_line(tmp_path: Path) -> None:
 
 
 def test_a_run_is_open_once_at_a_time(tmp_path: Path) -> None:
-    with open_run(tmp_path, "trial", "one", CONFIG), pytest.raises(RunError, match="in use by another process"):
-        open_run(tmp_path, "trial", "one", CONFIG, resume=True)
+    with open_run(tmp_path, "trial", "one", CONFIG) as run:
+        run.save(1, {})
+        with pytest.raises(RunError, match="in use by another process"):
+            open_run(tmp_path, "trial", "one", CONFIG, resume=True)
     with open_run(tmp_path, "trial", "one", CONFIG, resume=True):
         pass
 

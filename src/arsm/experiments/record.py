@@ -203,6 +203,8 @@ def open_run(
     if differ:
         changes = ", ".join(f"{k} ({header['config'].get(k)} there, {config.get(k)} here)" for k in differ)
         raise RunError(f"{folder} cannot be resumed with another {changes}; use its own, or choose another --name.")
+    if header.get("finished") and not (folder / "checkpoint.pt").exists():
+        raise RunError(f"{folder} holds a finished run without its checkpoint; choose another --name or --root.")
     return Run(folder, {**header, "sessions": [*header["sessions"], session]})
 
 
