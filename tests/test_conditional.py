@@ -16,10 +16,11 @@ import arsm
 from arsm.experiments.conditional import HALF, Conditional, ConditionalNetwork
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Engine, Layout
-from arsm.experiments.record import load_checkpoint, read_run
+from arsm.experiments.record import read_run
 from arsm.experiments.training import initial_parameters, multi_sample_bound, probes, stackable, train
 from tests.interrupted import assert_goes_on_when_killed, assert_same
 from tests.statistics import deviations
+from tests.training_runs import assert_whole
 
 TINY = Conditional(
     variables=2,
@@ -263,19 +264,9 @@ def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> N
     folders = train(config)
     assert [folder.name for folder in folders] == ["arsm-rate0.003", "arsm-rate0.01"]
     for folder in folders:
-        record = read_run(folder)
-        steps, train_loss = record.series("train")
-        assert steps == [10, 20, 30]
-        assert all(loss[-1] < loss[0] for loss in train_loss)
-        last = record.metrics[-1]
-        expected = {"validation", "test", "entropy", "pseudo_action_share", "evaluations", "gradient_variance"}
-        assert expected <= last.keys()
+        last = assert_whole(folder)
         assert last["best_test"] < last["test"]
         assert 1 <= last["evaluations"] <= 7
-        state = load_checkpoint(folder / "checkpoint.pt")["state"]
-        _, validation = record.series("validation")
-        torch.testing.assert_close(state["best_validation"], torch.tensor([min(seed) for seed in validation]))
-        assert {path.name for path in folder.glob("*.png")} == {"pictures-seed3.png", "pictures-seed4.png"}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

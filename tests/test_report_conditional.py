@@ -1,6 +1,7 @@
 """Conditional MNIST's table: the 1,000-sample figure beside the paper's, and the rows that belong there."""
 
 import csv
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -8,46 +9,14 @@ import pytest
 from rich.console import Console
 
 from arsm.experiments.conditional import Conditional
-from arsm.experiments.record import Record, open_run, read_run
 from arsm.experiments.report import Report
 from arsm.experiments.report_conditional import conditional_sections
-from arsm.experiments.sections import Result, Section, pivot
+from tests import training_runs
+from tests.training_runs import TEST_GAP, rows_of
 
-STEPS_PER_EPOCH = 550
-TRAIN_GAP, TEST_GAP, MANY_GAP = 2.0, 0.25, -3.0
+TRAIN_GAP, MANY_GAP = 2.0, -3.0
 
-
-def write_run(root: Path, options: Conditional, validation: list[list[float]]) -> Record:
-    """A run folder of one rate with these validation figures at three epochs, one list a seed."""
-    (rate,), (dropout,) = options.rates, options.dropouts
-    epochs = (10, options.epochs // 2, options.epochs)
-    folder_name, config = options.folder_name(rate, dropout), options.config(rate, dropout)
-    with open_run(root, options.experiment, folder_name, config) as run:
-        for place, epoch in enumerate(epochs):
-            for seed, figures in zip(options.seeds, validation, strict=True):
-                value = figures[place]
-                metrics = {
-                    "epoch": epoch,
-                    "train": value + TRAIN_GAP,
-                    "evaluations": 80.0 - place,
-                    "validation": value,
-                    "test": value + TEST_GAP,
-                    "entropy": 1.0,
-                    "pseudo_action_share": 0.2,
-                    "gradient_variance": 0.01,
-                }
-                if epoch == options.epochs:
-                    metrics["best_test"] = min(figures) + MANY_GAP
-                run.log(epoch * STEPS_PER_EPOCH, metrics, seed)
-    return read_run(run.folder)
-
-
-def rows_of(section: Section) -> dict[str, dict[str, Result]]:
-    metrics, rows = pivot(section.results)
-    return {
-        row: {metric: cell for metric, cell in zip(metrics, cells, strict=True) if cell is not None}
-        for row, cells in rows
-    }
+write_run = partial(training_runs.write_run, train_gap=TRAIN_GAP, evaluations=80.0, at_end={"best_test": MANY_GAP})
 
 
 @pytest.mark.parametrize(

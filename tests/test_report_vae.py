@@ -2,6 +2,7 @@
 
 import csv
 from base64 import b64encode
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
@@ -9,45 +10,18 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from arsm.experiments.record import Record, open_run, read_run
 from arsm.experiments.report import Report
 from arsm.experiments.report_vae import vae_sections
-from arsm.experiments.sections import Result, Section, pivot
 from arsm.experiments.vae import Vae
+from tests import training_runs
+from tests.training_runs import TEST_GAP, rows_of
 
 STEPS_PER_EPOCH = 275
-TRAIN_GAP, TEST_GAP = -7.0, 0.25
+TRAIN_GAP = -7.0
 
-
-def write_run(root: Path, vae: Vae, validation: list[list[float]], epochs: tuple[int, ...] = (10, 500, 1000)) -> Record:
-    """A run folder of one rate with these validation figures, one list a seed; its end, if any, with best_test."""
-    (rate,), (dropout,) = vae.rates, vae.dropouts
-    with open_run(root, "vae", vae.folder_name(rate, dropout), vae.config(rate, dropout)) as run:
-        for place, epoch in enumerate(epochs):
-            for seed, figures in zip(vae.seeds, validation, strict=True):
-                value = figures[place]
-                metrics = {
-                    "epoch": epoch,
-                    "train": value + TRAIN_GAP,
-                    "evaluations": 40.0 - place,
-                    "validation": value,
-                    "test": value + TEST_GAP,
-                    "entropy": 1.0,
-                    "pseudo_action_share": 0.2,
-                    "gradient_variance": 0.01,
-                }
-                if epoch == vae.epochs:
-                    metrics |= {"best_test": min(figures) + 0.5, "bound": min(figures) - 10}
-                run.log(epoch * STEPS_PER_EPOCH, metrics, seed)
-    return read_run(run.folder)
-
-
-def rows_of(section: Section) -> dict[str, dict[str, Result]]:
-    metrics, rows = pivot(section.results)
-    return {
-        row: {metric: cell for metric, cell in zip(metrics, cells, strict=True) if cell is not None}
-        for row, cells in rows
-    }
+write_run = partial(
+    training_runs.write_run, train_gap=TRAIN_GAP, evaluations=40.0, at_end={"best_test": 0.5, "bound": -10.0}
+)
 
 
 def test_the_first_seed_chooses_the_rate_at_its_best_epoch(tmp_path: Path) -> None:
