@@ -57,6 +57,16 @@ def test_seeds_of_several_runs_are_one_row(tmp_path: Path) -> None:
     assert whole[0][0] == "a2c, adam 0.01, entropy 0.5"
 
 
+def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
+    grid = Control(
+        "CartPole-v0", methods=("a2c",), episodes=4, seeds=1, learning_rates=(0.001, 0.003, 0.01), root=tmp_path
+    )
+    grid.run(Console(quiet=True))
+    records = [read_run(folder) for folder in grid.runs()]
+    papers = [{x.paper for x in section.results} for n in (1, 3) for section in control_sections(records[:n])]
+    assert papers == [{None, 92.0}, {None}]
+
+
 WORDS = ["control", "--environment", "CartPole-v1", "--horizon", "40", "--seeds", "2", "--episodes", "60"]
 WORDS += ["--methods", "a2c", "--log-every", "7", "--checkpoint-every", "5"]
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import arsm
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Engine, Layout, pack
-from arsm.experiments.training import initial_parameters
+from arsm.experiments.training import check_finite, initial_parameters
 from arsm.experiments.vae import VAE, Vae
 from arsm.noise import dirichlet
 from arsm.types import Noise
@@ -69,6 +69,33 @@ def make(
         stacked=stacked,
         **options,
     )
+
+
+def test_an_epoch_trains_each_replica_on_every_image_once_in_an_order_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make(SMALL, [0, 1], stacked=False)
+    taken = Engine.next_batch
+    batches: list[Tensor] = []
+    monkeypatch.setattr(Engine, "next_batch", lambda self: batches.append(taken(self)) or batches[-1])
+    engine.epoch()
+    engine.epoch()
+    assert [batch.shape[1] for batch in batches] == [SMALL.batch] * (2 * IMAGES // SMALL.batch)
+    epochs = torch.cat(batches, 1).unflatten(1, (2, IMAGES)).flatten(0, 1)  # [replicas and epochs, images, 784]
+    numbers = (epochs.unsqueeze(2) == engine.data.float()).all(-1).long().argmax(-1)
+    assert torch.equal(numbers.sort(-1).values, torch.arange(IMAGES).expand(4, -1))
+    assert len({tuple(order) for order in numbers.tolist()}) == 4
+
+
+def test_a_step_that_is_not_finite_is_noticed_without_being_waited_for() -> None:
+    engine = make(SMALL, [0, 1], stacked=True)
+    check_finite(engine.epoch()["not_finite"], epoch=1)
+    with torch.no_grad():
+        engine.parameters[1] = torch.nan
+    flags = engine.epoch()["not_finite"]
+    assert flags.tolist() == [0.0, 1.0]
+    with pytest.raises(FloatingPointError, match="in epoch 2; try a smaller learning rate"):
+        check_finite(flags, epoch=2)
 
 
 def exact(**changes: Any) -> Vae:

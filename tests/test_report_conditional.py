@@ -43,6 +43,7 @@ def test_the_papers_figure_stands_beside_its_own_rows(
     many = cells["test, 1,000 samples"]
     assert many.values == [62.0 + MANY_GAP]
     assert (many.paper, many.paper_std) == (paper, 0.2 if paper == 58.3 else None)
+    assert many.verdict == ("not like for like" if paper else None)
     assert [cell.metric for cell in cells.values() if cell.paper is not None] == [many.metric] * (paper is not None)
 
 
