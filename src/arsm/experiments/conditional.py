@@ -23,14 +23,22 @@ from arsm.bound import estimate_bound
 from arsm.diagnostics import pseudo_action_share
 from arsm.experiments.data import PIXELS, Mnist
 from arsm.experiments.engine import Engine
-from arsm.experiments.training import Model, Training, learning_loss, multi_sample_bound, probes, step_metrics
+from arsm.experiments.training import (
+    DIAGNOSTIC_IMAGES,
+    PICTURES,
+    Model,
+    Training,
+    learning_loss,
+    multi_sample_bound,
+    probes,
+    run_on,
+    step_metrics,
+)
 from arsm.experiments.vae import bernoulli, draw, dropout
 from arsm.layers import estimate_layers
 from arsm.noise import dirichlet, repeat_draws
 
 HALF = PIXELS // 2
-DIAGNOSTIC_IMAGES = 200
-PICTURES = 10
 COMPLETIONS = 4
 GREY = 0.5
 
@@ -91,8 +99,8 @@ class Conditional(Training):
             part: multi_sample_bound(engine, task, weights, getattr(data, part), self.measure_samples, generators)
             for part in ("validation", "test")
         }
-        x = data.validation[:DIAGNOSTIC_IMAGES].float().expand(weights.shape[0], -1, -1)
-        found |= engine.run(ConditionalNetwork.diagnostics, weights, x, generators=generators)
+        diagnostics = ConditionalNetwork.diagnostics
+        found |= run_on(engine, diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
         found["gradient_variance"] = engine.gradient_variance()
         return found
 
@@ -103,8 +111,8 @@ class Conditional(Training):
 
     def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
         """Test images, their given halves and several completions of each: [R, 2 + completions, N, 784]."""
-        x = data.test[:PICTURES].float().expand(weights.shape[0], -1, -1)
-        return engine.run(ConditionalNetwork.pictures, weights, x, generators=probes(self, engine, step))
+        generators = probes(self, engine, step)
+        return run_on(engine, ConditionalNetwork.pictures, weights, data.test[:PICTURES], generators)
 
 
 # ---------------------------------------------------------------- the model

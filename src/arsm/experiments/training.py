@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STEPS_PER_REPLAY = 5
+DIAGNOSTIC_IMAGES = 200
+PICTURES = 10
 BLOCK_DRAWS = 100
 BLOCK_ROWS = {"cpu": 1_000, "cuda": 10_000}
 
@@ -365,6 +367,11 @@ def probes(config: Training, engine: Engine, step: int) -> list[torch.Generator]
     return [torch.Generator(engine.device).manual_seed(seed * 1_000_003 + step) for seed in seeds]
 
 
+def run_on(engine: Engine, task: Task, weights: Tensor, images: Tensor, generators: list[torch.Generator]) -> Any:
+    """A task of every replica on the same images [N, 784]."""
+    return engine.run(task, weights, images.float().expand(weights.shape[0], -1, -1), generators=generators)
+
+
 def multi_sample_bound(
     engine: Engine, task: Task, weights: Tensor, images: Tensor, samples: int, generators: list[torch.Generator]
 ) -> Tensor:
@@ -376,8 +383,7 @@ def multi_sample_bound(
     block, blocks = partial(task, draws=draws), samples // draws
     total = torch.zeros(weights.shape[0], device=weights.device)
     for x in images.split(max(1, BLOCK_ROWS[weights.device.type] // draws)):
-        rows = x.float().expand(weights.shape[0], -1, -1)
-        log_means = [engine.run(block, weights, rows, generators=generators) for _ in range(blocks)]
+        log_means = [run_on(engine, block, weights, x, generators) for _ in range(blocks)]
         log_mean = torch.stack(log_means).logsumexp(0) - math.log(blocks)
         total -= torch.stack([row.sum() for row in log_mean])
     return total / len(images)

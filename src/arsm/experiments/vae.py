@@ -25,15 +25,23 @@ import arsm
 from arsm.diagnostics import pseudo_action_share
 from arsm.experiments.data import PIXELS, Mnist
 from arsm.experiments.engine import Engine
-from arsm.experiments.training import Model, Training, learning_loss, multi_sample_bound, probes, step_metrics
+from arsm.experiments.training import (
+    DIAGNOSTIC_IMAGES,
+    PICTURES,
+    Model,
+    Training,
+    learning_loss,
+    multi_sample_bound,
+    probes,
+    run_on,
+    step_metrics,
+)
 from arsm.layers import estimate_layers
 from arsm.noise import argmin_sample, dirichlet
 
 SLOPE = 0.2
 FACTORS = 8
 EVALUATION_ROWS = 1000
-DIAGNOSTIC_IMAGES = 200
-PICTURES = 10
 
 
 @dataclass(frozen=True)
@@ -80,16 +88,13 @@ class Vae(Training):
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
         """Validation and test -ELBO from one sample an image, the gradient's variance and the state of q: [R] each."""
         generators = probes(self, engine, step)
-        replicas = weights.shape[0]
         found = {}
         for part in ("validation", "test"):
             images = getattr(data, part)
-            found[part] = torch.zeros(replicas, device=weights.device)
-            for x in images.float().split(EVALUATION_ROWS):
-                rows = x.expand(replicas, -1, -1)
-                found[part] += engine.run(VAE.negative_elbo, weights, rows, generators=generators) / len(images)
-        x = data.validation[:DIAGNOSTIC_IMAGES].float().expand(replicas, -1, -1)
-        found |= engine.run(VAE.diagnostics, weights, x, generators=generators)
+            found[part] = torch.zeros(weights.shape[0], device=weights.device)
+            for x in images.split(EVALUATION_ROWS):
+                found[part] += run_on(engine, VAE.negative_elbo, weights, x, generators) / len(images)
+        found |= run_on(engine, VAE.diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
         found["gradient_variance"] = engine.gradient_variance()
         return found
 
@@ -103,8 +108,8 @@ class Vae(Training):
 
     def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
         """Test images above their reconstructions above samples of the prior: [R, 3, N, 784]."""
-        x = data.test[:PICTURES].float().expand(weights.shape[0], -1, -1)
-        return engine.run(VAE.pictures, weights, x, generators=probes(self, engine, step))
+        generators = probes(self, engine, step)
+        return run_on(engine, VAE.pictures, weights, data.test[:PICTURES], generators)
 
 
 # ---------------------------------------------------------------- the model
