@@ -101,8 +101,8 @@ def test_recipes_are_sections_of_their_own_without_the_papers_figures(tmp_path: 
     }
     recipe = sections[-1]
     assert all(result.paper is None for result in recipe.results)
-    assert "nothing was run for (test): gumbel-softmax 98.3." in sections[1].text
-    assert "nothing was run for" not in recipe.text
+    assert "No run has the paper's settings for its figures of test: gumbel-softmax 98.3." in sections[1].text
+    assert "No run has" not in recipe.text
 
 
 def test_curves_lie_over_iterations_and_over_evaluations_so_far(tmp_path: Path) -> None:

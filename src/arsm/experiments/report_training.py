@@ -93,10 +93,10 @@ def make_rows(records: Sequence[Record], protocol: Protocol) -> list[Row]:
 
 
 def not_run(rows: Sequence[Row], metric: str) -> str:
-    """A sentence with the paper's figures that no run stands beside; nothing where all were run."""
+    """A sentence with the paper's figures that no run with its settings stands beside; nothing where all were run."""
     run = {method(row.chosen.config) for row in rows if row.paper}
     absent = [f"{words} {row[metric]:g}" for words, row in rows[0].protocol.paper.items() if words not in run]
-    return f" The paper's figures that nothing was run for ({metric}): {', '.join(absent)}." if absent else ""
+    return f" No run has the paper's settings for its figures of {metric}: {', '.join(absent)}." if absent else ""
 
 
 def method(config: Mapping[str, Any]) -> str:
