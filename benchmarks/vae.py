@@ -46,7 +46,8 @@ def make(config: Vae, replicas: int, device: str, images: int, **options: bool |
     zeros = torch.zeros(replicas)
     return Engine(
         module,
-        VAE.loss,
+        VAE.encode,
+        module.losses,
         initial_parameters(config),
         load_mnist().train[:images].to(device),
         {"rate": zeros + config.rates[0], "dropout": zeros, "input_dropout": zeros},

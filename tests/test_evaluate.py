@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import arsm
 from arsm.estimators.ars import ReferenceNoise
-from arsm.evaluate import Evaluation, evaluate, share
+from arsm.evaluate import FEW, Evaluation, evaluate, share
 from arsm.types import Queries
 from tests.problems import PROBLEMS, Problem
 from tests.roster import ROSTER, Entry
@@ -24,6 +24,13 @@ def test_share_finds_the_first_identical_query(queries: int, batch: tuple[int, .
     points = torch.randint(2, (queries, *batch, variables), generator=generator)
     same = (points.unsqueeze(0) == points.unsqueeze(1)).all(-1)  # [m, n, *B]
     assert torch.equal(share(points), same.long().argmax(1))
+
+
+@pytest.mark.parametrize("queries", [1, 9, FEW, FEW + 1])
+def test_share_compiled_finds_the_same(queries: int) -> None:
+    points = torch.randint(0, 2, (queries, 3, 4), generator=torch.Generator().manual_seed(queries))
+    compiled = torch.compile(share, fullgraph=True, dynamic=False, backend="eager")
+    assert torch.equal(compiled(points), share(points))
 
 
 def test_share_never_merges_what_collides() -> None:
@@ -74,6 +81,32 @@ def test_how_f_is_called_changes_nothing(entry: Entry) -> None:
         first, *others = [outputs(entry, problem, *way) for way in WAYS]
         for other in others:
             torch.testing.assert_close(other, first, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("evaluation", ["packed", "dense"])
+@pytest.mark.parametrize("entry", [e for e in ROSTER if e.label in ("arsm", "rloo", "ars")], ids=lambda e: e.label)
+def test_a_frozen_f_is_called_once_and_gives_the_same(entry: Entry, evaluation: Evaluation) -> None:
+    problem = next(p for p in PROBLEMS if entry.fits(*p.size))
+    calls: list[bool] = []
+
+    def f(z: Tensor, theta: Tensor) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return problem.f(z, theta)
+
+    estimator, theta = entry.make(*problem.size), problem.theta.clone().requires_grad_()
+    logits = problem.logits.clone().requires_grad_()
+    noise = estimator.noise(logits, torch.Generator().manual_seed(0))
+    options = {"noise": noise, "evaluation": evaluation, "max_rows": None}
+    learning = arsm.estimate(estimator, logits, f, theta, **options)
+    calls.clear()
+    frozen = arsm.estimate(estimator, logits, f, theta, **options, frozen=True)
+    assert calls == [False]
+    torch.testing.assert_close(frozen.value, learning.value, rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad(frozen.value.sum(), (logits, theta), allow_unused=True)
+    torch.testing.assert_close(found[0], learning.grad, rtol=1e-12, atol=1e-12)
+    assert found[1] is None
+    with pytest.raises(ValueError, match="needs f's gradient"):
+        arsm.estimate(arsm.GumbelSoftmax(), logits, f, theta, frozen=True)
 
 
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
@@ -188,9 +221,7 @@ def test_a_query_takes_the_value_that_it_names() -> None:
     same_as = torch.tensor([[0, 0], [1, 1], [1, 2]])
     queries = Queries(points, points[0], same_as, torch.ones(1))
     for evaluation in ("packed", "dense"):
-        values = evaluate(
-            lambda z: z.sum(-1).double(), queries, (), evaluation=evaluation, max_rows=None, needs_gradient=False
-        )
+        values = evaluate(lambda z: z.sum(-1).double(), queries, (), evaluation=evaluation, max_rows=None, graph="live")
         assert values.all.tolist() == [[0, 1], [2, 3], [2, 5]]
         assert values.live.tolist() == [[0, 1]]
 

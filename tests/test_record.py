@@ -3,13 +3,23 @@
 import contextlib
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from arsm.experiments import record
-from arsm.experiments.record import RunError, find_runs, load_checkpoint, open_run, read_run, write_atomically
+from arsm.experiments.record import (
+    Record,
+    RunError,
+    find_runs,
+    load_checkpoint,
+    merge_seeds,
+    open_run,
+    read_run,
+    write_atomically,
+)
 
 CONFIG = {"rate": 0.1, "seed": 3, "sizes": (1, 2)}
 
@@ -53,6 +63,44 @@ def test_events_are_what_tensorboard_reads(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "trial" / "one"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 0.5), (2, 9.0)]
+
+
+def seeds_run(root: Path, name: str, losses: dict[int, float], seconds: float = 0.0, rate: float = 0.1) -> Record:
+    with open_run(root, "trial", name, {"rate": rate, "seeds": list(losses), "seed": min(losses)}) as run:
+        for seed, loss in losses.items():
+            run.log(1, {"loss": loss}, seed)
+    return replace(read_run(run.folder), seconds=seconds)
+
+
+def test_runs_that_differ_in_their_seeds_only_are_one(tmp_path: Path) -> None:
+    later = seeds_run(tmp_path, "one-seed-10", {10: 3.0}, seconds=4.0)
+    other = seeds_run(tmp_path, "other", {5: 9.0}, rate=0.2)
+    first = seeds_run(tmp_path, "one", {1: 2.0, 0: 1.0}, seconds=3.0)
+    found = merge_seeds([later, other, first])
+    assert [(x.folder, x.name, x.config, x.seconds) for x in found] == [
+        (first.folder, "one", first.config, 7.0),
+        (other.folder, "other", other.config, 0.0),
+    ]
+    assert found[0].by_seed("loss") == {0: {1: 1.0}, 1: {1: 2.0}, 10: {1: 3.0}}
+    assert found[0].sessions == [*first.sessions, *later.sessions]
+    assert found[1] == other
+    together = merge_seeds([later, other, first], "rate", seconds=max)
+    assert [(x.name, x.seconds) for x in together] == [("one", 4.0)]
+
+
+def test_a_seed_that_ran_in_two_commands_counts_once(tmp_path: Path) -> None:
+    records = [seeds_run(tmp_path, "one", {0: 1.0, 1: 2.0}), seeds_run(tmp_path, "one-seed-1", {1: 2.5, 2: 3.0})]
+    (found,) = merge_seeds(records)
+    assert [(line["seed"], line["loss"]) for line in found.metrics] == [(0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_a_series_ends_where_the_first_seed_does(tmp_path: Path) -> None:
+    with open_run(tmp_path, "trial", "one", CONFIG) as run:
+        for step, seed in ((1, 0), (1, 1), (2, 0)):
+            run.log(step, {"loss": step + seed / 10}, seed)
+    found = read_run(run.folder)
+    assert found.series("loss") == ([1], [[1.0], [1.1]])
+    assert found.by_seed("loss") == {0: {1: 1.0, 2: 2.0}, 1: {1: 1.1}}
 
 
 def test_resuming_discards_what_came_after_the_checkpoint(tmp_path: Path) -> None:

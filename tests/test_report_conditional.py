@@ -71,6 +71,23 @@ def test_the_first_seed_chooses_the_rate_and_every_seed_its_epoch(tmp_path: Path
     assert cells["test, 1,000 samples"].values == [61.0 + MANY_GAP, 65.0 + MANY_GAP]
 
 
+def test_seeds_split_over_commands_are_one_row_of_their_section(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Conditional(name=name, seeds=seeds, dropouts=(dropout,)), [[70.0, 62.0 + seeds[0], 63.0]])
+        for name, dropout in (("", 0.0), ("recipe", 0.1))
+        for seeds in ((0,), (1,))
+    ]
+    protocol, recipe = conditional_sections(records)
+    assert [section.title for section in (protocol, recipe)] == ["Conditional MNIST", "Conditional MNIST (recipe)"]
+    for section, row in ((protocol, "arsm"), (recipe, "arsm, dropout 0.1")):
+        assert list(rows_of(section)) == [row]
+        assert rows_of(section)[row]["test, 1,000 samples"].values == [62.0 + MANY_GAP, 63.0 + MANY_GAP]
+        assert len(section.records) == 2
+    names = [record.name for record in records]
+    ends = ("rate0.0001", "rate0.0001-seed-1", "rate0.0001-dropout0.1", "rate0.0001-dropout0.1-seed-1")
+    assert names == [f"{start}arsm-{end}" for start, end in zip(["", "", "recipe-", "recipe-"], ends, strict=True)]
+
+
 def test_rows_stand_in_the_papers_order_and_recipes_apart(tmp_path: Path) -> None:
     curve = [[70.0, 62.0, 63.0]]
     options = [

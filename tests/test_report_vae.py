@@ -1,7 +1,9 @@
 """The VAE's tables: the learning rate that validation chose, and the figures of each seed's best epoch."""
 
 import csv
+import json
 from base64 import b64encode
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,8 +12,10 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
+from arsm.experiments.record import Record, read_run
 from arsm.experiments.report import Report
 from arsm.experiments.report_vae import vae_sections
+from arsm.experiments.sections import results_csv
 from arsm.experiments.vae import Vae
 from tests import training_runs
 from tests.training_runs import TEST_GAP, rows_of
@@ -41,8 +45,72 @@ def test_the_first_seed_chooses_the_rate_at_its_best_epoch(tmp_path: Path) -> No
     assert cells["test, last epoch"].values == [99.0 + TEST_GAP, 94.0 + TEST_GAP]
     assert cells["bound, 1,000 samples"].values == [76.0, 84.0]
     assert cells["seconds"].values == [records[0].seconds]
-    assert all(cell.record is records[0] for cell in cells.values())
+    assert all(cell.record == records[0] for cell in cells.values())
     assert len(section.records) == 3
+
+
+def test_seeds_split_over_commands_are_one_row(tmp_path: Path) -> None:
+    first = {2e-4: [120.0, 87.0, 88.0], 3e-4: [120.0, 86.0, 87.0], 4e-4: [120.0, 85.0, 89.0]}
+    second = {3e-4: [[120.0, 70.0, 71.0]], 4e-4: [[119.0, 90.0, 88.0], [118.0, 84.0, 86.0]]}
+    parts = [write_run(tmp_path / "parts", Vae(rates=(rate,)), [curve]) for rate, curve in first.items()]
+    parts += [
+        write_run(tmp_path / "parts", Vae(rates=(rate,), seeds=(1, 2)[: len(curves)]), curves)
+        for rate, curves in second.items()
+    ]
+    whole = [
+        write_run(tmp_path / "whole", Vae(rates=(rate,), seeds=tuple(range(1 + len(others)))), [curve, *others])
+        for rate, curve in first.items()
+        for others in [second.get(rate, [])]
+    ]
+    # "-seed-1" sorts behind, but the order of the folders must not matter
+    (section,), (expected,) = vae_sections(parts[::-1]), vae_sections(whole)
+    assert len(section.records) == len(parts)
+    (cells,), (expected_cells,) = rows_of(section).values(), rows_of(expected).values()
+    for metric in cells.keys() - {"seconds"}:
+        assert cells[metric].values == expected_cells[metric].values
+    assert cells["learning rate"].values == [4e-4]
+    assert cells["validation"].values == [85.0, 88.0, 84.0]
+    for figure, same in zip(section.figures, expected.figures, strict=True):
+        for panel, alike in zip(figure.panels, same.panels, strict=True):
+            assert [panel.views[axis] for axis in figure.axes if axis != "second"] == [
+                alike.views[axis] for axis in figure.axes if axis != "second"
+            ]
+
+
+def test_seconds_are_those_of_all_commands_and_on_the_axis_a_seeds_own(tmp_path: Path) -> None:
+    def timed(record: Record, pace: float) -> Record:
+        metrics = [line | {"seconds": pace * line["epoch"]} for line in record.metrics]
+        return replace(record, metrics=metrics, seconds=pace * 1000)
+
+    curve = [120.0, 90.0, 89.0]
+    records = [
+        timed(write_run(tmp_path, Vae(), [curve]), 4.0),
+        timed(write_run(tmp_path, Vae(seeds=(1, 2)), [curve, curve]), 1.0),
+    ]
+    (section,) = vae_sections(records)
+    assert rows_of(section)["arsm"]["seconds"].values == [5000.0]
+    (series,) = section.figures[0].panels[0].views["second"]
+    assert series.x == [2.0 * epoch for epoch in (10, 500, 1000)]
+
+
+def test_seeds_behind_the_others_hold_their_row_back_but_not_the_choice_of_its_rate(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 88.0, 89.0]], (10, 20, 500, 1000)),
+        write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 95.0, 94.0, 87.0]], (10, 20, 500, 1000)),
+        write_run(tmp_path, Vae(rates=(3e-4,), seeds=(1, 2)), [[119.0, 96.0], [118.0, 119.0]], (10, 20)),
+    ]
+    (section,) = vae_sections(records)
+    cells = rows_of(section)["arsm (20 epochs)"]
+    assert cells["learning rate"].values == [3e-4]
+    assert cells["validation"].values == [95.0, 96.0, 118.0]
+    assert cells["test"].values == [95.0 + TEST_GAP, 96.0 + TEST_GAP, 118.0 + TEST_GAP]
+    assert cells["test, last epoch"].values == [95.0 + TEST_GAP, 96.0 + TEST_GAP, 119.0 + TEST_GAP]
+    assert "bound, 1,000 samples" not in cells
+    for figure in section.figures[:2]:
+        for panel in figure.panels:
+            assert all(len(series.x) == len(series.y) == 2 for view in panel.views.values() for series in view)
+    line, dots, ring = section.figures[-1].panels[0].views["learning rate"]
+    assert (line.y, dots.y, ring.y) == ([88.0, 87.0], [96.0, 118.0], [87.0])
 
 
 def test_an_unfinished_run_has_the_test_figure_of_its_best_epoch(tmp_path: Path) -> None:
@@ -124,7 +192,7 @@ def test_curves_lie_over_iterations_and_over_evaluations_so_far(tmp_path: Path) 
 def test_the_rates_of_a_grid_are_compared(tmp_path: Path) -> None:
     records = [
         write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 92.0]]),
-        write_run(tmp_path, Vae(rates=(4e-4,), seeds=(0, 1)), [[120.0, 89.0, 93.0], [120.0, 88.0, 94.0]]),
+        write_run(tmp_path, Vae(rates=(4e-4,), seeds=(1, 0)), [[120.0, 88.0, 94.0], [120.0, 89.0, 93.0]]),
     ]
     (section,) = vae_sections(records)
     best, last = section.figures[-1].panels
@@ -134,6 +202,30 @@ def test_the_rates_of_a_grid_are_compared(tmp_path: Path) -> None:
         assert (line.x, line.y) == ([2e-4, 4e-4], first)
         assert (dots.x, dots.y) == ([4e-4], [other])
         assert (ring.x, ring.y) == ([4e-4], [first[1]])
+
+
+def test_the_page_and_the_table_have_all_commands_of_a_row(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    first = write_run(runs, Vae(), [[120.0, 87.0, 88.0]])
+    second = write_run(runs, Vae(seeds=(1, 2)), [[120.0, 86.0, 88.0], [120.0, 88.0, 89.0]])
+    header = json.loads((second.folder / "config.json").read_text())
+    header["sessions"][-1] |= {"hardware": "another machine", "commit": "another commit"}
+    (second.folder / "config.json").write_text(json.dumps(header))
+    for record, picture in ((first, b"first"), (second, b"second")):
+        (record.folder / f"pictures-seed{record.config['seeds'][0]}.png").write_bytes(picture)
+    Report(root=runs).run(Console(quiet=True))
+    page = (runs / "report.html").read_text()
+    for text in (f"<strong>{first.name}</strong>", f"<strong>{second.name}</strong>", "seeds 1, 2", "another machine"):
+        assert text in page
+    assert f"base64,{b64encode(b'first').decode()}" in page
+    assert f"base64,{b64encode(b'second').decode()}" not in page
+    (section,) = vae_sections([read_run(record.folder) for record in (first, second)])
+    table = {(row["row"], row["metric"]): row for row in csv.DictReader(results_csv([section]).splitlines())}
+    test = table["VAE, 1 layer: arsm", "test"]
+    assert (test["mean"], test["std"], test["seeds"]) == ("87.5", "1", "3")
+    assert (test["hardware"], test["commit"]) == ("another machine", "another commit")
+    assert "No run has the paper's settings for its figures of test: reinforce 127.6" in section.text
+    assert "arsm 86.7" not in section.text
 
 
 def test_the_page_and_the_table_have_the_numbers(tmp_path: Path) -> None:

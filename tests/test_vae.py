@@ -21,7 +21,7 @@ from arsm.experiments.training import initial_parameters, multi_sample_bound, pn
 from arsm.experiments.vae import VAE, Vae, bernoulli, dropout
 from tests.interrupted import assert_goes_on_when_killed, assert_same
 from tests.statistics import deviations
-from tests.training_runs import assert_whole
+from tests.training_runs import assert_whole, total_loss
 
 TINY = Vae(
     variables=2,
@@ -72,7 +72,7 @@ def test_the_exact_loss_has_the_gradient_of_the_elbo(
     torch.manual_seed(0)
     config = replace(TINY, estimator="exact", layers=layers, kl=kl, first_logit_fixed=first_logit_fixed)
     vae = VAE(replace(config, independent_decoder_sample=False))
-    loss, metrics = vae(VAE.loss, images, NO_SETTINGS)
+    loss, metrics = vae(total_loss, images, NO_SETTINGS)
     expected = -enumerate_elbo(vae, images).mean()
     torch.testing.assert_close(metrics["train"], expected.detach())
     torch.testing.assert_close(gradients(vae, loss), gradients(vae, expected), rtol=1e-3, atol=1e-4)
@@ -89,7 +89,7 @@ def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, An
     vae.dense = True
 
     def loss(vector: Tensor) -> Tensor:
-        return torch.func.functional_call(vae, layout.unpack(vector), (VAE.loss, images, NO_SETTINGS))[0]
+        return torch.func.functional_call(vae, layout.unpack(vector), (total_loss, images, NO_SETTINGS))[0]
 
     losses = torch.vmap(loss, randomness="different")(weights)
     (samples,) = torch.autograd.grad(losses.sum(), weights)
@@ -102,7 +102,7 @@ def test_the_independent_sample_trains_the_decoder_and_nothing_else(images: Tens
     vae = VAE(replace(TINY, estimator="exact"))
     found = []
     for seed in (1, 2):
-        loss, _ = vae(VAE.loss, images, NO_SETTINGS, generator=torch.Generator().manual_seed(seed))
+        loss, _ = vae(total_loss, images, NO_SETTINGS, generator=torch.Generator().manual_seed(seed))
         found.append(gradients(vae, loss).split([vae.encoder_size, sum(p.numel() for p in vae.decoder.parameters())]))
     (encoder, decoder), (other_encoder, other_decoder) = found
     assert torch.equal(encoder, other_encoder)
@@ -133,7 +133,18 @@ def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
     weights = initial_parameters(config)
     rates = {"rate": torch.ones(len(weights))}
     module = VAE(config, dense=stacked)
-    return Engine(module, VAE.loss, weights, images, rates, list(config.seeds), batch=1, watched=1, stacked=stacked)
+    return Engine(
+        module,
+        VAE.encode,
+        module.losses,
+        weights,
+        images,
+        rates,
+        list(config.seeds),
+        batch=1,
+        watched=module.encoder_size,
+        stacked=stacked,
+    )
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -180,7 +191,7 @@ def test_measuring_stacked_replicas_finds_what_measuring_them_in_turn_does(layer
 def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> None:
     config = replace(TINY, root=tmp_path, seeds=(3, 4), rates=(3e-3, 1e-2), bound_samples=20, averaging=0.9)
     folders = train(config)
-    assert [folder.name for folder in folders] == ["1layer-arsm-rate0.003", "1layer-arsm-rate0.01"]
+    assert [folder.name for folder in folders] == ["1layer-arsm-rate0.003-seed-3", "1layer-arsm-rate0.01-seed-3"]
     for folder in folders:
         last = assert_whole(folder)
         assert {"best_test", "bound"} <= last.keys()

@@ -1,4 +1,4 @@
-"""Run folders of training: made up for the report's tests, and looked at after a real training."""
+"""Training looked at from outside: a model's loss, run folders made up for the report's tests and real ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from arsm.experiments.record import Record, load_checkpoint, open_run, read_run
 from arsm.experiments.sections import Result, Section, pivot
-from arsm.experiments.training import Training
+from arsm.experiments.training import Model, Training
 
 TEST_GAP = 0.25
+
+
+def total_loss(
+    model: Model, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A task: the sum of the model's losses, and what they log."""
+    code = model.encode(x, settings, generator)
+    parts = [task(model, x, code, settings, generator) for task in model.losses]
+    return torch.stack([loss for loss, _ in parts]).sum(), {k: v for _, logged in parts for k, v in logged.items()}
 
 
 def write_run(

@@ -21,6 +21,7 @@ def estimate(
     generator: torch.Generator | None = None,
     evaluation: Evaluation = "packed",
     max_rows: int | None = 1024,
+    frozen: bool = False,
 ) -> Estimate:
     """Estimate E[f(z)] with z ~ Cat(softmax(logits)), and its gradient.
 
@@ -36,12 +37,16 @@ def estimate(
         evaluation: "packed" evaluates each distinct query once; "dense" evaluates all of them with static
             shapes, for torch.compile, CUDA graphs and vmap, and leaves the checks to `info["finite"]`.
         max_rows: rows a call of f, None for no limit.
+        frozen: f has nothing to learn, so that all queries are evaluated together and without a graph; not for an
+            estimator that `needs_gradient`.
 
     Returns:
         An `Estimate`; `estimate(...).value.sum().backward()` puts the gradient estimate into the logits and the
         ordinary gradient into f's parameters.
     """
     check_logits(logits, evaluation)
+    if frozen and estimator.needs_gradient:
+        raise ValueError(f"{type(estimator).__name__} needs f's gradient; leave frozen out.")
     bare = logits.ndim == 1
     if bare:
         logits = logits.unsqueeze(0)
@@ -55,8 +60,8 @@ def estimate(
     if noise is None:
         noise = estimator.noise(logits, generator)
     queries = estimator.ask(logits, noise)
-    needs_gradient = estimator.needs_gradient
-    values = evaluate(f, queries, context, evaluation=evaluation, max_rows=max_rows, needs_gradient=needs_gradient)
+    graph = "all" if estimator.needs_gradient else "none" if frozen else "live"
+    values = evaluate(f, queries, context, evaluation=evaluation, max_rows=max_rows, graph=graph)
     gradient = estimator.tell(logits, queries, values.all)
     value = value_of(estimator, queries, values.live)
     loss = None

@@ -13,31 +13,45 @@ from arsm.noise import working_dtype
 from arsm.types import Estimator, Queries
 
 Evaluation = Literal["packed", "dense"]
+Graph = Literal["none", "live", "all"]
+"""Of which queries f's graph is kept."""
+FEW = 64
+"""So many queries are compared in pairs where that is compiled: one kernel of a GPU, where sorting takes seven."""
 
 
 class Values(NamedTuple):
     """f at the queries."""
 
     live: Tensor
-    """[L, *B], with f's graph."""
+    """[L, *B], with f's graph where it is kept."""
     all: Tensor
-    """[M, *B], detached unless the estimator needs f's gradient."""
+    """[M, *B], detached unless all graphs are kept."""
 
 
 def share(points: Tensor) -> Tensor:
-    """same_as [M, *B]: for every query the first identical one of its row, points [M, *B, K] int64.
+    """same_as [M, *B]: for every query an identical one of its row that speaks for it, points [M, *B, K] int64.
 
-    Vectors are sorted by a hash and neighbours compared in full, so that a collision costs an evaluation
-    and never a wrong value.
+    That is the first with the same hash, where the two agree in full: a collision costs an evaluation and never a wrong
+    value.
     """
     queries, variables = points.shape[0], points.shape[-1]
-    multiplier = _odd_multipliers(variables, points.device)
-    order = (points * multiplier).sum(-1).argsort(dim=0, stable=True)
-    ordered = points.gather(0, order.unsqueeze(-1).expand_as(points))
-    same = (ordered[1:] == ordered[:-1]).all(-1)
-    position = torch.arange(queries, device=points.device).view(-1, *(1,) * (points.ndim - 2))
-    starts = torch.cat([torch.zeros_like(order[:1]), torch.where(same, 0, position[1:])])
-    first = order.gather(0, starts.cummax(0).values)
+    code = (points * _odd_multipliers(variables, points.device)).sum(-1)
+    number = torch.arange(queries, device=points.device).view(-1, *(1,) * (points.ndim - 2))
+    by_pairs = torch.compiler.is_compiling() and queries <= FEW
+    first = _first_by_pairs(code) if by_pairs else _first_by_sorting(code, number)
+    same = (points.gather(0, first.unsqueeze(-1).expand_as(points)) == points).all(-1)
+    return torch.where(same, first, number)
+
+
+def _first_by_pairs(code: Tensor) -> Tensor:
+    """The first query of a row with each query's code, M^2 comparisons: [M, *B]."""
+    return (code.unsqueeze(1) == code).byte().argmax(1)
+
+
+def _first_by_sorting(code: Tensor, number: Tensor) -> Tensor:
+    ordered, order = code.sort(dim=0, stable=True)
+    starts = torch.where(ordered[1:] == ordered[:-1], 0, number[1:])
+    first = order.gather(0, torch.cat([torch.zeros_like(order[:1]), starts]).cummax(0).values)
     return torch.empty_like(order).scatter(0, order, first)
 
 
@@ -54,7 +68,7 @@ def evaluate(
     *,
     evaluation: Evaluation,
     max_rows: int | None,
-    needs_gradient: bool,
+    graph: Graph,
 ) -> Values:
     """f at every query [M, *B]: each distinct one once (packed), or all with static shapes (dense)."""
     same_as = queries.same_as
@@ -74,15 +88,16 @@ def evaluate(
         asked = place = own
         live, rest = asked[:live_rows], asked[live_rows:]
 
-    values = [_call(f, points, context, live, rows, max_rows)]
-    with nullcontext() if needs_gradient else torch.no_grad():
-        if rest.shape[0]:
-            values.append(_call(f, points, context, rest, rows, max_rows))
+    values = []
+    for part, attached in [(asked, False)] if graph == "none" else [(live, True), (rest, graph == "all")]:
+        if part.shape[0]:
+            with nullcontext() if attached else torch.no_grad():
+                values.append(_call(f, points, context, part, rows, max_rows))
 
     if evaluation == "packed":
         _check_finite(torch.cat([part.detach() for part in values]), points, asked, rows)
     live_values = values[0].index_select(0, place[:live_rows]).unflatten(0, (-1, *batch))
-    everything = torch.cat(values) if needs_gradient else torch.cat([part.detach() for part in values])
+    everything = torch.cat(values if graph == "all" else [part.detach() for part in values])
     return Values(live_values, everything.index_select(0, place).unflatten(0, (count, *batch)))
 
 

@@ -48,6 +48,7 @@ def estimate_layers(
     generator: torch.Generator | None = None,
     evaluation: Evaluation = "packed",
     max_rows: int | None = 1024,
+    frozen: bool = False,
 ) -> LayersEstimate:
     """Estimate E[f(z_1, ..., z_T)] and its gradient in every layer's logits.
 
@@ -60,6 +61,7 @@ def estimate_layers(
         generator: where the noise comes from.
         evaluation: as for `arsm.estimate`.
         max_rows: as for `arsm.estimate`.
+        frozen: as for `arsm.estimate`; the layers learn all the same.
 
     An estimator with L live queries starts L paths below each of its rows: give `RLOO` a small `live`, and all
     layers together cost the sum of their evaluations. `Exact` enumerates everything below.
@@ -92,7 +94,14 @@ def estimate_layers(
 
         passed = (*zs, *logits, below.detach(), *rows)
         out = estimate(
-            chosen[t], below, value_of, *passed, generator=generator, evaluation=evaluation, max_rows=max_rows
+            chosen[t],
+            below,
+            value_of,
+            *passed,
+            generator=generator,
+            evaluation=evaluation,
+            max_rows=max_rows,
+            frozen=frozen and t + 1 == depth,
         )
         made[t].append(out)
         return out.value

@@ -22,7 +22,7 @@ import arsm
 from arsm.bound import estimate_bound
 from arsm.diagnostics import pseudo_action_share
 from arsm.experiments.data import PIXELS, Mnist
-from arsm.experiments.engine import Engine
+from arsm.experiments.engine import Engine, Task
 from arsm.experiments.training import (
     DIAGNOSTIC_IMAGES,
     PICTURES,
@@ -162,18 +162,27 @@ class ConditionalNetwork(Model):
 
     # ------------------------------------------------------------ tasks
 
-    def loss(
-        self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The training loss of a batch [N, 784], and what to log of it."""
-        x_u, x_l = x.split(HALF, -1)
-        context = [x_l]
+    @property
+    def losses(self) -> tuple[Task, ...]:
+        """One: it trains all three maps."""
+        return (ConditionalNetwork.loss,)
+
+    def encode(self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
+        """The logits of z1: [N, 784] -> [N, K, C]."""
+        x_u = x[:, :HALF]
         if self.config.input_dropout:
             x_u = dropout(x_u, settings["input_dropout"], generator)
+        return self.first(x_u).unflatten(-1, self.shape)
+
+    def loss(
+        self, x: Tensor, code: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The bound of a batch [N, 784], negative, with the estimates of its gradient, and what to log of it."""
+        context = [x[:, HALF:]]
         if any(self.config.dropouts):
             whole = x.new_ones(x.shape[0], self.paths * self.config.variables, 1)
             context += [dropout(whole, settings["dropout"], generator) for _ in range(2)]
-        top = self.first(x_u).unflatten(-1, self.shape).repeat(1, self.paths, 1)
+        top = code.repeat(1, self.paths, 1)
 
         def second(zs: list[Tensor], x_l: Tensor, *kept: Tensor) -> Tensor:
             return self.apply_map(self.second, zs[0], *kept[:1]).view(-1, *top.shape[1:])

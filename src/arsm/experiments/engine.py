@@ -4,16 +4,19 @@ All parameters of a replica lie in one row of a tensor [R, P], so that Adam, ave
 operations on one tensor. A replica has its own noise and its own order of the data, and learns what it would learn
 alone.
 
-On a CPU the replicas take turns, eagerly, each with its own generator. Stacked (`stacked=True`), one `torch.vmap`
-computes all losses; on a GPU that function is compiled, and whole training steps, from picking the images to Adam, are
-captured in a CUDA graph: between the start of an epoch and its end the host only launches graphs.
+On a CPU the replicas take turns, eagerly, each with its own generator. Stacked (`stacked=True`), one `torch.vmap` does
+all of them at once; on a GPU that is compiled, and whole training steps, from picking the images to Adam, are captured
+in a CUDA graph: between the start of an epoch and its end the host only launches graphs. What does not depend on one
+another, replicas in turn and the losses of one replica, runs side by side there, on streams of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -43,11 +46,16 @@ class Layout(NamedTuple):
         names, parameters = zip(*module.named_parameters(), strict=True)
         return cls(names, tuple(p.shape for p in parameters))
 
-    def unpack(self, vector: Tensor) -> dict[str, Tensor]:
-        """[P] -> views of it, by name."""
-        sizes = [shape.numel() for shape in self.shapes]
-        parts = vector.split([*sizes, vector.shape[0] - sum(sizes)])
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=False)}
+    def unpack(self, *vectors: Tensor) -> dict[str, Tensor]:
+        """[P], or the vectors that it was cut into between two parameters -> views, by name."""
+        sizes = iter([shape.numel() for shape in self.shapes])
+        parts: list[Tensor] = []
+        for vector in vectors:
+            own: list[int] = []
+            while sum(own) < vector.shape[0] and (size := next(sizes, None)):
+                own.append(size)
+            parts += vector.split([*own, vector.shape[0] - sum(own)])[: len(own)]  # what is left over is padding
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
 
 def pack(module: nn.Module) -> Tensor:
@@ -56,19 +64,33 @@ def pack(module: nn.Module) -> Tensor:
     return F.pad(vector, (0, -vector.shape[0] % ALIGNMENT))
 
 
+@dataclass(frozen=True)
+class Group:
+    """Replicas that are trained as one: all of them stacked, or one in its turn."""
+
+    where: slice | int
+    """Their rows."""
+    halves: list[Tensor]
+    """Their watched parameters and the others, [R, P'] or [P']: leaves that share the engine's memory."""
+    generator: torch.Generator | None
+    """Their noise; stacked replicas draw from torch's global random numbers."""
+
+
 class Engine:
     """R replicas in training.
 
     Args:
         module: the model; `module(task, *args)` runs one of its tasks.
-        loss: the task to minimise: `loss(x, settings, generator=...) -> (loss [], {name: [] to average})`, for images
+        encode: the task that all losses begin with: `encode(x, settings, generator=...) -> code`, a tensor, for images
             x [B, D] and a dict of this replica's settings.
+        losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], {name: [] to
+            average})`. The first one's gradient goes on into the code; the others have it detached.
         parameters: [R, P], as `pack` makes them from the module.
         data: uint8 [N, D].
         settings: [R] each, the learning rate `rate` among them.
         seeds: R numbers, for the order of the data and the noise.
         batch: images a step, over all processes where there are several.
-        watched: the gradient's variance is taken over the first so many parameters.
+        watched: the gradient's variance is taken over the first so many parameters; they end where a parameter does.
         schedule: the learning rate along `total_steps`.
         averaging: decay of the moving average of the parameters, 0 for none.
         stacked: all replicas in one vmap instead of in turns.
@@ -79,7 +101,8 @@ class Engine:
     def __init__(
         self,
         module: nn.Module,
-        loss: Task,
+        encode: Task,
+        losses: Sequence[Task],
         parameters: Tensor,
         data: Tensor,
         settings: Mapping[str, Tensor],
@@ -94,7 +117,7 @@ class Engine:
         compiled: bool = False,
         steps_per_replay: int = 0,
     ) -> None:
-        self.module, self.loss, self.data = module, loss, data
+        self.module, self.data = module, data
         self.device = data.device
         self.layout = Layout.of(module)
         self.settings = {name: value.to(self.device) for name, value in settings.items()}
@@ -112,13 +135,12 @@ class Engine:
                 f"steps_per_replay = {steps_per_replay} must divide the {self.steps_per_epoch} steps of an epoch."
             )
         replicas = parameters.shape[0]
-        parameters = parameters.to(self.device, torch.float32)
-        self.parameters = parameters.clone().requires_grad_()
+        self.parameters = parameters.to(self.device, torch.float32, copy=True)
         self.state: dict[str, Tensor] = {
-            "first_moment": torch.zeros_like(parameters),
-            "second_moment": torch.zeros_like(parameters),
-            "slow_moment": torch.zeros_like(parameters[:, :watched]),
-            "average": parameters.clone() if averaging else parameters.new_empty(replicas, 0),
+            "first_moment": torch.zeros_like(self.parameters),
+            "second_moment": torch.zeros_like(self.parameters),
+            "slow_moment": torch.zeros_like(self.parameters[:, :watched]),
+            "average": self.parameters.clone() if averaging else self.parameters.new_empty(replicas, 0),
             "step": torch.zeros((), dtype=torch.int64, device=self.device),
         }
         self.order = torch.zeros(replicas, data.shape[0], dtype=torch.int64, device=self.device)
@@ -128,18 +150,29 @@ class Engine:
         self.noise_generators = [torch.Generator(self.device) for _ in seeds]
         self._seed_noise()
         self.totals: dict[str, Tensor] = {}
-        self._losses = self._losses_of_next_batch
-        self._update = self._adam
+        turns = [(slice(None), None)] if stacked else list(enumerate(self.noise_generators))
+        self.groups = [
+            Group(
+                where, [half.requires_grad_() for half in self.parameters[where].tensor_split([watched], -1)], generator
+            )
+            for where, generator in turns
+        ]
+        self._ones = torch.ones(replicas, device=self.device)
+        self._streams: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
+        self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
+        self._losses: list[Callable[..., Any]] = [partial(self._each, loss) for loss in losses]
+        self._update: Callable[..., None] = self._adam
         if compiled:
-            self._losses = torch.compile(self._losses, fullgraph=True, dynamic=False)
-            self._update = torch.compile(self._adam, fullgraph=True, dynamic=False)
+            build = partial(torch.compile, fullgraph=True, dynamic=False)
+            self._begin, self._update = build(self._begin), build(self._update)
+            self._losses = [build(loss) for loss in self._losses]
         self.steps_per_replay = steps_per_replay
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @property
     def weights(self) -> Tensor:
         """[R, P]: what to evaluate with, the moving average where there is one."""
-        return self.state["average"] if self.averaging else self.parameters.detach()
+        return self.state["average"] if self.averaging else self.parameters
 
     def epoch(self) -> dict[str, Tensor]:
         """Train on all images once; the mean of every metric, [R] each, still on the device."""
@@ -164,24 +197,18 @@ class Engine:
 
     def train_step(self) -> None:
         """One step of all replicas."""
-        losses, metrics = self._losses(self.parameters, self.settings)
-        (gradient,) = torch.autograd.grad(losses.sum(), self.parameters)
-        if self.processes > 1:
-            dist.all_reduce(gradient)
-            gradient /= self.processes
-        with torch.no_grad():
-            self._update(gradient)
-        for name, value in metrics.items():
-            if name not in self.totals:
-                self.totals[name] = torch.zeros_like(value, dtype=torch.float32)
-            self.totals[name] += value
+        with self._side_by_side(len(self.groups)) as contexts:
+            for group, context in zip(self.groups, contexts, strict=True):
+                with context:
+                    self._train(group)
+        self.state["step"] += 1
 
-    def next_batch(self) -> Tensor:
-        """[R, B, D] as float32, this process's share."""
+    def next_batch(self, where: slice | int = slice(None)) -> Tensor:
+        """[R, B, D], or [B, D] of one replica, as float32: this process's share."""
         share = self.batch // self.processes
         within = torch.arange(share, device=self.device) + self.rank * share
         position = self.state["step"] % self.steps_per_epoch * self.batch + within
-        return self.data[self.order.index_select(1, position)].float()
+        return self.data[self.order[where].index_select(-1, position)].float()
 
     def run(self, task: Task, weights: Tensor, *args: Tensor, generators: list[torch.Generator]) -> Any:
         """A task of every replica without gradients: weights [R, P], other tensors [R, ...]; results [R, ...].
@@ -190,9 +217,9 @@ class Engine:
         """
         with torch.no_grad():
             if self.stacked:
-                return torch.vmap(partial(self._call, task), randomness="different")(weights, *args)
+                return self._each(task, None, [weights], *args)
             rows = zip(generators, weights, *args, strict=True)
-            return _stack([self._call(task, *row, generator=generator) for generator, *row in rows])
+            return _stack([self._each(task, generator, [row], *own) for generator, row, *own in rows])
 
     def gradient_variance(self) -> Tensor:
         """[R]: the mean over the watched parameters of v - m^2, moving averages of the gradient with decay 0.999.
@@ -209,7 +236,7 @@ class Engine:
     def state_dict(self, replicas: slice) -> dict[str, Any]:
         """Everything that the next epoch of these replicas depends on, but for torch's global random numbers."""
         return {
-            "parameters": self.parameters.detach()[replicas].clone(),
+            "parameters": self.parameters[replicas].clone(),
             "step": self.state["step"].clone(),
             **{name: self.state[name][replicas].clone() for name in STATE},
             "order": [generator.get_state() for generator in self.order_generators[replicas]],
@@ -217,8 +244,7 @@ class Engine:
         }
 
     def load_state_dict(self, replicas: slice, state: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            self.parameters[replicas].copy_(state["parameters"])
+        self.parameters[replicas].copy_(state["parameters"])
         self.state["step"].copy_(state["step"])
         for name in STATE:
             self.state[name][replicas].copy_(state[name])
@@ -232,53 +258,93 @@ class Engine:
         for seed, generator in zip(self.seeds, self.noise_generators, strict=True):
             generator.manual_seed(seed + (1 + self.rank) * 2**32 + int(self.state["step"]) * 2**40)
 
-    def _call(self, task: Task, vector: Tensor, *args: Any, **options: Any) -> Any:
-        return functional_call(self.module, self.layout.unpack(vector), (task, *args), options)
+    def _train(self, group: Group) -> None:
+        settings = {name: value[group.where] for name, value in self.settings.items()}
+        x, code = self._begin(group.where, group.generator, group.halves, settings)
+        found: list[tuple[Tensor | None, ...]] = []
+        with self._side_by_side(len(self._losses)) as contexts:
+            for loss, context in zip(self._losses, contexts, strict=True):
+                with context:
+                    values, metrics = loss(group.generator, group.halves, x, code, settings)
+                    found.append(torch.autograd.grad(values, group.halves, self._ones[group.where], allow_unused=True))
+                    self._count(group.where, metrics)
+                code = code.detach()
+        gradients = [reduce(torch.add, [g for g in half if g is not None]) for half in zip(*found, strict=True)]
+        if self.processes > 1:
+            for gradient in gradients:
+                dist.all_reduce(gradient)
+                gradient /= self.processes
+        with torch.no_grad():
+            self._update(group.where, gradients)
 
-    def _losses_of_next_batch(
-        self, parameters: Tensor, settings: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        losses = self._stacked_losses if self.stacked else self._losses_in_turn
-        return losses(parameters, self.next_batch(), settings)
+    def _encode_next_batch(
+        self,
+        encode: Task,
+        where: slice | int,
+        generator: torch.Generator | None,
+        halves: list[Tensor],
+        settings: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        x = self.next_batch(where)
+        return x, self._each(encode, generator, halves, x, settings)
 
-    def _losses_in_turn(
-        self, parameters: Tensor, x: Tensor, settings: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        parts = []
-        for r, (vector, generator) in enumerate(zip(parameters, self.noise_generators, strict=True)):
-            own = {name: value[r] for name, value in settings.items()}
-            parts.append(self._call(self.loss, vector, x[r], own, generator=generator))
-        return _stack(parts)
+    def _each(self, task: Task, generator: torch.Generator | None, vectors: list[Tensor], *args: Any) -> Any:
+        """A task of stacked replicas or of one, whose parameters are cut into these vectors."""
 
-    def _stacked_losses(
-        self, parameters: Tensor, x: Tensor, settings: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        def one(vector: Tensor, x: Tensor, own: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            return self._call(self.loss, vector, x, own)
+        def one(vectors: list[Tensor], *args: Any) -> Any:
+            return functional_call(self.module, self.layout.unpack(*vectors), (task, *args), {"generator": generator})
 
-        return torch.vmap(one, randomness="different")(parameters, x, settings)
+        return torch.vmap(one, randomness="different")(vectors, *args) if self.stacked else one(vectors, *args)
 
-    def _adam(self, gradient: Tensor) -> None:
+    def _count(self, where: slice | int, metrics: dict[str, Tensor]) -> None:
+        for name in metrics:
+            if name not in self.totals:
+                self.totals[name] = torch.zeros_like(self._ones)
+        if metrics:
+            totals = [self.totals[name][where] for name in metrics]
+            torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
+
+    def _adam(self, where: slice | int, gradients: list[Tensor]) -> None:
         """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, and the moving averages."""
-        state = self.state
-        step = state["step"].add_(1).double()
-        rate = self.settings["rate"].double()
+        step = (self.state["step"] + 1).double()
+        rate = self.settings["rate"][where].double()
         if self.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.total_steps))
         size = (rate * (1 - BETA2**step).sqrt() / (1 - BETA1**step)).float().unsqueeze(-1)
         small = (EPSILON * (1 - BETA2**step).sqrt()).float()
-        state["first_moment"].lerp_(gradient, 1 - BETA1)
-        state["second_moment"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-        state["slow_moment"].lerp_(gradient[:, : self.watched], 1 - BETA2)
-        self.parameters.sub_((size * state["first_moment"]).div_(state["second_moment"].sqrt().add_(small)))
+        gradient = torch.cat(gradients, -1)
+        parameters, first, second, slow, average = (
+            tensor[where] for tensor in (self.parameters, *(self.state[name] for name in STATE))
+        )
+        first.lerp_(gradient, 1 - BETA1)
+        second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+        slow.lerp_(gradients[0], 1 - BETA2)
+        parameters.sub_((size * first).div_(second.sqrt().add_(small)))
         if self.averaging:
             fresh = (1 / step).clamp_min(1 - self.averaging).float()
-            state["average"].lerp_(self.parameters, fresh)
+            average.lerp_(parameters, fresh)
+
+    @contextmanager
+    def _side_by_side(self, count: int) -> Iterator[list[AbstractContextManager[object]]]:
+        """Contexts whose work overlaps on a GPU; what follows has all of it behind it."""
+        first: list[AbstractContextManager[object]] = [nullcontext()]
+        if self.device.type != "cuda":
+            yield first * count
+            return
+        main = torch.cuda.current_stream(self.device)
+        streams = [
+            self._streams.setdefault((main, number), torch.cuda.Stream(self.device)) for number in range(1, count)
+        ]
+        for stream in streams:
+            stream.wait_stream(main)
+        yield [*first, *map(torch.cuda.stream, streams)]
+        for stream in streams:
+            main.wait_stream(stream)
 
     def _capture(self) -> None:
         """Record `steps_per_replay` steps as a CUDA graph, leaving all state as it was."""
         kept = {name: tensor.clone() for name, tensor in self.state.items()}
-        parameters, random = self.parameters.detach().clone(), torch.cuda.get_rng_state(self.device)
+        parameters, random = self.parameters.clone(), torch.cuda.get_rng_state(self.device)
         noise = [generator.get_state() for generator in self.noise_generators]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -293,8 +359,7 @@ class Engine:
             for _ in range(self.steps_per_replay):
                 self.train_step()
         self._graph = graph
-        with torch.no_grad():
-            self.parameters.copy_(parameters)
+        self.parameters.copy_(parameters)
         for name, tensor in self.state.items():
             tensor.copy_(kept[name])
         torch.cuda.set_rng_state(random, self.device)

@@ -22,8 +22,8 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -159,19 +159,22 @@ class Record:
     config: dict[str, Any]
     sessions: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
+    seconds: float
+    """Wall clock."""
 
-    def series(self, key: str) -> tuple[list[int], list[list[float]]]:
-        """(steps, one list of values a seed): the metric along the run."""
-        by_seed: dict[int | None, dict[int, float]] = {}
+    def by_seed(self, key: str) -> dict[int | None, dict[int, float]]:
+        """The metric by step, along each seed's own run."""
+        found: dict[int | None, dict[int, float]] = {}
         for line in self.metrics:
             if key in line:
-                by_seed.setdefault(line.get("seed"), {})[line["step"]] = line[key]
+                found.setdefault(line.get("seed"), {})[line["step"]] = line[key]
+        return found
+
+    def series(self, key: str) -> tuple[list[int], list[list[float]]]:
+        """(steps, one list of values a seed): the metric at the steps that all seeds have come to."""
+        by_seed = self.by_seed(key)
         steps = sorted(set.intersection(*(set(x) for x in by_seed.values()))) if by_seed else []
         return steps, [[values[step] for step in steps] for values in by_seed.values()]
-
-    @property
-    def seconds(self) -> float:
-        return max((line["seconds"] for line in self.metrics), default=0.0)
 
 
 def open_run(
@@ -234,7 +237,37 @@ def read_run(folder: Path) -> Record:
             metrics.append(json.loads(line))
         except ValueError:
             raise RunError(f"{path} is damaged in line {number}; resume the run, or delete its folder.") from None
-    return Record(folder, header["experiment"], folder.name, header["config"], header["sessions"], metrics)
+    seconds = max((line["seconds"] for line in metrics), default=0.0)
+    return Record(folder, header["experiment"], folder.name, header["config"], header["sessions"], metrics, seconds)
+
+
+def merge_seeds(
+    records: Sequence[Record], *apart: str, seconds: Callable[[Iterable[float]], float] = sum
+) -> list[Record]:
+    """One record of those that differ in their seeds only, or in the settings `apart`.
+
+    It is the one with the smallest seed, with the metrics and sessions of all; a seed that ran twice counts once.
+    `seconds` makes one figure of theirs: the sum where they ran one after another.
+    """
+    alike: dict[str, list[Record]] = {}
+    for record in records:
+        config = {key: value for key, value in record.config.items() if key not in ("seed", "seeds", *apart)}
+        alike.setdefault(json.dumps(config, sort_keys=True), []).append(record)
+    merged = []
+    for parts in alike.values():
+        parts.sort(key=lambda part: min(_seeds(part)))
+        metrics, known = [], set()
+        for part in parts:
+            metrics += [line for line in part.metrics if line["seed"] not in known]
+            known |= _seeds(part)
+        sessions = [session for part in parts for session in part.sessions]
+        spent = seconds(part.seconds for part in parts)
+        merged.append(replace(parts[0], metrics=metrics, sessions=sessions, seconds=spent))
+    return merged
+
+
+def _seeds(record: Record) -> set[int]:
+    return {line["seed"] for line in record.metrics}
 
 
 def read_header(folder: Path) -> dict[str, Any]:

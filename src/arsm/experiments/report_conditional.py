@@ -7,7 +7,7 @@ from itertools import groupby
 
 from arsm.experiments.conditional import Conditional
 from arsm.experiments.record import Record
-from arsm.experiments.report_training import PARTS, Protocol, Row, figures, last, make_rows, not_run, pictures
+from arsm.experiments.report_training import PARTS, SECONDS, Protocol, Row, figures, last, make_rows, not_run, pictures
 from arsm.experiments.sections import Result, Section
 
 # test -ln p(x_l | x_u) in nats: Yin, Yue and Zhou, ARSM, ICML 2019, table 2, whose other rows are those of Jang, Gu and
@@ -35,7 +35,7 @@ def conditional_sections(records: Sequence[Record]) -> list[Section]:
 
 def _prefix(record: Record) -> str:
     config = record.config
-    own = Conditional(config["estimator"], bound_samples=config["bound_samples"])
+    own = Conditional(config["estimator"], seeds=tuple(config["seeds"]), bound_samples=config["bound_samples"])
     return record.name.removesuffix(own.folder_name(config["rate"], config["dropout"])).rstrip("-")
 
 
@@ -52,9 +52,8 @@ def _section(prefix: str, records: list[Record]) -> Section:
         "more samples give a lower figure. Train is the training objective: one sample an image unless the row says "
         "bound samples, relaxed where the estimator relaxes. The learning rate is the one at which the first seed's "
         "validation figure was best at any epoch; every figure but the last epoch's belongs to each seed's epoch of "
-        "best validation. Seconds are those of the whole run, in which all seeds and learning rates of an estimator "
-        "train together. The paper does not say how it binarized its images, and all its relaxations come out several "
-        "nats above ours: compare within a column."
+        f"best validation. {SECONDS} The paper does not say how it binarized its images, and all its relaxations come "
+        "out several nats above ours: compare within a column."
     ) + ("" if prefix else not_run(rows, headline))
     few = " or ".join(f"{n:,}" for n in sorted({row.chosen.config["measure_samples"] for row in rows})) + " samples"
     titles = {part: f"-ln p, {part} (nats{'' if part == 'train' else ', ' + few})" for part in PARTS}

@@ -6,14 +6,13 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from arsm.experiments.figures import Figure, Level, Panel, Series, band, palette
-from arsm.experiments.record import Record
+from arsm.experiments.record import Record, merge_seeds
 from arsm.experiments.sections import Picture, Result, Section
 from arsm.rl.settings import Learning
 
@@ -76,21 +75,8 @@ def completion_line(environment: str) -> float | None:
 def control_sections(records: Sequence[Record]) -> list[Section]:
     """One section for every task, comparing the methods that ran on it."""
     ordered = sorted((r for r in records if r.metrics), key=_task)
-    return [_section(merge_seeds(list(group))) for _, group in groupby(ordered, key=_task)]
-
-
-def merge_seeds(records: Sequence[Record]) -> list[Record]:
-    """One record of those that differ in their seeds only."""
-    merged: dict[tuple[str, str], Record] = {}
-    for record in records:
-        key = (_label(record), str(record.config["episodes"]))
-        first = merged.get(key)
-        if first is None:
-            merged[key] = record
-        else:
-            metrics, sessions = [*first.metrics, *record.metrics], [*first.sessions, *record.sessions]
-            merged[key] = replace(first, metrics=metrics, sessions=sessions)
-    return list(merged.values())
+    # seeds are split over commands to run side by side
+    return [_section(merge_seeds(list(group), "log_every", seconds=max)) for _, group in groupby(ordered, key=_task)]
 
 
 def _task(record: Record) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from arsm.experiments.figures import Figure, Level, Panel, Series, band, palette
-from arsm.experiments.record import Record
+from arsm.experiments.record import Record, merge_seeds
 from arsm.experiments.sections import Picture
 from arsm.experiments.training import Training
 
@@ -19,6 +19,10 @@ Places = Callable[[Record], Sequence[Any]]
 ALWAYS_APART = ("rate", "estimator", "seeds", "precision", "measure_every")
 """Settings that the report shows elsewhere, or that make no other row."""
 PARTS = ("train", "validation", "test")
+SECONDS = (
+    "Seconds are those of the whole command, in which all its seeds and learning rates train together; where several "
+    "commands share a row's seeds, theirs added up."
+)
 
 
 class Protocol:
@@ -58,10 +62,10 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The estimator, how its settings differ from the paper's, and how far it is if unfinished."""
+        """The estimator, how its settings differ from the paper's, and how far all seeds are if one is unfinished."""
         config = self.chosen.config
         changed = [f"{key.replace('_', ' ')} {config[key]}" for key in self.protocol.changes(config)]
-        done = self.chosen.metrics[-1]["epoch"]
+        done = last(self.chosen, "epoch")[0]
         unfinished = f" ({done:,} epochs)" if done < config["epochs"] else ""
         return ", ".join((config["estimator"], *changed)) + unfinished
 
@@ -76,18 +80,21 @@ class Row:
         return self.protocol.figures(self.chosen.config)
 
     def at_best(self, key: str) -> list[float]:
-        """The metric at each seed's epoch of best validation."""
+        """The metric at each seed's best validation among the epochs that all seeds have come to."""
         best = [min(range(len(seed)), key=seed.__getitem__) for seed in values(self.chosen, "validation")]
         return [seed[place] for seed, place in zip(values(self.chosen, key), best, strict=True)]
 
 
 def make_rows(records: Sequence[Record], protocol: Protocol) -> list[Row]:
-    """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen."""
-    ordered = sorted(records, key=protocol.place)
+    """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen.
+
+    Seeds that ran in several commands are put together.
+    """
+    ordered = sorted(merge_seeds(records), key=protocol.place)
     grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=protocol.place)]
     colours = palette([grid[0].config["estimator"] for grid in grids])
     return [
-        Row(grid, min(grid, key=lambda r: min(values(r, "validation")[0])), colour, protocol)
+        Row(grid, min(grid, key=lambda r: min(own_curves(r, "validation")[0])), colour, protocol)
         for grid, colour in zip(grids, colours, strict=True)
     ]
 
@@ -107,13 +114,19 @@ def method(config: Mapping[str, Any]) -> str:
 
 
 def values(record: Record, key: str) -> list[list[float]]:
-    """The metric along the run, one list a seed."""
+    """The metric at the epochs that all seeds have come to, one list a seed."""
     return record.series(key)[1]
 
 
+def own_curves(record: Record, key: str) -> list[list[float]]:
+    """The metric along each seed's whole run, one list a seed, the smallest seed's first."""
+    return [list(curve.values()) for _, curve in sorted(record.by_seed(key).items())]
+
+
 def last(record: Record, key: str) -> list[float]:
-    """The metric at the end, one value a seed; none where the run has not come to it."""
-    return [seed[-1] for seed in values(record, key)]
+    """The metric at the last epoch that all seeds have come to; none where one seed has not come to it at all."""
+    found = values(record, key)
+    return [seed[-1] for seed in found] if len(found) == len(values(record, "epoch")) else []
 
 
 def pictures(rows: Sequence[Row], what: str) -> list[Picture]:
@@ -137,8 +150,9 @@ def figures(
         Figure(
             objective,
             f"Lines are means over seeds, bands their 10th to 90th percentile{dotted}. All seeds and learning rates of "
-            "an estimator train together and share their seconds, which include compilation. Evaluations are the "
-            "distinct ones of f on all images so far; a relaxing estimator's each come with a gradient of f.",
+            "a command train together and share their seconds, which include compilation; the axis has their mean over "
+            "seeds. Evaluations are the distinct ones of f on all images so far; a relaxing estimator's each come with "
+            "a gradient of f.",
             [_panel(rows, title, part) for part, title in titles.items()],
             {f"{slug}-{name}": (axis,) for axis, name in zip(AXES, FILES, strict=True)},
         ),
@@ -197,7 +211,7 @@ def _rates(rows: Sequence[Row], which: str, title: str) -> Panel:
     series = []
     for row in rows:
         rates = [record.config["rate"] for record in row.grid]
-        found = [[pick(seed) for seed in values(record, "validation")] for record in row.grid]
+        found = [[pick(seed) for seed in own_curves(record, "validation")] for record in row.grid]
         first = [seeds[0] for seeds in found]
         others = [(rate, value) for rate, seeds in zip(rates, found, strict=True) for value in seeds[1:]]
         chosen = rates.index(row.chosen.config["rate"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from arsm.experiments.record import Record
-from arsm.experiments.report_training import PARTS, Protocol, Row, figures, last, make_rows, not_run, pictures
+from arsm.experiments.report_training import PARTS, SECONDS, Protocol, Row, figures, last, make_rows, not_run, pictures
 from arsm.experiments.sections import Result, Section
 from arsm.experiments.vae import Vae
 
@@ -52,8 +52,7 @@ def _section(prefix: str, layers: int, records: list[Record]) -> Section:
         f"{config['batch']}, Adam. -ELBO in nats, from one sample an image, mean and standard deviation over seeds. "
         "The learning rate is the one at which the first seed's validation figure was best at any epoch. Train, "
         "validation, test and the bound are those of each seed's epoch of best validation; train is the mean over "
-        "that epoch's steps, with dropout where there is any. Seconds are those of the whole run, in which all seeds "
-        "and learning rates of an estimator train together."
+        f"that epoch's steps, with dropout where there is any. {SECONDS}"
     ) + ("" if prefix else not_run(rows, "test"))
     titles = {part: f"-ELBO, {part} (nats)" for part in PARTS}
     return Section(

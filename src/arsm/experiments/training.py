@@ -168,10 +168,11 @@ class Training(ABC):
         return ""
 
     def folder_name(self, rate: float, dropout: float) -> str:
-        """E.g. arsm-rate0.0003."""
+        """E.g. arsm-rate0.0003, then the first seed if it is not 0."""
         words = self.estimator.translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "", "/": "-"}))
         dropped = f"dropout{dropout:g}" if dropout else ""
-        return "-".join(filter(None, (self.name, self.kind, words, f"rate{rate:g}", dropped)))
+        seed = f"seed-{self.seeds[0]}" if self.seeds[0] else ""
+        return "-".join(filter(None, (self.name, self.kind, words, f"rate{rate:g}", dropped, seed)))
 
 
 class Model(nn.Module):
@@ -203,10 +204,16 @@ class Model(nn.Module):
     def forward(self, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return task(self, *args, **options)
 
-    def loss(
-        self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The training loss of a batch [N, 784], and what to log of it: `step_metrics`."""
+    def encode(self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
+        """The top layer's logits for a batch [N, 784]: the code that all losses begin with."""
+        raise NotImplementedError
+
+    @property
+    def losses(self) -> tuple[Task, ...]:
+        """The tasks `loss(x, code, settings, generator)` whose sum is minimised, each with what to log of it.
+
+        The first has the estimate, and logs `step_metrics`; only its gradient goes on into the code.
+        """
         raise NotImplementedError
 
 
@@ -303,7 +310,8 @@ def train_together(
     steps_per_epoch = len(data.train) // config.batch
     engine = Engine(
         module,
-        type(module).loss,
+        type(module).encode,
+        module.losses,
         initial_parameters(config).repeat(len(groups), 1),
         data.train,
         settings,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import pseudo_action_share
 from arsm.experiments.data import PIXELS, Mnist
-from arsm.experiments.engine import Engine
+from arsm.experiments.engine import Engine, Task
 from arsm.experiments.training import (
     DIAGNOSTIC_IMAGES,
     PICTURES,
@@ -183,13 +183,17 @@ class VAE(Model):
 
     # ------------------------------------------------------------ tasks
 
+    @property
+    def losses(self) -> tuple[Task, ...]:
+        """The estimate's, and the decoder's where it has a sample of its own."""
+        return (VAE.loss, VAE.decoder_loss) if self.config.independent_decoder_sample else (VAE.loss,)
+
     def loss(
-        self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+        self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The training loss of a batch [N, 784], and what to log of it."""
+        """-ELBO of a batch [N, 784], with the estimate of its gradient in log q, and what to log of it."""
         config = self.config
         sampled = config.kl == "sampled"
-        log_q1 = self.encode(x, settings, generator)
 
         def elbo(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
             inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 :]
@@ -206,14 +210,17 @@ class VAE(Model):
             generator=generator,
             evaluation="dense" if self.dense else "packed",
             max_rows=None if self.dense else 1024,
+            frozen=config.independent_decoder_sample and not self.estimator.needs_gradient,
         )
         value = out.value if sampled else out.value + arsm.entropy(log_q1).sum(-1)
-        objective = value
-        if config.independent_decoder_sample:
-            zs, _ = self.sample(log_q1, generator)
-            log_p = self.log_joint(zs, x)
-            objective = objective + log_p - log_p.detach()
-        return learning_loss(out.layers) - objective.mean(), step_metrics(value, out.layers)
+        return learning_loss(out.layers) - value.mean(), step_metrics(value, out.layers)
+
+    def decoder_loss(
+        self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ln p(x, z) of a batch [N, 784], z a fresh sample of q."""
+        zs, _ = self.sample(log_q1, generator)
+        return -self.log_joint(zs, x).mean(), {}
 
     def negative_elbo(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The sum of -ELBO over images, from one sample each: [N, 784] -> []."""
