@@ -11,27 +11,29 @@ from gymnasium import spaces
 from gymnasium.envs.box2d.lunar_lander import heuristic
 
 from arsm.rl import EnvironmentFailure, make_environment
-from arsm.rl.arrays import Acrobot
+from arsm.rl.arrays import FEW, Acrobot
 from arsm.rl.branching import Trail
 from arsm.rl.lunar_lander import TrimmedLunarLander
 from arsm.rl.stepped import Stepped
 
 
-@pytest.mark.parametrize(("name", "steps"), [("CartPole-v1", 4000), ("Acrobot-v1", 3000)])
-def test_array_environments_are_gymnasiums_bit_for_bit(name: str, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "steps", "lanes"), [("CartPole-v1", 2500, 2), ("CartPole-v1", 2500, FEW + 1), ("Acrobot-v1", 3000, 2)]
+)
+def test_array_environments_are_gymnasiums_bit_for_bit(name: str, steps: int, lanes: int) -> None:
     generator = np.random.default_rng(0)
     ours, theirs = make_environment(name), gymnasium.make(name, max_episode_steps=-1)
     seed = 0
     while steps > 0:
         first, _ = theirs.reset(seed=seed)
-        lanes, seen = ours.start([seed, seed + 1])
+        played, seen = ours.start(range(seed, seed + lanes))
         np.testing.assert_array_equal(seen[0], first)
         for _ in range(600):
-            actions = generator.integers(ours.choices, size=(2, 1))
+            actions = generator.integers(ours.choices, size=(lanes, 1))
             observation, reward, terminated, _, _ = theirs.step(actions[0, 0])
-            seen, rewards, over = lanes.step(actions)
+            seen, rewards, over = played.step(actions)
             np.testing.assert_array_equal(seen[0], observation)
-            np.testing.assert_array_equal(lanes.state[:, 0], theirs.unwrapped.state)  # pyright: ignore
+            np.testing.assert_array_equal(played.state[:, 0], theirs.unwrapped.state)  # pyright: ignore
             assert (rewards[0], over[0]) == (reward, terminated)
             steps -= 1
             if terminated:

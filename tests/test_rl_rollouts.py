@@ -12,9 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from arsm.rl import EnvironmentFailure, WorkerFailure, make_environment
+from arsm.rl import EnvironmentFailure, PolicyGradient, WorkerFailure, make_environment
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Episode, Policy, play_episodes, play_rollouts, race_units
+from arsm.rl.play import (
+    BLOCK,
+    FEW_ROWS,
+    Branches,
+    Episode,
+    OwnNoise,
+    Policy,
+    play_episodes,
+    play_rollouts,
+    race_units,
+)
 from arsm.rl.rollouts import InProcess, Pool, make_engine
 from arsm.swap import run_race
 from tests.test_rl_environments import Walk, WalkWithHiddenState
@@ -65,11 +75,11 @@ def test_masked_actions_are_never_taken() -> None:
 @pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "LunarLander-v3"])
 def test_a_rollout_that_repeats_the_true_actions_repeats_the_true_return(name: str) -> None:
     """With the true episode's noise, taking the true action again must follow the true episode to its end."""
-    environment = make_environment(name, 120)
+    environment = make_environment(name, 60)
     policy = random_policy(environment)
     units = noise(environment, 2)
     episodes = play_episodes(environment, policy, [3, 4], units)
-    steps = [np.arange(0, len(one.rewards), 7) for one in episodes]
+    steps = [np.arange(0, len(one.rewards), 2) for one in episodes]  # more than an environment has lanes
     episode = np.repeat(np.arange(2), [len(x) for x in steps])
     step = np.concatenate(steps)
     action = np.concatenate([one.actions[x] for one, x in zip(episodes, steps, strict=True)])
@@ -102,6 +112,35 @@ def test_a_rollout_does_not_depend_on_its_company(name: str) -> None:
     alone = [play_rollouts(environment, policy, many.part(np.array([r]))).returns[0] for r in (0, 17, 39)]
     assert together[[0, 17, 39]].tolist() == alone
     assert len(np.unique(together)) > 10
+
+
+@pytest.mark.parametrize("restarted", [0, 5, BLOCK - 2, BLOCK - 1, BLOCK])
+def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: int) -> None:
+    many = Branches((), np.zeros(4, int), np.zeros(4, int), np.zeros((4, 2), int), 7, np.array([3, 5, 8, 9]), 0.9)
+
+    def stream(number: int) -> Any:
+        generator = np.random.Generator(np.random.Philox(key=7 << 64 | number))
+        return race_units(np.log(generator.standard_exponential((3 * BLOCK, 2, 3))))
+
+    ahead = OwnNoise(many, 3, 3)
+    before = [ahead.next() for _ in range(restarted)]
+    ahead.drop(np.array([0, 2]))
+    ahead.restart(0, 3)
+    first, *after = [ahead.next() for _ in range(BLOCK + 10)]
+    np.testing.assert_array_equal(np.reshape([x[1] for x in before], (-1, 2, 3)), stream(5)[:restarted])
+    np.testing.assert_array_equal([x[0] for x in after], stream(9)[: len(after)])
+    np.testing.assert_array_equal([x[1] for x in (first, *after)], stream(8)[restarted : restarted + 1 + len(after)])
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
+def test_the_numpy_policy_is_the_network(rows: int) -> None:
+    agent = PolicyGradient("CartPole-v1", hidden=(FEW_ROWS + 10, 3))
+    torch.nn.init.normal_(agent.network[0].bias)  # pyright: ignore[reportArgumentType]
+    seen = np.random.default_rng(0).normal(size=(rows, 4))
+    held, expected = agent.policy, agent.network(torch.from_numpy(seen)).detach().numpy()
+    np.testing.assert_allclose(held.logits(seen)[:, 0], expected, rtol=1e-12)
+    agent.learn(1)
+    np.testing.assert_allclose(held.logits(seen)[:, 0], expected, rtol=1e-12)
 
 
 @pytest.fixture(scope="module")

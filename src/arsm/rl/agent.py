@@ -96,7 +96,7 @@ class PolicyGradient:
         self.learner = self._learner(estimator or ARSM(), hidden, generator)
         kinds = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
         self._optimizers = [
-            kinds[self.settings.optimizer](parameters, lr=self.settings.learning_rate)
+            kinds[self.settings.optimizer](parameters, lr=self.settings.learning_rate, foreach=True)
             for parameters in (list(self.network.parameters()), self.learner.parameters())
             if parameters
         ]
@@ -140,9 +140,9 @@ class PolicyGradient:
 
     @property
     def policy(self) -> Policy:
-        """The policy in NumPy; it shares the network's memory."""
+        """The policy in NumPy, as it is now."""
         linear = (layer for layer in self.network if isinstance(layer, torch.nn.Linear))
-        layers = tuple((layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in linear)
+        layers = tuple((x.weight.detach().clone().numpy().T, x.bias.detach().clone().numpy()) for x in linear)
         return Policy(layers, self.environment.choices)
 
     def predict(self, observation: Any, *, deterministic: bool = True) -> Any:
@@ -262,7 +262,9 @@ class PolicyGradient:
         scale = 1 / len(batch.lengths)
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum() + self.settings.entropy * total_entropy
+        objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
+        if self.settings.entropy:
+            objective = objective + self.settings.entropy * total_entropy
         (-scale * objective).backward()
         if loss is not None:
             (scale * loss).backward()

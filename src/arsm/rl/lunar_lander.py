@@ -1,13 +1,20 @@
-"""Gymnasium's LunarLander with a step that does less Python and gives the same numbers, bit for bit."""
+"""Gymnasium's LunarLander with a reset and a step that do less Python and give the same numbers, bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import cos, sin, sqrt
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
-from gymnasium.envs.box2d.lunar_lander import LunarLander
+from gymnasium.envs.box2d.lunar_lander import (
+    LANDER_POLY,
+    Box2D,  # pyright: ignore[reportPrivateImportUsage]
+    ContactDetector,
+    LunarLander,
+)
 from numpy.typing import NDArray
 
 from arsm.rl.branching import Replays
@@ -19,6 +26,48 @@ MAIN_POWER, SIDE_POWER = 13.0, 0.6
 FUEL = (0.0, 0.03, 0.30, 0.03)
 DRAWN_AT_ONCE = 128
 
+# What every world is built of; Box2D copies it.
+MOON = Box2D.b2BodyDef(
+    type=Box2D.b2_staticBody,
+    fixtures=Box2D.b2FixtureDef(shape=Box2D.b2EdgeShape(vertices=[(0, 0), (2 * HALF_WIDTH, 0)])),
+)
+GROUND = Box2D.b2FixtureDef(shape=Box2D.b2EdgeShape(), density=0, friction=0.1)
+LANDER = Box2D.b2BodyDef(
+    type=Box2D.b2_dynamicBody,
+    position=(HALF_WIDTH, 2 * HALF_HEIGHT),
+    fixtures=Box2D.b2FixtureDef(
+        shape=Box2D.b2PolygonShape(vertices=[(x / SCALE, y / SCALE) for x, y in LANDER_POLY]),
+        density=5.0,
+        friction=0.1,
+        categoryBits=0x0010,
+        maskBits=0x001,
+    ),
+)
+LEGS = tuple(
+    Box2D.b2BodyDef(
+        type=Box2D.b2_dynamicBody,
+        position=(HALF_WIDTH - side * 20 / SCALE, 2 * HALF_HEIGHT),
+        angle=side * 0.05,
+        fixtures=Box2D.b2FixtureDef(
+            shape=Box2D.b2PolygonShape(box=(2 / SCALE, 8 / SCALE)), density=1.0, categoryBits=0x0020, maskBits=0x001
+        ),
+    )
+    for side in (-1, 1)
+)
+JOINTS = tuple(
+    Box2D.b2RevoluteJointDef(
+        referenceAngle=side * 0.05,
+        localAnchorB=(side * 20 / SCALE, 18 / SCALE),
+        enableMotor=True,
+        enableLimit=True,
+        maxMotorTorque=40,
+        motorSpeed=0.3 * side,
+        lowerAngle=lowest,
+        upperAngle=lowest + 0.5,
+    )
+    for side, lowest in ((-1, 0.4), (1, -0.9))
+)
+
 
 class TrimmedLunarLander(LunarLander, Replays):
     """LunarLander-v3 without wind, discrete actions, nothing rendered, reset with a seed."""
@@ -28,8 +77,39 @@ class TrimmedLunarLander(LunarLander, Replays):
         self._drawn: list[float] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        gymnasium.Env.reset(self, seed=seed)
+        self._destroy()
         self._drawn = []
-        return super().reset(seed=seed, options=options)
+        self.game_over, self.prev_shaping = False, None
+        self.world = Box2D.b2World(gravity=(0, self.gravity))
+        self._contacts = self.world.contactListener = ContactDetector(self)  # the world alone does not keep it
+        self._add_ground()
+        self._add_lander()
+        return self.step(0)[0], {}
+
+    def _add_ground(self) -> None:
+        """Eleven points, level in the middle."""
+        heights = self.np_random.uniform(0, HALF_HEIGHT, size=12).tolist()
+        self.helipad_y = HALF_HEIGHT / 2
+        heights[3:8] = [self.helipad_y] * 5
+        points = [(HALF_WIDTH / 5 * i, 0.33 * (heights[i - 1] + heights[i] + heights[i + 1])) for i in range(11)]
+        self.moon = self.world.CreateBody(MOON)
+        for ends in pairwise(points):
+            GROUND.shape.vertices = ends
+            self.moon.CreateFixture(GROUND)
+
+    def _add_lander(self) -> None:
+        """The lander at the top with a random push, and its legs."""
+        lander = self.lander = self.world.CreateBody(LANDER)
+        lander.ApplyForceToCenter(self.np_random.uniform(-1000.0, 1000.0, size=2).tolist(), True)
+        self.legs = [self._add_leg(body, joint) for body, joint in zip(LEGS, JOINTS, strict=True)]
+
+    def _add_leg(self, body: Any, joint: Any) -> Any:
+        leg = self.world.CreateBody(body)
+        leg.ground_contact = False
+        joint.bodyA, joint.bodyB = self.lander, leg
+        self.world.CreateJoint(joint)
+        return leg
 
     def replay(self, actions: Sequence[int]) -> None:
         push, advance = self._push, self.world.Step

@@ -19,6 +19,10 @@ from arsm.rl.environments import Environment
 
 # as arrays, which NumPy takes faster than Python's numbers
 ZERO, UNITS = np.array(0.0), np.array(1 / RESOLUTION)
+TINY = np.finfo(np.float64).tiny
+FEW_ROWS = 64
+BLOCK = 64
+"""Steps of noise that are drawn at once."""
 
 
 # ---------------------------------------------------------------- the policy
@@ -34,15 +38,22 @@ class Policy:
     """The number of categories of each of the K actions; C is the largest, the rest are masked."""
 
     def logits(self, observations: Array) -> Array:
-        x = observations
-        for weight, bias in self.layers[:-1]:
+        x, rows = observations, len(observations)
+        few = rows <= FEW_ROWS
+        layers = self._repeated if few else self.layers
+        for weight, bias in layers[:-1]:
             x = x.dot(weight)
-            x += bias
+            x += bias[:rows] if few else bias
             np.maximum(x, ZERO, out=x)
-        weight, bias = self.layers[-1]
+        weight, bias = layers[-1]
         x = x.dot(weight)
-        x += bias
-        return x.reshape(len(x), len(self.choices), -1)
+        x += bias[:rows] if few else bias
+        return x.reshape(rows, len(self.choices), -1)
+
+    @cached_property
+    def _repeated(self) -> tuple[tuple[Array, Array], ...]:
+        """The layers with a bias for every row of a small batch: arrays of one shape add up in half the time."""
+        return tuple((weight, np.repeat(bias[None], FEW_ROWS, 0)) for weight, bias in self.layers)
 
     def act(self, logits: Array, noise: Array) -> Array:
         """argmin_i (a_i - phi_i), in units of the race's resolution: logits and noise [N, K, C] -> [N, K]."""
@@ -91,22 +102,23 @@ class Episode:
 
     def returns(self, gamma: float) -> Array:
         """[T]: discounted, from each step on."""
-        returns, total = np.empty(len(self.rewards)), 0.0
-        for t in range(len(self.rewards) - 1, -1, -1):
-            total = self.rewards[t] + gamma * total
-            returns[t] = total
-        return returns
+        returns, total = [], 0.0
+        for reward in self.rewards[::-1].tolist():
+            total = reward + gamma * total
+            returns.append(total)
+        return np.array(returns[::-1])
 
 
 def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int], noise: Array) -> list[Episode]:
     """Play true episodes in lock step; noise [N, horizon, K, C] in race units."""
     lanes, seen = environment.start(seeds)
+    noise = noise.swapaxes(0, 1).copy()
     owner: Array = np.arange(len(seeds))
     steps: list[tuple[Array, ...]] = []
     ended: dict[int, tuple[bool, Array]] = {}
     for time in range(environment.horizon):
         logits = policy.logits(seen)
-        actions = policy.act(logits, noise[owner, time])
+        actions = policy.act(logits, noise[time])
         state = getattr(lanes, "state", None)
         following, rewards, terminated = lanes.step(actions)
         steps.append((owner, seen, logits, actions, rewards, *(() if state is None else (state.T,))))
@@ -119,7 +131,7 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
             if not len(keep):
                 break
             lanes.drop(keep)
-            owner, seen = owner[keep], seen[keep]
+            owner, seen, noise = owner[keep], seen[keep], noise.take(keep, 1)
     played = np.concatenate([step[0] for step in steps])
     columns = [np.concatenate(column) for column in list(zip(*steps, strict=True))[1:]]
     episodes = []
@@ -169,16 +181,62 @@ class Branches:
         chosen = {name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")}
         return replace(self, **chosen)
 
-    def noise_of(self, rollout: int, horizon: int, categories: int) -> Array:
-        """[horizon, K, C] in race units, of which the steps after this rollout's first are used."""
-        if self.noise is not None:
-            return self.noise[self.episode[rollout]]
-        stream = np.random.Generator(np.random.Philox(key=self.key << 64 | int(self.number[rollout])))
-        drawn = np.zeros((horizon, self.action.shape[1], categories))
-        rest = horizon - int(self.step[rollout]) - 1
-        exponential = stream.standard_exponential((rest, *drawn.shape[1:]))
-        drawn[horizon - rest :] = race_units(np.log(np.maximum(exponential, np.finfo(np.float64).tiny)))
-        return drawn
+
+class OwnNoise:
+    """Noise of the rollouts in the lanes, each from its own stream, a block ahead, as few last until the horizon."""
+
+    def __init__(self, branches: Branches, lanes: int, categories: int) -> None:
+        self._branches = branches
+        self._shape = branches.action.shape[1], categories
+        self._streams = [self._stream(rollout) for rollout in range(lanes)]
+        self._block, self._at = self._draw(self._streams, BLOCK), 0
+
+    def _stream(self, rollout: int) -> np.random.Generator:
+        key = self._branches.key << 64 | int(self._branches.number[rollout])
+        return np.random.Generator(np.random.Philox(key=key))
+
+    def _draw(self, streams: list[np.random.Generator], steps: int) -> Array:
+        """[steps, N, K, C]."""
+        drawn = np.empty((len(streams), steps, *self._shape))
+        for stream, own in zip(streams, drawn, strict=True):
+            stream.standard_exponential(out=own)
+        return race_units(np.log(np.maximum(drawn, TINY)).swapaxes(0, 1).copy())
+
+    def next(self) -> Array:
+        """[N, K, C] in race units, of every lane's next step; a rollout's first needs none."""
+        noise = self._block[self._at]
+        self._at += 1
+        if self._at == BLOCK:
+            self._block, self._at = self._draw(self._streams, BLOCK), 0
+        return noise
+
+    def drop(self, keep: Array) -> None:
+        self._streams = [self._streams[lane] for lane in keep]
+        self._block = self._block.take(keep, 1)
+
+    def restart(self, lane: int, rollout: int) -> None:
+        self._streams[lane] = self._stream(rollout)
+        after_first = self._at + 1
+        self._block[after_first:, lane] = self._draw([self._streams[lane]], BLOCK - after_first)[:, 0]
+
+
+class SharedNoise:
+    """The true episodes' noise, at the same times."""
+
+    def __init__(self, branches: Branches, lanes: int) -> None:
+        self._branches = branches
+        self._episode, self._time = branches.episode[:lanes].copy(), branches.step[:lanes].copy()
+
+    def next(self) -> Array:
+        assert self._branches.noise is not None
+        self._time += 1
+        return self._branches.noise[self._episode, self._time]
+
+    def drop(self, keep: Array) -> None:
+        self._episode, self._time = self._episode[keep], self._time[keep]
+
+    def restart(self, lane: int, rollout: int) -> None:
+        self._episode[lane], self._time[lane] = self._branches.episode[rollout], self._branches.step[rollout] - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,33 +266,33 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
     count = min(total, environment.lanes or total)
     horizon, categories = environment.horizon, max(policy.choices)
     lanes = environment.branch(branches.trails, branches.episode, branches.step, count)
-    noise = np.stack([branches.noise_of(r, horizon, categories) for r in range(count)])
+    noise = OwnNoise(branches, count, categories) if branches.noise is None else SharedNoise(branches, count)
     owner: Array = np.arange(count)
-    slot: Array = np.arange(count)
-    time: Array = branches.step[:count].copy()
+    limit: Array = horizon - branches.step[:count]  # what the clock says when a lane reaches the horizon
     result: Array = np.zeros(count)
     factor: Array = np.ones(count)
-    steps, following = 0, count
+    gamma = np.array(branches.gamma)
+    steps, clock, following = 0, 0, count
     returns = np.empty(total)
     actions = branches.action[:count]
-    until_limit = horizon - int(time.max())
+    next_limit = int(limit.min())
     while True:
         seen, rewards, terminated = lanes.step(actions)
         result += factor * rewards
-        factor *= branches.gamma
-        time += 1
-        steps += len(time)
-        until_limit -= 1
+        factor *= gamma
+        steps += len(owner)
+        clock += 1
         fresh: list[int] = []
-        if not until_limit or np.count_nonzero(terminated):
-            over = terminated | (time >= horizon)
+        if clock == next_limit or np.count_nonzero(terminated):
+            over = terminated | (limit == clock)
             done = over.nonzero()[0]
             returns[owner[done]] = result[done]
             for lane in done.tolist():
                 if following < total:
                     lanes.restart(lane)
-                    owner[lane], time[lane], result[lane], factor[lane] = following, branches.step[following], 0.0, 1.0
-                    noise[slot[lane]] = branches.noise_of(following, horizon, categories)
+                    noise.restart(lane, following)
+                    owner[lane], result[lane], factor[lane] = following, 0.0, 1.0
+                    limit[lane] = clock + horizon - branches.step[following]
                     over[lane] = False
                     fresh.append(lane)
                     following += 1
@@ -244,10 +302,11 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
                     break
                 fresh = [lane for lane in range(len(keep)) if keep[lane] in fresh]
                 lanes.drop(keep)
-                owner, slot, time, result, factor = (x[keep] for x in (owner, slot, time, result, factor))
+                noise.drop(keep)
+                owner, limit, result, factor = (x[keep] for x in (owner, limit, result, factor))
                 seen = seen[keep]
-            until_limit = horizon - int(time.max())
-        actions = policy.act(policy.logits(seen), noise[slot, time])
+            next_limit = int(limit.min())
+        actions = policy.act(policy.logits(seen), noise.next())
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     _check_finite(environment, "a reward", returns)
