@@ -70,10 +70,14 @@ class Group:
 
     where: slice | int
     """Their rows."""
-    halves: list[Tensor]
-    """Their watched parameters and the others, [R, P'] or [P']: leaves that share the engine's memory."""
+    halves: Sequence[Tensor]
+    """Their watched parameters and the others, [R, P'] or [P'], in the engine's memory."""
     generator: torch.Generator | None
     """Their noise; stacked replicas draw from torch's global random numbers."""
+
+    def leaves(self) -> list[Tensor]:
+        """The halves to differentiate in: fresh ones, as torch ties a leaf to the stream of its first use."""
+        return [half.detach().requires_grad_() for half in self.halves]
 
 
 class Engine:
@@ -161,10 +165,11 @@ class Engine:
         self._streams: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
         self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
         self._losses: list[Callable[..., Any]] = [partial(self._each, loss) for loss in losses]
+        self._scale: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._adam_scale
         self._update: Callable[..., None] = self._adam
         if compiled:
             build = partial(torch.compile, fullgraph=True, dynamic=False)
-            self._begin, self._update = build(self._begin), build(self._update)
+            self._begin, self._scale, self._update = build(self._begin), build(self._scale), build(self._update)
             self._losses = [build(loss) for loss in self._losses]
         self.steps_per_replay = steps_per_replay
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -260,22 +265,23 @@ class Engine:
 
     def _train(self, group: Group) -> None:
         settings = {name: value[group.where] for name, value in self.settings.items()}
-        x, code = self._begin(group.where, group.generator, group.halves, settings)
+        leaves = group.leaves()
+        x, code = self._begin(group.where, group.generator, leaves, settings)
         found: list[tuple[Tensor | None, ...]] = []
         with self._side_by_side(len(self._losses)) as contexts:
             for loss, context in zip(self._losses, contexts, strict=True):
                 with context:
-                    values, metrics = loss(group.generator, group.halves, x, code, settings)
-                    found.append(torch.autograd.grad(values, group.halves, self._ones[group.where], allow_unused=True))
+                    values, metrics = loss(group.generator, leaves, x, code, settings)
+                    found.append(torch.autograd.grad(values, leaves, self._ones[group.where], allow_unused=True))
                     self._count(group.where, metrics)
-                code = code.detach()
+                leaves, code = group.leaves(), code.detach()
         gradients = [reduce(torch.add, [g for g in half if g is not None]) for half in zip(*found, strict=True)]
         if self.processes > 1:
             for gradient in gradients:
                 dist.all_reduce(gradient)
                 gradient /= self.processes
         with torch.no_grad():
-            self._update(group.where, gradients)
+            self._update(group.where, gradients, *self._scale(group.where))
 
     def _encode_next_batch(
         self,
@@ -304,14 +310,21 @@ class Engine:
             totals = [self.totals[name][where] for name in metrics]
             torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
 
-    def _adam(self, where: slice | int, gradients: list[Tensor]) -> None:
-        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, and the moving averages."""
+    def _adam_scale(self, where: slice | int) -> tuple[Tensor, Tensor, Tensor]:
+        """This step's size of an update, what is added to its denominator, and the weight of an average's new member.
+
+        Apart from `_adam`: compiled into it, every parameter would compute them again.
+        """
         step = (self.state["step"] + 1).double()
         rate = self.settings["rate"][where].double()
         if self.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.total_steps))
         size = (rate * (1 - BETA2**step).sqrt() / (1 - BETA1**step)).float().unsqueeze(-1)
         small = (EPSILON * (1 - BETA2**step).sqrt()).float()
+        return size, small, (1 / step).clamp_min(1 - self.averaging).float()
+
+    def _adam(self, where: slice | int, gradients: list[Tensor], size: Tensor, small: Tensor, fresh: Tensor) -> None:
+        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, and the moving averages."""
         gradient = torch.cat(gradients, -1)
         parameters, first, second, slow, average = (
             tensor[where] for tensor in (self.parameters, *(self.state[name] for name in STATE))
@@ -321,7 +334,6 @@ class Engine:
         slow.lerp_(gradients[0], 1 - BETA2)
         parameters.sub_((size * first).div_(second.sqrt().add_(small)))
         if self.averaging:
-            fresh = (1 / step).clamp_min(1 - self.averaging).float()
             average.lerp_(parameters, fresh)
 
     @contextmanager

@@ -40,7 +40,7 @@ from arsm.layers import estimate_layers
 from arsm.noise import argmin_sample, dirichlet
 
 SLOPE = 0.2
-FACTORS = 8
+FACTORS = 7
 EVALUATION_ROWS = 1000
 
 
