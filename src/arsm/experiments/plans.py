@@ -16,6 +16,7 @@ Experiment = Toy | Vae | Conditional | Control | Compare
 
 TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.5", "relax")
 SEEDS = (0, 1, 2)
+RATES = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
 BONUS = Learning(entropy=0.01)
 
 short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
@@ -58,17 +59,20 @@ FULL: tuple[Experiment, ...] = (
     Toy(estimators=TOY_ESTIMATORS),
     Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
     Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
-    Vae("arsm", rates=(1e-4, 2e-4, 3e-4, 4e-4, 5e-4), seeds=SEEDS, precision="bf16"),
+    Vae("arsm", rates=RATES, seeds=SEEDS, precision="bf16"),
     Vae(
         "arsm:pooled=True",
         name="recipe",
         rates=(5e-4,),
         dropouts=(0.2,),
         schedule="cosine",
-        epochs=700,
+        epochs=900,
         seeds=SEEDS,
         precision="bf16",
     ),
+    Vae("arsm", name="analytic", kl="analytic", rates=RATES, seeds=SEEDS, precision="bf16"),
+    Vae("arsm", layers=2, rates=RATES, seeds=(0,), precision="bf16"),
+    Vae("arsm", layers=2, rates=(4e-4,), seeds=(1, 2), precision="bf16"),
     Conditional("arsm", seeds=SEEDS),
     Conditional("arsm:pooled=True", seeds=SEEDS),
     Conditional("rloo:samples=46,live=1", seeds=SEEDS),
