@@ -156,10 +156,7 @@ class Engine:
         self.totals: dict[str, Tensor] = {}
         turns = [(slice(None), None)] if stacked else list(enumerate(self.noise_generators))
         self.groups = [
-            Group(
-                where, [half.requires_grad_() for half in self.parameters[where].tensor_split([watched], -1)], generator
-            )
-            for where, generator in turns
+            Group(where, self.parameters[where].tensor_split([watched], -1), generator) for where, generator in turns
         ]
         self._ones = torch.ones(replicas, device=self.device)
         self._streams: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
