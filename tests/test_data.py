@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from arsm.experiments import data
-from arsm.experiments.data import Mnist, idx_bytes, load_mnist, pack, parse_idx, provenance, read_idx, unpack
+from arsm.experiments.data import Mnist, draw, idx_bytes, load_mnist, pack, parse_idx, provenance, read_idx, unpack
 
 TRAIN_FILE = "train-images-idx3-ubyte"
 
@@ -91,6 +91,27 @@ def test_originals_that_are_altered_truncated_or_missing_are_refused(tmp_path: P
     (tmp_path / f"{TRAIN_FILE}.gz").write_bytes(gzip.compress(idx(grey))[:-200])
     with pytest.raises(ValueError, match="truncated or altered"):
         load_mnist(folder=tmp_path)
+
+
+def test_sampled_pixels_are_on_as_often_as_they_are_bright() -> None:
+    grey = np.repeat(np.arange(256, dtype=np.uint8), 10_000).reshape(256, -1)
+    on = draw(grey)
+    assert not on[0].any()
+    assert on[255].all()
+    # seven standard errors at most, in 254 comparisons
+    assert np.abs(on.mean(-1) - np.arange(256) / 255).max() < 7 * 0.5 / 100
+    assert np.array_equal(on, draw(grey))
+
+
+def test_sampled_pixels_are_read_from_the_originals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey = np.random.default_rng(1).integers(0, 256, (70_000, 1), dtype=np.uint8).repeat(784, 1)
+    parts = dict(zip(data.FILES, np.split(grey, [60_000]), strict=True))
+    monkeypatch.setattr(data, "read_idx", lambda folder, name, facts: parts[name])
+    sampled = load_mnist(folder=tmp_path, sampled=True)
+    assert sampled.test.dtype == torch.uint8
+    expected = torch.from_numpy(parts[data.FILES[1]][:, 0] / 255.0)
+    torch.testing.assert_close(sampled.test.double().mean(-1), expected, rtol=0, atol=7 * 0.5 / 28)
+    assert not torch.equal(sampled.test, load_mnist(folder=tmp_path).test)
 
 
 def test_grey_values_need_the_originals() -> None:

@@ -38,22 +38,30 @@ class Mnist(NamedTuple):
     """[10000, 784]."""
 
 
-def load_mnist(binarize: bool = True, folder: str | Path | None = None) -> Mnist:
-    """Read the images that ship with the package or, where a folder is named, its original idx or idx.gz files."""
+def load_mnist(binarize: bool = True, folder: str | Path | None = None, sampled: bool = False) -> Mnist:
+    """Read the images that ship with the package or, where a folder is named, its original idx or idx.gz files.
+
+    `sampled` binarizes by drawing each pixel once, with its grey value as the probability, instead of the threshold.
+    """
     facts = provenance()
     if folder is None:
-        if not binarize:
+        if not binarize or sampled:
             raise ValueError(
-                "The images that ship with the package are binarized; name a folder with the original idx files to "
-                "read grey values."
+                "The images that ship with the package are binarized by the threshold; name a folder with the original "
+                "idx files to read grey values."
             )
         images = unpack((files("arsm") / "data" / "mnist.xz").read_bytes(), facts)
     else:
         images = np.concatenate([read_idx(Path(folder), name, facts) for name in FILES])
         if binarize:
-            images = (images > THRESHOLD).astype(np.uint8)
+            images = (draw(images) if sampled else images > THRESHOLD).astype(np.uint8)
     validation, train, test = torch.from_numpy(images).split([VALIDATION, TRAINING - VALIDATION, TESTING])
     return Mnist(train, validation, test)
+
+
+def draw(grey: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Each pixel on with probability grey / 255, the same draw every time."""
+    return np.random.Generator(np.random.PCG64(0)).integers(0, 255, grey.shape, dtype=np.uint8) < grey
 
 
 def provenance() -> dict[str, Any]:

@@ -35,8 +35,8 @@ class Protocol:
         self.paper = paper
 
     def changes(self, config: Mapping[str, Any]) -> list[str]:
-        """The settings in which a run differs."""
-        return [key for key, value in self.settings.items() if config[key] != value]
+        """The settings in which a run differs; one made before there was a setting has its default."""
+        return [key for key, value in self.settings.items() if config.get(key, value) != value]
 
     def figures(self, config: Mapping[str, Any]) -> Mapping[str, float]:
         """The paper's figures for this run, where it has any."""

@@ -78,6 +78,8 @@ class Training(ABC):
     """Epochs between measurements and checkpoints."""
     data: Path | None = None
     """A folder with MNIST's original files, instead of the images that ship with the package."""
+    sampled_pixels: bool = False
+    """Binarize by drawing each pixel once, with its grey value as the probability; needs --data."""
     device: str = "auto"
     """cpu, cuda, or cuda where there is one."""
     root: Path = Path("runs")
@@ -121,6 +123,8 @@ class Training(ABC):
         if not all(0 <= p < 1 for p in (*self.dropouts, self.input_dropout, self.averaging)):
             raise ValueError("--dropouts, --input-dropout and --averaging must lie in [0, 1).")
         self.check_least("images", self.batch)
+        if self.sampled_pixels and self.data is None:
+            raise ValueError("--sampled-pixels needs grey values; name a folder with MNIST's original files by --data.")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"--device {self.device} needs a GPU, but torch finds none; leave the option out.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -269,7 +273,9 @@ def train(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(process_group(torch.device(device)))
-        train_images, validation, test = (part.to(place) for part in load_mnist(folder=config.data))
+        train_images, validation, test = (
+            part.to(place) for part in load_mnist(folder=config.data, sampled=config.sampled_pixels)
+        )
         data = Mnist(train_images[: config.images], validation, test)
         steps_per_epoch = len(data.train) // config.batch
         groups = []
