@@ -79,6 +79,7 @@ FULL: tuple[Experiment, ...] = (
     Conditional("straight-through", seeds=SEEDS),
     Conditional("gumbel-softmax:hard=True", seeds=SEEDS),
     Conditional("gumbel-softmax", seeds=SEEDS),
+    Conditional("gumbel-softmax", name="short", epochs=100),
     Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=300),
     Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
     Control("CartPole-v0", ("a2c",), (0.01,), episodes=500),
