@@ -66,7 +66,8 @@ def main(steps: int = 300) -> dict[str, float]:
         for _ in range(steps):
             demand = torch.from_numpy(draw_demand(rng, 4))
             optimiser.zero_grad()
-            arsm.estimate(arsm.estimator(words), logits.expand(4, -1, -1), f, demand).value.mean().backward()
+            out = arsm.estimate(arsm.estimator(words), logits.expand(4, -1, -1), f, demand, frozen=True)
+            out.value.mean().backward()
             optimiser.step()
         plan = logits.argmax(-1).numpy()
         reached[words] = float(simulate(np.tile(plan, (2000, 1)), test_demand).mean())
