@@ -7,6 +7,7 @@ import hashlib
 import struct
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,7 @@ def test_sampled_pixels_are_read_from_the_originals(tmp_path: Path, monkeypatch:
     assert not torch.equal(sampled.test, load_mnist(folder=tmp_path).test)
 
 
-def test_grey_values_need_the_originals() -> None:
+@pytest.mark.parametrize("options", [{"binarize": False}, {"sampled": True}])
+def test_grey_values_need_the_originals(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="name a folder"):
-        load_mnist(binarize=False)
+        load_mnist(**options)

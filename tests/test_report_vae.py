@@ -77,6 +77,15 @@ def test_seeds_split_over_commands_are_one_row(tmp_path: Path) -> None:
             ]
 
 
+def test_a_run_from_before_a_setting_has_its_default(tmp_path: Path) -> None:
+    old, new = (write_run(tmp_path, Vae(seeds=(seed,)), [[120.0, 87.0, 88.0]]) for seed in (0, 1))
+    config = {key: value for key, value in old.config.items() if key != "sampled_pixels"}
+    (section,) = vae_sections([replace(old, config=config), new])
+    (cells,) = rows_of(section).values()
+    assert cells["validation"].values == [87.0, 87.0]
+    assert cells["test"].paper == 86.7
+
+
 def test_seconds_are_those_of_all_commands_and_on_the_axis_a_seeds_own(tmp_path: Path) -> None:
     def timed(record: Record, pace: float) -> Record:
         metrics = [line | {"seconds": pace * line["epoch"]} for line in record.metrics]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import arsm
+from arsm.experiments import training
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Engine, Layout
 from arsm.experiments.record import RunError
@@ -208,6 +209,13 @@ def test_a_picture_is_a_png_file() -> None:
     assert lines == bytes([0, 0, 1, 2, 0, 3, 4, 5])
 
 
+def test_sampled_pixels_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(training, "load_mnist", lambda **options: asked.append(options) or load_mnist())
+    train(replace(TINY, root=tmp_path, data=tmp_path, sampled_pixels=True))
+    assert asked == [{"folder": tmp_path, "sampled": True}]
+
+
 def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
     for changes, words in [
         ({"rates": (0.0,)}, "--rates must be positive"),
@@ -215,6 +223,7 @@ def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"dropouts": (1.0,)}, r"must lie in \[0, 1\)"),
         ({"categories": 1}, "--categories must be at least 2"),
         ({"estimator": "armm"}, "did you mean"),
+        ({"sampled_pixels": True}, "--sampled-pixels needs grey values"),
     ]:
         with pytest.raises(ValueError, match=words):
             train(replace(TINY, root=tmp_path, **changes))

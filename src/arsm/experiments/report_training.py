@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from statistics import fmean
 from typing import Any
@@ -35,8 +35,8 @@ class Protocol:
         self.paper = paper
 
     def changes(self, config: Mapping[str, Any]) -> list[str]:
-        """The settings in which a run differs; one made before there was a setting has its default."""
-        return [key for key, value in self.settings.items() if config.get(key, value) != value]
+        """The settings in which a run differs."""
+        return [key for key, value in self.settings.items() if config[key] != value]
 
     def figures(self, config: Mapping[str, Any]) -> Mapping[str, float]:
         """The paper's figures for this run, where it has any."""
@@ -88,9 +88,10 @@ class Row:
 def make_rows(records: Sequence[Record], protocol: Protocol) -> list[Row]:
     """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen.
 
-    Seeds that ran in several commands are put together.
+    Seeds that ran in several commands are put together; a run made before there was a setting has its default.
     """
-    ordered = sorted(merge_seeds(records), key=protocol.place)
+    known = [replace(record, config={**protocol.settings, **record.config}) for record in records]
+    ordered = sorted(merge_seeds(known), key=protocol.place)
     grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=protocol.place)]
     colours = palette([grid[0].config["estimator"] for grid in grids])
     return [
