@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
 import arsm
-from arsm.experiments.training import stackable
+from arsm.experiments.model import stackable
 from arsm.types import Noise
 from tests.roster import ROSTER, Entry
 

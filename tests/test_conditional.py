@@ -17,8 +17,9 @@ import arsm
 from arsm.experiments.conditional import HALF, Conditional, ConditionalNetwork
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Engine, Layout
+from arsm.experiments.model import stackable
 from arsm.experiments.record import read_run
-from arsm.experiments.training import initial_parameters, multi_sample_bound, probes, stackable, train
+from arsm.experiments.training import initial_parameters, multi_sample_bound, probes, train
 from tests.interrupted import assert_goes_on_when_killed, assert_same
 from tests.statistics import deviations
 from tests.training_runs import assert_whole, total_loss

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arsm.experiments.model import Model
 from arsm.experiments.record import Record, load_checkpoint, open_run, read_run
 from arsm.experiments.sections import Result, Section, pivot
-from arsm.experiments.training import Model, Training
+from arsm.experiments.training import Training
 
 TEST_GAP = 0.25
 

@@ -23,16 +23,14 @@ from arsm.bound import estimate_bound
 from arsm.diagnostics import pseudo_action_share
 from arsm.experiments.data import PIXELS, Mnist
 from arsm.experiments.engine import Engine, Task
+from arsm.experiments.model import Model, learning_loss, step_metrics
 from arsm.experiments.training import (
     DIAGNOSTIC_IMAGES,
     PICTURES,
-    Model,
     Training,
-    learning_loss,
     multi_sample_bound,
     probes,
     run_on,
-    step_metrics,
 )
 from arsm.experiments.vae import bernoulli, draw, dropout
 from arsm.layers import estimate_layers

@@ -65,8 +65,8 @@ def pack(module: nn.Module) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Replicas that are trained as one: all of them stacked, or one in its turn."""
+class Turn:
+    """The replicas that train in one turn: all of them stacked, or one."""
 
     where: slice | int
     """Their rows."""
@@ -154,9 +154,9 @@ class Engine:
         self.noise_generators = [torch.Generator(self.device) for _ in seeds]
         self._seed_noise()
         self.totals: dict[str, Tensor] = {}
-        turns = [(slice(None), None)] if stacked else list(enumerate(self.noise_generators))
-        self.groups = [
-            Group(where, self.parameters[where].tensor_split([watched], -1), generator) for where, generator in turns
+        rows = [(slice(None), None)] if stacked else list(enumerate(self.noise_generators))
+        self.turns = [
+            Turn(where, self.parameters[where].tensor_split([watched], -1), generator) for where, generator in rows
         ]
         self._ones = torch.ones(replicas, device=self.device)
         self._streams: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
@@ -199,10 +199,10 @@ class Engine:
 
     def train_step(self) -> None:
         """One step of all replicas."""
-        with self._side_by_side(len(self.groups)) as contexts:
-            for group, context in zip(self.groups, contexts, strict=True):
+        with self._side_by_side(len(self.turns)) as contexts:
+            for turn, context in zip(self.turns, contexts, strict=True):
                 with context:
-                    self._train(group)
+                    self._train(turn)
         self.state["step"] += 1
 
     def next_batch(self, where: slice | int = slice(None)) -> Tensor:
@@ -260,25 +260,25 @@ class Engine:
         for seed, generator in zip(self.seeds, self.noise_generators, strict=True):
             generator.manual_seed(seed + (1 + self.rank) * 2**32 + int(self.state["step"]) * 2**40)
 
-    def _train(self, group: Group) -> None:
-        settings = {name: value[group.where] for name, value in self.settings.items()}
-        leaves = group.leaves()
-        x, code = self._begin(group.where, group.generator, leaves, settings)
+    def _train(self, turn: Turn) -> None:
+        settings = {name: value[turn.where] for name, value in self.settings.items()}
+        leaves = turn.leaves()
+        x, code = self._begin(turn.where, turn.generator, leaves, settings)
         found: list[tuple[Tensor | None, ...]] = []
         with self._side_by_side(len(self._losses)) as contexts:
             for loss, context in zip(self._losses, contexts, strict=True):
                 with context:
-                    values, metrics = loss(group.generator, leaves, x, code, settings)
-                    found.append(torch.autograd.grad(values, leaves, self._ones[group.where], allow_unused=True))
-                    self._count(group.where, metrics)
-                leaves, code = group.leaves(), code.detach()
+                    values, metrics = loss(turn.generator, leaves, x, code, settings)
+                    found.append(torch.autograd.grad(values, leaves, self._ones[turn.where], allow_unused=True))
+                    self._count(turn.where, metrics)
+                leaves, code = turn.leaves(), code.detach()
         gradients = [reduce(torch.add, [g for g in half if g is not None]) for half in zip(*found, strict=True)]
         if self.processes > 1:
             for gradient in gradients:
                 dist.all_reduce(gradient)
                 gradient /= self.processes
         with torch.no_grad():
-            self._update(group.where, gradients, *self._scale(group.where))
+            self._update(turn.where, gradients, *self._scale(turn.where))
 
     def _encode_next_batch(
         self,

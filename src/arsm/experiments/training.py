@@ -1,8 +1,8 @@
 """Training replicas of one model on MNIST: the options, the loop and the run folders that experiments share.
 
-An experiment is a `Training` that adds its own options and says which model to train and what to measure; the model is
-a `Model`. `train` opens one run folder for every learning rate and dropout rate, trains all replicas together
-(`engine.py`), measures them now and then, and goes on from checkpoints.
+An experiment is a `Training` that adds its own options and says which model to train and what to measure. `train` opens
+one run folder for every learning rate and dropout rate, trains all replicas together (`engine.py`), measures them now
+and then, and goes on from checkpoints.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import arsm
 from arsm.experiments.data import Mnist, load_mnist
 from arsm.experiments.engine import Engine, Schedule, Task, pack
+from arsm.experiments.model import Model, stackable
 from arsm.experiments.record import Run, open_run, read_run
 
 if TYPE_CHECKING:
@@ -177,72 +178,6 @@ class Training(ABC):
         dropped = f"dropout{dropout:g}" if dropout else ""
         seed = f"seed-{self.seeds[0]}" if self.seeds[0] else ""
         return "-".join(filter(None, (self.name, self.kind, words, f"rate{rate:g}", dropped, seed)))
-
-
-class Model(nn.Module):
-    """One replica's model, a method a task: `forward(task, ...)` runs one of them. Its encoder's parameters come first.
-
-    `dense` evaluates f with static shapes.
-    """
-
-    def __init__(self, estimator: arsm.Estimator, *, dense: bool) -> None:
-        super().__init__()
-        self.estimator, self.dense = estimator, dense
-
-    def initialise(self, variables: int, categories: int) -> None:
-        """Glorot-uniform weights and zero biases; the estimator's learned parts, which learn their sizes, come last."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
-        self.learned = nn.ModuleList(arsm.learned_parts(self.estimator))
-        if self.learned:
-            logits = torch.zeros(1, variables, categories)
-            arsm.estimate(self.estimator, logits, lambda z: z.flatten(1).float().sum(-1))
-
-    @property
-    def encoder_size(self) -> int:
-        """How many parameters the encoder has; the gradient's variance is taken over them."""
-        raise NotImplementedError
-
-    def forward(self, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return task(self, *args, **options)
-
-    def encode(self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
-        """The top layer's logits for a batch [N, 784]: the code that all losses begin with."""
-        raise NotImplementedError
-
-    @property
-    def losses(self) -> tuple[Task, ...]:
-        """The tasks `loss(x, code, settings, generator)` whose sum is minimised, each with what to log of it.
-
-        The first has the estimate, and logs `step_metrics`; only its gradient goes on into the code.
-        """
-        raise NotImplementedError
-
-
-def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Tensor]:
-    """Of a step: the negative mean of value [N], distinct evaluations of f an image, and whether all was finite."""
-    # a true sample above another layer is evaluated as that layer's
-    below = sum(layer.value.shape[0] for layer in layers[1:])
-    distinct = torch.stack([layer.info["distinct"].sum() for layer in layers]).sum()
-    finite = torch.stack([layer.info["finite"] for layer in layers]).all()
-    return {
-        "train": -value.detach().mean(),
-        "evaluations": (distinct - below) / value.shape[0],
-        "not_finite": 1 - finite.float(),
-    }
-
-
-def learning_loss(layers: Sequence[arsm.Estimate]) -> Tensor | float:
-    """What the learned parts of the layers' estimators minimise; 0 where there are none."""
-    return sum(layer.estimator_loss for layer in layers if layer.estimator_loss is not None)
-
-
-def stackable(estimator: arsm.Estimator) -> bool:
-    """Whether torch.vmap maps it: not where `tell` differentiates f by torch.autograd."""
-    inner = estimator.estimator if isinstance(estimator, arsm.Average) else estimator
-    return not isinstance(inner, arsm.DoubleControl | arsm.MuProp | arsm.REBAR)
 
 
 # ---------------------------------------------------------------- the loop
