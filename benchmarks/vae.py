@@ -126,7 +126,7 @@ def on_cpu(config: Vae) -> None:
     calls: dict[str, Callable[[], object]] = {
         "its matrix products": matrix_products(config),
         "ARSM step": engine.train_step,
-        "a loop over swaps": swap_loop(config, engine.next_batch()[0]),
+        "a loop over swaps": swap_loop(config, engine.next_batch(engine.order[0])),
     }
     times = interleaved(calls, REPETITIONS)
     floor = times["its matrix products"].median

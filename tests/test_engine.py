@@ -51,7 +51,7 @@ class FixedNoise:
 def make(
     config: Vae, replicas: list[int], *, stacked: bool, estimator: Any = None, device: str = "cpu", **options: Any
 ) -> Engine:
-    module = VAE(config, dense=stacked).to(device)
+    module = VAE(config, dense=stacked or "compiled" in options).to(device)
     if estimator is not None:
         module.estimator = estimator
     chosen = torch.tensor(replicas)
@@ -163,7 +163,7 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
     for step in range(1, 9):
         if step % engine.steps_per_epoch == 1:
             engine.order.copy_(torch.randperm(IMAGES, generator=torch.Generator().manual_seed(step)))
-        x = engine.next_batch()[0]
+        x = engine.next_batch(engine.order[0])
         engine.train_step()
         optimiser.zero_grad()
         reference(total_loss, x, {})[0].backward()
@@ -181,11 +181,19 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
     torch.testing.assert_close(engine.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("words", ["arsm", "relax"])
-def test_the_stacked_step_traces_without_a_break(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    engine = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=True, compiled=True)
+@pytest.mark.parametrize(("words", "stacked"), [("arsm", True), ("relax", True), ("arsm", False), ("muprop", False)])
+def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    engine = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=stacked, compiled=True)
     assert not engine.epoch()["not_finite"].any()
+    assert len(graphs) == 5  # all turns share them: the code, two losses, Adam and its scale
     for half in engine.state["first_moment"].tensor_split([engine.watched], -1):
         assert bool((half != 0).any(-1).all())
 

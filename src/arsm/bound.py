@@ -58,11 +58,11 @@ def estimate_bound(
         raise ValueError(f"f must return one value a path, {list(log_q[0].shape)}, but returned {list(values.shape)}.")
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))
     scored = (leave_one_out_signals(values.detach()) * torch.stack(log_q).sum(0).unflatten(0, (n, -1))).sum(0)
-    legal = [legal_rows(phi.detach()).all() for phi in logits]
+    legal = torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits]).all(0).unflatten(0, (n, -1))
     info = {
         "asked": torch.full((), n, device=values.device),
         "distinct": torch.full(values.shape[1:], n, device=values.device),
-        "finite": torch.stack([values.detach().isfinite().all(), *legal]).all(),
+        "finite": (values.detach().isfinite() & legal).all(0),
     }
     z = torch.cat(zs, -1).unflatten(0, (n, -1)).movedim(0, 1)
     return Estimate(log_mean_exp(values) + scored - scored.detach(), z, None, info)

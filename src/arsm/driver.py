@@ -77,7 +77,7 @@ def estimate(
     info = {
         "asked": torch.full((), queries.same_as.shape[0], device=logits.device),
         "distinct": (queries.same_as == number).sum(0),
-        "finite": values.all.detach().isfinite().all() & legal_rows(logits.detach()).all(),
+        "finite": values.all.detach().isfinite().all(0) & legal_rows(logits.detach()).all(-1),
     }
     return Estimate(value, queries.z, gradient, info, loss)
 

@@ -145,7 +145,7 @@ def _merge(parts: list[Estimate]) -> Estimate:
     info = {
         "asked": parts[0].info["asked"],
         "distinct": torch.cat([part.info["distinct"] for part in parts]),
-        "finite": torch.stack([part.info["finite"] for part in parts]).all(),
+        "finite": torch.cat([part.info["finite"] for part in parts]),
     }
     gradients = [part.grad for part in parts if part.grad is not None]
     losses = [part.estimator_loss for part in parts if part.estimator_loss is not None]

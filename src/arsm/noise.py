@@ -48,7 +48,7 @@ def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _round(x: Tensor) -> Tensor:
-    return (x / RESOLUTION).round() * RESOLUTION
+    return (x * (1 / RESOLUTION)).round() * RESOLUTION
 
 
 def argmin_sample(logits: Tensor, log_pi: Tensor) -> Tensor:

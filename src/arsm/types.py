@@ -71,7 +71,7 @@ class Estimate:
     grad: Tensor | None
     """Shaped like the logits: the estimate of dE[f]/dlogits, detached; None for pure relaxations."""
     info: dict[str, Tensor] = field(default_factory=dict)
-    """`asked`: queries a row; `distinct` [*B]: evaluations that they need; `finite`: whether
+    """`asked`: queries a row; `distinct` [*B]: evaluations that they need; `finite` [*B]: whether
     logits and values were all finite."""
     estimator_loss: Tensor | None = None
     """[]: the squared norm of a gradient with learned parts, averaged over the batch; minimise it together

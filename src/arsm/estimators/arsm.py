@@ -92,7 +92,7 @@ class ARSM:
             )
             return arsm_sorted(race, q)
         c = torch.arange(categories, device=logits.device)
-        f = values[pair_row(c.unsqueeze(-1), c, categories)]  # [c, j, *B]
-        f = f - f.mean(0)
+        f = values.movedim(0, -1)[..., pair_row(c.unsqueeze(-1), c, categories)]  # [*B, j, c]
+        f = f - f.mean(-1, keepdim=True)
         weight = (1 / categories - log_pi.exp()).to(f.dtype)
-        return torch.einsum("cj...,...kj->...kc", f, weight)
+        return weight @ f

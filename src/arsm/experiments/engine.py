@@ -5,9 +5,9 @@ operations on one tensor. A replica has its own noise and its own order of the d
 alone.
 
 On a CPU the replicas take turns, eagerly, each with its own generator. Stacked (`stacked=True`), one `torch.vmap` does
-all of them at once; on a GPU that is compiled, and whole training steps, from picking the images to Adam, are captured
-in a CUDA graph: between the start of an epoch and its end the host only launches graphs. What does not depend on one
-another, replicas in turn and the losses of one replica, runs side by side there, on streams of its own.
+all of them at once. On a GPU both are compiled, and whole training steps, from picking the images to Adam, are
+captured in a CUDA graph: between the start of an epoch and its end the host only launches graphs. What does not depend
+on one another, replicas in turn and the losses of one replica, runs side by side there, on streams of its own.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Layout(NamedTuple):
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
 
+def compiles_slopes() -> bool:
+    """Whether this torch compiles estimators that differentiate f inside `tell`; 2.11 is the first to."""
+    return hasattr(torch._dynamo.config, "trace_autograd_ops")
+
+
 def pack(module: nn.Module) -> Tensor:
     """All parameters as one vector [P], with zeros up to a multiple of ALIGNMENT."""
     vector = torch.cat([p.detach().flatten() for p in module.parameters()])
@@ -69,11 +74,18 @@ class Turn:
     """The replicas that train in one turn: all of them stacked, or one."""
 
     where: slice | int
-    """Their rows."""
+    """Their rows; all below are views of these, in the engine's memory."""
+    parameters: Tensor
+    """[R, P] or [P]."""
     halves: Sequence[Tensor]
-    """Their watched parameters and the others, [R, P'] or [P'], in the engine's memory."""
+    """Their watched parameters and the others."""
+    state: Sequence[Tensor]
+    """What STATE names."""
+    settings: Mapping[str, Tensor]
+    order: Tensor
+    """[R, N] or [N]: which image comes when."""
     generator: torch.Generator | None
-    """Their noise; stacked replicas draw from torch's global random numbers."""
+    """Their noise; None for torch's global random numbers."""
 
     def leaves(self) -> list[Tensor]:
         """The halves to differentiate in: fresh ones, as torch ties a leaf to the stream of its first use."""
@@ -98,7 +110,7 @@ class Engine:
         schedule: the learning rate along `total_steps`.
         averaging: decay of the moving average of the parameters, 0 for none.
         stacked: all replicas in one vmap instead of in turns.
-        compiled: compile it.
+        compiled: compile it. Like stacked replicas, compiled ones draw from torch's global random numbers.
         steps_per_replay: steps in one CUDA graph, 0 for none; must divide the steps of an epoch.
     """
 
@@ -154,10 +166,8 @@ class Engine:
         self.noise_generators = [torch.Generator(self.device) for _ in seeds]
         self._seed_noise()
         self.totals: dict[str, Tensor] = {}
-        rows = [(slice(None), None)] if stacked else list(enumerate(self.noise_generators))
-        self.turns = [
-            Turn(where, self.parameters[where].tensor_split([watched], -1), generator) for where, generator in rows
-        ]
+        rows = [slice(None)] if stacked else range(replicas)
+        self.turns = [self._turn(where, own_noise=not (stacked or compiled)) for where in rows]
         self._ones = torch.ones(replicas, device=self.device)
         self._streams: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
         self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
@@ -165,6 +175,8 @@ class Engine:
         self._scale: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._adam_scale
         self._update: Callable[..., None] = self._adam
         if compiled:
+            if compiles_slopes():
+                torch._dynamo.config.trace_autograd_ops = True
             build = partial(torch.compile, fullgraph=True, dynamic=False)
             self._begin, self._scale, self._update = build(self._begin), build(self._scale), build(self._update)
             self._losses = [build(loss) for loss in self._losses]
@@ -205,12 +217,12 @@ class Engine:
                     self._train(turn)
         self.state["step"] += 1
 
-    def next_batch(self, where: slice | int = slice(None)) -> Tensor:
-        """[R, B, D], or [B, D] of one replica, as float32: this process's share."""
+    def next_batch(self, order: Tensor) -> Tensor:
+        """[R, B, D], or [B, D] of one replica, as float32: this process's share, by the order [R, N] or [N]."""
         share = self.batch // self.processes
         within = torch.arange(share, device=self.device) + self.rank * share
         position = self.state["step"] % self.steps_per_epoch * self.batch + within
-        return self.data[self.order[where].index_select(-1, position)].float()
+        return self.data[order.index_select(-1, position)].float()
 
     def run(self, task: Task, weights: Tensor, *args: Tensor, generators: list[torch.Generator]) -> Any:
         """A task of every replica without gradients: weights [R, P], other tensors [R, ...]; results [R, ...].
@@ -260,10 +272,21 @@ class Engine:
         for seed, generator in zip(self.seeds, self.noise_generators, strict=True):
             generator.manual_seed(seed + (1 + self.rank) * 2**32 + int(self.state["step"]) * 2**40)
 
+    def _turn(self, where: slice | int, *, own_noise: bool) -> Turn:
+        parameters = self.parameters[where]
+        return Turn(
+            where,
+            parameters,
+            parameters.tensor_split([self.watched], -1),
+            [self.state[name][where] for name in STATE],
+            {name: value[where] for name, value in self.settings.items()},
+            self.order[where],
+            self.noise_generators[where] if own_noise and isinstance(where, int) else None,
+        )
+
     def _train(self, turn: Turn) -> None:
-        settings = {name: value[turn.where] for name, value in self.settings.items()}
-        leaves = turn.leaves()
-        x, code = self._begin(turn.where, turn.generator, leaves, settings)
+        settings, leaves = turn.settings, turn.leaves()
+        x, code = self._begin(turn.order, turn.generator, leaves, settings)
         found: list[tuple[Tensor | None, ...]] = []
         with self._side_by_side(len(self._losses)) as contexts:
             for loss, context in zip(self._losses, contexts, strict=True):
@@ -278,17 +301,17 @@ class Engine:
                 dist.all_reduce(gradient)
                 gradient /= self.processes
         with torch.no_grad():
-            self._update(turn.where, gradients, *self._scale(turn.where))
+            self._update(turn.parameters, turn.state, gradients, *self._scale(settings["rate"]))
 
     def _encode_next_batch(
         self,
         encode: Task,
-        where: slice | int,
+        order: Tensor,
         generator: torch.Generator | None,
         halves: list[Tensor],
-        settings: dict[str, Tensor],
+        settings: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        x = self.next_batch(where)
+        x = self.next_batch(order)
         return x, self._each(encode, generator, halves, x, settings)
 
     def _each(self, task: Task, generator: torch.Generator | None, vectors: list[Tensor], *args: Any) -> Any:
@@ -307,25 +330,31 @@ class Engine:
             totals = [self.totals[name][where] for name in metrics]
             torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
 
-    def _adam_scale(self, where: slice | int) -> tuple[Tensor, Tensor, Tensor]:
+    def _adam_scale(self, rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """This step's size of an update, what is added to its denominator, and the weight of an average's new member.
 
         Apart from `_adam`: compiled into it, every parameter would compute them again.
         """
         step = (self.state["step"] + 1).double()
-        rate = self.settings["rate"][where].double()
+        rate = rate.double()
         if self.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.total_steps))
         size = (rate * (1 - BETA2**step).sqrt() / (1 - BETA1**step)).float().unsqueeze(-1)
         small = (EPSILON * (1 - BETA2**step).sqrt()).float()
         return size, small, (1 / step).clamp_min(1 - self.averaging).float()
 
-    def _adam(self, where: slice | int, gradients: list[Tensor], size: Tensor, small: Tensor, fresh: Tensor) -> None:
+    def _adam(
+        self,
+        parameters: Tensor,
+        state: Sequence[Tensor],
+        gradients: list[Tensor],
+        size: Tensor,
+        small: Tensor,
+        fresh: Tensor,
+    ) -> None:
         """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, and the moving averages."""
         gradient = torch.cat(gradients, -1)
-        parameters, first, second, slow, average = (
-            tensor[where] for tensor in (self.parameters, *(self.state[name] for name in STATE))
-        )
+        first, second, slow, average = state
         first.lerp_(gradient, 1 - BETA1)
         second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         slow.lerp_(gradients[0], 1 - BETA2)

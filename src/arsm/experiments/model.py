@@ -59,7 +59,7 @@ def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Te
     # a true sample above another layer is evaluated as that layer's
     below = sum(layer.value.shape[0] for layer in layers[1:])
     distinct = torch.stack([layer.info["distinct"].sum() for layer in layers]).sum()
-    finite = torch.stack([layer.info["finite"] for layer in layers]).all()
+    finite = torch.stack([layer.info["finite"].all() for layer in layers]).all()
     return {
         "train": -value.detach().mean(),
         "evaluations": (distinct - below) / value.shape[0],

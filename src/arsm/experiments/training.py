@@ -29,7 +29,7 @@ from torch import Tensor
 
 import arsm
 from arsm.experiments.data import Mnist, load_mnist
-from arsm.experiments.engine import Engine, Schedule, Task, pack
+from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack
 from arsm.experiments.model import Model, stackable
 from arsm.experiments.record import Run, open_run, read_run
 
@@ -241,7 +241,7 @@ def train_together(
     count = len(config.seeds)
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
     module = config.model(dense=on_gpu).to(device)
-    # what cannot be stacked takes turns on a GPU too, eagerly, inside the same CUDA graph
+    # what cannot be stacked takes turns on a GPU too, inside the same CUDA graph
     stacked = on_gpu and stackable(module.estimator)
     settings = {
         "rate": torch.tensor([group.rate for group, _ in replicas]),
@@ -263,7 +263,7 @@ def train_together(
         total_steps=config.epochs * steps_per_epoch,
         averaging=config.averaging,
         stacked=stacked,
-        compiled=stacked,
+        compiled=stacked or (on_gpu and compiles_slopes()),
         steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY) if on_gpu and not dist.is_initialized() else 0,
     )
     best = engine.weights.clone()
