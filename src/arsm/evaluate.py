@@ -56,9 +56,9 @@ def _first_by_sorting(code: Tensor, number: Tensor) -> Tensor:
 
 
 def _odd_multipliers(count: int, device: torch.device) -> Tensor:
-    """For a hash by wrapping multiplication: 1, 2, ... scrambled, by multiplications and a shift."""
-    mixed = torch.arange(1, count + 1, device=device) * 6364136223846793005
-    return (mixed ^ (mixed >> 32)) * 6364136223846793005 | 1
+    """Powers of an odd 64-bit constant: a hash by wrapping multiplication."""
+    base = torch.full((count,), 6364136223846793005, dtype=torch.int64, device=device)
+    return base.cumprod(0)
 
 
 def evaluate(
