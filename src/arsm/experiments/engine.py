@@ -169,7 +169,7 @@ class Engine:
         rows = [slice(None)] if stacked else range(replicas)
         self.turns = [self._turn(where, own_noise=not (stacked or compiled)) for where in rows]
         self._ones = torch.ones(replicas, device=self.device)
-        self._streams: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
+        self._streams: dict[tuple[torch.cuda.Stream, str, int], torch.cuda.Stream] = {}
         self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
         self._losses: list[Callable[..., Any]] = [partial(self._each, loss) for loss in losses]
         self._scale: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._adam_scale
@@ -211,7 +211,7 @@ class Engine:
 
     def train_step(self) -> None:
         """One step of all replicas."""
-        with self._side_by_side(len(self.turns)) as contexts:
+        with self._side_by_side("turn", len(self.turns)) as contexts:
             for turn, context in zip(self.turns, contexts, strict=True):
                 with context:
                     self._train(turn)
@@ -288,7 +288,7 @@ class Engine:
         settings, leaves = turn.settings, turn.leaves()
         x, code = self._begin(turn.order, turn.generator, leaves, settings)
         found: list[tuple[Tensor | None, ...]] = []
-        with self._side_by_side(len(self._losses)) as contexts:
+        with self._side_by_side("loss", len(self._losses)) as contexts:
             for loss, context in zip(self._losses, contexts, strict=True):
                 with context:
                     values, metrics = loss(turn.generator, leaves, x, code, settings)
@@ -363,7 +363,7 @@ class Engine:
             average.lerp_(parameters, fresh)
 
     @contextmanager
-    def _side_by_side(self, count: int) -> Iterator[list[AbstractContextManager[object]]]:
+    def _side_by_side(self, what: str, count: int) -> Iterator[list[AbstractContextManager[object]]]:
         """Contexts whose work overlaps on a GPU; what follows has all of it behind it."""
         first: list[AbstractContextManager[object]] = [nullcontext()]
         if self.device.type != "cuda":
@@ -371,7 +371,7 @@ class Engine:
             return
         main = torch.cuda.current_stream(self.device)
         streams = [
-            self._streams.setdefault((main, number), torch.cuda.Stream(self.device)) for number in range(1, count)
+            self._streams.setdefault((main, what, number), torch.cuda.Stream(self.device)) for number in range(1, count)
         ]
         for stream in streams:
             stream.wait_stream(main)
