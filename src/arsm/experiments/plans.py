@@ -19,6 +19,9 @@ SEEDS = (0, 1, 2)
 RATES = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
 BONUS = Learning(entropy=0.01)
 
+vae_recipe = partial(
+    Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
+)
 short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
 short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
 short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
@@ -60,16 +63,12 @@ FULL: tuple[Experiment, ...] = (
     Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
     Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
     Vae("arsm", rates=RATES, seeds=SEEDS, precision="bf16"),
-    Vae(
-        "arsm:pooled=True",
-        name="recipe",
-        rates=(5e-4,),
-        dropouts=(0.2,),
-        schedule="cosine",
-        epochs=900,
-        seeds=SEEDS,
-        precision="bf16",
-    ),
+    Vae("arsm:pooled=True", rates=RATES, seeds=(0,), precision="bf16"),
+    Vae("rloo:samples=46,live=1", rates=RATES, seeds=(0,), precision="bf16"),
+    Vae("rloo:samples=10,live=1", rates=RATES, seeds=SEEDS, precision="bf16"),
+    Vae("ars", rates=RATES, seeds=SEEDS, precision="bf16"),
+    vae_recipe(layers=1, rates=(5e-4,), epochs=900),
+    vae_recipe(layers=2, rates=(4e-4,), epochs=800),
     Vae("arsm", name="analytic", kl="analytic", rates=RATES, seeds=SEEDS, precision="bf16"),
     Vae("arsm", layers=2, rates=RATES, seeds=(0,), precision="bf16"),
     Vae("arsm", layers=2, rates=(4e-4,), seeds=(1, 2), precision="bf16"),
