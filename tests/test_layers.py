@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.layers import Layer, LayersEstimate, estimate_layers
+from arsm.layers import Layer, LayersEstimate, _draw, estimate_layers
 from tests.statistics import deviations
 
 SAMPLES = 1 << 14
@@ -28,13 +28,14 @@ class Network:
     """
 
     sizes: tuple[tuple[int, int], ...]
+    scale: float = 1.0
 
     def parameters(self) -> tuple[Tensor, ...]:
         """A weight [inputs, K_t C_t] for each layer, and f's theta [sum K_t C_t]."""
         generator = torch.Generator().manual_seed(len(self.sizes))
         widths = [k * c for k, c in self.sizes]
         shapes = [(1 + sum(widths[:t]), width) for t, width in enumerate(widths)] + [(sum(widths),)]
-        return tuple(torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes)
+        return tuple(self.scale * torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes)
 
     def one_hot(self, zs: Sequence[Tensor]) -> list[Tensor]:
         return [arsm.one_hot(z, c, torch.float64).flatten(1) for z, (_, c) in zip(zs, self.sizes, strict=False)]
@@ -145,6 +146,52 @@ def test_where_all_pseudo_actions_agree_f_is_evaluated_once_and_the_gradient_is_
     assert not gradient.any()
     assert out.layers[0].info["distinct"].tolist() == [1] * rows
     assert sum(evaluated) == int(out.layers[1].info["distinct"].sum())
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("max_rows", [7, None])
+@pytest.mark.parametrize("words", ["arsm", "arsm:pooled=True", "ars", "rloo:samples=5,live=1", "local-expectation"])
+def test_layers_that_a_pseudo_vector_does_not_reach_are_those_of_the_true_path(
+    words: str, max_rows: int | None, evaluation: str
+) -> None:
+    """The second layer does not hear of the first, nor f: all paths of a row have one value, and the gradient is 0."""
+    top = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    x = torch.randn(20, 2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    layers = [lambda zs, x: top, lambda zs, x: x[:, 0], lambda zs, x: x[:, 1] + zs[1].sum(-1)[:, None, None]]
+    seen = []
+
+    def f(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
+        seen.append(zs[0])
+        return zs[1].sum(-1) + 7.0 * zs[2].sum(-1) + x.sum((-3, -2, -1))
+
+    out = estimate_layers(
+        arsm.estimator(words),
+        layers,
+        f,
+        x,
+        generator=torch.Generator().manual_seed(2),
+        evaluation=evaluation,  # pyright: ignore[reportArgumentType]
+        max_rows=max_rows,
+    )
+    gradient = out.layers[0].grad
+    assert gradient is not None
+    assert float(gradient.abs().max()) < 1e-12
+    assert torch.cat(seen).unique(dim=0).shape[0] > 1
+
+
+def test_common_noise_lowers_the_variance_of_the_layers_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against fresh draws below every pseudo vector; the lowest layer's variance is the same."""
+    weak = Network(TWO.sizes, scale=0.5)  # the less a layer changes those below, the more there is to gain
+    common = draw(arsm.ARSM(), weak, "packed").out
+    monkeypatch.setattr("arsm.layers._draw", lambda estimator, logits, noise, g: _draw(estimator, logits, None, g))
+    fresh = draw(arsm.ARSM(), weak, "packed").out
+    upper, lower = (
+        float(a.grad.var(0).sum() / b.grad.var(0).sum())
+        for a, b in zip(fresh.layers, common.layers, strict=True)
+        if a.grad is not None and b.grad is not None
+    )
+    assert upper > 1.2
+    assert 0.95 < lower < 1.05
 
 
 def test_the_value_is_f_at_the_true_path() -> None:

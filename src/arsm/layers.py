@@ -2,17 +2,23 @@ r"""`estimate_layers`: T stochastic layers, one below the other.
 
     E[f(z_1, ..., z_T)],    z_t ~ Cat(softmax(phi_t)),    phi_t a function of z_1, ..., z_{t-1}
 
-For layer t this is `estimate` with f_t(z_t) = f(z_t and a fresh draw of the layers below it) in the place of f, given
-the true z_{1:t-1}: f_t is random, but its expectation is the one wanted. At the true sample, f_t's fresh draw is the
-true path itself, which the estimators of the layers below make, so that one value carries the gradients of all layers
-and f at the true path is evaluated once.
+For layer t this is `estimate` with f_t(z_t) = f(z_t and a draw of the layers below it) in the place of f, given the
+true z_{1:t-1}: f_t is random, but its expectation is the one wanted. At the true sample, f_t's draw is the true path
+itself, which the estimators of the layers below make, so that one value carries the gradients of all layers and f at
+the true path is evaluated once.
+
+All paths of a row run the same races: below a pseudo vector the samples are argmin(ln pi - phi) with the noise of the
+(first) true path, so that they differ by what the pseudo vector changes and not by chance. Given that noise f_t is a
+fixed function, whatever it is, hence the estimate is unbiased. An estimator need not say which noise led to its true
+sample: `given_winner` draws it from the sample.
 
 Reference: Yin, Yue and Zhou, ARSM, ICML 2019, algorithm 2. There the layers below are drawn afresh for every pair
-(c, j); here identical vectors of a row share one draw, which is unbiased too and lowers the variance.
+(c, j), which costs more and has more variance.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +27,7 @@ from torch import Tensor
 
 from arsm.driver import estimate
 from arsm.evaluate import Evaluation
-from arsm.noise import argmin_sample, dirichlet
+from arsm.noise import argmin_sample, dirichlet, given_winner
 from arsm.types import Estimate, Estimator
 
 Layer = Callable[..., Tensor]
@@ -81,18 +87,22 @@ def estimate_layers(
             )
     made: list[list[Estimate]] = [[] for _ in layers]
 
-    def descend(zs: list[Tensor], logits: list[Tensor], *rows: Tensor) -> Tensor:
-        """The estimate of everything below zs: [N], attached."""
+    def descend(zs: list[Tensor], logits: list[Tensor], *rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The estimate of everything below zs: [N], attached; and its true path's noise [N, K, C] of each layer."""
         t = len(zs)
         below = _logits(layers[t], t, zs, rows)
+        noises: list[list[Tensor]] = []  # of each chunk of the true rows, which come first
 
-        def value_of(z: Tensor, *passed: Tensor) -> Tensor:
+        def value_of(z: Tensor, row: Tensor, *passed: Tensor) -> Tensor:
             path, known, own = [*passed[:t], z], list(passed[t : 2 * t + 1]), passed[2 * t + 1 :]
             if t + 1 < depth and torch.is_grad_enabled():
-                return descend(path, known, *own)
-            return f(*_complete(path, known, own), *own)
+                value, noise = descend(path, known, *own)
+                noises.append(noise)
+                return value
+            common = [torch.cat(parts).index_select(0, row) for parts in zip(*noises, strict=True)]
+            return f(*_complete(path, known, common, own), *own)
 
-        passed = (*zs, *logits, below.detach(), *rows)
+        passed = (torch.arange(below.shape[0], device=below.device), *zs, *logits, below.detach(), *rows)
         out = estimate(
             chosen[t],
             below,
@@ -104,26 +114,30 @@ def estimate_layers(
             frozen=frozen and t + 1 == depth,
         )
         made[t].append(out)
-        return out.value
+        if t == 0:
+            return out.value, []
+        z = out.z.view(below.shape[0], -1, below.shape[1])[:, 0]
+        own = given_winner(below, z, dirichlet(below, generator))
+        return out.value, [own, *(torch.cat(parts)[: below.shape[0]] for parts in zip(*noises, strict=True))]
 
     def _complete(
-        zs: list[Tensor], logits: list[Tensor], rows: tuple[Tensor, ...]
+        zs: list[Tensor], logits: list[Tensor], noises: list[Tensor], rows: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Draw the layers below zs once."""
-        for t in range(len(zs), depth):
+        """Draw the layers below zs, with this noise where there is any."""
+        for t, noise in itertools.zip_longest(range(len(zs), depth), noises):
             below = _logits(layers[t], t, zs, rows).detach()
-            zs, logits = [*zs, _draw(chosen[t], below, generator)], [*logits, below]
+            zs, logits = [*zs, _draw(chosen[t], below, noise, generator)], [*logits, below]
         return zs, logits
 
-    value = descend([], [], *context)
+    value, _ = descend([], [], *context)
     return LayersEstimate(value, tuple(_merge(parts) for parts in made))
 
 
-def _draw(estimator: Estimator, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator: torch.Generator | None) -> Tensor:
     """A sample as the estimator's own true path has it, relaxed where that is."""
     if estimator.needs_gradient:
         return estimator.ask(logits, estimator.noise(logits, generator)).points[0]
-    return argmin_sample(logits, dirichlet(logits, generator))
+    return argmin_sample(logits, dirichlet(logits, generator) if noise is None else noise)
 
 
 def _logits(layer: Layer, t: int, zs: list[Tensor], rows: tuple[Tensor, ...]) -> Tensor:

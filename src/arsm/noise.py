@@ -30,6 +30,22 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
     return exponential.log() - exponential.sum(-1, keepdim=True).log()
 
 
+def given_winner(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
+    """The noise of a race that z won, up to a constant a row, from fresh noise: [..., C], z [...] -> [..., C].
+
+        E_z = p_z pi_z,    E_i = pi_i + p_i pi_z,    p = softmax(phi)
+
+    Without the noise's sum, E_i / p_i are exponential clocks of rates p_i: the first to ring does so after an Exp(1)
+    time, whichever it is, and the others, having no memory, start afresh from there. If z is a sample of Cat(p), ln E
+    is noise like any other.
+    """
+    dtype = working_dtype(logits.dtype)
+    log_p, log_pi = logits.detach().to(dtype).log_softmax(-1), log_pi.to(dtype)
+    first = log_p + log_pi.gather(-1, z.unsqueeze(-1))
+    wins = torch.arange(logits.shape[-1], device=z.device) == z.unsqueeze(-1)
+    return torch.where(wins, first, torch.logaddexp(log_pi, first))
+
+
 def repeat_draws(logits: Tensor, draws: int) -> Tensor:
     """[*B, K, C] -> [*B, draws, K, C], without copying."""
     return logits.unsqueeze(-3).expand(*logits.shape[:-2], draws, *logits.shape[-2:])

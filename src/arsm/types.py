@@ -21,7 +21,7 @@ class Queries:
     points: Tensor
     """[M, *B, K] int64; or [M, *B, K, C] floating and attached to the logits (`needs_gradient`)."""
     z: Tensor
-    """[*B, K], the true sample; [*B, n, K] where there are several."""
+    """[*B, K], the true sample, drawn from softmax(logits); [*B, n, K] where there are several."""
     same_as: Tensor
     """[M, *B]: query m is evaluated iff same_as[m] == m, else it takes the value of query same_as[m].
     A live query may only point to a live one."""

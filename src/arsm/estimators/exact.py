@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import log_prob
-from arsm.noise import working_dtype
+from arsm.noise import argmin_sample, dirichlet, working_dtype
 from arsm.types import Queries
 
 LIMIT = 1 << 20
@@ -28,7 +28,8 @@ class Exact:
     needs_gradient = False
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return logits.new_empty(*logits.shape[:-2], 0)
+        """ln pi [*B, K, C], for the true sample alone."""
+        return dirichlet(logits, generator)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         variables, categories = logits.shape[-2:]
@@ -46,7 +47,7 @@ class Exact:
         q = log_prob(log_q.expand(count, *log_q.shape), points).sum(-1).exp()
         mode = q.argmax(0)
         same_as = torch.where(q > 0, number, mode)
-        return Queries(points, log_q.argmax(-1), same_as, q)
+        return Queries(points, argmin_sample(logits, noise), same_as, q)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         weighted = queries.weight * (values - values.mean(0))

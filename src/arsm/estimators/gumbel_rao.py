@@ -10,7 +10,7 @@ from torch import Tensor
 
 from arsm.estimators.gumbel_softmax import check_temperature
 from arsm.estimators.straight_through import hard_point, softmax_tangent
-from arsm.noise import argmin_sample, dirichlet, repeat_draws, working_dtype
+from arsm.noise import argmin_sample, dirichlet, given_winner, repeat_draws
 from arsm.types import Queries
 
 
@@ -24,18 +24,9 @@ class RaoNoise(NamedTuple):
 
 
 def conditional_perturbed(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
-    """The noisy logits given that z wins, up to a constant a row: [..., C], z [...] -> [..., C], detached.
-
-        zeta_z = -ln pi_z,    zeta_i = -ln(pi_i / p_i + pi_z),    p = softmax(phi)
-
-    Without the noise's sum, E_i / p_i are exponential clocks of rates p_i: the first to ring does so after an Exp(1)
-    time, whichever it is, and the others, having no memory, start afresh from there.
-    """
-    dtype = working_dtype(logits.dtype)
-    log_p, log_pi = logits.detach().to(dtype).log_softmax(-1), log_pi.to(dtype)
-    first = log_pi.gather(-1, z.unsqueeze(-1))
-    wins = torch.arange(logits.shape[-1], device=z.device) == z.unsqueeze(-1)
-    return -torch.where(wins, first, torch.logaddexp(log_pi - log_p, first))
+    """The noisy logits given that z wins, up to a constant a row: [..., C], z [...] -> [..., C], detached."""
+    noise = given_winner(logits, z, log_pi)
+    return logits.detach().to(noise.dtype).log_softmax(-1) - noise
 
 
 @dataclass(frozen=True)
