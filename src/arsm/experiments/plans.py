@@ -98,6 +98,15 @@ FULL: tuple[Experiment, ...] = (
     ),
     lunar_lander(
         ("arsm",),
+        (0.02,),
+        schedule="linear",
+        budget=32,
+        episodes=4000,
+        log_every=40,
+        learning=Learning(reward_scale=0.01, episodes_an_iteration=8, common_random_numbers=True),
+    ),
+    lunar_lander(
+        ("arsm",),
         (0.03,),
         schedule="linear",
         budget=256,
