@@ -99,7 +99,7 @@ def draw(
 @pytest.mark.parametrize("network", [TWO, THREE], ids=["two", "three"])
 @pytest.mark.parametrize(
     "words",
-    ["arsm", "arsm:pooled=True", "ars", "rloo:samples=3", "rloo:samples=4,live=1", "reinforce"],
+    ["arsm", "arsm:pooled=True", "ars", "rloo:samples=3", "rloo:samples=4,live=1", "reinforce", "2*arsm"],
 )
 def test_all_parameters_get_the_gradient_of_the_expectation(words: str, network: Network, evaluation: str) -> None:
     drawn = draw(arsm.estimator(words), network, evaluation)
@@ -277,5 +277,6 @@ def test_wrong_layers_are_refused_in_a_sentence() -> None:
         estimate_layers([arsm.ARSM()], [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
     with pytest.raises(ValueError, match=r"Layer 1 must return logits \[2, K, C\]"):
         estimate_layers(arsm.ARSM(), [lambda zs: torch.zeros(2, 2, 3), lambda zs: torch.zeros(3, 2, 3)], f)
-    with pytest.raises(ValueError, match=r"VIMCO .* use arsm\.estimate_bound"):
-        estimate_layers(arsm.VIMCO(), [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
+    for estimator in (arsm.VIMCO(), arsm.Average(arsm.VIMCO(), 2)):
+        with pytest.raises(ValueError, match=r"bounds f by several samples.* use arsm\.estimate_bound"):
+            estimate_layers(estimator, [lambda zs: torch.zeros(2, 2, 3)] * 2, f)

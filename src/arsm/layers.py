@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from arsm.driver import estimate
+from arsm.estimators.average import Average
 from arsm.evaluate import Evaluation
 from arsm.noise import argmin_sample, dirichlet, given_winner
 from arsm.types import Estimate, Estimator
@@ -80,7 +81,7 @@ def estimate_layers(
             f"{depth} layers and {len(chosen)} estimators."
         )
     for estimator in chosen if depth > 1 else []:
-        if hasattr(estimator, "value"):
+        if _bounds(estimator):
             raise ValueError(
                 f"{type(estimator).__name__} bounds f by several samples, which cannot be done layer by layer; use "
                 "arsm.estimate_bound."
@@ -116,7 +117,7 @@ def estimate_layers(
         made[t].append(out)
         if t == 0:
             return out.value, []
-        z = out.z.view(below.shape[0], -1, below.shape[1])[:, 0]
+        z = out.z.reshape(below.shape[0], -1, below.shape[1])[:, 0]
         own = given_winner(below, z, dirichlet(below, generator))
         return out.value, [own, *(torch.cat(parts)[: below.shape[0]] for parts in zip(*noises, strict=True))]
 
@@ -131,6 +132,11 @@ def estimate_layers(
 
     value, _ = descend([], [], *context)
     return LayersEstimate(value, tuple(_merge(parts) for parts in made))
+
+
+def _bounds(estimator: Estimator) -> bool:
+    """Whether its value is not linear in f."""
+    return _bounds(estimator.estimator) if isinstance(estimator, Average) else hasattr(estimator, "value")
 
 
 def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator: torch.Generator | None) -> Tensor:
