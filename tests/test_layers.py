@@ -107,9 +107,17 @@ def test_all_parameters_get_the_gradient_of_the_expectation(words: str, network:
         assert float(deviations(samples, mean).max()) <= 1
 
 
-def test_each_layer_may_have_its_own_estimator() -> None:
-    drawn = draw([arsm.Reinforce(), arsm.Exact(), arsm.ARSM()], THREE, "packed")
-    for samples, mean in zip(drawn.samples, THREE.truth(), strict=True):
+@pytest.mark.parametrize(
+    ("network", "estimators"),
+    [
+        (THREE, [arsm.Reinforce(), arsm.Exact(), arsm.ARSM()]),
+        (TWO, [arsm.ARSM(), arsm.Exact()]),
+        (TWO, [arsm.ARSM(), arsm.RLOO(samples=3)]),
+    ],
+)
+def test_each_layer_may_have_its_own_estimator(network: Network, estimators: list[arsm.Estimator]) -> None:
+    drawn = draw(estimators, network, "packed")
+    for samples, mean in zip(drawn.samples, network.truth(), strict=True):
         assert float(deviations(samples, mean).max()) <= 1
 
 
