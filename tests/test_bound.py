@@ -79,3 +79,14 @@ def test_values_of_the_wrong_shape_are_refused_in_a_sentence() -> None:
         estimate_bound(
             arsm.VIMCO(samples=2), [lambda zs, x: torch.zeros(2, 1, 3)], lambda zs, phi, x: x, torch.zeros(2, 1)
         )
+
+
+def test_rows_whose_logits_or_values_are_not_finite_are_flagged() -> None:
+    def f(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
+        return x[:, 0] + zs[1].sum(-1)
+
+    x = torch.zeros(5, 2)
+    x[1, 0], x[3, 1] = torch.inf, torch.nan
+    layers = [lambda zs, x: torch.zeros(5, 2, 3), lambda zs, x: x[:, 1:, None].expand(-1, 2, 3)]
+    out = estimate_bound(arsm.VIMCO(samples=3), layers, f, x)
+    assert out.info["finite"].tolist() == [True, False, True, False, True]
