@@ -122,10 +122,10 @@ def estimate_layers(
         return out.value, [own, *(torch.cat(parts)[: below.shape[0]] for parts in zip(*noises, strict=True))]
 
     def _complete(
-        zs: list[Tensor], logits: list[Tensor], noises: list[Tensor], rows: tuple[Tensor, ...]
+        zs: list[Tensor], logits: list[Tensor], common: list[Tensor], rows: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Draw the layers below zs, with this noise where there is any."""
-        for t, noise in itertools.zip_longest(range(len(zs), depth), noises):
+        for t, noise in itertools.zip_longest(range(len(zs), depth), common):
             below = _logits(layers[t], t, zs, rows).detach()
             zs, logits = [*zs, _draw(chosen[t], below, noise, generator)], [*logits, below]
         return zs, logits

@@ -167,7 +167,7 @@ class Engine:
         self._seed_noise()
         self.totals: dict[str, Tensor] = {}
         rows = [slice(None)] if stacked else range(replicas)
-        self.turns = [self._turn(where, own_noise=not (stacked or compiled)) for where in rows]
+        self.turns = [self._turn(where, own_noise=not compiled) for where in rows]
         self._ones = torch.ones(replicas, device=self.device)
         self._streams: dict[tuple[torch.cuda.Stream, str, int], torch.cuda.Stream] = {}
         self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)

@@ -26,6 +26,7 @@ short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=
 short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
 short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
 lunar_lander = partial(Control, "LunarLander-v3", seeds=3, log_every=20)
+lunar_lander_arsm = partial(lunar_lander, ("arsm",), schedule="linear")
 
 SMOKE: tuple[Experiment, ...] = (
     # figure 1 and its like at larger C
@@ -87,38 +88,30 @@ FULL: tuple[Experiment, ...] = (
     Control("CartPole-v1", ("arsm",), (0.03,), episodes=250),
     Control("Acrobot-v1", ("arsm",), (0.01,), episodes=500, learning=BONUS),
     Control("Acrobot-v1", ("a2c",), (0.01,), ("rmsprop",), episodes=500, learning=BONUS),
-    lunar_lander(
-        ("arsm",),
+    lunar_lander_arsm(
         (0.03,),
-        schedule="linear",
         budget=64,
         episodes=1600,
         learning=Learning(reward_scale=0.01, episodes_an_iteration=4, common_random_numbers=True),
         engine="pool",
     ),
-    lunar_lander(
-        ("arsm",),
+    lunar_lander_arsm(
         (0.02,),
-        schedule="linear",
         budget=32,
         episodes=4000,
         log_every=40,
         learning=Learning(reward_scale=0.01, episodes_an_iteration=8, common_random_numbers=True),
     ),
-    lunar_lander(
-        ("arsm",),
+    lunar_lander_arsm(
         (0.03,),
-        schedule="linear",
         budget=256,
         episodes=450,
         log_every=10,
         learning=Learning(reward_scale=0.01),
         engine="pool",
     ),
-    lunar_lander(
-        ("arsm",),
+    lunar_lander_arsm(
         (0.03,),
-        schedule="linear",
         budget=1024,
         episodes=450,
         seeds=1,
