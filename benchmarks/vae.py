@@ -185,7 +185,6 @@ def on_gpu(config: Vae) -> None:
         chosen = replace(config, precision=precision)
         least = floor(chosen, replicas)
         for way, options in WAYS.items():
-            torch.compiler.reset()
             seconds = step_seconds(make(chosen, replicas, "cuda", images=11_000, **options), epochs=5)
             rows.append([precision, str(replicas), way, f"{1e3 * seconds:.3f}", f"{seconds / least:.1f}"])
             print("  ".join(rows[-1]), flush=True)

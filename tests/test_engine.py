@@ -183,7 +183,6 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
 
 @pytest.mark.parametrize(("words", "stacked"), [("arsm", True), ("relax", True), ("arsm", False), ("muprop", False)])
 def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.compiler.reset()
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
@@ -196,6 +195,15 @@ def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch:
     assert len(graphs) == 5  # all turns share them: the code, two losses, Adam and its scale
     for half in engine.state["first_moment"].tensor_split([engine.watched], -1):
         assert bool((half != 0).any(-1).all())
+
+
+def test_one_process_compiles_as_many_engines_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
+    engines = []
+    for batch in (4, 5, 10, 20):
+        engines.append(make(replace(SMALL, batch=batch), [0, 1], stacked=True, compiled=True))
+        assert not engines[-1].epoch()["not_finite"].any()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -175,6 +175,7 @@ class Engine:
         self._scale: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._adam_scale
         self._update: Callable[..., None] = self._adam
         if compiled:
+            torch.compiler.reset()  # steps that earlier engines compiled count against this one's limit
             if compiles_slopes():
                 torch._dynamo.config.trace_autograd_ops = True
             build = partial(torch.compile, fullgraph=True, dynamic=False)

@@ -136,6 +136,4 @@ def attempt(experiment: Experiment) -> str | None:
         return f"{type(error).__name__}: {error}"
     finally:
         torch.set_num_threads(threads)
-        if torch.cuda.is_available():
-            torch.compiler.reset()  # compiled steps of one experiment count against the next one's limit
     return None
