@@ -183,14 +183,44 @@ def test_the_estimators_loss_reaches_its_own_parameters_alone(words: str) -> Non
     assert torch.autograd.grad(loss, (logits, theta), allow_unused=True) == (None, None)
 
 
-def test_a_fixed_control_variate_has_no_loss() -> None:
+def test_a_fixed_control_variate_has_nothing_to_learn() -> None:
     logits, theta, log_pi = setting()
     learned, fixed = estimator(WORDS[1]), estimator(WORDS[1])
     arsm.learned_parts(fixed).requires_grad_(False)
     outs = [arsm.estimate(made, logits, f, theta, noise=log_pi) for made in (learned, fixed)]
-    assert outs[0].estimator_loss is not None
-    assert outs[1].estimator_loss is None
+    assert [out.estimator_loss is not None and out.estimator_loss.requires_grad for out in outs] == [True, False]
     torch.testing.assert_close(outs[0].grad, outs[1].grad)
+
+
+class Learning(nn.Module):
+    """The loss of an estimator's learned parts."""
+
+    def __init__(self, made: arsm.Estimator) -> None:
+        super().__init__()
+        self.made, self.learned = made, arsm.learned_parts(made)
+
+    def forward(self, logits: Tensor, theta: Tensor, noise: Noise) -> Tensor:
+        return loss_of(self.made, logits, theta, noise)
+
+
+def test_stacked_replicas_learn_as_each_would_alone() -> None:
+    """Inside vmap, where nothing seems to require a gradient."""
+    model, given = Learning(arsm.estimator("relax")), setting()
+    model(*given)  # learns its sizes
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    weights = {name: torch.stack([p, 2 * p]).detach().requires_grad_() for name, p in model.named_parameters()}
+
+    def loss(own: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, own, given)
+
+    stacked = torch.autograd.grad(torch.vmap(loss)(weights).sum(), list(weights.values()))
+    alone = torch.autograd.grad(
+        torch.stack([loss({n: p[r] for n, p in weights.items()}) for r in range(2)]).sum(), list(weights.values())
+    )
+    for one, other in zip(stacked, alone, strict=True):
+        torch.testing.assert_close(one, other)
+        assert bool((one != 0).flatten(1).any(-1).all())
 
 
 def test_rebar_learns_its_temperature_for_a_linear_f_too() -> None:

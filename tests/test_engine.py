@@ -197,13 +197,23 @@ def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch:
         assert bool((half != 0).any(-1).all())
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_learned_parts_learn(stacked: bool) -> None:
+    engine = make(replace(SMALL, estimator="relax"), [0, 1], stacked=stacked)
+    start = engine.parameters.detach().clone()
+    engine.epoch()
+    for moved in engine.parameters.detach() - start:
+        parts = engine.layout.unpack(moved)
+        assert all(bool((parts[f"learned.0.{name}"] != 0).any()) for name in ("hidden.weight", "out.weight"))
+
+
 def test_one_process_compiles_as_many_engines_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
     engines = []
-    for batch in (4, 5, 10, 20):
-        engines.append(make(replace(SMALL, batch=batch), [0, 1], stacked=True, compiled=True))
-        assert not engines[-1].epoch()["not_finite"].any()
+    with torch._dynamo.config.patch(recompile_limit=4):
+        for batch in (4, 5, 10, 20):
+            engines.append(make(replace(SMALL, batch=batch), [0, 1], stacked=True, compiled=True))
+            assert not engines[-1].epoch()["not_finite"].any()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

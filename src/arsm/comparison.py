@@ -161,10 +161,10 @@ class _Problem:
 
     def train(self, learner: Estimator, steps: int) -> None:
         """Fit the estimator's learned parts, if it has any, to the problem."""
-        parts = learned_parts(learner)
-        if not len(parts) or self.estimate(learner).estimator_loss is None:
+        parameters = [parameter for parameter in learned_parts(learner).parameters() if parameter.requires_grad]
+        if not parameters:
             return
-        optimiser = torch.optim.Adam(parts.parameters(), 3e-3)
+        optimiser = torch.optim.Adam(parameters, 3e-3)
         for _ in range(steps):
             loss = self.estimate(learner).estimator_loss
             assert loss is not None

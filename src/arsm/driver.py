@@ -68,7 +68,8 @@ def estimate(
     if gradient is not None:
         masked = logits == -torch.inf
         gradient = gradient.masked_fill(masked, 0)
-        if gradient.requires_grad:
+        # inside vmap nothing seems to require a gradient
+        if gradient.requires_grad or getattr(estimator, "learns", False):
             loss = gradient.square().sum((-2, -1)).mean()
             gradient = gradient.detach()
         value = attach(value, logits.masked_fill(masked, 0), gradient)

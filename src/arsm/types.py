@@ -74,5 +74,5 @@ class Estimate:
     """`asked`: queries a row; `distinct` [*B]: evaluations that they need; `finite` [*B]: whether
     logits and values were all finite."""
     estimator_loss: Tensor | None = None
-    """[]: the squared norm of a gradient with learned parts, averaged over the batch; minimise it together
+    """[]: the squared norm of the gradient, averaged over the batch, of an estimator that learns; minimise it together
     with the model's loss."""

@@ -32,6 +32,10 @@ class Average:
     def needs_gradient(self) -> bool:
         return self.estimator.needs_gradient
 
+    @property
+    def learns(self) -> bool:
+        return getattr(self.estimator, "learns", False)
+
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
         """The estimator's own, for logits [*B, n, K, C]."""
         return self.estimator.noise(repeat_draws(logits, self.n), generator)

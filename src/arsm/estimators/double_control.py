@@ -44,6 +44,7 @@ class DoubleControl:
 
     unbiased = True
     needs_gradient = True
+    learns = True
 
     def __post_init__(self) -> None:
         check_samples("DoubleControl", self.samples)

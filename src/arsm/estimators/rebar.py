@@ -75,6 +75,7 @@ class REBAR:
 
     unbiased = True
     needs_gradient = True
+    learns = True
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

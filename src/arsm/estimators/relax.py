@@ -54,6 +54,7 @@ class RELAX:
 
     unbiased = True
     needs_gradient = False
+    learns = True
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
