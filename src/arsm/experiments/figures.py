@@ -151,20 +151,23 @@ def save_figure(figure: Figure, folder: Path) -> None:
         rows = -(-len(drawn) // columns)
         height = max(2.7, *(0.17 * len(panel.names) + 0.8 for panel, _ in drawn))
         width = 6 if any(panel.names for panel, _ in drawn) else 4
+        longest = max((len(label) for label in figure.legend), default=0)
+        fit = int(width * columns / (0.5 + 0.08 * longest))  # inches of a line's sample and of a letter
+        ncols = max(1, min(len(figure.legend), 5, fit))
+        above = 0.2 * -(-len(figure.legend) // ncols)
         with rc_context(settings):  # pyright: ignore[reportArgumentType]
-            canvas = MatplotlibFigure(figsize=(width * columns, height * rows), layout="constrained")
+            canvas = MatplotlibFigure(figsize=(width * columns, height * rows + above), layout="constrained")
             for place, (panel, axis) in enumerate(drawn, 1):
                 draw_panel(canvas.add_subplot(rows, columns, place), panel, axis)
             handles = [Line2D([], [], color=colour, label=label) for label, colour in figure.legend.items()]
-            longest = max((len(label) for label in figure.legend), default=0)
-            fit = int(width * columns / (0.5 + 0.08 * longest))  # inches of a line's sample and of a letter
-            ncols = max(1, min(len(handles), 5, fit))
             canvas.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
             canvas.savefig(folder / f"{name}.png", dpi=110)
 
 
 def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
     """One view of a panel on matplotlib's axes."""
+    from matplotlib.ticker import AutoLocator, NullLocator, ScalarFormatter
+
     axes.set_title(panel.title, loc="left")
     axes.set_xlabel(axis)
     if panel.log:
@@ -175,6 +178,10 @@ def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
         axes.set_ylim(bottom=panel.floor)
     for level in panel.levels:
         axes.axhline(level.y, color=level.colour, linewidth=1, linestyle=":")
+    if panel.log == "y" and axes.get_ylim()[1] < 10 * axes.get_ylim()[0]:
+        axes.yaxis.set_major_locator(AutoLocator())
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
     if panel.names:
         axes.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
         axes.invert_yaxis()

@@ -154,7 +154,7 @@ def figures(
             "a command train together and share their seconds, which include compilation; the axis has their mean over "
             "seeds. Evaluations are the distinct ones of f on all images so far; a relaxing estimator's each come with "
             "a gradient of f.",
-            [_panel(rows, title, part) for part, title in titles.items()],
+            [_panel(rows, title, part, log=True) for part, title in titles.items()],
             {f"{slug}-{name}": (axis,) for axis, name in zip(AXES, FILES, strict=True)},
         ),
         Figure(
@@ -221,4 +221,4 @@ def _rates(rows: Sequence[Row], which: str, title: str) -> Panel:
             Series(row.name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),
             Series(row.name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
         ]
-    return Panel(f"{which}: {title}", {"learning rate": series})
+    return Panel(f"{which}: {title}", {"learning rate": series}, log="y")
