@@ -19,6 +19,7 @@ SEEDS = (0, 1, 2)
 RATES = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
 BONUS = Learning(entropy=0.01)
 
+vae_grid = partial(Vae, rates=RATES, seeds=(0,), precision="bf16")
 vae_recipe = partial(
     Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
 )
@@ -63,16 +64,24 @@ FULL: tuple[Experiment, ...] = (
     Toy(estimators=TOY_ESTIMATORS),
     Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
     Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
-    Vae("arsm", rates=RATES, seeds=SEEDS, precision="bf16"),
-    Vae("arsm:pooled=True", rates=RATES, seeds=(0,), precision="bf16"),
-    Vae("rloo:samples=46,live=1", rates=RATES, seeds=(0,), precision="bf16"),
-    Vae("rloo:samples=10,live=1", rates=RATES, seeds=SEEDS, precision="bf16"),
-    Vae("ars", rates=RATES, seeds=SEEDS, precision="bf16"),
+    vae_grid("reinforce"),
+    vae_grid("gumbel-softmax:hard=True"),
+    vae_grid("25*gumbel-softmax"),
+    vae_grid("ar"),
+    vae_grid("ars", seeds=SEEDS),
+    vae_grid("arsm", seeds=SEEDS),
+    vae_grid("arsm", seeds=(3, 4, 5)),
+    vae_grid("arsm:pooled=True"),
+    vae_grid("rloo:samples=10,live=1", seeds=SEEDS),
+    vae_grid("rloo:samples=46,live=1"),
+    vae_grid("rloo:samples=46,live=1,ridge=1.0"),
+    vae_grid("arsm", name="analytic", kl="analytic", seeds=SEEDS),
     vae_recipe(layers=1, rates=(5e-4,), epochs=900),
+    vae_grid("gumbel-softmax", layers=2),
+    vae_grid("arsm", layers=2, rates=(1e-4,), seeds=SEEDS),
+    vae_grid("arsm", layers=2, rates=RATES[1:]),
+    vae_grid("arsm", layers=2, rates=(4e-4,), seeds=(1, 2)),
     vae_recipe(layers=2, rates=(4e-4,), epochs=800),
-    Vae("arsm", name="analytic", kl="analytic", rates=RATES, seeds=SEEDS, precision="bf16"),
-    Vae("arsm", layers=2, rates=RATES, seeds=(0,), precision="bf16"),
-    Vae("arsm", layers=2, rates=(4e-4,), seeds=(1, 2), precision="bf16"),
     Conditional("arsm", seeds=SEEDS),
     Conditional("arsm:pooled=True", seeds=SEEDS),
     Conditional("rloo:samples=46,live=1", seeds=SEEDS),
@@ -88,6 +97,8 @@ FULL: tuple[Experiment, ...] = (
     Control("CartPole-v1", ("arsm",), (0.03,), episodes=250),
     Control("Acrobot-v1", ("arsm",), (0.01,), episodes=500, learning=BONUS),
     Control("Acrobot-v1", ("a2c",), (0.01,), ("rmsprop",), episodes=500, learning=BONUS),
+    Control("Acrobot-v1", ("relax",), (0.01,), episodes=500, learning=BONUS),
+    Control("Acrobot-v1", ("reinforce",), (0.003,), ("rmsprop",), episodes=500, learning=BONUS),
     lunar_lander_arsm(
         (0.03,),
         budget=64,
@@ -101,6 +112,13 @@ FULL: tuple[Experiment, ...] = (
         episodes=4000,
         log_every=40,
         learning=Learning(reward_scale=0.01, episodes_an_iteration=8, common_random_numbers=True),
+    ),
+    lunar_lander_arsm(
+        (0.003,),
+        budget=32,
+        episodes=4000,
+        log_every=40,
+        learning=Learning(reward_scale=0.01, hidden=(64, 64), episodes_an_iteration=8, common_random_numbers=True),
     ),
     lunar_lander_arsm(
         (0.03,),
