@@ -68,7 +68,7 @@ class ArrayLanes:
 
 
 FAR, TILTED = 2.4, 12 * 2 * math.pi / 360
-FEW = 8  # up to here Python's own numbers are faster than arrays
+FEW_POLES, FEW_LINKS = 8, 5  # up to here Python's own numbers are faster than arrays
 
 
 class CartPole(Arrays):
@@ -87,7 +87,7 @@ class CartPole(Arrays):
         return state, _as_seen(state)
 
     def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
-        if len(actions) <= FEW:
+        if len(actions) <= FEW_POLES:
             return self._advance_few(state, actions)
         force = self._force.take(actions[:, 0])
         following = np.empty_like(state)
@@ -149,6 +149,7 @@ class Acrobot(Arrays):
     choices = (3,)
 
     _fastest = np.array([[4 * np.pi], [9 * np.pi]])
+    _step, _half, _sixth = np.array(0.2), np.array(0.2 / 2.0), np.array(0.2 / 6.0)
 
     def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
         state = generator.uniform(-0.1, 0.1, size=(4,)).astype(np.float32)
@@ -157,36 +158,83 @@ class Acrobot(Arrays):
         return state.astype(np.float64), seen
 
     def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
-        torque = actions[:, 0] - 1.0
-        half = 0.2 / 2.0
-        k1 = _acrobot_rate(state, torque)
-        k2 = _acrobot_rate(state + half * k1, torque)
-        k3 = _acrobot_rate(state + half * k2, torque)
-        k4 = _acrobot_rate(state + 0.2 * k3, torque)
-        state = state + 0.2 / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
-        angles = state[:2]
-        while (np.abs(angles) > np.pi).any():
-            angles = np.where(angles > np.pi, angles - 2 * np.pi, angles)
-            angles = np.where(angles < -np.pi, angles + 2 * np.pi, angles)
-        state[:2] = angles
-        np.clip(state[2:], -self._fastest, self._fastest, out=state[2:])
-        cos, sin = np.cos(angles), np.sin(angles)
+        state = (
+            self._runge_kutta_few(state, actions) if len(actions) <= FEW_LINKS else self._runge_kutta(state, actions)
+        )
+        angles, speeds = state[:2], state[2:]
+        while np.count_nonzero(np.abs(angles) > PI):
+            np.subtract(angles, TWO_PI, out=angles, where=angles > PI)
+            np.add(angles, TWO_PI, out=angles, where=angles < -PI)
+        np.minimum(speeds, self._fastest, out=speeds)
+        np.maximum(speeds, -self._fastest, out=speeds)
+        cos = np.cos(angles)
         terminated = -cos[0] - np.cos(angles[1] + angles[0]) > 1.0
-        seen = np.stack([cos[0], sin[0], cos[1], sin[1], state[2], state[3]], 1)
-        return state, _as_seen(seen), np.where(terminated, 0.0, -1.0), terminated
+        seen = np.empty((len(actions), 6))
+        seen[:, 0:4:2], seen[:, 1:4:2], seen[:, 4:] = cos.T, np.sin(angles).T, speeds.T
+        return state, _as_seen(seen), terminated - 1.0, terminated
+
+    def _runge_kutta(self, state: Array, actions: Array) -> Array:
+        torque = actions[:, 0] - 1.0
+
+        def rate(state: Array) -> Array:
+            angle1, angle2, speed1, speed2 = state
+            pull1, pull2 = np.cos(angle1 - HALF_PI), np.cos(angle1 + angle2 - HALF_PI)
+            given = (pull1, pull2, speed1, speed2, torque, np.float_power, *LINK_ARRAYS)
+            rate = np.empty_like(state)
+            rate[:2] = state[2:]
+            rate[2], rate[3] = _acrobot_rates(np.cos(angle2), np.sin(angle2), *given)
+            return rate
+
+        k1 = rate(state)
+        k2 = rate(state + self._half * k1)
+        k3 = rate(state + self._half * k2)
+        k4 = rate(state + self._step * k3)
+        return state + self._sixth * (k1 + TWO * k2 + TWO * k3 + k4)
+
+    def _runge_kutta_few(self, state: Array, actions: Array) -> Array:
+        """The same in Python's own numbers."""
+        following = []
+        for start, action in zip(state.T.tolist(), actions[:, 0].tolist(), strict=True):
+            torque = action - 1.0
+            k: list[tuple[float, ...]] = []
+            for far in (0.0, 0.1, 0.1, 0.2):
+                angle1, angle2, *speeds = [x + far * d for x, d in zip(start, k[-1], strict=True)] if k else start
+                cos, *pulls = np.cos((angle2, angle1 - math.pi / 2, angle1 + angle2 - math.pi / 2)).tolist()
+                given = (*pulls, *speeds, torque, pow, *LINK_NUMBERS)
+                k.append((*speeds, *_acrobot_rates(cos, float(np.sin(angle2)), *given)))
+            following.append([x + 0.2 / 6.0 * (a + 2 * b + 2 * c + d) for x, a, b, c, d in zip(start, *k, strict=True)])
+        return np.array(following).T.copy()
 
 
-def _acrobot_rate(state: Array, torque: Array) -> Array:
-    """d(state)/dt of two links of mass, length and inertia 1, with the book's equation for the second joint."""
-    angle1, angle2, speed1, speed2 = state
-    cos, sin = np.cos(angle2), np.sin(angle2)
-    square = np.float_power(state[2:], 2.0)
-    d1 = 0.25 + (1.25 + cos) + 1.0 + 1.0
-    d2 = 0.25 + 0.5 * cos + 1.0
-    phi2 = 0.5 * 9.8 * np.cos(angle1 + angle2 - np.pi / 2.0)
-    phi1 = -0.5 * square[1] * sin - speed2 * speed1 * sin + 1.5 * 9.8 * np.cos(angle1 - np.pi / 2) + phi2
-    rate = np.empty_like(state)
-    rate[:2] = state[2:]
-    rate[3] = (torque + d2 / d1 * phi1 - 0.5 * square[0] * sin - phi2) / (1.25 - np.float_power(d2, 2.0) / d1)
-    rate[2] = -(d2 * rate[3] + phi1) / d1
-    return rate
+PI, HALF_PI, TWO_PI = np.array(np.pi), np.array(np.pi / 2), np.array(2 * np.pi)
+# 2, 1/4, 1/2, 1, 5/4 and the pull on both joints, half and one and a half times gravity
+LINK_NUMBERS = (2.0, 0.25, 0.5, 1.0, 1.25, 1.5 * 9.8, 0.5 * 9.8)
+LINK_ARRAYS = tuple(map(np.array, LINK_NUMBERS))
+TWO = LINK_ARRAYS[0]
+
+
+def _acrobot_rates(
+    cos: Any,
+    sin: Any,
+    pull1: Any,
+    pull2: Any,
+    speed1: Any,
+    speed2: Any,
+    torque: Any,
+    power: Any,
+    two: Any,
+    quarter: Any,
+    half: Any,
+    one: Any,
+    five_quarters: Any,
+    weight1: Any,
+    weight2: Any,
+) -> tuple[Any, Any]:
+    """The accelerations of two links of mass, length and inertia 1, the book's for the second; of numbers or arrays."""
+    d1 = quarter + (five_quarters + cos) + one + one
+    d2 = quarter + half * cos + one
+    phi2 = weight2 * pull2
+    phi1 = -half * power(speed2, two) * sin - speed2 * speed1 * sin + weight1 * pull1 + phi2
+    rate2 = torque + d2 / d1 * phi1 - half * power(speed1, two) * sin - phi2
+    rate2 = rate2 / (five_quarters - power(d2, two) / d1)
+    return -(d2 * rate2 + phi1) / d1, rate2
