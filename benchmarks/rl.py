@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -115,8 +116,8 @@ class Task(NamedTuple):
     line: float
     limit: float
     """CPU seconds at most."""
-    arsm: Settings | None
-    """None where results/control says what it takes."""
+    arsm: dict[str, Settings]
+    """By name; none where results/control says what it takes."""
     a2c: Settings | None
     steps: int
     """Stable-Baselines3's, as its settings have them: DLR-RM/rl-baselines3-zoo, hyperparams/a2c.yml."""
@@ -138,7 +139,7 @@ TASKS = (
         "CartPole-v0",
         195.0,
         60.0,
-        Settings(optimizer="rmsprop", learning_rate=0.03),
+        {"ARSM": Settings(optimizer="rmsprop", learning_rate=0.03)},
         Settings(optimizer="adam", learning_rate=0.01),
         steps=500_000,
         environments=8,
@@ -149,7 +150,10 @@ TASKS = (
         "Acrobot-v1",
         -100.0,
         120.0,
-        Settings(budget=64, learning_rate=0.01, entropy=0.01),
+        {
+            "ARSM, 32 units and 256 rollouts": Settings(hidden=(32,), budget=256, learning_rate=0.01, entropy=0.01),
+            "ARSM, the paper's 10 and 10 units and 64 rollouts": Settings(budget=64, learning_rate=0.01, entropy=0.01),
+        },
         Settings(optimizer="rmsprop", learning_rate=0.01, entropy=0.01),
         steps=500_000,
         environments=16,
@@ -160,7 +164,7 @@ TASKS = (
         "LunarLander-v3",
         200.0,
         300.0,
-        None,
+        {},
         None,
         steps=200_000,
         environments=8,
@@ -206,12 +210,12 @@ def held(returns: list[float], task: Task) -> bool:
     return len(returns) == WINDOW and float(np.mean(returns)) >= task.line
 
 
-def solving(seeds: int = 3) -> None:
+def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3) -> None:
     """Seconds until a task's completion line is held."""
-    for task in TASKS:
-        methods: dict[str, Callable[[int], Solved]] = {}
-        if task.arsm is not None:
-            methods["ARSM"] = partial(ours, task, arsm.ARSM(), task.arsm)
+    for task in tasks:
+        methods: dict[str, Callable[[int], Solved]] = {
+            name: partial(ours, task, arsm.ARSM(), settings) for name, settings in task.arsm.items()
+        }
         if task.a2c is not None:
             methods["A2C of this loop"] = partial(ours, task, ActorCritic(), task.a2c)
         if importlib.util.find_spec("stable_baselines3"):
@@ -226,8 +230,12 @@ def solving(seeds: int = 3) -> None:
         print(table(title, ["method", "seeds solved", "wall", "CPU", "average then"], rows))
 
 
-def main() -> None:
+def main(environment: str | None = None, seeds: str = "3") -> None:
+    """Everything; or how long one environment takes, from so many seeds."""
     torch.set_num_threads(1)
+    if environment is not None:
+        solving([task for task in TASKS if task.environment == environment], int(seeds))
+        return
     iteration()
     engines()
     variance()
@@ -235,4 +243,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
