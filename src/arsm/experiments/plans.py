@@ -96,6 +96,7 @@ FULL: tuple[Experiment, ...] = (
     Control("CartPole-v0", ("reinforce",), (0.01,), episodes=500, learning=BONUS),
     Control("CartPole-v1", ("arsm",), (0.03,), episodes=250),
     Control("Acrobot-v1", ("arsm",), (0.01,), episodes=500, learning=BONUS),
+    Control("Acrobot-v1", ("arsm",), (0.01,), budget=256, episodes=500, learning=Learning(entropy=0.01, hidden=(32,))),
     Control("Acrobot-v1", ("a2c",), (0.01,), ("rmsprop",), episodes=500, learning=BONUS),
     Control("Acrobot-v1", ("relax",), (0.01,), episodes=500, learning=BONUS),
     Control("Acrobot-v1", ("reinforce",), (0.003,), ("rmsprop",), episodes=500, learning=BONUS),
