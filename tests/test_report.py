@@ -198,16 +198,26 @@ def test_a_panel_is_drawn_as_it_is_described() -> None:
     assert axes.get_xlim()[0] == 0.0
 
 
-def test_a_file_shows_the_axes_that_it_names(tmp_path: Path) -> None:
-    """As many panels as views, seen from the PNG's size."""
-    line = [Series("arsm", "#0090d6", [0, 1], [0, 1])]
+@pytest.mark.parametrize("entries", [1, 9])
+def test_a_file_shows_the_axes_that_it_names_below_the_legend(entries: int, tmp_path: Path) -> None:
+    """As many panels as views and as many lines as long names, seen from the PNG's size."""
+    line = [Series(f"arsm with settings {number:_>30}", "#0090d6", [0, 1], [0, 1]) for number in range(entries)]
     panels = [Panel("return", {"episode": line, "step": line, "second": line}), Panel("entropy", {"episode": line})]
     files = {"all": ("episode", "step", "second"), "one": ("second",)}
     save_figure(Figure("Along training", "", panels, files), tmp_path)
-    for name, inches in (("all", (8, 5.4)), ("one", (4, 2.7))):
+    for name, inches in (("all", (8, 5.4 + 0.2 * entries)), ("one", (4, 2.7 + 0.2 * entries))):
         header = (tmp_path / f"{name}.png").read_bytes()[16:24]
         size = int.from_bytes(header[:4]), int.from_bytes(header[4:])
         assert size == tuple(round(110 * inch) for inch in inches)
+
+
+@pytest.mark.parametrize(("values", "plain"), [((80, 150), True), ((0.8, 150), False)])
+def test_a_log_scale_within_a_decade_has_plain_numbers(values: tuple[float, float], plain: bool) -> None:
+    figure = MatplotlibFigure()
+    axes = figure.add_subplot()
+    draw_panel(axes, Panel("-ELBO", {"iteration": [Series("arsm", "#0090d6", [0, 1], values)]}, log="y"), "iteration")
+    figure.draw_without_rendering()
+    assert ("100" in [label.get_text() for label in axes.get_yticklabels()]) == plain
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (100, 1.984)])
