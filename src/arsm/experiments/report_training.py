@@ -150,10 +150,10 @@ def figures(
     made = [
         Figure(
             objective,
-            f"Lines are means over seeds, bands their 10th to 90th percentile{dotted}. All seeds and learning rates of "
-            "a command train together and share their seconds, which include compilation; the axis has their mean over "
-            "seeds. Evaluations are the distinct ones of f on all images so far; a relaxing estimator's each come with "
-            "a gradient of f.",
+            f"Lines are means over seeds, bands their 10th to 90th percentile{dotted}; the scale is logarithmic. All "
+            "seeds and learning rates of a command train together and share their seconds, which include compilation; "
+            "the axis has their mean over seeds. Evaluations are the distinct ones of f on all images so far; those of "
+            "a relaxing estimator each come with a gradient of f.",
             [_panel(rows, title, part, log=True) for part, title in titles.items()],
             {f"{slug}-{name}": (axis,) for axis, name in zip(AXES, FILES, strict=True)},
         ),
