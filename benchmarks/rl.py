@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -230,12 +230,8 @@ def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3) -> None:
         print(table(title, ["method", "seeds solved", "wall", "CPU", "average then"], rows))
 
 
-def main(environment: str | None = None, seeds: str = "3") -> None:
-    """Everything; or how long one environment takes, from so many seeds."""
+def main() -> None:
     torch.set_num_threads(1)
-    if environment is not None:
-        solving([task for task in TASKS if task.environment == environment], int(seeds))
-        return
     iteration()
     engines()
     variance()
@@ -243,4 +239,10 @@ def main(environment: str | None = None, seeds: str = "3") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    by_name = {task.environment: task for task in TASKS}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rl", description="How long one task takes.")
+    parser.add_argument("environment", choices=by_name)
+    parser.add_argument("seeds", type=int)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    solving([by_name[chosen.environment]], chosen.seeds)

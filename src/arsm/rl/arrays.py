@@ -179,10 +179,12 @@ class Acrobot(Arrays):
         def rate(state: Array) -> Array:
             angle1, angle2, speed1, speed2 = state
             pull1, pull2 = np.cos(angle1 - HALF_PI), np.cos(angle1 + angle2 - HALF_PI)
-            given = (pull1, pull2, speed1, speed2, torque, np.float_power, *LINK_ARRAYS)
+            cos, sin = np.cos(angle2), np.sin(angle2)
             rate = np.empty_like(state)
             rate[:2] = state[2:]
-            rate[2], rate[3] = _acrobot_rates(np.cos(angle2), np.sin(angle2), *given)
+            rate[2], rate[3] = _acrobot_rates(
+                cos, sin, pull1, pull2, speed1, speed2, torque, np.float_power, LINK_ARRAYS
+            )
             return rate
 
         k1 = rate(state)
@@ -198,10 +200,12 @@ class Acrobot(Arrays):
             torque = action - 1.0
             k: list[tuple[float, ...]] = []
             for far in (0.0, 0.1, 0.1, 0.2):
-                angle1, angle2, *speeds = [x + far * d for x, d in zip(start, k[-1], strict=True)] if k else start
-                cos, *pulls = np.cos((angle2, angle1 - math.pi / 2, angle1 + angle2 - math.pi / 2)).tolist()
-                given = (*pulls, *speeds, torque, pow, *LINK_NUMBERS)
-                k.append((*speeds, *_acrobot_rates(cos, float(np.sin(angle2)), *given)))
+                at = [x + far * d for x, d in zip(start, k[-1], strict=True)] if k else start
+                angle1, angle2, speed1, speed2 = at
+                cos, pull1, pull2 = np.cos((angle2, angle1 - math.pi / 2, angle1 + angle2 - math.pi / 2)).tolist()
+                sin = float(np.sin(angle2))
+                rates = _acrobot_rates(cos, sin, pull1, pull2, speed1, speed2, torque, pow, LINK_NUMBERS)
+                k.append((speed1, speed2, *rates))
             following.append([x + 0.2 / 6.0 * (a + 2 * b + 2 * c + d) for x, a, b, c, d in zip(start, *k, strict=True)])
         return np.array(following).T.copy()
 
@@ -222,15 +226,10 @@ def _acrobot_rates(
     speed2: Any,
     torque: Any,
     power: Any,
-    two: Any,
-    quarter: Any,
-    half: Any,
-    one: Any,
-    five_quarters: Any,
-    weight1: Any,
-    weight2: Any,
+    constants: tuple[Any, ...],
 ) -> tuple[Any, Any]:
     """The accelerations of two links of mass, length and inertia 1, the book's for the second; of numbers or arrays."""
+    two, quarter, half, one, five_quarters, weight1, weight2 = constants
     d1 = quarter + (five_quarters + cos) + one + one
     d2 = quarter + half * cos + one
     phi2 = weight2 * pull2
