@@ -113,6 +113,17 @@ def test_learned_parts_are_trained_before_they_are_measured() -> None:
     assert trained < 0.8 * raw
 
 
+def test_a_control_variate_that_is_fixed_is_compared_as_it_is() -> None:
+    fixed = arsm.RELAX()
+    arsm.estimate(fixed, LOGITS, f)  # learns its sizes
+    fixed.control.requires_grad_(False)
+    relax, reinforce = (
+        arsm.compare(LOGITS, f, estimators=[made], training=2, samples=100, generator=generator())[0].variance
+        for made in (fixed, arsm.Reinforce())
+    )
+    assert relax == pytest.approx(reinforce)
+
+
 def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--estimators", "arsm", "rloo"]
     words += ["--samples", "10"]

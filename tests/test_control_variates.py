@@ -203,9 +203,13 @@ class Learning(nn.Module):
         return loss_of(self.made, logits, theta, noise)
 
 
-def test_stacked_replicas_learn_as_each_would_alone() -> None:
+@pytest.mark.parametrize("words", ["relax", "2*relax"])
+def test_stacked_replicas_learn_as_each_would_alone(words: str) -> None:
     """Inside vmap, where nothing seems to require a gradient."""
-    model, given = Learning(arsm.estimator("relax")), setting()
+    made = arsm.estimator(words)
+    logits, theta, _ = setting()
+    given = logits, theta, made.noise(logits, torch.Generator().manual_seed(0))
+    model = Learning(made)
     model(*given)  # learns its sizes
     for parameter in model.parameters():
         nn.init.normal_(parameter)
@@ -221,6 +225,16 @@ def test_stacked_replicas_learn_as_each_would_alone() -> None:
     for one, other in zip(stacked, alone, strict=True):
         torch.testing.assert_close(one, other)
         assert bool((one != 0).flatten(1).any(-1).all())
+
+
+class Silent(arsm.RELAX):
+    """Does not say that it learns."""
+
+    learns = False
+
+
+def test_outside_vmap_a_gradient_with_learned_parts_is_seen() -> None:
+    assert loss_of(Silent(), *setting()).requires_grad
 
 
 def test_rebar_learns_its_temperature_for_a_linear_f_too() -> None:
