@@ -1,5 +1,6 @@
 import signal
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -7,3 +8,9 @@ torch.set_num_threads(1)  # pytest -n runs as many processes as there are cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored in what they start in the background
 settings.register_profile("arsm", deadline=None, derandomize=True)
 settings.load_profile("arsm")
+
+
+@pytest.fixture(autouse=True)
+def same_weights_on_every_run() -> None:
+    """Modules draw their first weights from torch's own generator."""
+    torch.manual_seed(0)

@@ -211,8 +211,8 @@ def test_stacked_replicas_learn_as_each_would_alone(words: str) -> None:
     given = logits, theta, made.noise(logits, torch.Generator().manual_seed(0))
     model = Learning(made)
     model(*given)  # learns its sizes
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
+    for seed, parameter in enumerate(model.double().parameters()):
+        parameter.data.copy_(normal(seed, *parameter.shape))
     weights = {name: torch.stack([p, 2 * p]).detach().requires_grad_() for name, p in model.named_parameters()}
 
     def loss(own: dict[str, Tensor]) -> Tensor:
