@@ -151,7 +151,9 @@ TASKS = (
         -100.0,
         120.0,
         {
-            "ARSM, 32 units and 256 rollouts": Settings(hidden=(32,), budget=256, learning_rate=0.01, entropy=0.01),
+            "ARSM, a linear policy and 2 x 256 rollouts": Settings(
+                episodes_an_iteration=2, entropy=0.1, hidden=(), budget=256, optimizer="rmsprop", learning_rate=0.05
+            ),
             "ARSM, the paper's 10 and 10 units and 64 rollouts": Settings(budget=64, learning_rate=0.01, entropy=0.01),
         },
         Settings(optimizer="rmsprop", learning_rate=0.01, entropy=0.01),

@@ -60,7 +60,7 @@ def _setting(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"not {name}"
     values = value if isinstance(value, tuple) else (value,)
-    return " ".join([name, *(f"{x:g}" if isinstance(x, float) else str(x) for x in values)])
+    return " ".join([name, *(f"{x:g}" if isinstance(x, float) else str(x) for x in values or ("none",))])
 
 
 def completion_line(environment: str) -> float | None:

@@ -19,7 +19,7 @@ class Learning:
     entropy: float = 0.0
     """The weight of the policy's entropy, summed over steps, in what is maximised."""
     hidden: tuple[int, ...] = (10, 10)
-    """Hidden layers of policy and critic, with ReLUs."""
+    """Hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
     """Weight the steps that the budget keeps by M/|H|, which makes the gradient unbiased; without is the paper's."""
     discounting: Literal["none", "gamma^t"] = "none"
