@@ -68,8 +68,8 @@ def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) ->
 
 
 def test_a_linear_policy_is_called_so(tmp_path: Path) -> None:
-    words = ["control", "--environment", "CartPole-v1", "--horizon", "20", "--episodes", "4", "--seeds", "1", "--hidden"]
-    assert main([*words, "--root", str(tmp_path)]) == 0
+    words = ["--environment", "CartPole-v1", "--horizon", "20", "--episodes", "4", "--seeds", "1", "--hidden"]
+    assert main(["control", *words, "--root", str(tmp_path)]) == 0
     (section,) = control_sections([read_run(tmp_path / "control" / "CartPole-v1-arsm-adam-0.01-hidden-none")])
     assert {x.row for x in section.results} == {"arsm, adam 0.01, hidden none"}
 
