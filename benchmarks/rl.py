@@ -69,12 +69,12 @@ def engines() -> None:
         many = branches_of(environment, policy, count, at_start=at_start)
         names = ["in-process", "pool"] + ["ray"] * (importlib.util.find_spec("ray") is not None)
         made = {kind: make_engine(kind, environment, os.cpu_count()) for kind in names}
-        steps = made["in-process"].play(policy, many).steps
-        replayed = int(many.step.sum()) if getattr(environment, "way", None) == "replay" else 0
+        played = made["in-process"].play(policy, many)
+        steps = played.steps + played.replayed
         calls: dict[str, Callable[[], object]] = {kind: partial(one.play, policy, many) for kind, one in made.items()}
         for kind, timing in interleaved(calls, 5).items():
-            rate = f"{(steps + replayed) / timing.median:,.0f} (best {(steps + replayed) / timing.low:,.0f})"
-            rows.append([name, str(count), kind, str(steps + replayed), str(timing), rate])
+            rate = f"{steps / timing.median:,.0f} (best {steps / timing.low:,.0f})"
+            rows.append([name, str(count), kind, str(steps), str(timing), rate])
         for one in made.values():
             one.close()
     header = ["environment", "rollouts", "engine", "steps", "time", "steps/s"]
@@ -116,9 +116,8 @@ class Task(NamedTuple):
     line: float
     limit: float
     """CPU seconds at most."""
-    arsm: dict[str, Settings]
-    """By name; none where results/control says what it takes."""
-    a2c: Settings | None
+    agents: dict[str, tuple[arsm.Estimator | ActorCritic, Settings]]
+    """Of this library, by name; none where results/control says what it takes."""
     steps: int
     """Stable-Baselines3's, as its settings have them: DLR-RM/rl-baselines3-zoo, hyperparams/a2c.yml."""
     environments: int
@@ -139,8 +138,10 @@ TASKS = (
         "CartPole-v0",
         195.0,
         60.0,
-        {"ARSM": Settings(optimizer="rmsprop", learning_rate=0.03)},
-        Settings(optimizer="adam", learning_rate=0.01),
+        {
+            "ARSM": (arsm.ARSM(), Settings(optimizer="rmsprop", learning_rate=0.03)),
+            "A2C of this loop": (ActorCritic(), Settings(optimizer="adam", learning_rate=0.01)),
+        },
         steps=500_000,
         environments=8,
         normalize=False,
@@ -151,12 +152,25 @@ TASKS = (
         -100.0,
         120.0,
         {
-            "ARSM, a linear policy and 2 x 256 rollouts": Settings(
-                episodes_an_iteration=2, entropy=0.1, hidden=(), budget=256, optimizer="rmsprop", learning_rate=0.05
+            "ARSM, a linear policy and 2 x 256 rollouts": (
+                arsm.ARSM(),
+                Settings(
+                    episodes_an_iteration=2, entropy=0.1, hidden=(), budget=256, optimizer="rmsprop", learning_rate=0.05
+                ),
             ),
-            "ARSM, the paper's 10 and 10 units and 64 rollouts": Settings(budget=64, learning_rate=0.01, entropy=0.01),
+            "ARSM, the paper's 10 and 10 units and 64 rollouts": (
+                arsm.ARSM(),
+                Settings(entropy=0.01, budget=64, learning_rate=0.01),
+            ),
+            "A2C of this loop, a linear policy": (
+                ActorCritic(),
+                Settings(entropy=0.01, hidden=(), optimizer="rmsprop", learning_rate=0.03),
+            ),
+            "A2C of this loop, 10 and 10 units": (
+                ActorCritic(),
+                Settings(entropy=0.01, optimizer="rmsprop", learning_rate=0.01),
+            ),
         },
-        Settings(optimizer="rmsprop", learning_rate=0.01, entropy=0.01),
         steps=500_000,
         environments=16,
         normalize=True,
@@ -167,7 +181,6 @@ TASKS = (
         200.0,
         300.0,
         {},
-        None,
         steps=200_000,
         environments=8,
         normalize=False,
@@ -216,10 +229,8 @@ def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3) -> None:
     """Seconds until a task's completion line is held."""
     for task in tasks:
         methods: dict[str, Callable[[int], Solved]] = {
-            name: partial(ours, task, arsm.ARSM(), settings) for name, settings in task.arsm.items()
+            name: partial(ours, task, *agent) for name, agent in task.agents.items()
         }
-        if task.a2c is not None:
-            methods["A2C of this loop"] = partial(ours, task, ActorCritic(), task.a2c)
         if importlib.util.find_spec("stable_baselines3"):
             methods["Stable-Baselines3's A2C, tuned"] = partial(stable_baselines, task)
         rows = []

@@ -67,6 +67,16 @@ def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) ->
     assert papers == [{None, 92.0}, {None}]
 
 
+def test_steps_that_are_played_again_are_counted(tmp_path: Path) -> None:
+    control = Control("LunarLander-v3", horizon=30, episodes=3, seeds=1, log_every=1, root=tmp_path)
+    control.run(Console(quiet=True))
+    (record,) = map(read_run, control.runs())
+    counts = [line["replayed"] for line in record.metrics]
+    assert 0 < counts[0] < counts[1] < counts[2]
+    (section,) = control_sections([record])
+    assert {x.metric: x.values for x in section.results}["steps played again"] == [float(counts[2])]
+
+
 def test_a_linear_policy_is_called_so(tmp_path: Path) -> None:
     words = ["--environment", "CartPole-v1", "--horizon", "20", "--episodes", "4", "--seeds", "1", "--hidden"]
     assert main(["control", *words, "--root", str(tmp_path)]) == 0

@@ -181,7 +181,9 @@ def test_every_way_to_branch(kind: type[Walk], way: str) -> None:
     actions = generator.integers(found.choices, size=(20, 1))
     lanes, _ = found.start([5])
     given = [lanes.step(action[None]) for action in actions]
-    branches = found.branch([Trail(5, actions)], np.zeros(3, int), np.array([4, 4, 11]), 2)
+    places = np.zeros(3, int), np.array([4, 4, 11])
+    branches = found.branch([Trail(5, actions)], *places, 2)
+    assert found.replayed(*places) == (19 if way == "replay" else 11)
     for step in range(4, 20):
         seen, rewards, _ = branches.step(np.repeat(actions[step][None], 2, 0))
         np.testing.assert_array_equal(seen, np.repeat(given[step][0], 2, 0))

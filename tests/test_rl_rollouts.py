@@ -90,6 +90,7 @@ def test_a_rollout_that_repeats_the_true_actions_repeats_the_true_return(name: s
     np.testing.assert_allclose(played.returns, expected, rtol=1e-12)
     lengths = np.array([len(one.rewards) for one in episodes])
     assert played.steps == (lengths[episode] - step).sum()
+    assert played.replayed == (step.sum() if name == "LunarLander-v3" else 0)
 
 
 def test_a_rollout_ends_at_the_episodes_own_time_limit() -> None:
@@ -158,6 +159,8 @@ def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
     here, there = InProcess(environment).play(policy, many), pool.play(policy, many)
     assert here.returns.tolist() == there.returns.tolist()
     assert here.steps == there.steps
+    copied_once = [many.step[many.episode == number].max() for number in range(2)]
+    assert here.replayed == sum(copied_once) <= there.replayed
     assert here.cpu_seconds == 0 < there.cpu_seconds
     assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
 

@@ -175,11 +175,13 @@ class Progress:
 
     returns: list[float]
     """Of the last episodes."""
+    replayed: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     def add(self, iteration: Iteration) -> None:
         self.returns = [*self.returns, *iteration.returns][-WINDOW:]
+        self.replayed += iteration.replayed
         self.seconds += iteration.seconds
         self.cpu_seconds += iteration.cpu_seconds
 
@@ -187,6 +189,7 @@ class Progress:
         return {
             "average_return": sum(self.returns) / len(self.returns),
             "steps": iteration.steps,
+            "replayed": self.replayed,
             "log_variance": iteration.log_variance,
             "entropy": iteration.entropy,
             "pseudo_actions": iteration.pseudo_actions,

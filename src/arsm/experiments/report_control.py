@@ -182,6 +182,7 @@ def _results(record: Record, line: float | None, *, beside_paper: bool) -> list[
         "best average": [float(s["average_return"][s["step"] >= WINDOW].max(initial=-np.inf)) for s in seeds],
         "log variance": [float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")],
         "steps": [float(s["steps"][-1]) for s in seeds],
+        "steps played again": [float(s["replayed"][-1]) for s in seeds if s.get("replayed", [0])[-1]],
         "seconds": [float(s["learning_seconds"][-1]) for s in seeds],
     }
     if line is not None:

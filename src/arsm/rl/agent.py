@@ -40,7 +40,9 @@ class Iteration:
     episodes: int
     """True episodes so far."""
     steps: int
-    """Environment steps so far, rollouts counted."""
+    """Environment steps so far, rollouts counted, but not the way back to where they begin."""
+    replayed: int
+    """Steps of this iteration that were played again on that way."""
     returns: tuple[float, ...]
     """Undiscounted, of this iteration's true episodes."""
     rollouts: int
@@ -204,6 +206,7 @@ class PolicyGradient:
             iteration=self.iteration,
             episodes=self.episodes,
             steps=self.steps,
+            replayed=rollouts.replayed,
             returns=tuple(float(one.rewards.sum()) for one in played),
             rollouts=len(branches),
             pseudo_actions=float(((plan.queries.same_as == number) & (number > 0)).sum()) / sum(batch.lengths),

@@ -246,7 +246,9 @@ class Played:
     returns: Array
     """[R]: discounted, from the branch on."""
     steps: int
-    """How many environment steps they took, those on the way to the branches not counted."""
+    """How many environment steps they took from the branches on."""
+    replayed: int = 0
+    """How many were played again on the way to the branches."""
     cpu_seconds: float = 0.0
     """What other processes spent on them."""
 
@@ -310,4 +312,4 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     _check_finite(environment, "a reward", returns)
-    return Played(returns, steps)
+    return Played(returns, steps, environment.replayed(branches.episode, branches.step))

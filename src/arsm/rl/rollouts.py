@@ -53,7 +53,8 @@ def gather(parts: list[Array], played: Sequence[Played]) -> Played:
     returns = np.empty(sum(map(len, parts)))
     for part, one in zip(parts, played, strict=True):
         returns[part] = one.returns
-    return Played(returns, sum(one.steps for one in played), sum(one.cpu_seconds for one in played))
+    totals = (sum(getattr(one, name) for one in played) for name in ("steps", "replayed", "cpu_seconds"))
+    return Played(returns, *totals)
 
 
 class WorkerFailure(RuntimeError):

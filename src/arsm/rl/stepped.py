@@ -73,6 +73,12 @@ class Stepped:
                     _set_data(env, _get_data(trunk))
             spare = yield env
 
+    def replayed(self, episode: Array, step: Array) -> int:
+        """How many steps are played again on the way to these branches."""
+        if self.way == "replay":
+            return int(step.sum())
+        return sum(int(step[episode == number].max()) for number in np.unique(episode))
+
     def _awake(self) -> Env:
         """An environment that wrappers allow to step."""
         env = self.make()
