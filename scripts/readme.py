@@ -31,9 +31,9 @@ class Part(NamedTuple):
 PARTS = (
     Part("Categorical VAE on binarized MNIST: test -ELBO, nats", "vae", "test", "VAE, "),
     Part("Half a digit from the other: test -ln p, nats", "conditional", "test, 1,000 samples", "Conditional MNIST"),
-    Part("CartPole, 200 steps: average return in the end", "control", "final average", "CartPole-v0: "),
-    Part("Acrobot: average return in the end", "control", "final average", "Acrobot-v1: "),
-    Part("LunarLander: average return in the end", "control", "final average", "LunarLander-v3: "),
+    Part("CartPole, 200 steps: final average return, median and mean", "control", "final average", "CartPole-v0: "),
+    Part("Acrobot: final average return, median and mean", "control", "final average", "Acrobot-v1: "),
+    Part("LunarLander: final average return, median and mean", "control", "final average", "LunarLander-v3: "),
     Part(
         "Toy, C = 30: expected reward after 5,000 updates; 0.5333 is the best", "toy", "E[f]", "Toy, C = 30, step 1: "
     ),
@@ -48,11 +48,14 @@ def table() -> str:
         found = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
         wanted = [row for row in found if row["metric"] == part.metric and row["row"].startswith(part.rows)]
         shown = [row for row in wanted if int(row["seeds"]) > 1]
+        medians = {row["row"]: float(row["mean"]) for row in found if row["metric"] == "its median"}
         if shown:
             lines.append(f"| **[{part.title}](results/{part.experiment})** | | | |")
         for row in shown:
             name = row["row"].removeprefix(part.rows).lstrip(": ")
             ours = number(float(row["mean"]), float(row["std"]) if row["std"] else None)
+            if row["row"] in medians:
+                ours = f"{medians[row['row']]:.0f}; {ours}"
             lines.append(f"| {name} | {ours} | {row['seeds']} | {row['paper']} |")
     return "\n".join(lines) + "\n"
 
