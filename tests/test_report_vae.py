@@ -47,6 +47,7 @@ def test_the_first_seed_chooses_the_rate_at_its_best_epoch(tmp_path: Path) -> No
     assert cells["seconds"].values == [records[0].seconds]
     assert all(cell.record == records[0] for cell in cells.values())
     assert len(section.records) == 3
+    assert [panel.log for panel in section.figures[0].panels] == ["y"] * 3
 
 
 def test_seeds_split_over_commands_are_one_row(tmp_path: Path) -> None:
