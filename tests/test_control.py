@@ -35,6 +35,7 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
     (series,) = seed_series(record)
     assert solved_at(series, 195.0) is not None
     assert series["log_variance"][-1] < series["log_variance"].max()
+    assert series["replayed"][-1] == 0 < series["steps"][-1]
     (section,) = control_sections([record])
     results = {x.metric: x for x in section.results}
     assert results["seeds at the line"].values == [1.0]

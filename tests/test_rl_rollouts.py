@@ -25,7 +25,7 @@ from arsm.rl.play import (
     play_rollouts,
     race_units,
 )
-from arsm.rl.rollouts import InProcess, Pool, make_engine
+from arsm.rl.rollouts import InProcess, Pool, make_engine, share_out
 from arsm.swap import run_race
 from tests.test_rl_environments import Walk, WalkWithHiddenState
 
@@ -160,7 +160,9 @@ def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
     assert here.returns.tolist() == there.returns.tolist()
     assert here.steps == there.steps
     copied_once = [many.step[many.episode == number].max() for number in range(2)]
-    assert here.replayed == sum(copied_once) <= there.replayed
+    assert here.replayed == sum(copied_once)
+    parts = [many.part(index) for index in share_out(environment, many, 2)]
+    assert there.replayed == sum(environment.replayed(part.episode, part.step) for part in parts)
     assert here.cpu_seconds == 0 < there.cpu_seconds
     assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
 
