@@ -39,6 +39,7 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
     (section,) = control_sections([record])
     results = {x.metric: x for x in section.results}
     assert results["seeds at the line"].values == [1.0]
+    assert results["best average"].values == [max(series["average_return"][series["step"] >= 100])]
     assert results["seconds"].paper == 677.0
 
 
@@ -56,6 +57,7 @@ def test_seeds_of_several_runs_are_one_row(tmp_path: Path) -> None:
     parts = results(short(seeds=1, root=tmp_path / "parts"), short(seeds=1, seed=1, root=tmp_path / "parts"))
     assert whole == parts
     assert whole[0][0] == "a2c, adam 0.01, entropy 0.5"
+    assert "best average" not in {metric for _, metric, _ in whole}, "ten episodes have no average over a hundred"
 
 
 def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) -> None:

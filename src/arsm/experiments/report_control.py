@@ -175,11 +175,12 @@ def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
 
 def _results(record: Record, line: float | None, *, beside_paper: bool) -> list[Result]:
     seeds = seed_series(record)
+    averages = [s["average_return"][s["step"] >= WINDOW] for s in seeds]
     paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"]) if beside_paper else None
     rows: dict[str, list[float]] = {
         "final average": [float(s["average_return"][-1]) for s in seeds],
         "its median": [float(np.median([s["average_return"][-1] for s in seeds]))],
-        "best average": [float(s["average_return"][s["step"] >= WINDOW].max(initial=-np.inf)) for s in seeds],
+        "best average": [float(full.max()) for full in averages if len(full)],
         "log variance": [float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")],
         "steps": [float(s["steps"][-1]) for s in seeds],
         "steps played again": [float(s["replayed"][-1]) for s in seeds if s.get("replayed", [0])[-1]],
