@@ -10,7 +10,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-PUBLISHED = ("results/README.md", "results/*/README.md", "results/*/*.png", "results/*/*.gif", "benchmarks/README.md")
+PUBLISHED = (
+    "results/README.md",
+    "results/*/README.md",
+    "results/*/*.png",
+    "results/*/*.gif",
+    "results/runs/*/*/*.png",
+    "benchmarks/README.md",
+)
 TARGET = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
 
 

@@ -20,9 +20,12 @@ RATES = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
 BONUS = Learning(entropy=0.01)
 
 vae_grid = partial(Vae, rates=RATES, seeds=(0,), precision="bf16")
+vae_fresh = partial(Vae, name="fresh", seeds=SEEDS, precision="bf16")
 vae_recipe = partial(
     Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
 )
+conditional_tuned = partial(Conditional, name="tuned", schedule="cosine", epochs=500)
+conditional_recipe = partial(Conditional, "vimco", name="recipe", bound_samples=50, schedule="cosine", epochs=300)
 short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
 short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
 short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
@@ -65,19 +68,28 @@ FULL: tuple[Experiment, ...] = (
     Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
     Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
     vae_grid("reinforce"),
+    vae_grid("reinforce", rates=(1e-4,), seeds=(1, 2)),
+    vae_grid("relax"),
+    vae_grid("relax", rates=(5e-4,), seeds=(1, 2)),
     vae_grid("gumbel-softmax:hard=True"),
+    vae_grid("gumbel-softmax:hard=True", rates=(3e-4,), seeds=(1, 2)),
     vae_grid("25*gumbel-softmax"),
+    vae_fresh("25*gumbel-softmax", rates=(1e-4,)),
     vae_grid("ar"),
+    vae_grid("ar", rates=(1e-4,), seeds=(1, 2)),
     vae_grid("ars", seeds=SEEDS),
     vae_grid("arsm", seeds=SEEDS),
     vae_grid("arsm", seeds=(3, 4, 5)),
     vae_grid("arsm:pooled=True"),
+    vae_fresh("arsm:pooled=True", rates=(3e-4,)),
     vae_grid("rloo:samples=10,live=1", seeds=SEEDS),
     vae_grid("rloo:samples=46,live=1"),
     vae_grid("rloo:samples=46,live=1,ridge=1.0"),
+    vae_fresh("rloo:samples=46,live=1,ridge=1.0", rates=(2e-4,)),
     vae_grid("arsm", name="analytic", kl="analytic", seeds=SEEDS),
     vae_recipe(layers=1, rates=(5e-4,), epochs=900),
     vae_grid("gumbel-softmax", layers=2),
+    vae_fresh("gumbel-softmax", layers=2, rates=(4e-4,)),
     vae_grid("arsm", layers=2, rates=(1e-4,), seeds=SEEDS),
     vae_grid("arsm", layers=2, rates=RATES[1:]),
     vae_grid("arsm", layers=2, rates=(4e-4,), seeds=(1, 2)),
@@ -88,6 +100,18 @@ FULL: tuple[Experiment, ...] = (
     Conditional("straight-through", seeds=SEEDS),
     Conditional("gumbel-softmax:hard=True", seeds=SEEDS),
     Conditional("gumbel-softmax", seeds=SEEDS),
+    Conditional("muprop", seeds=SEEDS),
+    Conditional("ars", seeds=SEEDS),
+    Conditional("reinforce", seeds=SEEDS),
+    Conditional("vimco", bound_samples=10, seeds=SEEDS),
+    conditional_tuned("arsm", rates=(1e-3, 3e-3, 1e-2)),
+    conditional_tuned("arsm", rates=(3e-3,), seeds=(1, 2)),
+    conditional_tuned("arsm", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
+    conditional_tuned("gumbel-softmax", rates=(1e-3, 3e-3, 1e-2)),
+    conditional_tuned("gumbel-softmax", rates=(1e-3,), seeds=(1, 2)),
+    conditional_recipe(rates=(1e-3, 3e-3), dropouts=(0.0, 0.1)),
+    conditional_recipe(rates=(3e-3,), dropouts=(0.1,), seeds=(1, 2)),
+    Conditional("arsm", name="timed", epochs=100),
     Conditional("gumbel-softmax", name="short", epochs=100),
     Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=300),
     Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
