@@ -277,7 +277,7 @@ def test_estimators_from_words() -> None:
         ("arsm:colour=1", '"colour=1" is no option of "arsm"; its options are pooled, references.'),
         ("ar:x=1", '"x=1" is no option of "ar"; it has none.'),
         ("rloo:samples=many", '"many" is no value for samples; write a number, True, False or None.'),
-        ("rloo:samples", '"samples" is no option of "rloo"; its options are '),
+        ("rloo:samples", 'Option "samples" of "rloo" needs a value, as in "rloo:samples=..."'),
         ("n*arsm", '"n*arsm" must begin with a whole number of draws, as in "4*arsm".'),
         ("0*arsm", "Average needs at least one draw, but n = 0."),
         ("rloo:samples=1", "RLOO compares samples with each other and needs at least 2, but samples = 1."),

@@ -198,18 +198,16 @@ def limited() -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TimeLimit(Walk(), 15)
 
 
-def test_a_wrappers_own_time_limit_is_part_of_the_state() -> None:
-    found = make_environment(limited, horizon=100)
-    assert isinstance(found, Stepped)
-    assert found.way == "state"
-    trail = Trail(0, np.ones((14, 1), int))
-    lanes = found.branch([trail], np.zeros(4, int), np.array([3, 6, 9, 12]), 1)
-    for begin in (3, 6, 9, 12):
-        for step in range(begin, 15):
-            over = lanes.step(np.ones((1, 1), int))[2]
-            assert over[0] == (step == 14)
-        if begin < 12:
-            lanes.restart(0)
+@pytest.mark.parametrize(("asked", "found"), [(None, 15), (100, 15), (10, 10)])
+def test_a_wrappers_time_limit_is_the_horizon_where_an_episode_stops_but_does_not_end(
+    asked: int | None, found: int
+) -> None:
+    environment = make_environment(limited, horizon=asked)
+    assert isinstance(environment, Stepped)
+    assert (environment.horizon, environment.way) == (found, "state")
+    lanes, _ = environment.start([0])
+    for _ in range(found):
+        assert not lanes.step(np.ones((1, 1), int))[2][0]
 
 
 def test_what_is_not_deterministic_is_refused() -> None:

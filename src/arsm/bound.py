@@ -18,7 +18,7 @@ from torch import Tensor
 from arsm.categorical import log_prob
 from arsm.driver import legal_rows
 from arsm.estimators.vimco import VIMCO, leave_one_out_signals, log_mean_exp
-from arsm.layers import Layer
+from arsm.layers import Layer, layer_logits
 from arsm.noise import argmin_sample, dirichlet, working_dtype
 from arsm.types import Estimate
 
@@ -44,13 +44,18 @@ def estimate_bound(
         L^ [N] as the value, whose backward is the estimate, and the paths as z [N, n, sum_t K_t]. Each path has logits
         of its own, so that there is no `grad`.
     """
+    if not isinstance(vimco, VIMCO):
+        raise TypeError(f"estimate_bound takes a VIMCO, such as arsm.VIMCO(10), but got {vimco!r}.")
+    if not layers:
+        raise ValueError("estimate_bound needs at least one layer.")
     n = vimco.samples
     rows = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in context)
     zs: list[Tensor] = []
     logits: list[Tensor] = []
     log_q: list[Tensor] = []
     for t, layer in enumerate(layers):
-        logits.append(layer(zs, *rows) if t else layer([], *context).repeat(n, 1, 1))
+        phi = layer_logits(layer, t, zs, rows if t else context)
+        logits.append(phi if t else phi.repeat(n, 1, 1))
         zs.append(argmin_sample(logits[t], dirichlet(logits[t], generator)))
         log_q.append(log_prob(logits[t].log_softmax(-1), zs[t]).sum(-1))
     values = f(zs, logits, *rows)

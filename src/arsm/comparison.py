@@ -15,7 +15,7 @@ from torch import Tensor
 
 from arsm.diagnostics import Moments, gradient_moments
 from arsm.driver import estimate
-from arsm.estimators import RLOO, Average, Exact, estimator, learned_parts
+from arsm.estimators import RLOO, Average, Exact, UnorderedSet, estimator, learned_parts
 from arsm.types import Estimate, Estimator
 
 ENUMERABLE = 1 << 14
@@ -57,17 +57,22 @@ class Compared(NamedTuple):
         return (self.variance + self.bias**2) * self.evaluations
 
 
-def fit_budget(fitted: Estimator, budget: int, asked: int) -> Estimator:
+def fit_budget(fitted: Estimator, budget: int, asked: int, categories: int) -> Estimator:
     """The estimator with as many samples, or draws, as a budget of evaluations has room for, at least one.
 
     `asked` is how many evaluations it asks for as it is. Where it has an option `samples` that counts them, up to
-    a fixed number of others, that option takes up the budget.
+    a fixed number of others, that option takes up the budget. What it has learned stays with it.
     """
     samples = getattr(fitted, "samples", None)
     if samples is not None and asked >= samples:
         room = max(2, budget - (asked - samples))
+        if isinstance(fitted, UnorderedSet):
+            room = min(room, categories)
         with contextlib.suppress(ValueError):  # it takes no more than its own limit
-            return dataclasses.replace(fitted, samples=room)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            larger = dataclasses.replace(fitted, samples=room)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            if getattr(fitted, "learns", False):
+                object.__setattr__(larger, "control", fitted.control)  # pyright: ignore[reportAttributeAccessIssue]
+            return larger
     return Average(fitted, budget // asked) if budget >= 2 * asked else fitted
 
 
@@ -101,13 +106,13 @@ def compare(
     """
     logits = logits.detach()
     named = [(e, estimator(e)) if isinstance(e, str) else (str(e), e) for e in estimators]
-    problem = _Problem(logits, f, context, generator, max_rows)
+    problem = _Problem(logits, f, tuple(x.detach() for x in context), generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []
     for label, chosen in named:
         progress(label)
         if budget is not None:
-            chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
+            chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]), logits.shape[-1])
         problem.train(chosen, training)
         rows.append(problem.measure(label, chosen, samples, reference))
     return sorted(rows, key=lambda row: row.cost)
@@ -122,7 +127,8 @@ def reference_gradient(
     max_rows: int | None = 1024,
 ) -> Moments:
     """dE[f]/dphi and the variance of that figure: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
-    return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
+    detached = tuple(x.detach() for x in context)
+    return _Problem(logits.detach(), f, detached, generator, max_rows).reference(samples)
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,8 @@ class _Problem:
         for _ in range(TIMED):
             start = time.perf_counter()
             out = self.estimate(chosen)
-            out.value.sum().backward()
+            # not backward(), which would leave gradients in f's parameters
+            torch.autograd.grad(out.value.sum(), _leaves(out.value), allow_unused=True)
             if self.logits.is_cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
@@ -194,3 +201,16 @@ class _Problem:
             bias=float(((error.square() - noise).sum() / rows).clamp_min(0).sqrt()),
             bias_error=float((noise.sum() / rows).sqrt()),
         )
+
+
+def _leaves(value: Tensor) -> list[Tensor]:
+    """What its backward would put gradients into."""
+    found, seen, pending = [], set(), [value.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            if (leaf := getattr(node, "variable", None)) is not None:
+                found.append(leaf)
+            pending.extend(parent for parent, _ in node.next_functions)
+    return found

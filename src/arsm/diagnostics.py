@@ -113,43 +113,46 @@ def pseudo_action_share(logits: Tensor, log_pi: Tensor) -> Tensor:
 
 
 class MovingVariance:
-    r"""The variance of a gradient along training, from moving averages of its first two moments.
+    r"""The variance of a gradient along training, around a moving average of it.
 
-        m_t = beta m_{t-1} + (1 - beta) g_t,    v_t = beta v_{t-1} + (1 - beta) g_t^2
-        Var = (v_t / w - (m_t / w)^2) / (1 - s / w^2)
+        d_t = g_t - m_{t-1},    b_t = (1 - beta) / w_t
+        m_t = m_{t-1} + b_t d_t,    v_t = (1 - b_t) (v_{t-1} + b_t d_t^2)
+        Var = v_t / (1 - s_t / w_t^2)
 
-    where w and s are the sums of the averages' weights and of their squares, so that the variance of gradients that
-    are independent and alike is unbiased from the second on; after the first it is zero. Nothing synchronises with the
-    device.
+    where w and s are the sums of the averages' weights beta^i (1 - beta) and of their squares, so that the variance of
+    gradients that are independent and alike is unbiased from the second on; after the first it is zero. Nothing
+    synchronises with the device.
     """
 
     def __init__(self, decay: float) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"decay must lie in [0, 1), but is {decay}.")
         self.decay = decay
-        self._first: list[Tensor] = []
-        self._second: list[Tensor] = []
+        self._mean: list[Tensor] = []
+        self._spread: list[Tensor] = []
         self._weight: list[Tensor] = []
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Take in one step's gradients, always the same tensors in the same order."""
         gradients = [g.detach() for g in gradients]
         if not self._weight:
-            self._first = [torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
-            self._second = [torch.zeros_like(m) for m in self._first]
+            self._mean = [torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+            self._spread = [torch.zeros_like(m) for m in self._mean]
             self._weight = [torch.zeros((), dtype=torch.float64, device=gradients[0].device) for _ in range(2)]
-        if [g.shape for g in gradients] != [m.shape for m in self._first]:
+        if [g.shape for g in gradients] != [m.shape for m in self._mean]:
             raise ValueError(
                 f"The gradients have shapes {[list(g.shape) for g in gradients]}, but began as "
-                f"{[list(m.shape) for m in self._first]}; give the same ones at every update."
+                f"{[list(m.shape) for m in self._mean]}; give the same ones at every update."
             )
         fresh = 1 - self.decay
-        for m, v, g in zip(self._first, self._second, gradients, strict=True):
-            m.mul_(self.decay).add_(g, alpha=fresh)
-            v.mul_(self.decay).addcmul_(g, g, value=fresh)
         w, s = self._weight
         w.mul_(self.decay).add_(fresh)
         s.mul_(self.decay * self.decay).add_(fresh * fresh)
+        b = fresh / w
+        for m, v, g in zip(self._mean, self._spread, gradients, strict=True):
+            d = g - m
+            m.add_(b * d)
+            v.add_(b * d.square()).mul_(1 - b)
 
     def variance(self) -> list[Tensor]:
         """Each element's variance, shaped like the gradients."""
@@ -158,9 +161,7 @@ class MovingVariance:
         w, s = self._weight
         rest = 1 - s / w.square()
         scale = torch.where(rest > 0, 1 / rest, 0.0)
-        return [
-            ((v / w - (m / w).square()) * scale).clamp_min(0) for m, v in zip(self._first, self._second, strict=True)
-        ]
+        return [v * scale for v in self._spread]
 
     def mean(self) -> Tensor:
         """[]: the mean of the variances of all elements."""
@@ -170,16 +171,16 @@ class MovingVariance:
     def state_dict(self) -> dict[str, Any]:
         return {
             "decay": self.decay,
-            "first": [m.clone() for m in self._first],
-            "second": [v.clone() for v in self._second],
+            "mean": [m.clone() for m in self._mean],
+            "spread": [v.clone() for v in self._spread],
             "weight": [w.clone() for w in self._weight],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["decay"] != self.decay:
             raise ValueError(f"The state was averaged with decay {state['decay']}, but this one has {self.decay}.")
-        self._first, self._second, self._weight = (
-            [x.clone() for x in state[key]] for key in ("first", "second", "weight")
+        self._mean, self._spread, self._weight = (
+            [x.clone() for x in state[key]] for key in ("mean", "spread", "weight")
         )
 
 
@@ -198,12 +199,15 @@ def _draws(
         logits = logits.unsqueeze(0)
     # several variables cost a table of pairs, C entries for every logit
     elements = logits.numel() * (logits.shape[-1] if logits.shape[-2] > 1 else 1)
-    at_once = max(1, ELEMENTS_AT_ONCE // elements)
+    # rows that lend each other anything must be those of one draw
+    apart = getattr(estimator, "couples_rows", False)
+    at_once = 1 if apart else max(1, ELEMENTS_AT_ONCE // elements)
     for start in range(0, samples, at_once):
         n = min(at_once, samples - start)
-        rows = (x.detach().expand(n, *x.shape) for x in context)
+        lead = () if apart else (n,)
+        rows = (x.detach().expand(*lead, *x.shape) for x in context)
         with torch.set_grad_enabled(estimator.needs_gradient):
-            repeated = logits.expand(n, *logits.shape).clone().requires_grad_(estimator.needs_gradient)
+            repeated = logits.expand(*lead, *logits.shape).clone().requires_grad_(estimator.needs_gradient)
             out = estimate(estimator, repeated, f, *rows, generator=generator, max_rows=max_rows)
             gradient = torch.autograd.grad(out.value.sum(), repeated)[0] if out.grad is None else out.grad
-        yield gradient
+        yield gradient.unsqueeze(0) if apart else gradient

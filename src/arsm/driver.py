@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,10 @@ def estimate(
         An `Estimate`; `estimate(...).value.sum().backward()` puts the gradient estimate into the logits and the
         ordinary gradient into f's parameters.
     """
+    check_estimator(estimator)
     check_logits(logits, evaluation)
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, or None for no limit, but is {max_rows}.")
     if frozen and estimator.needs_gradient:
         raise ValueError(f"{type(estimator).__name__} needs f's gradient; leave frozen out.")
     bare = logits.ndim == 1
@@ -62,9 +66,15 @@ def estimate(
     queries = estimator.ask(logits, noise)
     graph = "all" if estimator.needs_gradient else "none" if frozen else "live"
     values = evaluate(f, queries, context, evaluation=evaluation, max_rows=max_rows, graph=graph)
-    gradient = estimator.tell(logits, queries, values.all)
+    with _full_precision(logits.device.type):
+        gradient = estimator.tell(logits, queries, values.all)
     value = value_of(estimator, queries, values.live)
     loss = None
+    if gradient is None and evaluation == "packed" and value.requires_grad and not _reaches(value, queries.points):
+        raise ValueError(
+            f"{type(estimator).__name__} differentiates f in z, but autograd finds no way from f's values to z; make f "
+            "differentiable in one-hot z, or choose an estimator that only evaluates f, such as RLOO."
+        )
     if gradient is not None:
         masked = logits == -torch.inf
         gradient = gradient.masked_fill(masked, 0)
@@ -83,10 +93,38 @@ def estimate(
     return Estimate(value, queries.z, gradient, info, loss)
 
 
+def _reaches(value: Tensor, source: Tensor) -> bool:
+    """Whether value's graph leads to where source was made."""
+    seen, pending = set(), [value.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            if node is source.grad_fn or getattr(node, "variable", None) is source:
+                return True
+            seen.add(node)
+            pending.extend(parent for parent, _ in node.next_functions)
+    return not source.requires_grad
+
+
+def _full_precision(device: str) -> contextlib.AbstractContextManager[object]:
+    """autocast is for f; an estimator takes differences of its values and solves equations with them."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
 def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
     """value [*B], whose derivative in the logits is gradient [*B, K, C]."""
     zero = logits - logits.detach()
     return value + (zero * gradient).sum((-2, -1)).to(value.dtype)
+
+
+def check_estimator(estimator: object) -> None:
+    """Refuse what is not an estimator, such as its name or its class."""
+    if isinstance(estimator, str | type) or not hasattr(estimator, "ask"):
+        words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
+        raise TypeError(
+            f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; arsm.estimator({words}) makes "
+            "one from words."
+        )
 
 
 def check_logits(logits: Tensor, evaluation: Evaluation) -> None:

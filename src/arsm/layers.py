@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.driver import estimate
-from arsm.estimators.average import Average
+from arsm.driver import check_estimator, estimate
+from arsm.estimators.average import bounds
 from arsm.evaluate import Evaluation
 from arsm.noise import argmin_sample, dirichlet, given_winner
 from arsm.types import Estimate, Estimator
@@ -48,7 +48,7 @@ class LayersEstimate:
 
 
 def estimate_layers(
-    estimators: Estimator | Sequence[Estimator],
+    estimators: Estimator | list[Estimator] | tuple[Estimator, ...],
     layers: Sequence[Layer],
     f: Callable[..., Tensor],
     *context: Tensor,
@@ -74,14 +74,16 @@ def estimate_layers(
     layers together cost the sum of their evaluations. `Exact` enumerates everything below.
     """
     depth = len(layers)
-    chosen = list(estimators) if isinstance(estimators, Sequence) else [estimators] * depth
+    chosen = list(estimators) if isinstance(estimators, list | tuple) else [estimators] * depth
+    for estimator in chosen:
+        check_estimator(estimator)
     if depth == 0 or len(chosen) != depth:
         raise ValueError(
             "estimate_layers needs at least one layer, and one estimator for all or for each, but has "
             f"{depth} layers and {len(chosen)} estimators."
         )
     for estimator in chosen if depth > 1 else []:
-        if _bounds(estimator):
+        if bounds(estimator):
             raise ValueError(
                 f"{type(estimator).__name__} bounds f by several samples, which cannot be done layer by layer; use "
                 "arsm.estimate_bound."
@@ -91,7 +93,7 @@ def estimate_layers(
     def descend(zs: list[Tensor], logits: list[Tensor], *rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The estimate of everything below zs: [N], attached; and its true path's noise [N, K, C] of each layer."""
         t = len(zs)
-        below = _logits(layers[t], t, zs, rows)
+        below = layer_logits(layers[t], t, zs, rows)
         noises: list[list[Tensor]] = []  # of each chunk of the true rows, which come first
 
         def value_of(z: Tensor, row: Tensor, *passed: Tensor) -> Tensor:
@@ -126,17 +128,14 @@ def estimate_layers(
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Draw the layers below zs, with this noise where there is any."""
         for t, noise in itertools.zip_longest(range(len(zs), depth), common):
-            below = _logits(layers[t], t, zs, rows).detach()
+            below = layer_logits(layers[t], t, zs, rows).detach()
             zs, logits = [*zs, _draw(chosen[t], below, noise, generator)], [*logits, below]
         return zs, logits
 
-    value, _ = descend([], [], *context)
-    return LayersEstimate(value, tuple(_merge(parts) for parts in made))
-
-
-def _bounds(estimator: Estimator) -> bool:
-    """Whether its value is not linear in f."""
-    return _bounds(estimator.estimator) if isinstance(estimator, Average) else hasattr(estimator, "value")
+    learning = torch.is_grad_enabled()
+    with torch.enable_grad():  # by which a true path is told from a pseudo one
+        value, _ = descend([], [], *context)
+    return LayersEstimate(value if learning else value.detach(), tuple(_merge(parts) for parts in made))
 
 
 def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator: torch.Generator | None) -> Tensor:
@@ -146,7 +145,8 @@ def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator:
     return argmin_sample(logits, dirichlet(logits, generator) if noise is None else noise)
 
 
-def _logits(layer: Layer, t: int, zs: list[Tensor], rows: tuple[Tensor, ...]) -> Tensor:
+def layer_logits(layer: Layer, t: int, zs: list[Tensor], rows: tuple[Tensor, ...]) -> Tensor:
+    """What layer t gives for its paths, refused if it is no [N, K, C]."""
     logits = layer(zs, *rows)
     known = (*zs, *rows)
     if not isinstance(logits, Tensor) or logits.ndim != 3 or (known and logits.shape[0] != known[0].shape[0]):

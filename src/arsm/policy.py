@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arsm.driver import check_estimator
+from arsm.estimators.average import Average, bounds
 from arsm.types import Estimator, Queries
 
 
@@ -83,8 +85,16 @@ def plan(
         generator: where the random order of the walk comes from.
     """
     episode = _with_variables(logits).detach()
+    check_estimator(estimator)
     if estimator.needs_gradient:
         raise ValueError(f"{estimator} needs f's derivative, which a rollout does not have; use one such as ARSM().")
+    if getattr(estimator, "couples_rows", False):
+        raise ValueError(
+            f"{estimator} learns from a step what it subtracts at another, which biases an episode's gradient, since "
+            "its steps depend on each other; leave surrogate out."
+        )
+    if bounds(estimator):
+        raise ValueError(f"{estimator} estimates a bound, not the expected return; use one such as RLOO() or ARSM().")
     queries = estimator.ask(episode, noise)
     if queries.weight.ndim > 1:
         raise ValueError(f"{estimator} draws no true action; use LocalExpectation() to try every action.")
@@ -94,7 +104,7 @@ def plan(
     pending = counts.nonzero().squeeze(-1)
     order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
     if budget is not None:
-        largest = _most_pseudo_actions(queries, episode)
+        largest = _most_pseudo_actions(estimator, queries, episode)
         if budget < largest:
             raise ValueError(
                 f"A budget of {budget} rollouts is less than the {largest} pseudo actions that one step can have, and "
@@ -159,7 +169,12 @@ def _with_variables(logits: Tensor) -> Tensor:
     return logits.unsqueeze(-2) if logits.ndim == 2 else logits
 
 
-def _most_pseudo_actions(queries: Queries, logits: Tensor) -> int:
-    """The largest |S_t| that any noise could give: all queries but the first, or all joint actions but the true one."""
+def _most_pseudo_actions(estimator: Estimator, queries: Queries, logits: Tensor) -> int:
+    """The largest |S_t| that any noise could give: all queries but the first, or all joint actions but the true one.
+
+    Draws that are averaged do not share their evaluations.
+    """
     joint = float((logits > -torch.inf).sum(-1).double().prod(-1).max())
+    while isinstance(estimator, Average):
+        joint, estimator = joint * estimator.n, estimator.estimator
     return int(min(queries.same_as.shape[0], joint)) - 1

@@ -110,7 +110,9 @@ def estimator(words: str) -> Estimator:
     chosen: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, equals, value = option.partition("=")
-        if not equals or key not in fields:
+        if key in fields and not equals:
+            raise ValueError(f'Option "{key}" of "{name}" needs a value, as in "{name}:{key}=...".')
+        if key not in fields:
             raise ValueError(
                 f'"{option}" is no option of "{name}"; '
                 + (f"its options are {', '.join(sorted(fields))}." if fields else "it has none.")

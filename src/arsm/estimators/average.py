@@ -36,6 +36,10 @@ class Average:
     def learns(self) -> bool:
         return getattr(self.estimator, "learns", False)
 
+    @property
+    def couples_rows(self) -> bool:
+        return getattr(self.estimator, "couples_rows", False)
+
     def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
         """The estimator's own, for logits [*B, n, K, C]."""
         return self.estimator.noise(repeat_draws(logits, self.n), generator)
@@ -65,3 +69,8 @@ class Average:
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         return value_of(self.estimator, queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)).mean(-1)
+
+
+def bounds(estimator: Estimator) -> bool:
+    """Whether its value is not linear in f."""
+    return bounds(estimator.estimator) if isinstance(estimator, Average) else hasattr(estimator, "value")

@@ -116,7 +116,7 @@ def _stick_log_odds(log_p: Tensor) -> Tensor:
 
 def first_stop(order: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
     """The first node that stops, else the last category: [..., C], [..., C - 1] -> position and z [...]."""
-    position = F.pad(stop, (0, 1), value=True).to(torch.uint8).argmax(-1)
+    position = F.pad(stop.to(torch.uint8), (0, 1), value=1).argmax(-1)
     return position, order.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
 
 

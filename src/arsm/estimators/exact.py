@@ -50,7 +50,7 @@ class Exact:
         return Queries(points, argmin_sample(logits, noise), same_as, q)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        weighted = queries.weight * (values - values.mean(0))
+        weighted = queries.weight * (values - (queries.weight * values).sum(0))
         p = logits.detach().to(weighted.dtype).softmax(-1)
         index = queries.points.movedim(0, -1)  # [*B, K, M]
         by_category = torch.zeros_like(p).scatter_add(-1, index, weighted.movedim(0, -1).unsqueeze(-2).expand_as(index))

@@ -45,6 +45,6 @@ class LocalExpectation:
         return Queries(points, z, same_as, torch.ones(1, device=z.device))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        f = values[1:].unflatten(0, logits.shape[-2:]).movedim((0, 1), (-2, -1))
+        f = (values[1:] - values[0]).unflatten(0, logits.shape[-2:]).movedim((0, 1), (-2, -1))
         p = logits.detach().to(f.dtype).softmax(-1)
         return p * (f - (p * f).sum(-1, keepdim=True))

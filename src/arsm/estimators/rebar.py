@@ -15,10 +15,13 @@ from arsm.estimators.straight_through import probabilities
 from arsm.noise import argmin_sample, dirichlet
 from arsm.types import Queries
 
+IMPOSSIBLE = -1e30
+"""A logit below this is a mask in all but name, and would overflow when it is divided by a temperature."""
+
 
 def relaxed(zeta: Tensor, temperature: Tensor | float) -> Tensor:
-    """softmax(zeta / tau), also differentiable in tau where a category is masked (-inf): [..., C]."""
-    masked = zeta == -torch.inf
+    """softmax(zeta / tau), also differentiable in tau where a category is masked: [..., C]."""
+    masked = zeta < IMPOSSIBLE
     return (zeta.masked_fill(masked, 0) / temperature).masked_fill(masked, -torch.inf).softmax(-1)
 
 
@@ -111,7 +114,7 @@ def _along_log_temperature(zeta: Tensor, log_temperature: Tensor) -> Tensor:
     """ds/dln tau, detached: [..., C]."""
     temperature = log_temperature.detach().exp()
     s = relaxed(zeta, temperature)
-    u = zeta.masked_fill(zeta == -torch.inf, 0) / temperature
+    u = zeta.masked_fill(zeta < IMPOSSIBLE, 0) / temperature
     return s * ((s * u).sum(-1, keepdim=True) - u)
 
 

@@ -79,8 +79,8 @@ class RELAX:
     def _control_and_slope(self, s: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """c [N] and dc/ds [N, K, C], both attached to c's parameters."""
         if any(isinstance(parameter, UninitializedParameter) for parameter in self.control.parameters()):
-            with torch.no_grad():
-                self.control(s, p)
+            with torch.inference_mode(False), torch.no_grad():
+                self.control(s.clone(), p.clone())
 
         def total(s: Tensor) -> tuple[Tensor, Tensor]:
             c = self.control(s, p)

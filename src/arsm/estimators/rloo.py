@@ -54,6 +54,11 @@ class RLOO:
     unbiased = True
     needs_gradient = False
 
+    @property
+    def couples_rows(self) -> bool:
+        """Whether a row's estimate depends on the other rows' samples."""
+        return self.surrogate is not None
+
     def __post_init__(self) -> None:
         check_samples("RLOO", self.samples, self.live)
         if self.ridge is not None and not self.ridge > 0:

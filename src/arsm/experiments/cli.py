@@ -104,7 +104,7 @@ def execute(command: Command) -> None:
         raise Refusal(str(error)) from None
     try:
         command.run(Console())
-    except (RunError, FloatingPointError, OSError) as error:
+    except (RunError, FloatingPointError, ValueError, OSError) as error:
         raise Refusal(str(error)) from None
 
 

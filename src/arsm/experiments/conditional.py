@@ -56,7 +56,7 @@ class Conditional(Training):
     batch: int = 100
     """Images a step."""
     dropouts: tuple[float, ...] = (0.0,)
-    """Dropout rates of both layers' variables, each dropped whole; an image's pseudo samples share what is dropped."""
+    """Dropout rates of both layers' variables, each dropped whole; an image's paths share what is dropped."""
     input_dropout: float = 0.0
     """Dropout rate of the upper half's pixels."""
     bound_samples: int = 1
@@ -178,8 +178,8 @@ class ConditionalNetwork(Model):
         """The bound of a batch [N, 784], negative, with the estimates of its gradient, and what to log of it."""
         context = [x[:, HALF:]]
         if any(self.config.dropouts):
-            whole = x.new_ones(x.shape[0], self.paths * self.config.variables, 1)
-            context += [dropout(whole, settings["dropout"], generator) for _ in range(2)]
+            whole = x.new_ones(x.shape[0], self.config.variables, 1)
+            context += [dropout(whole, settings["dropout"], generator).repeat(1, self.paths, 1) for _ in range(2)]
         top = code.repeat(1, self.paths, 1)
 
         def second(zs: list[Tensor], x_l: Tensor, *kept: Tensor) -> Tensor:

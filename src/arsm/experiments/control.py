@@ -19,7 +19,7 @@ from rich.console import Console
 
 import arsm
 from arsm.experiments.progress import progress_bars
-from arsm.experiments.record import Run, RunError, open_run, read_run
+from arsm.experiments.record import Run, RunError, check_name, open_run, read_run
 from arsm.experiments.report_control import control_sections, paper_budget, variant
 from arsm.experiments.sections import print_results
 from arsm.rl.settings import Learning, Settings
@@ -98,6 +98,7 @@ class Control:
         for name, least in SMALLEST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, but is {getattr(self, name)}.")
+        check_name(self.name)
         for words in self.methods:
             method(words)
         try:
@@ -136,7 +137,7 @@ class Control:
                         "method": words,
                         "optimizer": optimizer,
                         "learning_rate": rate,
-                        "budget": self.budget or paper_budget(self.environment),
+                        "budget": paper_budget(self.environment) if self.budget is None else self.budget,
                         **{key: getattr(self, key) for key in common},
                         **dataclasses.asdict(self.learning),
                     }

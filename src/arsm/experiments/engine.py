@@ -13,6 +13,7 @@ on one another, replicas in turn and the losses of one replica, runs side by sid
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -271,7 +272,9 @@ class Engine:
 
     def _seed_noise(self) -> None:
         for seed, generator in zip(self.seeds, self.noise_generators, strict=True):
-            generator.manual_seed(seed + (1 + self.rank) * 2**32 + int(self.state["step"]) * 2**40)
+            # a CPU's generator reads the low 32 bits of a seed, so that sums of large powers would all be alike
+            words = f"noise {seed} {self.rank} {int(self.state['step'])}"
+            generator.manual_seed(random.Random(words).getrandbits(32))
 
     def _turn(self, where: slice | int, *, own_noise: bool) -> Turn:
         parameters = self.parameters[where]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import platform
@@ -107,9 +108,10 @@ class Run:
             },
             "state": state,
         }
-        if best:
-            write_atomically(self.folder / "best.pt", lambda file: torch.save(checkpoint, file))
-        write_atomically(self.folder / "checkpoint.pt", lambda file: torch.save(checkpoint, file))
+        whole = io.BytesIO()
+        torch.save(checkpoint, whole)  # not into the file: torch does not say that a disk is full
+        for path in ("best.pt", "checkpoint.pt") if best else ("checkpoint.pt",):
+            write_atomically(self.folder / path, lambda file: file.write(whole.getbuffer()))
         self._begin().flush()
 
     def _begin(self) -> SummaryWriter | NoEvents:
@@ -239,6 +241,14 @@ def read_run(folder: Path) -> Record:
             raise RunError(f"{path} is damaged in line {number}; resume the run, or delete its folder.") from None
     seconds = max((line["seconds"] for line in metrics), default=0.0)
     return Record(folder, header["experiment"], folder.name, header["config"], header["sessions"], metrics, seconds)
+
+
+def check_name(name: str) -> None:
+    """Refuse a `--name` that would put a run folder elsewhere."""
+    if "/" in name or os.sep in name:
+        raise ValueError(
+            f"--name is the beginning of a folder's name and has no slash, but is {name}; --root says where."
+        )
 
 
 def merge_seeds(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +71,10 @@ def completion_line(environment: str) -> float | None:
         import gymnasium
     except ModuleNotFoundError:  # runs may be read where none are made
         return None
-    return gymnasium.spec(environment).reward_threshold
+    try:
+        return gymnasium.spec(environment).reward_threshold
+    except gymnasium.error.Error:  # registered where it ran, not here
+        return None
 
 
 def control_sections(records: Sequence[Record]) -> list[Section]:
@@ -104,9 +109,10 @@ def _section(records: list[Record]) -> Section:
         figures.append(_rates(records, slug, levels))
     else:
         shown = records
+    labels = _labels(records)
     colours = dict(zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True))
-    returns = Panel("average return", _views(shown, colours, "average_return", AXES), levels=levels)
-    state = [Panel(name, _views(shown, colours, key, {"episode": "step"})) for name, key in STATE]
+    returns = Panel("average return", _views(shown, labels, colours, "average_return", AXES), levels=levels)
+    state = [Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE]
     along = Figure(
         "Along training",
         "Environment steps count those of rollouts; the way back to a branch is not counted.",
@@ -114,8 +120,8 @@ def _section(records: list[Record]) -> Section:
         {f"{slug}-curves": tuple(AXES)},
     )
     title = f"{environment}" + (f", {horizon} steps" if horizon else "") + (f" ({prefix})" if prefix else "")
-    results = [x for r in records for x in _results(r, line, beside_paper=not is_grid)]
-    gifs = [Picture(r.folder / "policy.gif", _label(r)) for r in records if (r.folder / "policy.gif").is_file()]
+    results = [x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)]
+    gifs = [Picture(gif, labels[r.folder]) for r in records if (gif := r.folder / "policy.gif").is_file()]
     return Section(title, text, records, results, [*figures, along], gifs, headline="seconds")
 
 
@@ -123,7 +129,7 @@ def best_settings(records: Sequence[Record]) -> list[Record]:
     """Of the runs that differ in optimizer and learning rate only, the best."""
 
     def merit(record: Record) -> tuple[int, float]:
-        averages = [s["average_return"] for s in seed_series(record)]
+        averages = [s["average_return"] for s in finished(record)]
         return round(np.mean([x[-1] for x in averages])), float(np.mean([x.mean() for x in averages]))
 
     best: dict[tuple[str, ...], Record] = {}
@@ -153,9 +159,33 @@ def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Fig
     return Figure("Settings", "The median over seeds.", panels, {f"{slug}-rates": ("learning rate",)})
 
 
-def _label(record: Record) -> str:
-    config = record.config
-    return ", ".join((config["method"], f"{config['optimizer']} {config['learning_rate']:g}", *variant(config)))
+def _labels(records: Sequence[Record]) -> dict[Path, str]:
+    """A run's settings in words, by its folder; how long it was where others have the same; how many seeds it lacks."""
+    plain = {}
+    for record in records:
+        config = record.config
+        words = (config["method"], f"{config['optimizer']} {config['learning_rate']:g}", *variant(config))
+        plain[record.folder] = ", ".join(words)
+    repeated = Counter(plain.values())
+    found = {}
+    for record in records:
+        label = plain[record.folder]
+        if repeated[label] > 1:
+            label += f", {record.config['episodes']:,} episodes"
+        done, begun = len(finished(record)), len(seed_series(record))
+        unfinished = not all(_is_finished(s, record) for s in seed_series(record))
+        found[record.folder] = label + (f" ({done} of {begun} seeds)" if unfinished else "")
+    return found
+
+
+def finished(record: Record) -> list[dict[str, np.ndarray]]:
+    """`seed_series` of the seeds that played all episodes, or of all where none did."""
+    seeds = seed_series(record)
+    return [s for s in seeds if _is_finished(s, record)] or seeds
+
+
+def _is_finished(seed: dict[str, np.ndarray], record: Record) -> bool:
+    return bool(seed["step"][-1] >= record.config["episodes"])
 
 
 def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]]:
@@ -173,8 +203,8 @@ def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
     return int(reached[0]) if len(reached) else None
 
 
-def _results(record: Record, line: float | None, *, beside_paper: bool) -> list[Result]:
-    seeds = seed_series(record)
+def _results(record: Record, label: str, line: float | None, *, beside_paper: bool) -> list[Result]:
+    seeds = finished(record)
     averages = [s["average_return"][s["step"] >= WINDOW] for s in seeds]
     paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"]) if beside_paper else None
     rows: dict[str, list[float]] = {
@@ -194,14 +224,14 @@ def _results(record: Record, line: float | None, *, beside_paper: bool) -> list[
             for name, key in (("episodes", "step"), ("seconds", "learning_seconds")):
                 rows[f"{name} to the line"] = [float(s[key][place]) for s, place in solved]
     return [
-        Result(_label(record), metric, values, record, paper if metric == "seconds" else None, like_for_like=False)
+        Result(label, metric, values, record, paper if metric == "seconds" else None, like_for_like=False)
         for metric, values in rows.items()
         if values
     ]
 
 
 def _views(
-    records: Sequence[Record], colours: dict[Any, str], key: str, axes: dict[str, str]
+    records: Sequence[Record], labels: dict[Path, str], colours: dict[Any, str], key: str, axes: dict[str, str]
 ) -> dict[str, list[Series]]:
     """Each run's median over seeds and their spread, against each axis."""
     views: dict[str, list[Series]] = {axis: [] for axis in axes}
@@ -214,5 +244,5 @@ def _views(
             # that are done at their last
             grid = np.linspace(min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200)
             values = [np.interp(grid, s[x], s[key]).tolist() for s in seeds]
-            views[axis].append(band(_label(record), colours[record.folder], grid.tolist(), values, "median"))
+            views[axis].append(band(labels[record.folder], colours[record.folder], grid.tolist(), values, "median"))
     return views

@@ -91,7 +91,7 @@ def make_rows(records: Sequence[Record], protocol: Protocol) -> list[Row]:
     Seeds that ran in several commands are put together; a run made before there was a setting has its default.
     """
     known = [replace(record, config={**protocol.settings, **record.config}) for record in records]
-    ordered = sorted(merge_seeds(known), key=protocol.place)
+    ordered = sorted(merge_seeds(known, "precision", "measure_every"), key=protocol.place)
     grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=protocol.place)]
     colours = palette([grid[0].config["estimator"] for grid in grids])
     return [

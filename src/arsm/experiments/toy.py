@@ -22,7 +22,7 @@ import arsm
 from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.estimators import learned_parts
 from arsm.experiments.progress import progress_bars
-from arsm.experiments.record import open_run, read_run
+from arsm.experiments.record import check_name, open_run, read_run
 from arsm.experiments.report_toy import toy_sections
 from arsm.experiments.sections import print_results
 from arsm.noise import dirichlet
@@ -108,6 +108,7 @@ class Toy:
         """Refuse what cannot run, before anything does."""
         for words in self.estimators:
             arsm.estimator(words)
+        check_name(self.name)
         for field, least in SMALLEST.items():
             values = getattr(self, field)
             for value in values if isinstance(values, tuple) else (values,):

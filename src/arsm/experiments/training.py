@@ -31,7 +31,7 @@ import arsm
 from arsm.experiments.data import Mnist, load_mnist
 from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack
 from arsm.experiments.model import Model, stackable
-from arsm.experiments.record import Run, open_run, read_run
+from arsm.experiments.record import Run, check_name, open_run, read_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,7 +113,8 @@ class Training(ABC):
 
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
-        arsm.estimator(self.estimator)
+        estimator = arsm.estimator(self.estimator)
+        check_name(self.name)
         for field in ("epochs", "batch", "variables", "categories", "measure_every"):
             self.check_least(field, 2 if field == "categories" else 1)
         for field in ("rates", "seeds", "dropouts"):
@@ -124,6 +125,12 @@ class Training(ABC):
         if not all(0 <= p < 1 for p in (*self.dropouts, self.input_dropout, self.averaging)):
             raise ValueError("--dropouts, --input-dropout and --averaging must lie in [0, 1).")
         self.check_least("images", self.batch)
+        if self.images > 55_000:
+            raise ValueError(f"--images must be at most the 55,000 that are trained on, but is {self.images}.")
+        if self.batch % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
+            raise ValueError(f"--batch must be a multiple of the {processes} processes, but is {self.batch}.")
+        logits = torch.zeros(2, self.variables, self.categories)
+        estimator.ask(logits, estimator.noise(logits))  # some are for one variable alone
         if self.sampled_pixels and self.data is None:
             raise ValueError("--sampled-pixels needs grey values; name a folder with MNIST's original files by --data.")
         if self.device.startswith("cuda") and not torch.cuda.is_available():

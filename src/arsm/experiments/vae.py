@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import arsm
 from arsm.diagnostics import pseudo_action_share
+from arsm.estimators.average import bounds
 from arsm.experiments.data import PIXELS, Mnist
 from arsm.experiments.engine import Engine, Task
 from arsm.experiments.model import Model, learning_loss, step_metrics
@@ -55,9 +56,9 @@ class Vae(Training):
     hidden: tuple[int, ...] = (512, 256)
     """Widths of the encoder; the decoder has them in reverse."""
     first_logit_fixed: bool = True
-    """Fix the first logit of every variable at 0, as the authors' code does; otherwise all C are learned."""
+    """On, the first logit of every variable is fixed at 0, as in the authors' code; off, all C are learned."""
     independent_decoder_sample: bool = True
-    """Train the decoder on a sample of its own, as the authors' code does; otherwise on the true sample."""
+    """On, the decoder learns on a sample of its own, as in the authors' code; off, on the true sample."""
     kl: Literal["sampled", "analytic"] = "sampled"
     """ln q(z1 | x) inside f, as the authors' code has it, or its expectation outside f with its exact gradient.
     ln q(z2 | z1) is always inside."""
@@ -72,7 +73,10 @@ class Vae(Training):
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         super().check()
+        self.check_least("bound_samples", 0)
         self.check_draws("bound_samples")
+        if bounds(arsm.estimator(self.estimator)):
+            raise ValueError(f'"{self.estimator}" trains on a bound of several samples, which `arsm conditional` can.')
 
     @property
     def kind(self) -> str:

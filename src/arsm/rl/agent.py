@@ -19,7 +19,7 @@ from torch import Tensor
 from arsm import policy
 from arsm.categorical import entropy
 from arsm.diagnostics import MovingVariance
-from arsm.estimators import ARSM
+from arsm.estimators import ARSM, learned_parts
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
 from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee, mlp
@@ -118,6 +118,11 @@ class PolicyGradient:
             return Critic(estimator, inputs, hidden, self.settings.gamma, generator)
         if isinstance(estimator, ActionConditioned):
             return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
+        if len(learned_parts(estimator)):
+            raise ValueError(
+                f"{type(estimator).__name__} learns a control variate of relaxed samples, which an episode does not "
+                'have; use ActionConditioned(), the method "relax" of `arsm control`.'
+            )
         return TryAndSee(estimator)
 
     @property
@@ -126,10 +131,19 @@ class PolicyGradient:
         left = 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
         return left * self.settings.learning_rate
 
+    @property
+    def _no_race(self) -> ValueError:
+        return ValueError(
+            f"{self.learner.estimator} does not choose its true action by a race of its noise against the logits, as "
+            "an episode needs it; use ARSM(), ARS(), RLOO() or LocalExpectation()."
+        )
+
     def _check_budget(self) -> None:
         """Refuse what a plan would refuse, before anything is played."""
         logits = self._mask(torch.zeros(1, *self._logits_shape, dtype=torch.float64))
         noise = self.learner.estimator.noise(torch.zeros_like(logits), torch.Generator())
+        if policy.race_noise(noise).shape != logits.shape:
+            raise self._no_race
         policy.plan(self.learner.estimator, logits, noise, self._budget)
 
     @property
@@ -190,9 +204,7 @@ class PolicyGradient:
             estimator, batch.logits, noise, self._budget, weighted=settings.weighted, generator=generator
         )
         if not np.array_equal(plan.actions.numpy(), np.concatenate([one.actions for one in played])):
-            raise ValueError(
-                f"{estimator} does not choose its true action by the race of its noise against the logits."
-            )
+            raise self._no_race
         common = units if settings.common_random_numbers else None
         branches = self._branches(plan, played, int(streams[1]), common)
         rollouts = self._engine.play(current, branches)

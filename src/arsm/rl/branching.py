@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -13,6 +14,13 @@ Array = NDArray[Any]
 
 class EnvironmentFailure(RuntimeError):
     """An environment raised, or gave what no gradient can be made of."""
+
+
+def check_finite(environment: str, what: str, values: Array) -> None:
+    """Refuse a NaN or infinity that an environment gave."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        raise EnvironmentFailure(f"{environment} gave {what} of {values[~finite][0]}; it must be a finite number.")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import Error as GymnasiumError
+from gymnasium.wrappers import TimeLimit
 
 from arsm.rl.arrays import Acrobot, Arrays, CartPole
 from arsm.rl.branching import Array
@@ -38,7 +39,15 @@ def make_environment(
         name = which
         make = _MakeNamed(which)
     else:
-        name, make = getattr(which, "__name__", type(which).__name__), which
+        if not callable(which):
+            raise TypeError(
+                f"An environment must be a name or a function that makes one, but is {which}; give a function such as "
+                'lambda: gymnasium.make("CartPole-v1").'
+            )
+        name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
+        if isinstance(limited := which(), TimeLimit):
+            limit = limited.get_wrapper_attr("_max_episode_steps")
+            horizon = limit if horizon is None else min(horizon, limit)
     env = make()
     if horizon is None and env.spec is not None:
         horizon = env.spec.max_episode_steps
@@ -59,6 +68,17 @@ class _MakeNamed:
 
             return TrimmedLunarLander()
         return gymnasium.make(self.name, max_episode_steps=-1, disable_env_checker=True)
+
+
+@dataclass(frozen=True)
+class _WithoutLimit:
+    """What a function makes, without gymnasium's time limit: at the horizon an episode stops, but does not end."""
+
+    make: Callable[[], Env]
+
+    def __call__(self) -> Env:
+        env = self.make()
+        return env.env if isinstance(env, TimeLimit) else env
 
 
 def _spec(name: str) -> Any:

@@ -14,7 +14,7 @@ from time import process_time
 import numpy as np
 
 from arsm.noise import LOWEST, RESOLUTION
-from arsm.rl.branching import Array, EnvironmentFailure, Trail
+from arsm.rl.branching import Array, Trail, check_finite
 from arsm.rl.environments import Environment
 
 # as arrays, which NumPy takes faster than Python's numbers
@@ -137,18 +137,12 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
     episodes = []
     for number, seed in enumerate(seeds):
         seen, logits, actions, rewards, *state = (column[played == number] for column in columns)
-        _check_finite(environment, "a reward", rewards)
-        _check_finite(environment, "an observation", seen)
+        check_finite(environment.name, "a reward", rewards)
+        check_finite(environment.name, "an observation", seen)
         terminated, last = ended[number]
         trail = Trail(seed, actions, state[0].T if state else None)
         episodes.append(Episode(seen, logits, actions, rewards, terminated, last, trail))
     return episodes
-
-
-def _check_finite(environment: Environment, what: str, values: Array) -> None:
-    finite = np.isfinite(values)
-    if not finite.all():
-        raise EnvironmentFailure(f"{environment.name} gave {what} of {values[~finite][0]}; it must be a finite number.")
 
 
 # ---------------------------------------------------------------- rollouts
@@ -311,5 +305,5 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
         actions = policy.act(policy.logits(seen), noise.next())
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
-    _check_finite(environment, "a reward", returns)
+    check_finite(environment.name, "a reward", returns)
     return Played(returns, steps, environment.replayed(branches.episode, branches.step))

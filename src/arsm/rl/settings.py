@@ -21,7 +21,7 @@ class Learning:
     hidden: tuple[int, ...] = (10, 10)
     """Hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
-    """Weight the steps that the budget keeps by M/|H|, which makes the gradient unbiased; without is the paper's."""
+    """On, the steps that the budget keeps weigh M/|H|, so that the gradient is unbiased; off, 1, as in the paper."""
     discounting: Literal["none", "gamma^t"] = "none"
     """Weight step t by gamma^t, as the discounted objective has it, or not, as the paper's algorithm does."""
     common_random_numbers: bool = False

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from arsm.rl.branching import Array, EnvironmentFailure, Replays, Trail
+from arsm.rl.branching import Array, EnvironmentFailure, Replays, Trail, check_finite
 
 Env = gymnasium.Env[Any, Any]
 Encoder = Callable[[Any], Array]
@@ -137,11 +137,13 @@ class Stepped:
         """An episode of random actions, and what each of them gave."""
         generator = np.random.default_rng(seed)
         env, given, actions = self.make(), [], []
-        self.reset(env, seed)
+        check_finite(self.name, "an observation", self.reset(env, seed))
         for _ in range(min(self.horizon, 200)):
             actions.append(generator.integers(self.choices))
             seen, reward, over = self.step(env, self.native(actions[-1][None])[0])
             given.append((np.array(seen), reward, over))
+            for what, values in (("a reward", np.asarray(reward)), ("an observation", self.encode(seen))):
+                check_finite(self.name, what, values)
             if over:
                 break
         return Trail(seed, np.stack(actions)), given
