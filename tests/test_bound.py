@@ -90,3 +90,16 @@ def test_rows_whose_logits_or_values_are_not_finite_are_flagged() -> None:
     layers = [lambda zs, x: torch.zeros(5, 2, 3), lambda zs, x: x[:, 1:, None].expand(-1, 2, 3)]
     out = estimate_bound(arsm.VIMCO(samples=3), layers, f, x)
     assert out.info["finite"].tolist() == [True, False, True, False, True]
+
+
+def test_what_estimate_layers_refuses_is_refused_here() -> None:
+    def f(zs: list[Tensor], logits: list[Tensor]) -> Tensor:
+        return zs[0].sum(-1).float()
+
+    for wrong in (arsm.RLOO(4), "vimco"):
+        with pytest.raises(TypeError, match="takes a VIMCO"):
+            estimate_bound(wrong, [lambda zs: torch.zeros(2, 2, 3)], f)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="at least one layer"):
+        estimate_bound(arsm.VIMCO(2), [], f)
+    with pytest.raises(ValueError, match=r"Layer 0 must return logits"):
+        estimate_bound(arsm.VIMCO(2), [lambda zs: torch.zeros(2, 6)], f)

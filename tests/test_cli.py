@@ -63,6 +63,10 @@ def test_what_cannot_run_is_refused_before_anything_does(
         (["--images", "100"], "--images must be at least 200, but is 100."),
         (["--device", "tpu"], "--device must be cpu, cuda or auto, but is tpu."),
         (["--rates", "0.1", "0.1"], "--rates must be one or more different numbers, but is (0.1, 0.1)."),
+        (["--images", "60000"], "--images must be at most the 55,000 that are trained on, but is 60000."),
+        (["--name", "x/y"], "--name is the beginning of a folder's name and has no slash, but is x/y"),
+        (["--estimator", "unordered-set"], "UnorderedSet is for one variable"),
+        (["--data", "no-such-folder"], "--data must be a folder with MNIST's original files, but there is none at"),
     ],
 )
 @pytest.mark.parametrize("command", ["vae", "conditional"])
@@ -70,6 +74,23 @@ def test_training_that_cannot_run_is_refused(
     command: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in refusal(capsys, command, *words, "--batch", "200")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--bound-samples", "-1"], "--bound-samples must be at least 0, but is -1."),
+        (["--estimator", "vimco"], '"vimco" trains on a bound of several samples, which `arsm conditional` can.'),
+        (["--estimator", "2*vimco"], '"2*vimco" trains on a bound of several samples'),
+    ],
+)
+def test_a_vae_that_cannot_run_is_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in refusal(capsys, "vae", *words)
+
+
+def test_processes_share_whole_batches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert "--batch must be a multiple of the 3 processes, but is 100." in refusal(capsys, "conditional")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -210,3 +210,27 @@ def test_a_vaes_checkpoint_must_be_one(
     for other in ("vae/two", "toy/one"):
         assert "holds no VAE of one layer" in refusal(*chosen, str(tmp_path / other))
     assert "config.json is not one" in refusal(*chosen, str(tmp_path / "damaged"))
+
+
+def test_nothing_of_the_users_is_changed() -> None:
+    decoder = torch.nn.Linear(12, 1)
+    attached = torch.nn.Linear(5, 12)(torch.randn(2, 5)).view(2, 3, 4)
+
+    def f(z: Tensor, logits: Tensor) -> Tensor:
+        return decoder(arsm.one_hot(z, 4).flatten(1)).squeeze(-1) - arsm.log_prob(logits, z).sum(-1)
+
+    arsm.compare(attached, f, attached.log_softmax(-1), estimators=["rloo", "muprop"], samples=10)
+    assert decoder.weight.grad is None
+
+
+def test_a_budget_leaves_what_was_learned_and_asks_for_no_more_categories_than_there_are() -> None:
+    (row,) = arsm.compare(
+        torch.randn(1, 4), lambda z: z[:, 0].float(), estimators=["unordered-set:samples=2"], budget=8, samples=10
+    )
+    assert row.estimator == arsm.UnorderedSet(4)
+    learned = arsm.DoubleControl(samples=2, alpha=0.9)
+    learned.control.requires_grad_(False)
+    fitted = fit_budget(learned, 8, 2, 10)
+    assert isinstance(fitted, arsm.DoubleControl)
+    assert fitted.samples == 8
+    assert fitted.control is learned.control

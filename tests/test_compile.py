@@ -63,6 +63,7 @@ CASES = [
     ("arsm:pooled=True", 3, 4),
     ("ars", 3, 4),
     ("rloo:ridge=1.0", 3, 4),
+    ("carms", 3, 4),
 ]
 
 

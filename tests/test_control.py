@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,28 @@ def test_seeds_of_several_runs_are_one_row(tmp_path: Path) -> None:
     assert whole == parts
     assert whole[0][0] == "a2c, adam 0.01, entropy 0.5"
     assert "best average" not in {metric for _, metric, _ in whole}, "ten episodes have no average over a hundred"
+
+
+def test_seeds_that_are_not_finished_do_not_count_as_if_they_were(tmp_path: Path) -> None:
+    control = Control("CartPole-v1", ("a2c",), horizon=20, episodes=10, seeds=3, log_every=5, root=tmp_path)
+    control.run(Console(quiet=True))
+    (folder,) = control.runs()
+    record = read_run(folder)
+    cut = replace(record, metrics=[line for line in record.metrics if line["seed"] < 2 or line["step"] < 10])
+    (whole,), (section,) = control_sections([record]), control_sections([cut])
+    assert {x.row for x in whole.results} == {"a2c, adam 0.01"}
+    assert {x.row for x in section.results} == {"a2c, adam 0.01 (2 of 3 seeds)"}
+    finals = [next(list(x.values) for x in s.results if x.metric == "final average") for s in (whole, section)]
+    assert finals[1] == finals[0][:2]
+
+
+def test_runs_that_differ_in_their_length_alone_are_two_rows(tmp_path: Path) -> None:
+    for episodes, seed in ((10, 0), (20, 1)):
+        Control("CartPole-v1", ("a2c",), horizon=20, episodes=episodes, seeds=1, seed=seed, root=tmp_path).run(
+            Console(quiet=True)
+        )
+    (section,) = control_sections([read_run(folder) for folder in sorted(tmp_path.glob("control/*"))])
+    assert {x.row for x in section.results} == {"a2c, adam 0.01, 10 episodes", "a2c, adam 0.01, 20 episodes"}
 
 
 def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
@@ -116,6 +139,11 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--environment", "Acrobot-v1", "--budget", "1"], "less than the 2 pseudo actions"),
         (["--episodes", "0"], "--episodes must be at least 1"),
         (["--gamma", "2"], "gamma must lie in (0, 1], but is 2.0."),
+        (["--budget", "0"], "budget must be at least 1, but is 0."),
+        (["--name", "a/b"], "--name is the beginning of a folder's name"),
+        (["--methods", "vimco"], "estimates a bound"),
+        (["--methods", "carms"], "does not choose its true action by a race"),
+        (["--methods", "relax:temperature=0.1"], "use ActionConditioned()"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:

@@ -389,3 +389,46 @@ def test_a_control_of_the_wrong_shape_is_refused() -> None:
     logits, theta, _ = setting()
     with pytest.raises(ValueError, match="one value a row"):
         arsm.estimate(arsm.RELAX(Wide()), logits, f, theta)
+
+
+@pytest.mark.parametrize("words", ["rebar", "relax"])
+def test_a_mask_in_all_but_name_is_one(words: str) -> None:
+    logits = torch.zeros(2, 1, 4)
+    logits[..., 0] = torch.finfo(torch.float32).min
+    logits.requires_grad_()
+    made = arsm.estimator(words)
+    out = arsm.estimate(made, logits, lambda z: f_of_category(z).square())
+    assert out.grad is not None
+    assert out.estimator_loss is not None
+    assert out.grad.isfinite().all()
+    out.estimator_loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in arsm.learned_parts(made).parameters())
+
+
+def f_of_category(z: Tensor) -> Tensor:
+    """From one-hot points or categories."""
+    return (z * torch.arange(4.0)).sum((-2, -1)) if z.is_floating_point() else z[:, 0].float()
+
+
+def test_a_control_that_first_sees_logits_in_inference_can_still_learn() -> None:
+    made = arsm.RELAX()
+    with torch.inference_mode():
+        arsm.estimate(made, torch.zeros(2, 1, 4), f_of_category)
+    out = arsm.estimate(made, torch.zeros(2, 1, 4, requires_grad=True), f_of_category)
+    assert out.estimator_loss is not None
+    out.estimator_loss.backward()
+
+
+@pytest.mark.parametrize("words", ["gumbel-softmax", "straight-through", "reinmax", "gumbel-rao"])
+def test_relaxations_refuse_an_f_that_has_no_way_to_z(words: str) -> None:
+    decoder = nn.Linear(4, 1)
+    logits = torch.zeros(3, 1, 4, requires_grad=True)
+
+    def rounded(z: Tensor) -> Tensor:
+        return decoder(arsm.one_hot(z.argmax(-1), 4).flatten(1)).squeeze(-1)
+
+    with pytest.raises(ValueError, match="no way from f's values to z"):
+        arsm.estimate(arsm.estimator(words), logits, rounded)
+    arsm.estimate(arsm.estimator(words), logits, lambda z: decoder(z.flatten(1)).squeeze(-1)).value.sum().backward()
+    assert logits.grad is not None
+    arsm.estimate(arsm.estimator(words), logits.detach(), rounded)  # nobody asks for a gradient

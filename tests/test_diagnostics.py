@@ -178,3 +178,27 @@ def test_moving_variance_refuses_what_does_not_belong_to_it() -> None:
         moving.update([torch.zeros(2)])
     with pytest.raises(ValueError, match=r"decay 0.9, but this one has 0.5"):
         MovingVariance(0.5).load_state_dict(moving.state_dict())
+
+
+@pytest.mark.parametrize("surrogate", ["logits", "tensor"])
+def test_rows_that_lend_each_other_a_coefficient_are_those_of_one_draw(surrogate: str) -> None:
+    logits = 1.5 * torch.randn(2, 5, 4, dtype=torch.float64)
+
+    def f(z: Tensor, logits: Tensor) -> Tensor:
+        return -arsm.log_prob(logits.log_softmax(-1), z).sum(-1) + z.double().sin().sum(-1)
+
+    chosen = arsm.RLOO(4, surrogate=logits if surrogate == "tensor" else "logits")
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    found = gradient_variance(chosen, logits, f, logits, samples=20, generator=generators[0])
+    alone = [arsm.estimate(chosen, logits, f, logits, generator=generators[1]).grad for _ in range(20)]
+    torch.testing.assert_close(found, torch.stack([g for g in alone if g is not None]).var(0))
+    with pytest.raises(ValueError, match="at least two rows"):
+        gradient_variance(arsm.RLOO(4, surrogate="logits"), logits[0], lambda z: z.double().sum(-1), samples=2)
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-3, 1e-4])
+def test_moving_variance_of_a_small_spread_about_a_large_mean(spread: float) -> None:
+    moving = MovingVariance(0.9)
+    for _ in range(200):
+        moving.update([1 + spread * torch.randn(20_000)])
+    torch.testing.assert_close(moving.mean(), torch.tensor(spread**2), rtol=0.03, atol=0, check_dtype=False)

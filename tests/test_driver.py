@@ -298,3 +298,25 @@ def test_options_that_do_not_fit_the_logits() -> None:
         "such as ARSM or RLOO."
     )
     refused(enumerated, ValueError, lambda: arsm.estimate(arsm.Exact(), torch.zeros(20, 10), total))
+
+
+def test_what_is_no_estimator_is_refused_with_how_to_make_one() -> None:
+    for wrong in ("arsm", arsm.ARSM):
+        with pytest.raises(TypeError, match=r"such as arsm.ARSM\(\), but is .*; arsm.estimator\(.arsm.\) makes one"):
+            arsm.estimate(wrong, torch.zeros(3), lambda z: z[:, 0].float())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="max_rows must be at least 1"):
+        arsm.estimate(arsm.ARSM(), torch.zeros(3), lambda z: z[:, 0].float(), max_rows=0)
+
+
+@pytest.mark.parametrize("words", ["arsm", "rloo:samples=8,ridge=0.001", "carms"])
+def test_autocast_is_for_f_alone(words: str) -> None:
+    chosen, logits = arsm.estimator(words), torch.randn(4, 3, 4)
+    noise = chosen.noise(logits)
+
+    def f(z: Tensor) -> Tensor:
+        return 1e5 * z.float().sum(-1)
+
+    alone = arsm.estimate(chosen, logits, f, noise=noise).grad
+    with torch.autocast("cpu", dtype=torch.float16):
+        cast = arsm.estimate(chosen, logits, f, noise=noise).grad
+    torch.testing.assert_close(cast, alone, rtol=0, atol=0)

@@ -320,6 +320,8 @@ def worker(rank: int, folder: str) -> None:
     model(x.chunk(2)[rank]).backward()
     gradients = [p.grad for p in model.parameters()]
     torch.save((engine.state["first_moment"], means["train"], gradients), f"{folder}/{rank}.pt")
+    own = [torch.rand(8, generator=generator) for generator in make(SMALL, [0, 1, 2], stacked=False).noise_generators]
+    torch.save(torch.stack(own), f"{folder}/noise-{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -359,3 +361,5 @@ def test_two_processes_give_one_processs_gradients(tmp_path: Path) -> None:
         torch.testing.assert_close(train, means["train"], rtol=1e-5, atol=0)
         torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
     assert torch.equal(found[0][0], found[1][0])
+    drawn = torch.cat([torch.load(tmp_path / f"noise-{rank}.pt") for rank in range(2)])
+    assert len(drawn.unique(dim=0)) == 6  # no two seeds or processes have the same noise

@@ -270,3 +270,15 @@ def test_golden(case: dict[str, Any]) -> None:
     assert out.z.tolist() == case["z"]
     torch.testing.assert_close(out.value, torch.tensor(case["value"], dtype=torch.float64), rtol=0, atol=1e-13)
     torch.testing.assert_close(out.grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-13)
+
+
+def test_values_far_from_zero_or_of_impossible_categories_cost_no_precision() -> None:
+    reward = torch.tensor([1.0, 2.0, 1e8])
+    found = arsm.estimate(arsm.Exact(), torch.tensor([0.0, 0.0, -60.0]), lambda z: reward[z[:, 0]]).grad
+    torch.testing.assert_close(found, torch.tensor([-0.25, 0.25, 0.0]), rtol=0, atol=1e-7)
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    values = torch.tensor([1.0, 2.0, 3.0])
+    exact = arsm.estimate(arsm.Exact(), logits.double(), lambda z: values.double()[z[:, 0]]).grad
+    for estimator in (arsm.Exact(), arsm.LocalExpectation()):
+        found = arsm.estimate(estimator, logits, lambda z: (values + 2.0**20)[z[:, 0]]).grad
+        torch.testing.assert_close(found, exact, rtol=0, atol=1e-6, check_dtype=False)

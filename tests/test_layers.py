@@ -288,3 +288,28 @@ def test_wrong_layers_are_refused_in_a_sentence() -> None:
     for estimator in (arsm.VIMCO(), arsm.Average(arsm.VIMCO(), 2)):
         with pytest.raises(ValueError, match=r"bounds f by several samples.* use arsm\.estimate_bound"):
             estimate_layers(estimator, [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_value_is_the_same_and_detached(mode: type[torch.no_grad]) -> None:
+    weight = torch.randn(6, 6, requires_grad=True)
+    x = torch.randn(4, 6)
+    layers: list[Layer] = [
+        lambda zs, x: x.view(-1, 2, 3),
+        lambda zs, x: (arsm.one_hot(zs[0], 3).flatten(1) @ weight).view(-1, 2, 3),
+    ]
+
+    def estimated() -> LayersEstimate:
+        generator = torch.Generator().manual_seed(1)
+        return estimate_layers(arsm.ARSM(), layers, lambda zs, logits, x: zs[1].sum(-1).float(), x, generator=generator)
+
+    learning = estimated()
+    with mode():
+        found = estimated()
+    assert not found.value.requires_grad
+    torch.testing.assert_close(found.value, learning.value.detach(), rtol=0, atol=0)
+
+
+def test_words_are_no_estimator() -> None:
+    with pytest.raises(TypeError, match=r"such as arsm.ARSM\(\), but is 'arsm'; arsm.estimator\('arsm'\) makes one"):
+        estimate_layers("arsm", [lambda zs: torch.zeros(2, 2, 3)], lambda zs, logits: zs[0].sum(-1).float())  # pyright: ignore[reportArgumentType]

@@ -195,6 +195,19 @@ def test_refusals() -> None:
         policy.plan(arsm.ARSM(), logits, noise, budget=1)
     with pytest.raises(ValueError, match="LocalExpectation"):
         policy.plan(arsm.Exact(), logits, arsm.Exact().noise(logits.unsqueeze(1)))
+    for draws, least in ((2, 5), (4, 11)):  # draws that are averaged do not share a rollout
+        average = arsm.Average(arsm.ARSM(), draws)
+        with pytest.raises(ValueError, match=f"less than the {least} pseudo actions"):
+            policy.plan(average, logits, average.noise(logits.unsqueeze(1)), budget=least - 1)
+        policy.plan(average, logits, average.noise(logits.unsqueeze(1)), budget=least)
+    surrogate = arsm.RLOO(3, surrogate="logits")
+    for biased in (surrogate, arsm.Average(surrogate, 2)):
+        with pytest.raises(ValueError, match="leave surrogate out"):
+            policy.plan(biased, logits, biased.noise(logits.unsqueeze(1)))
+    with pytest.raises(ValueError, match="estimates a bound"):
+        policy.plan(arsm.VIMCO(3), logits, arsm.VIMCO(3).noise(logits.unsqueeze(1)))
+    with pytest.raises(TypeError, match=r"arsm\.estimator"):
+        policy.plan("arsm", logits, noise)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"\[T, C\]"):
         policy.plan(arsm.ARSM(), logits[0], noise)
     plan = policy.plan(arsm.ARSM(), logits, noise)

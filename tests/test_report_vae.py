@@ -78,6 +78,16 @@ def test_seeds_split_over_commands_are_one_row(tmp_path: Path) -> None:
             ]
 
 
+def test_seeds_of_another_precision_count_too(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Vae(), [[120.0, 90.0, 90.5]]),
+        write_run(tmp_path, Vae(seeds=(1, 2), precision="bf16"), [[120.0, 91.0, 92.0], [120.0, 93.0, 92.5]]),
+    ]
+    (section,) = vae_sections(records)
+    (cells,) = rows_of(section).values()
+    assert cells["validation"].values == [90.0, 91.0, 92.5]
+
+
 def test_a_run_from_before_a_setting_has_its_default(tmp_path: Path) -> None:
     old, new = (write_run(tmp_path, Vae(seeds=(seed,)), [[120.0, 87.0, 88.0]]) for seed in (0, 1))
     config = {key: value for key, value in old.config.items() if key != "sampled_pixels"}

@@ -161,6 +161,12 @@ def test_what_was_learned_before_a_failure_is_kept() -> None:
     assert agent.episodes == 2
 
 
+class WalkWithoutRewards(Walk):
+    def step(self, action: Any) -> Any:
+        seen, _, *rest = super().step(action)
+        return seen, float("nan"), *rest
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="less than the 3 pseudo actions"):
         PolicyGradient("LunarLander-v3", budget=2)
@@ -178,6 +184,16 @@ def test_refusals() -> None:
             PolicyGradient("CartPole-v1", settings=Settings(**{name: value}))
     with pytest.raises(ValueError, match="needs f's derivative"):
         PolicyGradient("CartPole-v1", arsm.estimator("gumbel-softmax"))
+    for words in ("carms", "disarm"):
+        with pytest.raises(ValueError, match="does not choose its true action by a race"):
+            PolicyGradient("CartPole-v1", arsm.estimator(words))
+    for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):
+        with pytest.raises(ValueError, match=r"use ActionConditioned\(\)"):
+            PolicyGradient("CartPole-v1", learner)
+    with pytest.raises(TypeError, match="give a function such as lambda"):
+        PolicyGradient(Walk())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(EnvironmentFailure, match="gave a reward of nan; it must be a finite number"):
+        PolicyGradient(WalkWithoutRewards, horizon=20)
 
 
 def test_n_step_targets_against_a_loop() -> None:

@@ -131,6 +131,8 @@ class Training(ABC):
             raise ValueError(f"--batch must be a multiple of the {processes} processes, but is {self.batch}.")
         logits = torch.zeros(2, self.variables, self.categories)
         estimator.ask(logits, estimator.noise(logits))  # some are for one variable alone
+        if self.data is not None and not self.data.is_dir():
+            raise ValueError(f"--data must be a folder with MNIST's original files, but there is none at {self.data}.")
         if self.sampled_pixels and self.data is None:
             raise ValueError("--sampled-pixels needs grey values; name a folder with MNIST's original files by --data.")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
