@@ -129,7 +129,7 @@ def best_settings(records: Sequence[Record]) -> list[Record]:
     """Of the runs that differ in optimizer and learning rate only, the best."""
 
     def merit(record: Record) -> tuple[int, float]:
-        averages = [s["average_return"] for s in finished(record)]
+        averages = [s["average_return"] for s in seed_series(record)]
         return round(np.mean([x[-1] for x in averages])), float(np.mean([x.mean() for x in averages]))
 
     best: dict[tuple[str, ...], Record] = {}
@@ -160,7 +160,7 @@ def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Fig
 
 
 def _labels(records: Sequence[Record]) -> dict[Path, str]:
-    """A run's settings in words, by its folder; how long it was where others have the same; how many seeds it lacks."""
+    """A run's settings in words, by its folder; how long it was where others have the same; how far its seeds are."""
     plain = {}
     for record in records:
         config = record.config
@@ -172,20 +172,13 @@ def _labels(records: Sequence[Record]) -> dict[Path, str]:
         label = plain[record.folder]
         if repeated[label] > 1:
             label += f", {record.config['episodes']:,} episodes"
-        done, begun = len(finished(record)), len(seed_series(record))
-        unfinished = not all(_is_finished(s, record) for s in seed_series(record))
-        found[record.folder] = label + (f" ({done} of {begun} seeds)" if unfinished else "")
+        came_to = sorted({int(s["step"][-1]) for s in seed_series(record)})
+        if came_to[0] < (whole := record.config["episodes"]):
+            label += (
+                f" ({' to '.join(f'{n:,}' for n in dict.fromkeys((came_to[0], came_to[-1])))} of {whole:,} episodes)"
+            )
+        found[record.folder] = label
     return found
-
-
-def finished(record: Record) -> list[dict[str, np.ndarray]]:
-    """`seed_series` of the seeds that played all episodes, or of all where none did."""
-    seeds = seed_series(record)
-    return [s for s in seeds if _is_finished(s, record)] or seeds
-
-
-def _is_finished(seed: dict[str, np.ndarray], record: Record) -> bool:
-    return bool(seed["step"][-1] >= record.config["episodes"])
 
 
 def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]]:
@@ -204,7 +197,7 @@ def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
 
 
 def _results(record: Record, label: str, line: float | None, *, beside_paper: bool) -> list[Result]:
-    seeds = finished(record)
+    seeds = seed_series(record)
     averages = [s["average_return"][s["step"] >= WINDOW] for s in seeds]
     paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"]) if beside_paper else None
     rows: dict[str, list[float]] = {
