@@ -410,6 +410,20 @@ def f_of_category(z: Tensor) -> Tensor:
     return (z * torch.arange(4.0)).sum((-2, -1)) if z.is_floating_point() else z[:, 0].float()
 
 
+def test_a_control_without_a_size_cannot_be_mapped() -> None:
+    made = arsm.RELAX()
+
+    def gradient(logits: Tensor, noise: Tensor) -> Tensor | None:
+        return arsm.estimate(made, logits, f_of_category, noise=noise, evaluation="dense", max_rows=None).grad
+
+    logits = torch.zeros(3, 2, 1, 4)
+    noise = made.noise(logits)
+    with pytest.raises(RuntimeError, match="estimate once before you map it"):
+        torch.vmap(gradient)(logits, noise)
+    gradient(logits[0], noise[0])
+    torch.vmap(gradient)(logits, noise)
+
+
 def test_a_control_that_first_sees_logits_in_inference_can_still_learn() -> None:
     made = arsm.RELAX()
     with torch.inference_mode():

@@ -76,7 +76,7 @@ def plan(
     """Choose the rollouts of a true episode.
 
     Args:
-        estimator: any that asks at discrete points: ARSM, ARS, RLOO, LocalExpectation, ...
+        estimator: ARSM, ARS, RLOO without a surrogate, LocalExpectation, Reinforce, or an average of one.
         logits: [T, C], one action a step, or [T, K, C], K of them; -inf masks an action. The steps of several episodes
             may be given as one.
         noise: as `estimator.noise(torch.zeros(T, K, C))` drew it; with these logits it gives the true actions.

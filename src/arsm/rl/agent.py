@@ -67,7 +67,8 @@ class PolicyGradient:
 
     Args:
         environment: the name of a Gymnasium environment, or a function that makes one.
-        estimator: any that asks at discrete points; or `ActorCritic()` or `ActionConditioned()` for a learned critic.
+        estimator: one that `arsm.policy.plan` takes, such as ARSM or RLOO; or `ActorCritic()` or `ActionConditioned()`
+            for a learned critic.
         settings: what to learn with; single ones may be given by name.
         horizon: the step at which an episode ends at the latest, if not the environment's own limit.
         encoder: makes a vector of an observation that is none, such as an image.
