@@ -280,6 +280,9 @@ def test_on_a_gpu_replicas_train_stacked_or_in_turn(words: str, tmp_path: Path) 
     assert len(train_loss) == 2
     assert train_loss[0] != train_loss[1]
     assert all(loss[-1] < loss[0] for loss in train_loss)
+    torch.rand(1, device="cuda")
+    (again,) = train(replace(config, root=tmp_path / "again"))
+    torch.testing.assert_close(read_run(again).series("train")[1][0][0], train_loss[0][0], rtol=1e-3, atol=0)
 
 
 def test_a_picture_shows_image_half_and_completions(images: Tensor) -> None:

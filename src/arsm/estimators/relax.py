@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.parameter import UninitializedParameter
 
 from arsm.estimators.gumbel_softmax import check_temperature, perturbed
@@ -80,7 +79,9 @@ class RELAX:
     def _control_and_slope(self, s: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """c [N] and dc/ds [N, K, C], both attached to c's parameters."""
         if any(isinstance(parameter, UninitializedParameter) for parameter in self.control.parameters()):
-            if is_functorch_wrapped_tensor(s):  # whose parameters would not outlive the transform
+            from torch._C._functorch import is_functorch_wrapped_tensor  # private, hence not at the top
+
+            if is_functorch_wrapped_tensor(s):  # parameters made of it would not outlive the transform
                 raise RuntimeError("RELAX's network has no size yet; estimate once before you map it by vmap.")
             with torch.inference_mode(False), torch.no_grad():
                 self.control(s.clone(), p.clone())

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import math
 import os
+import random
 import re
 import struct
 import zlib
@@ -246,6 +247,10 @@ def train_together(
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.set_float32_matmul_precision("high")
+        if groups[0].epoch == 0:  # stacked replicas draw from the device's own generator, which a checkpoint restores
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
+            torch.cuda.manual_seed(random.Random(words).getrandbits(63))
     replicas = [(group, seed) for group in groups for seed in config.seeds]
     count = len(config.seeds)
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
