@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from arsm.experiments.cli import main
-from arsm.experiments.control import Control
+from arsm.experiments.control import Control, train
 from arsm.experiments.record import read_run
 from arsm.experiments.report_control import control_sections, seed_series, solved_at
 from arsm.rl import Learning
@@ -81,6 +81,18 @@ def test_runs_that_differ_in_their_length_alone_are_two_rows(tmp_path: Path) -> 
     assert {x.row for x in section.results} == {"a2c, adam 0.01, 10 episodes", "a2c, adam 0.01, 20 episodes"}
 
 
+def test_a_run_whose_iterations_are_longer_than_it_resumes_at_the_next_seed(tmp_path: Path) -> None:
+    short = partial(Control, "CartPole-v1", ("arsm",), horizon=20, episodes=2, seeds=2, log_every=1)
+    whole, cut = (short(root=tmp_path / name, learning=Learning(episodes_an_iteration=5)) for name in ("whole", "cut"))
+    whole.run(Console(quiet=True))
+    (folder,), (config,) = cut.runs(), cut.configs()
+    for episodes in train(cut, config, folder.name):
+        if episodes >= 2:
+            break  # as if it had been stopped after the first seed
+    replace(cut, resume=True).run(Console(quiet=True))
+    assert lines(folder) == lines(next(iter(whole.runs())))
+
+
 def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
     grid = Control(
         "CartPole-v0", methods=("a2c",), episodes=4, seeds=1, learning_rates=(0.001, 0.003, 0.01), root=tmp_path
@@ -139,6 +151,8 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--gamma", "2"], "gamma must lie in (0, 1], but is 2.0."),
         (["--budget", "0"], "budget must be at least 1, but is 0."),
         (["--name", "a/b"], "--name is the beginning of a folder's name"),
+        (["--horizon", "0"], "--horizon must be at least 1, but is 0."),
+        (["--engine", "pool", "--workers", "-1"], "--workers must be at least 1, but is -1."),
         (["--methods", "vimco"], "estimates a bound"),
         (["--methods", "carms"], "does not choose its true action by a race"),
         (["--methods", "relax:temperature=0.1"], "use ActionConditioned()"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # gymnasium is an extra of its own: the other commands do wit
     from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
 
 WINDOW = 100
-SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1}
+SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "horizon": 1, "workers": 1}
 
 
 def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned:
@@ -96,8 +96,8 @@ class Control:
         from arsm.rl import EnvironmentFailure
 
         for name, least in SMALLEST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, but is {getattr(self, name)}.")
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, but is {value}.")
         check_name(self.name)
         for words in self.methods:
             method(words)
@@ -229,7 +229,8 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
 
     def save() -> None:
         state = {"number": number, "agent": agent.state_dict(), "progress": dataclasses.asdict(progress)}
-        run.save(number * total + agent.episodes, state)
+        # the last iteration may play more episodes than were left
+        run.save(number * total + min(agent.episodes, total), state)
 
     def due(every: int) -> bool:
         before = agent.episodes - config["episodes_an_iteration"]
