@@ -119,7 +119,7 @@ def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
 
 def check_estimator(estimator: object) -> None:
     """Refuse what is not an estimator, such as its name or its class."""
-    if isinstance(estimator, str | type) or not hasattr(estimator, "ask"):
+    if isinstance(estimator, (str, type)) or not hasattr(estimator, "ask"):
         words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
         raise TypeError(
             f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; arsm.estimator({words}) makes "

@@ -74,7 +74,7 @@ def estimate_layers(
     layers together cost the sum of their evaluations. `Exact` enumerates everything below.
     """
     depth = len(layers)
-    chosen = list(estimators) if isinstance(estimators, list | tuple) else [estimators] * depth
+    chosen = list(estimators) if isinstance(estimators, (list, tuple)) else [estimators] * depth
     for estimator in chosen:
         check_estimator(estimator)
     if depth == 0 or len(chosen) != depth:
