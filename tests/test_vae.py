@@ -272,3 +272,8 @@ def test_the_likelihood_that_is_compiled_is_the_eager_one() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-3)
     slopes = [torch.autograd.grad(value.sum(), logits)[0] for value in (found, expected)]
     torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rate_that_is_too_large_is_named_as_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match="try a smaller learning rate"):
+        train(replace(TINY, rates=(1e30,), root=tmp_path, device="cpu"))

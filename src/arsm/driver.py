@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.evaluate import Evaluation, evaluate, value_of
+from arsm.evaluate import Evaluation, NotFiniteError, evaluate, value_of
 from arsm.types import Estimate, Estimator
 
 
@@ -142,7 +142,7 @@ def check_logits(logits: Tensor, evaluation: Evaluation) -> None:
         if bool((row == -torch.inf).all()):
             raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
         category = int((~(row < torch.inf)).nonzero()[0])
-        raise ValueError(
+        raise NotFiniteError(
             f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
         )
 

@@ -61,6 +61,10 @@ def _odd_multipliers(count: int, device: torch.device) -> Tensor:
     return base.cumprod(0)
 
 
+class NotFiniteError(ValueError):
+    """Logits or a value of f that are NaN or infinite."""
+
+
 def evaluate(
     f: Callable[..., Tensor],
     queries: Queries,
@@ -148,7 +152,7 @@ def _check_finite(values: Tensor, points: Tensor, asked: Tensor, rows: int) -> N
         first = int(bad.nonzero()[0])
         query = int(asked[first])
         at = f"z = {points[query].tolist()}" if not points.is_floating_point() else "a relaxed z"
-        raise ValueError(
+        raise NotFiniteError(
             f"f returned {float(values[first])} for {at} in row {query % rows} of the batch; f must be finite wherever "
             "a category is not masked."
         )

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
+from arsm.evaluate import NotFiniteError
 from arsm.experiments.data import Mnist, load_mnist
 from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack
 from arsm.experiments.model import Model, stackable
@@ -292,7 +293,10 @@ def train_together(
         return engine.state_dict(own) | {"best": best[own].clone(), "best_validation": best_validation[own].clone()}
 
     for epoch in range(groups[0].epoch + 1, until + 1):
-        metrics = engine.epoch()
+        try:
+            metrics = engine.epoch()
+        except NotFiniteError as error:
+            raise not_finite_in(epoch) from error
         for group in groups:
             group.epoch = epoch
         if epoch % config.measure_every == 0 or epoch == config.epochs:
@@ -355,9 +359,11 @@ def multi_sample_bound(
 def check_finite(not_finite: Tensor, epoch: int) -> None:
     """The flag that a step keeps on the device, read once a measurement."""
     if bool((not_finite > 0).any()):
-        raise FloatingPointError(
-            f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate."
-        )
+        raise not_finite_in(epoch)
+
+
+def not_finite_in(epoch: int) -> FloatingPointError:
+    return FloatingPointError(f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate.")
 
 
 def log(run: Run, step: int, epoch: int, config: Training, metrics: dict[str, list[float]]) -> None:
