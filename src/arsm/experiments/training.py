@@ -363,6 +363,7 @@ def check_finite(not_finite: Tensor, epoch: int) -> None:
 
 
 def not_finite_in(epoch: int) -> FloatingPointError:
+    """What to raise, with what to do."""
     return FloatingPointError(f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate.")
 
 
