@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arsm.diagnostics import Moments, gradient_moments
-from arsm.driver import estimate
+from arsm.driver import estimate, graph_nodes
 from arsm.estimators import RLOO, Average, Exact, UnorderedSet, estimator, learned_parts
 from arsm.types import Estimate, Estimator
 
@@ -106,7 +106,7 @@ def compare(
     """
     logits = logits.detach()
     named = [(e, estimator(e)) if isinstance(e, str) else (str(e), e) for e in estimators]
-    problem = _Problem(logits, f, tuple(x.detach() for x in context), generator, max_rows)
+    problem = _Problem(logits, f, context, generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []
     for label, chosen in named:
@@ -127,8 +127,7 @@ def reference_gradient(
     max_rows: int | None = 1024,
 ) -> Moments:
     """dE[f]/dphi and the variance of that figure: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
-    detached = tuple(x.detach() for x in context)
-    return _Problem(logits.detach(), f, detached, generator, max_rows).reference(samples)
+    return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,8 @@ class _Problem:
 
     def estimate(self, chosen: Estimator) -> Estimate:
         logits = self.logits.clone().requires_grad_()
-        return estimate(chosen, logits, self.f, *self.context, generator=self.generator, max_rows=self.max_rows)
+        rows = (x.detach() for x in self.context)
+        return estimate(chosen, logits, self.f, *rows, generator=self.generator, max_rows=self.max_rows)
 
     def moments(self, chosen: Estimator, samples: int) -> Moments:
         return gradient_moments(
@@ -184,7 +184,8 @@ class _Problem:
             start = time.perf_counter()
             out = self.estimate(chosen)
             # not backward(), which would leave gradients in f's parameters
-            torch.autograd.grad(out.value.sum(), _leaves(out.value), allow_unused=True)
+            leaves = [node.variable for node in graph_nodes(out.value) if hasattr(node, "variable")]  # pyright: ignore[reportAttributeAccessIssue]
+            torch.autograd.grad(out.value.sum(), leaves, allow_unused=True)
             if self.logits.is_cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
@@ -201,16 +202,3 @@ class _Problem:
             bias=float(((error.square() - noise).sum() / rows).clamp_min(0).sqrt()),
             bias_error=float((noise.sum() / rows).sqrt()),
         )
-
-
-def _leaves(value: Tensor) -> list[Tensor]:
-    """What its backward would put gradients into."""
-    found, seen, pending = [], set(), [value.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            if (leaf := getattr(node, "variable", None)) is not None:
-                found.append(leaf)
-            pending.extend(parent for parent, _ in node.next_functions)
-    return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from arsm.evaluate import Evaluation, NotFiniteError, evaluate, value_of
 from arsm.types import Estimate, Estimator
@@ -95,15 +96,19 @@ def estimate(
 
 def _reaches(value: Tensor, source: Tensor) -> bool:
     """Whether value's graph leads to where source was made."""
+    made_at = (node is source.grad_fn or getattr(node, "variable", None) is source for node in graph_nodes(value))
+    return not source.requires_grad or any(made_at)
+
+
+def graph_nodes(value: Tensor) -> Iterator[Node]:
+    """Everything that value was computed by, as autograd has it; a leaf's node has it as `variable`."""
     seen, pending = set(), [value.grad_fn]
     while pending:
         node = pending.pop()
         if node is not None and node not in seen:
-            if node is source.grad_fn or getattr(node, "variable", None) is source:
-                return True
+            yield node
             seen.add(node)
             pending.extend(parent for parent, _ in node.next_functions)
-    return not source.requires_grad
 
 
 def _full_precision(device: str) -> contextlib.AbstractContextManager[object]:

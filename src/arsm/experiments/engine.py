@@ -70,6 +70,11 @@ def pack(module: nn.Module) -> Tensor:
     return F.pad(vector, (0, -vector.shape[0] % ALIGNMENT))
 
 
+def seed_of(words: str) -> int:
+    """A generator's seed, 63 bits that differ in all places: a CPU's generator reads the low 32 alone."""
+    return random.Random(words).getrandbits(63)
+
+
 @dataclass(frozen=True)
 class Turn:
     """The replicas that train in one turn: all of them stacked, or one."""
@@ -272,9 +277,7 @@ class Engine:
 
     def _seed_noise(self) -> None:
         for seed, generator in zip(self.seeds, self.noise_generators, strict=True):
-            # a CPU's generator reads the low 32 bits of a seed, so that sums of large powers would all be alike
-            words = f"noise {seed} {self.rank} {int(self.state['step'])}"
-            generator.manual_seed(random.Random(words).getrandbits(32))
+            generator.manual_seed(seed_of(f"noise {seed} {self.rank} {int(self.state['step'])}"))
 
     def _turn(self, where: slice | int, *, own_noise: bool) -> Turn:
         parameters = self.parameters[where]

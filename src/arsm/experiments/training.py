@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import math
 import os
-import random
 import re
 import struct
 import zlib
@@ -30,8 +29,8 @@ from torch import Tensor
 
 import arsm
 from arsm.evaluate import NotFiniteError
-from arsm.experiments.data import Mnist, load_mnist
-from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack
+from arsm.experiments.data import TRAINING, VALIDATION, Mnist, load_mnist
+from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack, seed_of
 from arsm.experiments.model import Model, stackable
 from arsm.experiments.record import Run, check_name, open_run, read_run
 
@@ -127,8 +126,8 @@ class Training(ABC):
         if not all(0 <= p < 1 for p in (*self.dropouts, self.input_dropout, self.averaging)):
             raise ValueError("--dropouts, --input-dropout and --averaging must lie in [0, 1).")
         self.check_least("images", self.batch)
-        if self.images > 55_000:
-            raise ValueError(f"--images must be at most the 55,000 that are trained on, but is {self.images}.")
+        if self.images > (most := TRAINING - VALIDATION):
+            raise ValueError(f"--images must be at most the {most:,} that are trained on, but is {self.images}.")
         if self.batch % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
             raise ValueError(f"--batch must be a multiple of the {processes} processes, but is {self.batch}.")
         logits = torch.zeros(2, self.variables, self.categories)
@@ -251,7 +250,7 @@ def train_together(
         if groups[0].epoch == 0:  # stacked replicas draw from the device's own generator, which a checkpoint restores
             rank = dist.get_rank() if dist.is_initialized() else 0
             words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
-            torch.cuda.manual_seed(random.Random(words).getrandbits(63))
+            torch.cuda.manual_seed(seed_of(words))
     replicas = [(group, seed) for group in groups for seed in config.seeds]
     count = len(config.seeds)
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]

@@ -36,8 +36,8 @@ def make_environment(
         horizon = horizon or spec.max_episode_steps
         if which in ARRAYS and encoder is None:
             return ARRAYS[which](_known(horizon, which))
-        name = which
-        make = _MakeNamed(which)
+        name, make = which, _MakeNamed(which)
+        env = make()
     else:
         if not callable(which):
             raise TypeError(
@@ -45,10 +45,10 @@ def make_environment(
                 'lambda: gymnasium.make("CartPole-v1").'
             )
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
-        if isinstance(limited := which(), TimeLimit):
-            limit = limited.get_wrapper_attr("_max_episode_steps")
+        env = which()
+        if isinstance(env, TimeLimit):
+            limit = env.get_wrapper_attr("_max_episode_steps")
             horizon = limit if horizon is None else min(horizon, limit)
-    env = make()
     if horizon is None and env.spec is not None:
         horizon = env.spec.max_episode_steps
     first, choices = _choices(env.action_space, name)
