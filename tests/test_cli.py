@@ -16,6 +16,7 @@ from arsm.experiments.cli import commands, main, options
 from arsm.experiments.record import read_run
 
 SHORT = ["--categories", "4", "--updates", "3", "--trace-every", "3", "--variance-samples", "2", "--seeds", "2"]
+TRAINING = ["--images", "200", "--batch", "200", "--epochs", "1", "--measure-every", "1"]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -71,9 +72,9 @@ def test_what_cannot_run_is_refused_before_anything_does(
 )
 @pytest.mark.parametrize("command", ["vae", "conditional"])
 def test_training_that_cannot_run_is_refused(
-    command: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    command: str, words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sentence in refusal(capsys, command, *words, "--batch", "200")
+    assert sentence in refusal(capsys, command, *TRAINING, "--root", str(tmp_path), *words)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,10 @@ def test_training_that_cannot_run_is_refused(
         (["--estimator", "2*vimco"], '"2*vimco" trains on a bound of several samples'),
     ],
 )
-def test_a_vae_that_cannot_run_is_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence in refusal(capsys, "vae", *words)
+def test_a_vae_that_cannot_run_is_refused(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refusal(capsys, "vae", *TRAINING, "--bound-samples", "0", "--root", str(tmp_path), *words)
 
 
 def test_processes_share_whole_batches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

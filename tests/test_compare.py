@@ -212,6 +212,41 @@ def test_a_vaes_checkpoint_must_be_one(
     assert "config.json is not one" in refusal(*chosen, str(tmp_path / "damaged"))
 
 
+def test_evaluations_are_those_of_all_draws() -> None:
+    counts = [
+        arsm.compare(
+            torch.zeros(30),
+            lambda z: z[:, 0].float(),
+            samples=3000,
+            estimators=["ars"],
+            generator=torch.Generator().manual_seed(seed),
+        )[0].evaluations
+        for seed in range(3)
+    ]
+    # one estimate takes 2.9 in the mean, with a standard deviation of 5
+    assert all(abs(count - 2.9) < 5 * 5 / 3000**0.5 for count in counts)
+
+
+def test_draws_of_noise_are_no_evaluations() -> None:
+    (row,) = arsm.compare(LOGITS, f, budget=6, samples=10, estimators=["gumbel-rao:samples=1"])
+    assert row.evaluations == 6
+    assert isinstance(row.estimator, arsm.Average)
+
+
+def test_what_cannot_be_compared_is_refused_and_gradients_need_not_be_on() -> None:
+    with torch.no_grad():
+        assert len(arsm.compare(LOGITS, f, samples=5, training=1, estimators=["arsm", "relax"])) == 2
+    for wrong, sentence in (
+        ("arsm", r'say \["arsm"\]'),
+        (["vimco"], "estimates the gradient of its bound"),
+        (["3*vimco"], "estimates the gradient of its bound"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            arsm.compare(LOGITS, f, samples=5, estimators=wrong)
+    with pytest.raises(TypeError, match="logits must be a floating tensor"):
+        arsm.compare(LOGITS.long(), f, samples=5)
+
+
 def test_nothing_of_the_users_is_changed() -> None:
     decoder = torch.nn.Linear(12, 1)
     attached = torch.nn.Linear(5, 12)(torch.randn(2, 5)).view(2, 3, 4)

@@ -167,6 +167,21 @@ def test_moving_variance_continues_from_its_state() -> None:
     assert torch.equal(second.variance()[0], whole.variance()[0])
 
 
+def test_a_bound_is_no_expectation() -> None:
+    with pytest.raises(ValueError, match="estimates the gradient of its bound and not of E"):
+        bias(arsm.VIMCO(4), torch.zeros(2, 1, 3), lambda z: z[:, 0].float(), samples=2)
+
+
+def test_the_exact_gradient_is_found_without_graphs_of_f() -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def f(z: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        return z[:, 0] * weight
+
+    bias(arsm.ARSM(), torch.zeros(2, 1, 3), f, samples=2)
+
+
 def test_moving_variance_refuses_what_does_not_belong_to_it() -> None:
     with pytest.raises(ValueError, match=r"\[0, 1\)"):
         MovingVariance(1.0)
@@ -176,6 +191,8 @@ def test_moving_variance_refuses_what_does_not_belong_to_it() -> None:
     moving.update([torch.zeros(3)])
     with pytest.raises(ValueError, match="same ones at every update"):
         moving.update([torch.zeros(2)])
+    with pytest.raises(TypeError, match="One of the gradients is None"):
+        moving.update([torch.zeros(3), None])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"decay 0.9, but this one has 0.5"):
         MovingVariance(0.5).load_state_dict(moving.state_dict())
 

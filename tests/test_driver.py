@@ -210,7 +210,8 @@ def test_logits_are_checked() -> None:
     refused(f"logits {empty}", ValueError, with_logits(torch.full((3,), -torch.inf)))
     kind = "logits must be a floating tensor [*B, K, C], but are torch.int64; convert them with .float()."
     refused(kind, TypeError, with_logits(torch.zeros(2, 3, dtype=torch.int64)))
-    refused(kind.replace("torch.int64", "list"), TypeError, with_logits([0.0, 1.0]))  # pyright: ignore[reportArgumentType]
+    listed = kind.replace("torch.int64", "list").replace(".float()", "torch.tensor")
+    refused(listed, TypeError, with_logits([0.0, 1.0]))  # pyright: ignore[reportArgumentType]
     shape = "logits must be [C] or [*B, K, C] with no dimension empty, but are "
     for empty_shape in ([2, 3, 0], [2, 0, 4], [0, 3, 4], []):
         refused(f"{shape}{empty_shape}.", ValueError, with_logits(torch.zeros(empty_shape)))
@@ -250,6 +251,43 @@ def test_what_f_returns_is_checked() -> None:
     )
 
 
+def test_noise_is_checked() -> None:
+    for estimator in (arsm.RLOO(), arsm.ARS()):
+        noise = estimator.noise(GOOD[:1])
+        found = list((noise[0] if isinstance(noise, tuple) else noise).shape)
+        refused(
+            f"noise must lead with the batch's shape [2], but is {found}; draw it by estimator.noise(logits) for these "
+            "logits.",
+            ValueError,
+            lambda estimator=estimator, noise=noise: arsm.estimate(estimator, GOOD, total, noise=noise),
+        )
+
+
+@pytest.mark.parametrize("words", ["gumbel-softmax", "straight-through", "reinmax", "gumbel-rao"])
+def test_a_relaxation_refuses_an_f_that_has_nothing_to_differentiate(words: str) -> None:
+    logits = GOOD.clone().requires_grad_()
+    with pytest.raises(ValueError, match="autograd finds no way from f's values to z"):
+        arsm.estimate(arsm.estimator(words), logits, lambda z: z.argmax(-1)[:, 0].float())
+    with torch.no_grad():
+        arsm.estimate(arsm.estimator(words), logits, lambda z: z.argmax(-1)[:, 0].float())
+
+
+def test_a_baseline_is_one_value_a_row() -> None:
+    one_a_row = torch.zeros(len(GOOD))
+    for baseline, average in ((one_a_row.unsqueeze(-1), False), (one_a_row, True)):
+        estimator = arsm.Reinforce(baseline=baseline)
+        with pytest.raises(ValueError, match="baseline must be a number or shaped like the batch"):
+            arsm.estimate(arsm.Average(estimator, len(GOOD)) if average else estimator, GOOD, total)
+    for estimator in (arsm.Reinforce(one_a_row), arsm.Average(arsm.Reinforce(one_a_row.unsqueeze(-1)), 3)):
+        assert arsm.estimate(estimator, GOOD, total).value.shape == one_a_row.shape
+
+
+def test_an_average_is_of_an_estimator() -> None:
+    for wrong in ("arsm", arsm.ARSM):
+        with pytest.raises(TypeError, match="estimator must be an estimator such as"):
+            arsm.Average(wrong, 2)  # pyright: ignore[reportArgumentType]
+
+
 def test_context_is_checked() -> None:
     fits = "must be a tensor that leads with the batch's shape [2], but is "
     for position, found, context in ((0, [3, 5], [torch.zeros(3, 5)]), (1, [], [torch.zeros(2), torch.zeros(())])):
@@ -282,7 +320,11 @@ def test_estimators_from_words() -> None:
         ("0*arsm", "Average needs at least one draw, but n = 0."),
         ("rloo:samples=1", "RLOO compares samples with each other and needs at least 2, but samples = 1."),
         ("rloo:live=9", "live must lie between 1 and samples = 4, but is 9."),
-        ("rloo:ridge=0", "ridge must be positive, but is 0."),
+        ("rloo:ridge=0", "ridge must be positive and finite, but is 0."),
+        ("rloo:ridge=1e999", "ridge must be positive and finite, but is inf."),
+        ("rloo:samples=2.5", "samples must be a whole number, but is 2.5."),
+        ("unordered-set:samples=2.5", "samples must be a whole number, but is 2.5."),
+        ("gumbel-rao:samples=2.5", "samples must be a whole number, but is 2.5."),
     ],
 )
 def test_words_that_mean_nothing(words: str, sentence: str) -> None:

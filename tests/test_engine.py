@@ -181,7 +181,15 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
     torch.testing.assert_close(engine.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize(("words", "stacked"), [("arsm", True), ("relax", True), ("arsm", False), ("muprop", False)])
+@pytest.mark.parametrize(
+    ("words", "stacked"),
+    [
+        ("arsm", True),
+        ("relax", True),
+        ("arsm", False),
+        *((words, False) for words in ("muprop", "rebar", "double-control")),
+    ],
+)
 def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 

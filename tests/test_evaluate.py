@@ -228,6 +228,21 @@ def test_a_query_takes_the_value_that_it_names() -> None:
         assert values.live.tolist() == [[0, 1]]
 
 
+def test_f_may_write_all_its_values_into_one_place() -> None:
+    buffer = torch.empty(16)
+
+    def simulator(z: Tensor) -> Tensor:
+        return buffer[: len(z)].copy_(z.sum(-1).square())
+
+    logits = torch.randn(30, 2, 6, generator=torch.Generator().manual_seed(0))
+    noise = arsm.ARSM().noise(logits)
+    found, expected = (
+        arsm.estimate(arsm.ARSM(), logits, f, noise=noise, max_rows=16).grad
+        for f in (simulator, lambda z: simulator(z).clone())
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_several_references_share_their_evaluations() -> None:
     logits = torch.zeros(2, 3)
     log_pi = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]]).log()

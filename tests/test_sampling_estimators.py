@@ -240,6 +240,32 @@ def test_vimco_of_large_log_weights_stays_finite() -> None:
     assert bool(((out.value <= largest) & (out.value >= largest - math.log(3))).all())
 
 
+@pytest.mark.parametrize("words", ["rloo", "rloo:ridge=1.0", "carms", "double-control", "vimco:samples=50"])
+def test_a_constant_in_f_changes_nothing(words: str) -> None:
+    estimator, logits = arsm.estimator(words), normal(0, 200, 2, 3).float()
+    constant = -1e5 if words.startswith("vimco") else 1e7  # where a half and a whole still can be told apart
+    noise = estimator.noise(logits)
+
+    def f(z: Tensor, c: Tensor) -> Tensor:
+        z = z if z.ndim == 2 else z @ torch.arange(3.0)
+        return z.sum(-1) * (0.5 if words.startswith("vimco") else 1.0) + c
+
+    found, expected = (
+        arsm.estimate(estimator, logits, f, torch.full((200,), c), noise=noise).grad for c in (constant, 0.0)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_large_ridge_is_plain_leave_one_out() -> None:
+    logits = normal(0, 100, 2, 3).float()
+    noise = arsm.RLOO(3).noise(logits)
+    plain, ridge = (
+        arsm.estimate(e, logits, lambda z: z.float().sum(-1), noise=noise).grad
+        for e in (arsm.RLOO(3), arsm.RLOO(3, ridge=1e30))
+    )
+    torch.testing.assert_close(ridge, plain)
+
+
 def test_an_average_of_bounds_is_no_bound_of_averages() -> None:
     logits, theta = normal(0, 6, 2, 3), normal(1, 6, 2, 3)
     estimator = arsm.Average(arsm.VIMCO(3), 2)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.diagnostics import Moments, gradient_moments
-from arsm.driver import estimate, graph_nodes
+from arsm.diagnostics import Moments, check_target, gradient_moments
+from arsm.driver import check_logits, estimate, graph_nodes
 from arsm.estimators import RLOO, Average, Exact, UnorderedSet, estimator, learned_parts
 from arsm.types import Estimate, Estimator
 
@@ -64,7 +64,7 @@ def fit_budget(fitted: Estimator, budget: int, asked: int, categories: int) -> E
     a fixed number of others, that option takes up the budget. What it has learned stays with it.
     """
     samples = getattr(fitted, "samples", None)
-    if samples is not None and asked >= samples:
+    if samples is not None and asked >= max(samples, 2):
         room = max(2, budget - (asked - samples))
         if isinstance(fitted, UnorderedSet):
             room = min(room, categories)
@@ -76,6 +76,7 @@ def fit_budget(fitted: Estimator, budget: int, asked: int, categories: int) -> E
     return Average(fitted, budget // asked) if budget >= 2 * asked else fitted
 
 
+@torch.enable_grad()
 def compare(
     logits: Tensor,
     f: Callable[..., Tensor],
@@ -104,8 +105,13 @@ def compare(
     Returns:
         A list sorted by `cost`.
     """
+    if isinstance(estimators, str):
+        raise TypeError(f'estimators must be a list of words or estimators, but is a word; say ["{estimators}"].')
+    check_logits(logits, "packed")
     logits = logits.detach()
     named = [(e, estimator(e)) if isinstance(e, str) else (str(e), e) for e in estimators]
+    for _, chosen in named:
+        check_target(chosen)
     problem = _Problem(logits, f, context, generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []
@@ -145,24 +151,45 @@ class _Problem:
         rows = (x.detach() for x in self.context)
         return estimate(chosen, logits, self.f, *rows, generator=self.generator, max_rows=self.max_rows)
 
-    def moments(self, chosen: Estimator, samples: int) -> Moments:
-        return gradient_moments(
+    def moments(self, chosen: Estimator, samples: int) -> tuple[Moments, float]:
+        """An estimate's moments, and the evaluations that it took on average, an estimate and row."""
+        evaluations = 0
+
+        def counted(z: Tensor, *context: Tensor) -> Tensor:
+            nonlocal evaluations
+            evaluations += z.shape[0]
+            return self.f(z, *context)
+
+        found = gradient_moments(
             chosen,
             self.logits,
-            self.f,
+            counted,
             *self.context,
             samples=samples,
             generator=self.generator,
             max_rows=self.max_rows,
         )
+        return found, evaluations / (samples * self.rows)
+
+    @property
+    def rows(self) -> int:
+        return max(1, self.logits.shape[:-2].numel())
 
     def reference(self, samples: int) -> Moments:
         variables, categories = (1, *self.logits.shape)[-2:]
         if categories**variables <= ENUMERABLE:
-            exact = self.estimate(Exact()).grad
+            exact = estimate(
+                Exact(),
+                self.logits,
+                self.f,
+                *self.context,
+                generator=self.generator,
+                max_rows=self.max_rows,
+                frozen=True,
+            ).grad
             assert exact is not None
             return Moments(exact.double(), torch.zeros_like(exact, dtype=torch.float64))
-        mean, variance = self.moments(RLOO(64), LONG_RUN * samples)
+        (mean, variance), _ = self.moments(RLOO(64), LONG_RUN * samples)
         return Moments(mean, variance / (LONG_RUN * samples))
 
     def train(self, learner: Estimator, steps: int) -> None:
@@ -179,7 +206,7 @@ class _Problem:
             optimiser.step()
 
     def measure(self, label: str, chosen: Estimator, samples: int, reference: Moments) -> Compared:
-        seconds, distinct = [], []
+        seconds = []
         for _ in range(TIMED):
             start = time.perf_counter()
             out = self.estimate(chosen)
@@ -189,16 +216,14 @@ class _Problem:
             if self.logits.is_cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-            distinct.append(float(out.info["distinct"].double().mean()))
-        mean, variance = self.moments(chosen, samples)
-        rows = max(1, self.logits.shape[:-2].numel())
+        (mean, variance), evaluations = self.moments(chosen, samples)
         error, noise = mean - reference.mean, variance / samples + reference.variance
         return Compared(
             label,
             chosen,
-            evaluations=statistics.mean(distinct),
+            evaluations=evaluations,
             milliseconds=1e3 * statistics.median(seconds),
-            variance=float(variance.sum() / rows),
-            bias=float(((error.square() - noise).sum() / rows).clamp_min(0).sqrt()),
-            bias_error=float((noise.sum() / rows).sqrt()),
+            variance=float(variance.sum() / self.rows),
+            bias=float(((error.square() - noise).sum() / self.rows).clamp_min(0).sqrt()),
+            bias_error=float((noise.sum() / self.rows).sqrt()),
         )

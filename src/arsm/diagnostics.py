@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.driver import estimate
+from arsm.driver import check_estimator, estimate
+from arsm.estimators.average import bounds
 from arsm.estimators.exact import Exact
 from arsm.swap import run_race, sort_race
 from arsm.types import Estimator
@@ -95,12 +96,19 @@ def bias(
     max_rows: int | None = 1024,
 ) -> Bias:
     """E[g_kc] - dE[f]/dphi_kc, the exact gradient by enumeration: [*B, K, C] in float64."""
-    exact = estimate(Exact(), logits.detach(), f, *context, max_rows=max_rows).grad
+    check_target(estimator)
+    exact = estimate(Exact(), logits.detach(), f, *context, max_rows=max_rows, frozen=True).grad
     assert exact is not None
     mean, variance = gradient_moments(
         estimator, logits, f, *context, samples=samples, generator=generator, max_rows=max_rows
     )
     return Bias(mean - exact, (variance / samples).sqrt())
+
+
+def check_target(estimator: Estimator) -> None:
+    """Refuse an estimator of another gradient than that of E[f]."""
+    if bounds(estimator):
+        raise ValueError(f"{estimator} estimates the gradient of its bound and not of E[f]; leave it out here.")
 
 
 def pseudo_action_share(logits: Tensor, log_pi: Tensor) -> Tensor:
@@ -134,6 +142,8 @@ class MovingVariance:
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Take in one step's gradients, always the same tensors in the same order."""
+        if any(g is None for g in gradients):
+            raise TypeError("One of the gradients is None; give those of parameters that backward() has reached.")
         gradients = [g.detach() for g in gradients]
         if not self._weight:
             self._mean = [torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
@@ -194,6 +204,7 @@ def _draws(
     max_rows: int | None,
 ) -> Iterator[Tensor]:
     """Independent estimates as blocks [n, *B, K, C], the draws being the first batch dimension."""
+    check_estimator(estimator)
     logits = logits.detach()
     if logits.ndim == 1:
         logits = logits.unsqueeze(0)

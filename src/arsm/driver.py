@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def estimate(
         f: `f(z, *context) -> [N]`, row by row. z is int64 [N, K] with values 0..C-1, or floating [N, K, C] from an
             estimator that `needs_gradient`.
         context: tensors [*B, ...]; f receives the rows that belong to each z.
-        noise: as `estimator.noise(logits)` draws it; given, the estimate is deterministic.
+        noise: as `estimator.noise(logits)` draws it for logits [*B, K, C]; given, the estimate is deterministic.
         generator: where the noise comes from.
         evaluation: "packed" evaluates each distinct query once; "dense" evaluates all of them with static
             shapes, for torch.compile, CUDA graphs and vmap, and leaves the checks to `info["finite"]`.
@@ -64,6 +65,12 @@ def estimate(
             )
     if noise is None:
         noise = estimator.noise(logits, generator)
+    for x in noise if isinstance(noise, tuple) else (noise,):
+        if x.shape[: len(batch)] != batch:
+            raise ValueError(
+                f"noise must lead with the batch's shape {list(batch)}, but is {list(x.shape)}; draw it by "
+                "estimator.noise(logits) for these logits."
+            )
     queries = estimator.ask(logits, noise)
     graph = "all" if estimator.needs_gradient else "none" if frozen else "live"
     values = evaluate(f, queries, context, evaluation=evaluation, max_rows=max_rows, graph=graph)
@@ -71,7 +78,7 @@ def estimate(
         gradient = estimator.tell(logits, queries, values.all)
     value = value_of(estimator, queries, values.live)
     loss = None
-    if gradient is None and evaluation == "packed" and value.requires_grad and not _reaches(value, queries.points):
+    if gradient is None and evaluation == "packed" and not _reaches(value, queries.points):
         raise ValueError(
             f"{type(estimator).__name__} differentiates f in z, but autograd finds no way from f's values to z; make f "
             "differentiable in one-hot z, or choose an estimator that only evaluates f, such as RLOO."
@@ -95,9 +102,9 @@ def estimate(
 
 
 def _reaches(value: Tensor, source: Tensor) -> bool:
-    """Whether value's graph leads to where source was made."""
+    """Whether value's graph leads to where source was made, if graphs are made."""
     made_at = (node is source.grad_fn or getattr(node, "variable", None) is source for node in graph_nodes(value))
-    return not source.requires_grad or any(made_at)
+    return not (source.requires_grad and torch.is_grad_enabled()) or any(made_at)
 
 
 def graph_nodes(value: Tensor) -> Iterator[Node]:
@@ -132,13 +139,21 @@ def check_estimator(estimator: object) -> None:
         )
 
 
+def check_whole(name: str, count: int) -> None:
+    """Refuse what cannot count."""
+    if not isinstance(count, Integral):
+        raise ValueError(f"{name} must be a whole number, but is {count!r}.")
+
+
 def check_logits(logits: Tensor, evaluation: Evaluation) -> None:
     """Refuse logits that cannot mean anything; their values are only read where that costs no synchronisation."""
     if evaluation not in ("packed", "dense"):
         raise ValueError(f'evaluation must be "packed" or "dense", but is {evaluation!r}.')
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        found = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with .float().")
+        found, mend = (
+            (logits.dtype, ".float()") if isinstance(logits, Tensor) else (type(logits).__name__, "torch.tensor")
+        )
+        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with {mend}.")
     if logits.ndim == 0 or 0 in logits.shape:
         raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
     if evaluation == "packed" and not bool((legal := legal_rows(logits.detach())).all()):

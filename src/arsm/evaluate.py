@@ -128,7 +128,8 @@ def _call(
         z = points.index_select(0, part)
         value = f(z, *(x.index_select(0, row) for x in context))
         _check(value, z)
-        values.append(value.to(working_dtype(value.dtype)))
+        # a simulator may write its next values where it wrote these
+        values.append(value.to(working_dtype(value.dtype), copy=not value.requires_grad))
     return torch.cat(values)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.driver import check_whole
 from arsm.estimators.ars import (
     ReferenceNoise,
     ask_references,
@@ -57,6 +58,7 @@ class ARSM:
         log_pi = dirichlet(logits, generator)
         if self.references is None:
             return log_pi
+        check_whole("references", self.references)
         if not 1 <= self.references <= logits.shape[-1]:
             raise ValueError(
                 f"references must lie between 1 and the {logits.shape[-1]} categories, but is {self.references}."

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arsm.driver import check_estimator, check_whole
 from arsm.evaluate import value_of
 from arsm.noise import repeat_draws
 from arsm.types import Estimator, Noise, Queries
@@ -21,6 +22,8 @@ class Average:
     n: int
 
     def __post_init__(self) -> None:
+        check_estimator(self.estimator)
+        check_whole("n", self.n)
         if self.n < 1:
             raise ValueError(f"Average needs at least one draw, but n = {self.n}.")
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.estimators.disarm import ascending, first_stop, log_probability
-from arsm.estimators.rloo import check_samples
+from arsm.estimators.rloo import check_samples, less_mean
 from arsm.evaluate import share
 from arsm.noise import dirichlet
 from arsm.types import Queries
@@ -62,7 +62,7 @@ class CARMS:
         order, log_stop = _stick(logits)
         ratio = F.pad(pair_ratio(log_stop, n), (0, 1))
         position = queries.aux.movedim(0, -1)  # [*B, K, n]
-        f = (values - values.mean(0)).to(torch.promote_types(values.dtype, ratio.dtype)).movedim(0, -1).unsqueeze(-2)
+        f = less_mean(values).to(torch.promote_types(values.dtype, ratio.dtype)).movedim(0, -1).unsqueeze(-2)
         zero = torch.zeros_like(ratio, dtype=f.dtype)
         count = zero.scatter_add(-1, position, torch.ones_like(f).expand(position.shape))
         total = zero.scatter_add(-1, position, f.expand(position.shape))

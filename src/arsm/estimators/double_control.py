@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from arsm.categorical import one_hot
 from arsm.estimators.muprop import slopes_at_queries
-from arsm.estimators.rloo import centred, check_samples, weighted_scores
+from arsm.estimators.rloo import centred, check_samples, less_mean, weighted_scores
 from arsm.estimators.straight_through import probabilities
 from arsm.noise import argmin_sample, dirichlet, repeat_draws
 from arsm.types import Queries
@@ -57,7 +57,12 @@ class DoubleControl:
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         n = self.samples
         z = argmin_sample(repeat_draws(logits, n), noise)
-        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype).requires_grad_()
+        # attached to the logits at no slope: what is compiled cannot begin a graph of its own
+        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + 0 * logits.masked_fill(
+            logits == -torch.inf, 0
+        )
+        if not points.requires_grad:
+            points.requires_grad_()
         number = torch.arange(n, device=z.device).view(-1, *(1,) * (z.ndim - 2)).expand(points.shape[:-2])
         return Queries(points, z, number, torch.full((n,), 1 / n, dtype=torch.float64, device=z.device))
 
@@ -66,7 +71,7 @@ class DoubleControl:
         p = probabilities(logits)
         h = slopes_at_queries(queries, values).to(p.dtype)
         z = queries.points.detach()
-        f = values.detach() - values.detach().mean(0)
+        f = less_mean(values.detach())
         total = h.sum(0)
         # sum_j h_j.(z_i - z_j), in which j = i adds nothing
         rise = (total * z).sum((-2, -1)) - (h * z).sum((0, -2, -1))

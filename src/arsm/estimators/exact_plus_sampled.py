@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from arsm.driver import check_whole
 from arsm.estimators.rloo import weighted_scores
 from arsm.estimators.unordered_set import one_variable
 from arsm.evaluate import share
@@ -35,6 +36,8 @@ class ExactPlusSampled:
     needs_gradient = False
 
     def __post_init__(self) -> None:
+        check_whole("exact", self.exact)
+        check_whole("samples", self.samples)
         if self.exact < 1 or self.samples < 1:
             raise ValueError(
                 "ExactPlusSampled needs at least one category of each kind, but exact = "

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.driver import check_whole
 from arsm.estimators.gumbel_softmax import check_temperature
 from arsm.estimators.straight_through import hard_point, softmax_tangent
 from arsm.noise import argmin_sample, dirichlet, given_winner, repeat_draws
@@ -48,6 +49,7 @@ class GumbelRao:
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
+        check_whole("samples", self.samples)
         if self.samples < 1:
             raise ValueError(f"GumbelRao needs at least one draw of the noise, but samples = {self.samples}.")
 

@@ -31,10 +31,12 @@ def slopes_at_queries(queries: Queries, values: Tensor, *, create_graph: bool = 
         (slopes,) = torch.autograd.grad(
             values.sum(), queries.points, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
+    if slopes is None and not torch.is_grad_enabled():
+        raise ValueError("This estimator differentiates f in z, but gradients are switched off here; enable them.")
     if slopes is None:
         raise ValueError(
             "This estimator differentiates f in z, but autograd finds no way from f's values to z; make f "
-            "differentiable in one-hot z and enable gradients, or choose one that only evaluates f, such as RLOO."
+            "differentiable in one-hot z, or choose one that only evaluates f, such as RLOO."
         )
     return slopes
 

@@ -43,4 +43,9 @@ class Reinforce:
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         baseline = 0.0 if self.baseline is None else self.baseline
+        if isinstance(baseline, Tensor) and baseline.ndim not in (0, values.ndim - 1):
+            raise ValueError(
+                f"baseline must be a number or shaped like the batch {list(values.shape[1:])}, but is "
+                f"{list(baseline.shape)}; inside Average the batch is [*B, n], so unsqueeze(-1) it."
+            )
         return (values[0] - baseline)[..., None, None] * score(logits, queries.z)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import one_hot
+from arsm.driver import check_whole
 from arsm.evaluate import share
 from arsm.noise import argmin_sample, dirichlet, repeat_draws
 from arsm.types import Queries
@@ -16,6 +18,7 @@ from arsm.types import Queries
 
 def check_samples(name: str, samples: int, live: int | None = None) -> None:
     """Refuse fewer samples than can be compared, or more live ones than there are."""
+    check_whole("samples", samples)
     if samples < 2:
         raise ValueError(f"{name} compares samples with each other and needs at least 2, but samples = {samples}.")
     if live is not None and not 1 <= live <= samples:
@@ -61,8 +64,8 @@ class RLOO:
 
     def __post_init__(self) -> None:
         check_samples("RLOO", self.samples, self.live)
-        if self.ridge is not None and not self.ridge > 0:
-            raise ValueError(f"ridge must be positive, but is {self.ridge}.")
+        if self.ridge is not None and not 0 < self.ridge < math.inf:
+            raise ValueError(f"ridge must be positive and finite, but is {self.ridge}.")
         if isinstance(self.surrogate, str) and self.surrogate != "logits":
             raise ValueError(f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.')
 
@@ -79,7 +82,7 @@ class RLOO:
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         p = logits.detach().to(torch.promote_types(values.dtype, logits.dtype)).softmax(-1)
         z = queries.points
-        f = (values - values.mean(0)).to(p.dtype)  # [n, *B]
+        f = less_mean(values).to(p.dtype)  # [n, *B]
         known = torch.zeros_like(p)
         if self.surrogate is not None:
             h = centred(p, self._surrogate(logits).to(p.dtype))
@@ -107,16 +110,22 @@ class RLOO:
         # Any ridge that does not depend on the samples is unbiased; a smaller one would drown in the rounding of X X'.
         ridge = (eta * trace).clamp_min(torch.finfo(f.dtype).eps ** 0.5)
         eye = torch.eye(n, device=f.device, dtype=f.dtype)
-        # cholesky_inverse cannot be captured in a CUDA graph
-        root = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(x @ x.mT + ridge * eye).L, eye, upper=False)
+        # A / ridge, which a large ridge leaves finite; cholesky_inverse cannot be captured in a CUDA graph
+        root = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(x @ x.mT / ridge + eye).L, eye, upper=False)
         inverse = root.mT @ root
         ones = inverse.sum(-1, keepdim=True)
         projection = inverse - ones @ ones.mT / ones.sum(-2, keepdim=True)
         fitted = projection @ f.movedim(0, -1).unsqueeze(-1)  # [*B, n, 1]
         residual = fitted / projection.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        coefficient = fitted - projection @ residual / n
+        coefficient = (fitted - projection @ residual / n) / ridge
         sampled, h = ((x.mT @ weight).view(p.shape) for weight in (residual / n, coefficient))
         return sampled + p * centred(p, h)  # G h
+
+
+def less_mean(values: Tensor) -> Tensor:
+    """f less its mean over the samples, exactly whatever constant f carries: [n, *B] -> [n, *B]."""
+    f = values - values[0]
+    return f - f.mean(0)
 
 
 def centred(p: Tensor, h: Tensor) -> Tensor:

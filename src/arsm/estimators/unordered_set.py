@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from arsm.driver import check_whole
 from arsm.estimators.rloo import weighted_scores
 from arsm.noise import dirichlet, fixed_point
 from arsm.types import Queries
@@ -35,6 +36,7 @@ class UnorderedSet:
     needs_gradient = False
 
     def __post_init__(self) -> None:
+        check_whole("samples", self.samples)
         if not 2 <= self.samples <= LIMIT:
             raise ValueError(
                 f"UnorderedSet enumerates the subsets of its samples and takes 2 to {LIMIT} of them, "

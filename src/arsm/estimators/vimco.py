@@ -61,6 +61,7 @@ def log_mean_exp(values: Tensor) -> Tensor:
 def leave_one_out_signals(values: Tensor) -> Tensor:
     """L^ - L^_{-i} of every sample, from f's values: [n, *B] -> [n, *B]."""
     n = values.shape[0]
+    values = values - values.amax(0)  # a log weight carries a large constant, which cancels
     others = (values.sum(0) - values) / (n - 1)
     number = torch.arange(n, device=values.device)
     own = (number.unsqueeze(-1) == number).view(n, n, *(1,) * (values.ndim - 1))

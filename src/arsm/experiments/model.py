@@ -73,6 +73,6 @@ def learning_loss(layers: Sequence[arsm.Estimate]) -> Tensor | float:
 
 
 def stackable(estimator: arsm.Estimator) -> bool:
-    """Whether torch.vmap maps it: not where `tell` differentiates f by torch.autograd."""
+    """Whether torch.vmap maps it inside autograd: not where `tell` differentiates f by torch.autograd."""
     inner = estimator.estimator if isinstance(estimator, arsm.Average) else estimator
     return not isinstance(inner, arsm.DoubleControl | arsm.MuProp | arsm.REBAR)
