@@ -14,7 +14,7 @@ help:  ## this list
 	touch $@
 
 demo: .venv/installed  ## estimators compared on the toy problem in about a minute: a table, and a page of figures
-	$(BIN)/arsm toy --demo
+	$(BIN)/arsm toy --seeds 5 --name demo --resume
 	$(BIN)/arsm report
 
 reproduce: .venv/installed  ## every experiment of the paper, shortened to minutes, and the page that reports them

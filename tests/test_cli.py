@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import arsm
 from arsm.experiments.cli import commands, main, options
 from arsm.experiments.record import read_run
 
@@ -48,7 +49,12 @@ def test_steps_are_words_or_numbers(tmp_path: Path) -> None:
         (["--estimators", "rloo:sample=4"], '"sample=4" is no option of "rloo"'),
         (["--categories", "30", "1"], "--categories must be at least 2, but is 1."),
         (["--variance-samples", "1"], "--variance-samples must be at least 2, but is 1."),
-        (["--r", "0"], "--r must be positive, but is 0.0."),
+        (["--r", "0"], "--r must be positive and finite, but is 0.0."),
+        (["--r", "inf"], "--r must be positive and finite, but is inf."),
+        (["--steps", "nan"], "--steps must be positive and finite, but is nan."),
+        (["--steps"], "--steps needs at least one value; leave the option out for its default."),
+        (["--estimators"], "--estimators needs at least one value"),
+        (["--categories"], "--categories needs at least one value"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_does(
@@ -64,6 +70,7 @@ def test_what_cannot_run_is_refused_before_anything_does(
         (["--images", "100"], "--images must be at least 200, but is 100."),
         (["--device", "tpu"], "--device must be cpu, cuda or auto, but is tpu."),
         (["--rates", "0.1", "0.1"], "--rates must be one or more different numbers, but is (0.1, 0.1)."),
+        (["--rates", "nan"], "--rates must be positive and finite, but is nan."),
         (["--images", "60000"], "--images must be at most the 55,000 that are trained on, but is 60000."),
         (["--name", "x/y"], "--name is the beginning of a folder's name and has no slash, but is x/y"),
         (["--estimator", "unordered-set"], "UnorderedSet is for one variable"),
@@ -81,6 +88,7 @@ def test_training_that_cannot_run_is_refused(
     ("words", "sentence"),
     [
         (["--bound-samples", "-1"], "--bound-samples must be at least 0, but is -1."),
+        (["--hidden", "0"], "--hidden must be positive and finite, but is 0."),
         (["--estimator", "vimco"], '"vimco" trains on a bound of several samples, which `arsm conditional` can.'),
         (["--estimator", "2*vimco"], '"2*vimco" trains on a bound of several samples'),
     ],
@@ -145,8 +153,12 @@ def test_values_that_cannot_be_read_are_refused(words: str, capsys: pytest.Captu
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    listed = re.findall(r"^  ([a-z]+) +[A-Z].*[^ ]$", capsys.readouterr().out, re.MULTILINE)
+    out = capsys.readouterr().out
+    listed = re.findall(r"^  ([a-z]+) +[A-Z].*[^ ]$", out, re.MULTILINE)
     assert listed == list(commands())
+    assert max(map(len, out.splitlines())) < 80
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"arsm {arsm.__version__}\n"
 
 
 @pytest.mark.parametrize("name", commands())

@@ -102,7 +102,7 @@ def commands() -> Iterator[tuple[Path, list[str]]]:
     for page in REPOSITORY:
         for language, block in FENCE.findall(page.read_text()):
             for line in block.splitlines() if language != "python" else ():
-                if re.match(r"(arsm|make|pip install|python -m|python \S+\.py)( |$)", line):
+                if re.match(r"(arsm|make|pip install|python -m|python \S+\.py|torchrun)( |$)", line):
                     yield page, shlex.split(line, comments=True)
                 else:
                     assert language != "console", f"{name(page)}: {line!r} is no command that a test checks"
@@ -123,6 +123,9 @@ def check(words: list[str]) -> bool:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         named = re.search(r"\[(.*)\]", rest[-1])
         return rest[0] == "install" and (named is None or set(named[1].split(",")) <= set(extras))
+    if command == "torchrun":
+        module = rest.index("-m") + 1
+        return check(["arsm", rest[module].removeprefix("arsm.experiments."), *rest[module + 1 :]])
     if rest[0] == "-m":
         return importlib.util.find_spec(rest[1]) is not None
     return (ROOT / rest[0]).is_file()

@@ -221,14 +221,6 @@ def test_arsm_keeps_up_with_the_true_gradient_on_every_seed(tmp_path: Path) -> N
         assert sum(gap / true > 1.25 for gap in gaps(words)) >= 7
 
 
-def test_the_demo_is_a_preset() -> None:
-    demo = Toy(demo=True, root=Path("elsewhere")).preset()
-    assert (demo.categories, demo.steps, demo.updates) == ((30,), ("printed",), 5000)
-    assert demo.root == Path("elsewhere")
-    assert demo.resume
-    assert Toy(seeds=4).preset() == Toy(seeds=4)
-
-
 def test_equal_steps_run_once() -> None:
     configs = list(Toy(categories=(30, 60), steps=("printed", "scaled", 2.0), estimators=("arsm",)).configs())
     assert [(c["categories"], c["step"]) for c in configs] == [(30, 1.0), (30, 2.0), (60, 1.0), (60, 2.0)]

@@ -1,5 +1,6 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
+from arsm import policy as policy
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.comparison import compare
@@ -31,6 +32,7 @@ from arsm.estimators import (
     estimator_names,
     learned_parts,
 )
+from arsm.evaluate import NotFiniteError
 from arsm.layers import estimate_layers
 from arsm.types import Estimate, Estimator, Queries
 
@@ -57,6 +59,7 @@ __all__ = [
     "GumbelSoftmax",
     "LocalExpectation",
     "MuProp",
+    "NotFiniteError",
     "Queries",
     "ReinMax",
     "Reinforce",

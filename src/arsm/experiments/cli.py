@@ -7,8 +7,11 @@ import difflib
 import inspect
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+import arsm
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,8 +81,8 @@ def parse(arguments: Sequence[str]) -> Command | None:
     if not arguments:
         raise Refusal(f"Name a command: {', '.join(known)}; `arsm --help` explains them.")
     name, *words = arguments
-    if name in ("-h", "--help"):
-        print(overview(known))
+    if name in ("-h", "--help", "--version"):
+        print(f"arsm {arsm.__version__}" if name == "--version" else overview(known))
         return None
     if name not in known:
         raise Refusal(f'There is no command "{name}"{hint(name, known)}')
@@ -109,13 +112,19 @@ def execute(command: Command) -> None:
 
 
 def overview(known: Mapping[str, type[Command]]) -> str:
-    """Every command with the first line of its documentation."""
-    lines = [f"  {name:<12} {(inspect.getdoc(command) or '').partition(chr(10))[0]}" for name, command in known.items()]
+    """Every command with the first line of its documentation, in 80 columns."""
+    indent = " " * 15
+    lines = [
+        textwrap.fill(
+            f"  {name:<12} {(inspect.getdoc(command) or '').partition(chr(10))[0]}", 79, subsequent_indent=indent
+        )
+        for name, command in known.items()
+    ]
     return "\n".join(
         [
             "usage: arsm COMMAND [OPTIONS]",
             "",
-            "Gradient estimators for categorical variables: the paper's experiments and their report.",
+            "Gradient estimators for categorical variables: experiments and their report.",
             "",
             *lines,
             "",

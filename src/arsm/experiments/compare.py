@@ -23,6 +23,7 @@ from torch import Tensor
 import arsm
 from arsm.comparison import compare, reference_gradient
 from arsm.diagnostics import Moments
+from arsm.experiments.checks import check_some
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Layout
 from arsm.experiments.progress import progress_bars
@@ -191,6 +192,7 @@ class Compare:
         """Refuse what cannot run, before anything does."""
         for words in self.estimators:
             arsm.estimator(words)
+        check_some(problems=self.problems)
         for problem in self.problems:
             if problem not in PROBLEMS and problem != "vae":
                 raise ValueError(f'There is no problem "{problem}"; known are {", ".join(PROBLEMS)}, vae.')

@@ -19,7 +19,9 @@ class Throughput(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f}/s" if speed and "before" not in task.fields else "", style="progress.data.speed")
+        if not speed or "before" in task.fields:
+            return Text("")
+        return Text(f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s", style="progress.data.speed")
 
 
 class TimeLeft(TimeRemainingColumn):

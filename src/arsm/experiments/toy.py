@@ -8,7 +8,6 @@ one step of Adam an update. Reference: Yin, Yue and Zhou, ARSM, ICML 2019.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.estimators import learned_parts
+from arsm.experiments.checks import check_positive, check_some
 from arsm.experiments.progress import progress_bars
 from arsm.experiments.record import check_name, open_run, read_run
 from arsm.experiments.report_toy import toy_sections
@@ -95,14 +95,6 @@ class Toy:
     """The beginning of the run folders' names."""
     resume: bool = False
     """Go on with the run folders that exist, from their last checkpoints."""
-    demo: bool = False
-    """A preset of about a minute: C = 30, the printed step, 5,000 updates, 5 seeds, every estimator; it resumes."""
-
-    def preset(self) -> Toy:
-        """Itself, or the demo that it stands for."""
-        if not self.demo:
-            return self
-        return dataclasses.replace(Toy(), root=self.root, name=self.name or "demo", seeds=5, resume=True, demo=True)
 
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
@@ -114,30 +106,28 @@ class Toy:
             for value in values if isinstance(values, tuple) else (values,):
                 if value < least:
                     raise ValueError(f"--{field.replace('_', '-')} must be at least {least}, but is {value}.")
-        if not self.r > 0:
-            raise ValueError(f"--r must be positive, but is {self.r}.")
+        check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
+        check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
 
     def run(self, console: Console) -> None:
         """Run every combination in turn, then print what they came to."""
-        toy = self.preset()
         # these tensors are too small to share among threads
         torch.set_num_threads(1)
-        runs = toy.runs()
-        options = {"resume": toy.resume, "checkpoint_every": toy.checkpoint_every}
+        runs = self.runs()
+        options = {"resume": self.resume, "checkpoint_every": self.checkpoint_every}
         with progress_bars(console) as progress:
-            tasks = {folder: progress.add_task(folder.name, total=toy.updates) for folder in runs}
+            tasks = {folder: progress.add_task(folder.name, total=self.updates) for folder in runs}
             for folder, config in runs.items():
                 progress.reset(tasks[folder])  # its clock starts now
-                for step in ascend(config, toy.root, folder.name, **options):
+                for step in ascend(config, self.root, folder.name, **options):
                     progress.update(tasks[folder], completed=step)
         for section in toy_sections([read_run(folder) for folder in runs]):
             print_results(console, section)
-        console.print(f"Run folders: {toy.root / 'toy'}; `arsm report` makes a page of figures from them.")
+        console.print(f"Run folders: {self.root / 'toy'}; `arsm report` makes a page of figures from them.")
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders that it makes, each with what decides its results."""
-        toy = self.preset()
-        return {toy.root / "toy" / folder_name(toy.name, config): config for config in toy.configs()}
+        return {self.root / "toy" / folder_name(self.name, config): config for config in self.configs()}
 
     def configs(self) -> Iterator[dict[str, Any]]:
         """What decides each run's results."""

@@ -29,6 +29,7 @@ from torch import Tensor
 
 import arsm
 from arsm.evaluate import NotFiniteError
+from arsm.experiments.checks import check_positive
 from arsm.experiments.data import TRAINING, VALIDATION, Mnist, load_mnist
 from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack, seed_of
 from arsm.experiments.model import Model, stackable
@@ -121,8 +122,7 @@ class Training(ABC):
         for field in ("rates", "seeds", "dropouts"):
             if len(set(getattr(self, field))) != len(getattr(self, field)) or not getattr(self, field):
                 raise ValueError(f"--{field} must be one or more different numbers, but is {getattr(self, field)}.")
-        if min(self.rates) <= 0:
-            raise ValueError(f"--rates must be positive, but is {self.rates}.")
+        check_positive(rates=self.rates)
         if not all(0 <= p < 1 for p in (*self.dropouts, self.input_dropout, self.averaging)):
             raise ValueError("--dropouts, --input-dropout and --averaging must lie in [0, 1).")
         self.check_least("images", self.batch)
@@ -205,17 +205,14 @@ class Group:
     state: dict[str, Any] | None
 
 
-def train(
-    config: Training, device: str | None = None, on_epoch: Callable[[int], object] = lambda epoch: None
-) -> list[Path]:
+def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: None) -> list[Path]:
     """Train all replicas to the end, from their checkpoints where there are any; returns the run folders.
 
     A checkpoint holds the last weights and, as `best`, each replica's best on the validation images.
     """
     config.check()
-    device = device or config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best if config.device == "auto" else config.device
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(process_group(torch.device(device)))
         train_images, validation, test = (

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import pseudo_action_share
 from arsm.estimators.average import bounds
+from arsm.experiments.checks import check_positive
 from arsm.experiments.data import PIXELS, Mnist
 from arsm.experiments.engine import Engine, Task
 from arsm.experiments.model import Model, learning_loss, step_metrics
@@ -74,6 +75,7 @@ class Vae(Training):
         """Refuse what cannot run, before anything does."""
         super().check()
         self.check_least("bound_samples", 0)
+        check_positive(hidden=self.hidden)
         self.check_draws("bound_samples")
         if bounds(arsm.estimator(self.estimator)):
             raise ValueError(f'"{self.estimator}" trains on a bound of several samples, which `arsm conditional` can.')
