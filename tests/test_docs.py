@@ -194,6 +194,29 @@ def test_choosing_quotes_the_measurements() -> None:
     assert quoted > 40
 
 
+def test_the_comparison_quotes_itself() -> None:
+    costs = measured()
+    (vae,) = (problem for problem in costs if problem.startswith("vae"))
+    networks = [f"network-{scale}" for scale in ("0.1", "1", "3", "6")]
+    # the problem of each column that holds a ratio, table by table
+    tables = [dict(enumerate(networks)), {0: vae}, {0: "toy-30", 2: "toy-1000"}]
+    text = (ROOT / "results" / "compare" / "README.md").read_text()
+    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(found) == len(tables)
+    quoted = 0
+    for table, columns in zip(found, tables, strict=True):
+        for line in table.splitlines():
+            if label := re.match(r"\| `([^`]+)`", line):
+                cells = [cell.strip().replace(",", "") for cell in line.strip("|").split("|")[1:]]
+                for column, problem in columns.items():
+                    ratio = costs[problem][label[1]] / costs[problem]["rloo"]
+                    whole, point, decimals = cells[column].partition(".")
+                    last = 10.0 ** (-len(decimals) if point else len(whole) - len(whole.rstrip("0")))
+                    assert abs(float(cells[column]) - ratio) <= 0.51 * last, f"{label[1]} on {problem}: {ratio:.3g}"
+                    quoted += 1
+    assert quoted > 100
+
+
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
