@@ -178,6 +178,21 @@ def test_a_worker_that_dies_is_replaced(pool: Pool) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
+def test_an_interrupted_play_leaves_no_answer_to_the_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = pool.environment
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 20)
+
+    def interrupt(pipes: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("arsm.rl.rollouts.wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.play(random_policy(environment, 1), many)
+    assert pool.play(policy, many).returns.tolist() == play_rollouts(environment, policy, many).returns.tolist()
+
+
 class Deadly(Walk):
     """Ends its process where the walk has gone on for a while; in the main process it does not."""
 

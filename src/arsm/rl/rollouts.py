@@ -89,34 +89,37 @@ class Pool:
         lives = [self.patience] * len(parts)
         busy: dict[int, int] = {}
         idle = list(range(len(self._workers)))
-        while waiting or busy:
-            while waiting and idle:
-                worker, part = idle.pop(), waiting.pop()
-                busy[worker] = part
-                with suppress(OSError):  # one that died idle: the wait below finds its pipe closed
-                    self._workers[worker][1].send((policy, branches.part(parts[part])))
-            by_pipe = {self._workers[worker][1]: worker for worker in busy}
-            for pipe in wait(list(by_pipe)):
-                worker = by_pipe[pipe]  # pyright: ignore[reportArgumentType]
-                part = busy.pop(worker)
-                try:
-                    answer = self._workers[worker][1].recv()
-                except (EOFError, OSError):
-                    lives[part] -= 1
-                    code = self._replace(worker)
-                    if not lives[part]:
-                        raise WorkerFailure(
-                            f"A worker of {self.environment.name} died {self.patience} times over the same rollouts "
-                            f"(exit code {code}); play them in this process to see why."
-                        ) from None
-                    waiting.append(part)
+        try:
+            while waiting or busy:
+                while waiting and idle:
+                    worker, part = idle.pop(), waiting.pop()
+                    busy[worker] = part
+                    with suppress(OSError):  # one that died idle: the wait below finds its pipe closed
+                        self._workers[worker][1].send((policy, branches.part(parts[part])))
+                by_pipe = {self._workers[worker][1]: worker for worker in busy}
+                for pipe in wait(list(by_pipe)):
+                    worker = by_pipe[pipe]  # pyright: ignore[reportArgumentType]
+                    part = busy[worker]
+                    try:
+                        answer = self._workers[worker][1].recv()
+                    except (EOFError, OSError):
+                        lives[part] -= 1
+                        code = self._replace(worker)
+                        if not lives[part]:
+                            raise WorkerFailure(
+                                f"A worker of {self.environment.name} died {self.patience} times over the same "
+                                f"rollouts (exit code {code}); play them in this process to see why."
+                            ) from None
+                        answer = None
+                        waiting.append(part)
+                    del busy[worker]
                     idle.append(worker)
-                    continue
-                idle.append(worker)
-                if isinstance(answer, Exception):
-                    self._drain(busy)
-                    raise answer
-                played[part] = answer
+                    if isinstance(answer, Exception):
+                        raise answer
+                    played[part] = answer
+        finally:
+            for worker in busy:  # its late answer would meet the next question
+                self._replace(worker)
         return gather(parts, [one for one in played if one is not None])
 
     def _replace(self, worker: int) -> int | None:
@@ -126,14 +129,6 @@ class Pool:
         process.join()
         self._workers[worker] = self._start()
         return process.exitcode
-
-    def _drain(self, busy: dict[int, int]) -> None:
-        """Let the others finish, so that no late answer meets the next question."""
-        for worker in busy:
-            try:
-                self._workers[worker][1].recv()
-            except (EOFError, OSError):
-                self._replace(worker)
 
     def close(self) -> None:
         for process, pipe in self._workers:
