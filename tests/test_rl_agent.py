@@ -190,7 +190,7 @@ def test_refusals() -> None:
     for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):
         with pytest.raises(ValueError, match=r"use ActionConditioned\(\)"):
             PolicyGradient("CartPole-v1", learner)
-    with pytest.raises(TypeError, match="give a function such as lambda"):
+    with pytest.raises(TypeError, match="give its name, its class or a function"):
         PolicyGradient(Walk())  # pyright: ignore[reportArgumentType]
     with pytest.raises(EnvironmentFailure, match="gave a reward of nan; it must be a finite number"):
         PolicyGradient(WalkWithoutRewards, horizon=20)

@@ -193,6 +193,41 @@ def test_an_interrupted_play_leaves_no_answer_to_the_next(pool: Pool, monkeypatc
     assert pool.play(policy, many).returns.tolist() == play_rollouts(environment, policy, many).returns.tolist()
 
 
+def test_ctrl_c_is_the_main_processs_to_answer() -> None:
+    environment = make_environment("CartPole-v1", 20)
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 3)
+    engine = Pool(environment, workers=1)
+    engine.play(policy, many)
+    process = engine._workers[0][0]
+    os.kill(process.pid, signal.SIGINT)
+    engine.play(policy, many)
+    assert engine._workers[0][0] is process
+    engine.close()
+    with pytest.raises(RuntimeError, match=r"ended by close\(\); make another agent"):
+        engine.play(policy, many)
+
+
+class Unknown:
+    """Makes a walk, but not where it is unpickled, as a class of a notebook."""
+
+    def __call__(self) -> Walk:
+        return Walk()
+
+    def __reduce__(self) -> Any:
+        return int, ("a class of __main__",)
+
+
+def test_an_environment_that_workers_cannot_import_is_an_error() -> None:
+    environment = make_environment(Unknown(), horizon=20)
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 3)
+    engine = Pool(environment, workers=1)
+    with pytest.raises(WorkerFailure, match="could not import Unknown; define it in a module"):
+        engine.play(policy, many)
+    engine.close()
+
+
 class Deadly(Walk):
     """Ends its process where the walk has gone on for a while; in the main process it does not."""
 
@@ -275,6 +310,10 @@ def test_refusals() -> None:
     environment = make_environment("CartPole-v1", 60)
     with pytest.raises(ValueError, match='There is no engine "gpu"'):
         make_engine("gpu", environment)
+    with pytest.raises(ValueError, match="workers must be at least 1, or None for as many as processors, but is -1"):
+        make_engine("pool", environment, workers=-1)
+    with pytest.raises(ValueError, match=r"<lambda> cannot be sent to worker processes \(.*\); give its name"):
+        make_engine("pool", make_environment(lambda: Walk(), horizon=5), workers=1)
     pytest.importorskip("ray")
     with pytest.raises(ValueError, match="Nothing answers at localhost:1 "):
         make_engine("ray", environment, address="localhost:1")

@@ -105,8 +105,8 @@ class PolicyGradient:
         ]
         self._variance = MovingVariance(DECAY)
         self.iteration = self.episodes = self.steps = 0
-        self._engine = make_engine(engine, self.environment, workers, address)
         self._check_budget()
+        self._engine = make_engine(engine, self.environment, workers, address)
 
     def _learner(
         self,

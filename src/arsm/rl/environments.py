@@ -41,8 +41,8 @@ def make_environment(
     else:
         if not callable(which):
             raise TypeError(
-                f"An environment must be a name or a function that makes one, but is {which}; give a function such as "
-                'lambda: gymnasium.make("CartPole-v1").'
+                f"An environment must be a name or a function that makes one, but is {which}; give its name, its class "
+                "or a function without arguments."
             )
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
         env = which()

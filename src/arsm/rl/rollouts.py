@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +46,8 @@ def share_out(environment: Environment, branches: Branches, workers: int) -> lis
     One a worker for arrays, whose steps cost as much for few as for many, and several for the others, so that no worker
     waits long for the last.
     """
+    if not workers:
+        raise RuntimeError("The workers were ended by close(); make another agent.")
     parts = min(len(branches), workers * (1 if environment.lanes is None else 4))
     return [np.arange(first, len(branches), parts) for first in range(parts)]
 
@@ -70,6 +74,13 @@ class Pool:
 
     def __init__(self, environment: Environment, workers: int | None = None) -> None:
         self.environment = environment
+        try:
+            ForkingPickler.dumps(environment)
+        except Exception as error:
+            raise ValueError(
+                f"{environment.name} cannot be sent to worker processes ({error}); give its name, or a class or "
+                "function that a module defines."
+            ) from None
         methods = multiprocessing.get_all_start_methods()
         self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._context.set_forkserver_preload([__name__])
@@ -104,7 +115,13 @@ class Pool:
                         answer = self._workers[worker][1].recv()
                     except (EOFError, OSError):
                         lives[part] -= 1
+                        self._workers[worker][0].join(1)  # so that the exit code is its own
                         code = self._replace(worker)
+                        if code == 1:  # where an environment raises, a worker says so and lives
+                            raise WorkerFailure(
+                                f"A worker could not import {self.environment.name}; define it in a module, not in a "
+                                'notebook, and let a script begin under `if __name__ == "__main__":`.'
+                            ) from None
                         if not lives[part]:
                             raise WorkerFailure(
                                 f"A worker of {self.environment.name} died {self.patience} times over the same "
@@ -140,6 +157,7 @@ class Pool:
 
 
 def _work(pipe: Connection, environment: Environment) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process, and is the main one's to answer
     while True:
         try:
             policy, branches = pipe.recv()
@@ -156,6 +174,8 @@ def _work(pipe: Connection, environment: Environment) -> None:
 
 def make_engine(name: str, environment: Environment, workers: int | None = None, address: str | None = None) -> Engine:
     """An engine by name: "in-process", "pool" or "ray"."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, or None for as many as processors, but is {workers}.")
     if name == "ray":
         from arsm.rl.cluster import Ray  # ray is an extra of its own
 
