@@ -111,13 +111,6 @@ def test_lunar_landers_replay_leads_where_its_steps_do() -> None:
                 break
 
 
-@pytest.mark.parametrize(("name", "way"), [("MountainCar-v0", "state"), ("LunarLander-v3", "replay")])
-def test_the_first_exact_way_is_found(name: str, way: str) -> None:
-    found = make_environment(name)
-    assert isinstance(found, Stepped)
-    assert found.way == way
-
-
 class Walk(gymnasium.Env[Any, Any]):
     """A walk on a line; what is wrong with it is up to its subclasses."""
 
@@ -168,6 +161,76 @@ class RandomWalk(Walk):
     def step(self, action: Any) -> Any:
         seen, *rest = super().step(action)
         return seen + np.random.default_rng().normal(), *rest
+
+
+class Key(Walk):
+    """A door that pays for a key, which no random walk fetches: it lies where two dozen left turns lead."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def reset(self, **options: Any) -> Any:
+        self.held.clear()
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, *rest = super().step(action)
+        if self.at[0] < -1.5:
+            self.held.update({"key": 1})
+        self.late = len(self.held)  # an attribute that reset does not know
+        return seen, reward + 100 * len(self.held), *rest
+
+
+class Bag:
+    """Holds things, and is no plain data."""
+
+    def __init__(self) -> None:
+        self.things: dict[str, int] = {}
+        self.clear, self.update = self.things.clear, self.things.update
+
+    def __len__(self) -> int:
+        return len(self.things)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bag:
+        twin = Bag()
+        twin.update(self.things)
+        return twin
+
+
+@pytest.mark.parametrize(("held", "way"), [(dict, "state"), (set, "state"), (Bag, "copy")])
+def test_state_that_no_random_walk_reaches_is_branched_too(held: Any, way: str) -> None:
+    found = make_environment(lambda: Key(held()), horizon=60)
+    assert isinstance(found, Stepped)
+    assert found.way == way
+    actions = np.zeros((50, 1), int)
+    lanes, _ = found.start([0])
+    given = [lanes.step(action[None])[1][0] for action in actions]
+    assert max(given) > 90
+    branches = found.branch([Trail(0, actions)], np.zeros(2, int), np.array([40, 0]), 1)
+    assert [branches.step(action[None])[1][0] for action in actions[40:]] == given[40:]
+    branches.restart(0)
+    assert branches.step(actions[:1])[1][0] == given[0]
+
+
+def limited_cart_pole() -> gymnasium.Env[Any, Any]:
+    scaled = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: float(reward) / 10)
+    return gymnasium.wrappers.TimeLimit(scaled, 50)
+
+
+@pytest.mark.parametrize(
+    ("which", "way"),
+    [
+        ("MountainCar-v0", "state"),
+        (limited_cart_pole, "state"),
+        (lambda: gymnasium.make("Acrobot-v1"), "state"),
+        ("LunarLander-v3", "replay"),
+    ],
+)
+def test_the_first_exact_way_is_found(which: Any, way: str) -> None:
+    found = make_environment(which)
+    assert isinstance(found, Stepped)
+    assert found.way == way
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Sequence
+import io
+import pickle
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from arsm.rl.branching import Array, EnvironmentFailure, Replays, Trail, check_finite
 
@@ -30,7 +35,7 @@ class Stepped:
     horizon: int
     encoder: Encoder | None = None
     way: Way = "replay"
-    """How to branch: by setting the plain data among the environment's attributes, by deepcopy, or by replaying the
+    """How to branch: by setting the environment's attributes if all are plain data, by deepcopy, or by replaying the
     episode's seed and actions."""
 
     @property
@@ -70,8 +75,17 @@ class Stepped:
                     env = copy.deepcopy(trunk)
                 else:
                     env = spare or self._awake()
-                    _set_data(env, _get_data(trunk))
+                    _set_data(env, self._state(trunk))
             spare = yield env
+
+    def _state(self, env: Env) -> bytes:
+        try:
+            return _get_data(env)
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"{self.name} holds what it did not when it was tested ({error}), so that its state cannot be copied; "
+                "let __init__ make it."
+            ) from error
 
     def replayed(self, episode: Array, step: Array) -> int:
         """How many steps are played again on the way to these branches."""
@@ -200,27 +214,54 @@ class SteppedLanes:
         self.environments[lane] = self.source.send(self.environments[lane])
 
 
-def _is_data(x: Any) -> bool:
-    if isinstance(x, np.ndarray):
-        return x.dtype != object
-    if isinstance(x, (tuple, list)):
-        return all(map(_is_data, x))
-    return x is None or isinstance(x, (bool, int, float, str, np.generic, np.random.Generator))
+def _layers(env: Env) -> list[Env]:
+    """An environment's wrappers, and itself."""
+    return [env, *_layers(env.env)] if isinstance(env, gymnasium.Wrapper) else [env]
 
 
-def _layers(env: Env) -> Iterator[dict[str, Any]]:
-    """The attributes of an environment and of the wrappers around it."""
-    while isinstance(env, gymnasium.Wrapper):
-        yield vars(env)
-        env = env.env
-    yield vars(env)
+def _is_constant(x: Any) -> bool:
+    if isinstance(x, FunctionType):
+        return x.__closure__ is None  # which could hold state
+    return isinstance(x, (gymnasium.Space, EnvSpec, type))
 
 
-def _get_data(env: Env) -> list[dict[str, Any]]:
-    """The plain data among the attributes, and the random numbers."""
-    return [{name: copy.deepcopy(x) for name, x in layer.items() if _is_data(x)} for layer in _layers(env)]
+def _variables(env: Env) -> list[dict[str, Any]]:
+    """The attributes of each layer, but for what never changes."""
+    layers = _layers(env)
+    known = set(map(id, layers))
+
+    def changes(name: str, x: Any) -> bool:
+        return id(x) not in known and not _is_constant(x) and name != "_saved_kwargs"  # what Gymnasium's wrappers got
+
+    return [{name: x for name, x in vars(layer).items() if changes(name, x)} for layer in layers]
 
 
-def _set_data(env: Env, data: list[dict[str, Any]]) -> None:
-    for layer, values in zip(_layers(env), data, strict=True):
-        layer.update(values)
+class _DataPickler(pickle.Pickler):
+    """Refuses what is no plain data, such as an object of which only its class knows how to copy it."""
+
+    def reducer_override(self, x: Any) -> Any:
+        """Asked about all but Python's numbers, strings, tuples, lists, dicts and sets themselves."""
+        if isinstance(x, DATA) or hasattr(x, "__qualname__"):  # functions and classes are pickled by their names
+            return NotImplemented
+        raise TypeError(f"{type(x).__name__} is no plain data")
+
+
+DATA = (
+    *(dict, list, set, frozenset, tuple, deque),
+    *(np.ndarray, np.generic, np.dtype),
+    *(np.random.Generator, np.random.BitGenerator, np.random.SeedSequence),
+)
+
+
+def _get_data(env: Env) -> bytes:
+    """The state, if it is plain data throughout, and the random numbers."""
+    file = io.BytesIO()
+    _DataPickler(file, pickle.HIGHEST_PROTOCOL).dump(_variables(env))
+    return file.getvalue()
+
+
+def _set_data(env: Env, data: bytes) -> None:
+    for layer, before, after in zip(_layers(env), _variables(env), pickle.loads(data), strict=True):
+        for name in before.keys() - after.keys():
+            delattr(layer, name)
+        vars(layer).update(after)
