@@ -113,6 +113,11 @@ def test_steps_that_are_played_again_are_counted(tmp_path: Path) -> None:
     assert {x.metric: x.values for x in section.results}["steps played again"] == [float(counts[2])]
 
 
+def test_a_run_folder_is_named_without_slashes_and_colons() -> None:
+    (folder,) = Control("package.games:ALE/Pong-v5").runs()
+    assert folder == Path("runs/control/package.games-ALE-Pong-v5-arsm-adam-0.01")
+
+
 def test_a_linear_policy_is_called_so(tmp_path: Path) -> None:
     words = ["--environment", "CartPole-v1", "--horizon", "20", "--episodes", "4", "--seeds", "1", "--hidden"]
     assert main(["control", *words, "--root", str(tmp_path)]) == 0

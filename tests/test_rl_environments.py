@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -37,7 +38,7 @@ def test_array_environments_are_gymnasiums_bit_for_bit(name: str, steps: int, la
         for _ in range(600):
             actions = generator.integers(ours.choices, size=(lanes, 1))
             observation, reward, terminated, _, _ = theirs.step(actions[0, 0])
-            seen, rewards, over = played.step(actions)
+            seen, rewards, over, _ = played.step(actions)
             np.testing.assert_array_equal(seen[0], observation)
             np.testing.assert_array_equal(played.state[:, 0], theirs.unwrapped.state)  # pyright: ignore
             assert (rewards[0], over[0]) == (reward, terminated)
@@ -248,7 +249,7 @@ def test_every_way_to_branch(kind: type[Walk], way: str) -> None:
     branches = found.branch([Trail(5, actions)], *places, 2)
     assert found.replayed(*places) == (19 if way == "replay" else 11)
     for step in range(4, 20):
-        seen, rewards, _ = branches.step(np.repeat(actions[step][None], 2, 0))
+        seen, rewards, *_ = branches.step(np.repeat(actions[step][None], 2, 0))
         np.testing.assert_array_equal(seen, np.repeat(given[step][0], 2, 0))
         np.testing.assert_array_equal(rewards, np.repeat(given[step][1], 2))
     branches.restart(1)
@@ -271,6 +272,38 @@ def test_a_wrappers_time_limit_is_the_horizon_where_an_episode_stops_but_does_no
     lanes, _ = environment.start([0])
     for _ in range(found):
         assert not lanes.step(np.ones((1, 1), int))[2][0]
+
+
+def limited_within() -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.OrderEnforcing(limited())
+
+
+def test_what_is_truncated_is_over_but_not_terminated() -> None:
+    environment = make_environment(limited_within)
+    assert isinstance(environment, Stepped)
+    assert (environment.horizon, environment.way) == (15, "state")
+    lanes, _ = environment.start([0])
+    ends = np.array([lanes.step(np.ones((1, 1), int))[2:] for _ in range(15)])[..., 0]
+    assert ends.T.tolist() == [[False] * 15, [False] * 14 + [True]]
+
+
+@pytest.mark.parametrize("which", ["CartPole-v1", "MountainCar-v0", limited, limited_within])
+def test_the_earlier_of_the_horizon_and_the_environments_own_limit_holds(which: Any) -> None:
+    own = make_environment(which).horizon
+    assert [make_environment(which, horizon).horizon for horizon in (own - 1, own + 1)] == [own - 1, own]
+    with pytest.raises(ValueError, match="horizon must be at least 1, but is 0"):
+        make_environment(which, 0)
+
+
+def test_a_name_may_say_which_module_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_module.py").write_text(
+        'from gymnasium import register\nregister("Late-v0", "tests.test_rl_environments:Walk", max_episode_steps=5)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    environment = make_environment("late_module:Late-v0")
+    assert (environment.name, environment.horizon) == ("late_module:Late-v0", 5)
+    with pytest.raises(ValueError, match="later_module, to register Late-v0, cannot be imported"):
+        make_environment("later_module:Late-v0")
 
 
 def test_what_is_not_deterministic_is_refused() -> None:

@@ -103,6 +103,30 @@ def test_a_rollout_ends_at_the_episodes_own_time_limit() -> None:
     assert play_rollouts(environment, policy, late).steps == 5 * 2
 
 
+class Stopped(Walk):
+    """Truncates itself."""
+
+    steps = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.steps = 0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        seen, reward, terminated, _, info = super().step(action)
+        return seen, reward, terminated, self.steps == 10, info
+
+
+def test_what_is_truncated_is_over_but_did_not_terminate() -> None:
+    environment = make_environment(Stopped, horizon=30)
+    policy = random_policy(environment)
+    episodes = play_episodes(environment, policy, [0], noise(environment, 1))
+    assert (len(episodes[0].rewards), episodes[0].terminated) == (10, False)
+    late = replace(branches(environment, episodes, 5), step=np.full(5, 8))
+    assert play_rollouts(environment, policy, late).steps == 5 * 2
+
+
 @pytest.mark.parametrize("name", ["CartPole-v1", "LunarLander-v3"])
 def test_a_rollout_does_not_depend_on_its_company(name: str) -> None:
     environment = make_environment(name, 100)

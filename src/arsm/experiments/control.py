@@ -67,7 +67,7 @@ class Control:
     """Whether the learning rate stays or falls to 0 over the run."""
     learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
-    """The step at which an episode ends at the latest, if not the environment's own limit."""
+    """The step at which an episode ends at the latest; a limit of the environment's own holds besides."""
     engine: Literal["in-process", "pool", "ray"] = "in-process"
     """Who plays the rollouts: one batch in this process, worker processes, or a Ray cluster."""
     workers: int | None = None
@@ -145,7 +145,7 @@ class Control:
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
     """E.g. Acrobot-v1-arsm-adam-0.01, then what is not the default."""
-    place = config["environment"].replace("/", "-")
+    place = config["environment"].replace("/", "-").replace(":", "-")
     seed = [f"seed {config['seed']}"] if config["seed"] else []
     words = (config["method"], config["optimizer"], f"{config['learning_rate']:g}", *variant(config), *seed)
     plain = "-".join(words).translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "-", "/": "-", "^": ""}))

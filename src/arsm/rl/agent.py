@@ -70,7 +70,7 @@ class PolicyGradient:
         estimator: one that `arsm.policy.plan` takes, such as ARSM or RLOO; or `ActorCritic()` or `ActionConditioned()`
             for a learned critic.
         settings: what to learn with; single ones may be given by name.
-        horizon: the step at which an episode ends at the latest, if not the environment's own limit.
+        horizon: the step at which an episode ends at the latest; a limit of the environment's own holds besides.
         encoder: makes a vector of an observation that is none, such as an image.
         engine: who plays the rollouts: "in-process", "pool" (worker processes) or "ray" (a cluster).
         workers: how many there are of them; as many as processors if None.

@@ -60,9 +60,9 @@ class ArrayLanes:
         self.environment = environment
         self.state = state
 
-    def step(self, actions: Array) -> tuple[Array, Array, Array]:
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         self.state, seen, reward, terminated = self.environment.advance(self.state, actions)
-        return seen, reward, terminated
+        return seen, reward, terminated, terminated
 
     def drop(self, keep: Array) -> None:
         self.state = self.state.take(keep, 1)

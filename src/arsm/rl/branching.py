@@ -45,8 +45,8 @@ class Replays:
 class Lanes(Protocol):
     """Episodes that are played in lock step."""
 
-    def step(self, actions: Array) -> tuple[Array, Array, Array]:
-        """Take actions [N, K]: observations [N, D], rewards [N], terminated [N]."""
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
+        """Take actions [N, K]: observations [N, D], rewards [N], terminated [N], and over [N], truncated or not."""
         ...
 
     def drop(self, keep: Array) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from gymnasium.wrappers import TimeLimit
 
 from arsm.rl.arrays import Acrobot, Arrays, CartPole
 from arsm.rl.branching import Array
-from arsm.rl.stepped import Encoder, Env, Stepped
+from arsm.rl.stepped import Encoder, Env, Stepped, layers
 
 Environment = Arrays | Stepped
 ARRAYS: dict[str, type[Arrays]] = {"CartPole-v0": CartPole, "CartPole-v1": CartPole, "Acrobot-v1": Acrobot}
@@ -28,14 +29,13 @@ def make_environment(
 
     Args:
         which: the name of a Gymnasium environment, or a function that makes one.
-        horizon: the step at which an episode ends at the latest, if not the environment's own limit.
+        horizon: the step at which an episode ends at the latest; a limit of the environment's own holds besides.
         encoder: makes a vector of an observation that is none, such as an image.
     """
     if isinstance(which, str):
-        spec = _spec(which)
-        horizon = horizon or spec.max_episode_steps
+        limit = _spec(which).max_episode_steps
         if which in ARRAYS and encoder is None:
-            return ARRAYS[which](_known(horizon, which))
+            return ARRAYS[which](_earliest(horizon, limit, which))
         name, make = which, _MakeNamed(which)
         env = make()
     else:
@@ -46,14 +46,10 @@ def make_environment(
             )
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
         env = which()
-        if isinstance(env, TimeLimit):
-            limit = env.get_wrapper_attr("_max_episode_steps")
-            horizon = limit if horizon is None else min(horizon, limit)
-    if horizon is None and env.spec is not None:
-        horizon = env.spec.max_episode_steps
+        limit = _time_limit(env)
     first, choices = _choices(env.action_space, name)
     size = _observation_size(env, name, encoder)
-    return Stepped(name, make, size, choices, first, _known(horizon, name), encoder).tested()
+    return Stepped(name, make, size, choices, first, _earliest(horizon, limit, name), encoder).tested()
 
 
 @dataclass(frozen=True)
@@ -82,18 +78,32 @@ class _WithoutLimit:
 
 
 def _spec(name: str) -> Any:
+    module, _, name = name.rpartition(":")  # which Gymnasium imports first, as it registers the rest
     try:
+        if module:
+            importlib.import_module(module)
         return gymnasium.spec(name)
+    except ImportError as error:
+        raise ValueError(f"{module}, to register {name}, cannot be imported ({error}); install it first.") from error
     except GymnasiumError as error:
         close = difflib.get_close_matches(name, gymnasium.registry, 1)
         hint = f'did you mean "{close[0]}"?' if close else "gymnasium.registry lists those there are."
         raise ValueError(f'There is no environment "{name}": {hint}') from error
 
 
-def _known(horizon: int | None, name: str) -> int:
-    if horizon is None or horizon < 1:
-        raise ValueError(f"{name} has no time limit; give one of at least 1 as horizon.")
-    return horizon
+def _time_limit(env: Env) -> int | None:
+    """Of the wrappers, or what the environment was registered with."""
+    limits = [layer.get_wrapper_attr("_max_episode_steps") for layer in layers(env) if isinstance(layer, TimeLimit)]
+    return min(limits) if limits else env.spec and env.spec.max_episode_steps
+
+
+def _earliest(horizon: int | None, limit: int | None, name: str) -> int:
+    if horizon is not None and horizon < 1:
+        raise ValueError(f"horizon must be at least 1, but is {horizon}.")
+    known = [end for end in (horizon, limit) if end is not None and end > 0]  # Gymnasium has -1 for no limit
+    if not known:
+        raise ValueError(f"{name} has no time limit; give one as horizon.")
+    return min(known)
 
 
 def _choices(space: spaces.Space[Any], name: str) -> tuple[Array, tuple[int, ...]]:

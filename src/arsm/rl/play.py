@@ -120,10 +120,11 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
         logits = policy.logits(seen)
         actions = policy.act(logits, noise[time])
         state = getattr(lanes, "state", None)
-        following, rewards, terminated = lanes.step(actions)
+        following, rewards, terminated, over = lanes.step(actions)
         steps.append((owner, seen, logits, actions, rewards, *(() if state is None else (state.T,))))
         seen = following
-        over = terminated if time + 1 < environment.horizon else np.ones_like(terminated)
+        if time + 1 == environment.horizon:
+            over = np.ones_like(over)
         if np.count_nonzero(over):
             for lane in over.nonzero()[0]:
                 ended[int(owner[lane])] = (bool(terminated[lane]), seen[lane])
@@ -273,14 +274,14 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
     actions = branches.action[:count]
     next_limit = int(limit.min())
     while True:
-        seen, rewards, terminated = lanes.step(actions)
+        seen, rewards, _, over = lanes.step(actions)
         result += factor * rewards
         factor *= gamma
         steps += len(owner)
         clock += 1
         fresh: list[int] = []
-        if clock == next_limit or np.count_nonzero(terminated):
-            over = terminated | (limit == clock)
+        if clock == next_limit or np.count_nonzero(over):
+            over = over | (limit == clock)
             done = over.nonzero()[0]
             returns[owner[done]] = result[done]
             for lane in done.tolist():

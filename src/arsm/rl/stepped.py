@@ -120,13 +120,13 @@ class Stepped:
         except Exception as error:
             raise self._failure("reset", error) from error
 
-    def step(self, env: Env, action: Any) -> tuple[Any, float, bool]:
-        """The observation as the environment gives it, the reward, and whether the episode ended."""
+    def step(self, env: Env, action: Any) -> tuple[Any, float, bool, bool]:
+        """The observation as the environment gives it, the reward, whether it terminated, and whether it is over."""
         try:
             seen, reward, terminated, truncated, _ = env.step(action)
         except Exception as error:
             raise self._failure("step", error) from error
-        return seen, float(reward), terminated or truncated
+        return seen, float(reward), terminated, terminated or truncated
 
     def encode(self, seen: Any) -> Array:
         """An observation as a vector [D]."""
@@ -154,8 +154,8 @@ class Stepped:
         check_finite(self.name, "an observation", self.reset(env, seed))
         for _ in range(min(self.horizon, 200)):
             actions.append(generator.integers(self.choices))
-            seen, reward, over = self.step(env, self.native(actions[-1][None])[0])
-            given.append((np.array(seen), reward, over))
+            seen, reward, terminated, over = self.step(env, self.native(actions[-1][None])[0])
+            given.append((np.array(seen), reward, terminated, over))
             for what, values in (("a reward", np.asarray(reward)), ("an observation", self.encode(seen))):
                 check_finite(self.name, what, values)
             if over:
@@ -175,9 +175,9 @@ class Stepped:
             env = next(branches)
             for place, (number, begin) in enumerate(points):
                 trail, given = record[number]
-                for action, (seen, reward, over) in zip(self.native(trail.actions[begin:]), given[begin:], strict=True):
-                    again = self.step(env, action)
-                    if not np.array_equal(again[0], seen) or again[1:] != (reward, over):
+                for action, (seen, *rest) in zip(self.native(trail.actions[begin:]), given[begin:], strict=True):
+                    again, *others = self.step(env, action)
+                    if not np.array_equal(again, seen) or others != rest:
                         return False
                 if place + 1 < len(points):
                     env = branches.send(env)
@@ -199,13 +199,14 @@ class SteppedLanes:
         self.environments = environments
         self.source = source
 
-    def step(self, actions: Array) -> tuple[Array, Array, Array]:
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         step, encode = self.environment.step, self.environment.encode
         chosen = self.environment.native(actions)
         given = [step(env, action) for env, action in zip(self.environments, chosen, strict=True)]
-        seen, reward, terminated = zip(*given, strict=True)
+        seen, *rest = zip(*given, strict=True)
         observations = np.array([encode(x) for x in seen]) if self.environment.encoder else np.array(seen, np.float64)
-        return observations.reshape(len(given), -1), np.array(reward), np.array(terminated)
+        reward, terminated, over = map(np.array, rest)
+        return observations.reshape(len(given), -1), reward, terminated, over
 
     def drop(self, keep: Array) -> None:
         self.environments = [self.environments[lane] for lane in keep]
@@ -214,9 +215,9 @@ class SteppedLanes:
         self.environments[lane] = self.source.send(self.environments[lane])
 
 
-def _layers(env: Env) -> list[Env]:
-    """An environment's wrappers, and itself."""
-    return [env, *_layers(env.env)] if isinstance(env, gymnasium.Wrapper) else [env]
+def layers(env: Env) -> list[Env]:
+    """An environment's wrappers, the outermost first, and itself."""
+    return [env, *layers(env.env)] if isinstance(env, gymnasium.Wrapper) else [env]
 
 
 def _is_constant(x: Any) -> bool:
@@ -227,13 +228,12 @@ def _is_constant(x: Any) -> bool:
 
 def _variables(env: Env) -> list[dict[str, Any]]:
     """The attributes of each layer, but for what never changes."""
-    layers = _layers(env)
-    known = set(map(id, layers))
+    known = set(map(id, layers(env)))
 
     def changes(name: str, x: Any) -> bool:
         return id(x) not in known and not _is_constant(x) and name != "_saved_kwargs"  # what Gymnasium's wrappers got
 
-    return [{name: x for name, x in vars(layer).items() if changes(name, x)} for layer in layers]
+    return [{name: x for name, x in vars(layer).items() if changes(name, x)} for layer in layers(env)]
 
 
 class _DataPickler(pickle.Pickler):
@@ -261,7 +261,7 @@ def _get_data(env: Env) -> bytes:
 
 
 def _set_data(env: Env, data: bytes) -> None:
-    for layer, before, after in zip(_layers(env), _variables(env), pickle.loads(data), strict=True):
+    for layer, before, after in zip(layers(env), _variables(env), pickle.loads(data), strict=True):
         for name in before.keys() - after.keys():
             delattr(layer, name)
         vars(layer).update(after)
