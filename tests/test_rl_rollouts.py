@@ -127,6 +127,36 @@ def test_what_is_truncated_is_over_but_did_not_terminate() -> None:
     assert play_rollouts(environment, policy, late).steps == 5 * 2
 
 
+class WalkWithoutCopies(WalkWithHiddenState):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Walk:
+        raise TypeError("no copies")
+
+
+@pytest.mark.parametrize("kind", [Walk, WalkWithHiddenState, WalkWithoutCopies])
+def test_environments_are_made_once_and_closed(kind: type[Walk]) -> None:
+    made: list[Walk] = []
+    closed: list[Walk] = []
+
+    class Counted(kind):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    agent = PolicyGradient(Counted, horizon=20, budget=64, episodes_an_iteration=2)
+    assert set(map(id, made)) == set(map(id, closed))
+    made.clear()
+    closed.clear()
+    agent.learn(2)
+    before = len(made)
+    agent.learn(6)
+    assert before == len(made) <= 33
+    agent.close()
+    assert set(map(id, made)) == set(map(id, closed))
+
+
 @pytest.mark.parametrize("name", ["CartPole-v1", "LunarLander-v3"])
 def test_a_rollout_does_not_depend_on_its_company(name: str) -> None:
     environment = make_environment(name, 100)

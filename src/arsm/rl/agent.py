@@ -342,5 +342,6 @@ class PolicyGradient:
         }
 
     def close(self) -> None:
-        """End the engine's workers."""
+        """End the engine's workers, and close the environments."""
         self._engine.close()
+        self.environment.close()

@@ -52,6 +52,9 @@ class Arrays:
         """None: a state is copied."""
         return 0
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 class ArrayLanes:
     """Lanes of one array environment."""

@@ -50,7 +50,7 @@ class Lanes(Protocol):
         ...
 
     def drop(self, keep: Array) -> None:
-        """Go on with these lanes only."""
+        """Go on with these lanes only; with none left, it is over."""
         ...
 
     def restart(self, lane: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +48,9 @@ def make_environment(
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
         env = which()
         limit = _time_limit(env)
-    first, choices = _choices(env.action_space, name)
-    size = _observation_size(env, name, encoder)
+    with closing(env):
+        first, choices = _choices(env.action_space, name)
+        size = _observation_size(env, name, encoder)
     return Stepped(name, make, size, choices, first, _earliest(horizon, limit, name), encoder).tested()
 
 

@@ -129,9 +129,9 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
             for lane in over.nonzero()[0]:
                 ended[int(owner[lane])] = (bool(terminated[lane]), seen[lane])
             keep = (~over).nonzero()[0]
+            lanes.drop(keep)
             if not len(keep):
                 break
-            lanes.drop(keep)
             owner, seen, noise = owner[keep], seen[keep], noise.take(keep, 1)
     played = np.concatenate([step[0] for step in steps])
     columns = [np.concatenate(column) for column in list(zip(*steps, strict=True))[1:]]
@@ -295,10 +295,10 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
                     following += 1
             if np.count_nonzero(over):
                 keep = (~over).nonzero()[0]
+                lanes.drop(keep)
                 if not len(keep):
                     break
                 fresh = [lane for lane in range(len(keep)) if keep[lane] in fresh]
-                lanes.drop(keep)
                 noise.drop(keep)
                 owner, limit, result, factor = (x[keep] for x in (owner, limit, result, factor))
                 seen = seen[keep]

@@ -162,6 +162,7 @@ def _work(pipe: Connection, environment: Environment) -> None:
         try:
             policy, branches = pipe.recv()
         except (EOFError, OSError):
+            environment.close()
             return
         try:
             answer: Any = play_elsewhere(environment, policy, branches)

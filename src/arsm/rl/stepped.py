@@ -6,8 +6,8 @@ import copy
 import io
 import pickle
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, Literal
 
@@ -37,6 +37,29 @@ class Stepped:
     way: Way = "replay"
     """How to branch: by setting the environment's attributes if all are plain data, by deepcopy, or by replaying the
     episode's seed and actions."""
+    _made: list[Env] = field(default_factory=list, init=False, repr=False)
+    _spare: list[Env] = field(default_factory=list, init=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": [], "_spare": []}  # every process makes its own
+
+    def close(self) -> None:
+        """Close all environments that were made; later ones are made anew."""
+        for env in self._made:
+            env.close()
+        self._made.clear()
+        self._spare.clear()
+
+    def _take(self) -> Env:
+        if self._spare:
+            return self._spare.pop()
+        self._made.append(self.make())
+        return self._made[-1]
+
+    def give_back(self, environments: Iterable[Env | None]) -> None:
+        """Keep those for later that were made and not copied."""
+        made = set(map(id, self._made))
+        self._spare.extend(env for env in environments if env is not None and id(env) in made)
 
     @property
     def lanes(self) -> int | None:
@@ -45,7 +68,7 @@ class Stepped:
 
     def start(self, seeds: Sequence[int]) -> tuple[SteppedLanes, Array]:
         """Fresh episodes, and their observations [N, D]."""
-        environments = [self.make() for _ in seeds]
+        environments = [self._take() for _ in seeds]
         seen = np.stack([self.reset(env, seed) for env, seed in zip(environments, seeds, strict=True)])
         return SteppedLanes(self, environments, self._branches((), seen[:0, 0], seen[:0, 0])), seen
 
@@ -59,24 +82,27 @@ class Stepped:
         """An environment at each of these steps; one that is sent back is used again."""
         spare: Env | None = None
         trunk, at = None, (-1, -1)
-        for number, time in zip(episode.tolist(), step.tolist(), strict=True):
-            trail = trails[number]
-            if self.way == "replay":
-                env = spare or self.make()
-                self.reset(env, trail.seed)
-                self._advance(env, trail, 0, time)
-            else:
-                if trunk is None or at[0] != number or at[1] > time:
-                    trunk, at = trunk or self.make(), (number, 0)
-                    self.reset(trunk, trail.seed)
-                self._advance(trunk, trail, at[1], time)
-                at = (number, time)
-                if self.way == "copy":
-                    env = copy.deepcopy(trunk)
+        try:
+            for number, time in zip(episode.tolist(), step.tolist(), strict=True):
+                trail = trails[number]
+                if self.way == "replay":
+                    env = spare or self._take()
+                    self.reset(env, trail.seed)
+                    self._advance(env, trail, 0, time)
                 else:
-                    env = spare or self._awake()
-                    _set_data(env, self._state(trunk))
-            spare = yield env
+                    if trunk is None or at[0] != number or at[1] > time:
+                        trunk, at = trunk or self._take(), (number, 0)
+                        self.reset(trunk, trail.seed)
+                    self._advance(trunk, trail, at[1], time)
+                    at = (number, time)
+                    if self.way == "copy":
+                        env = copy.deepcopy(trunk)
+                    else:
+                        env = spare or self._awake()
+                        _set_data(env, self._state(trunk))
+                spare = yield env
+        finally:
+            self.give_back([trunk])
 
     def _state(self, env: Env) -> bytes:
         try:
@@ -95,7 +121,7 @@ class Stepped:
 
     def _awake(self) -> Env:
         """An environment that wrappers allow to step."""
-        env = self.make()
+        env = self._take()
         env.reset(seed=0)
         return env
 
@@ -137,7 +163,10 @@ class Stepped:
 
     def tested(self) -> Stepped:
         """The same, with the first way to branch that gives the next observations bit for bit."""
-        record = [self._record(seed) for seed in range(3)]
+        try:
+            record = [self._record(seed) for seed in range(3)]
+        finally:
+            self.close()
         for way in ("state", "copy", "replay"):
             candidate = replace(self, way=way)
             if candidate._branches_exactly(record):
@@ -150,7 +179,7 @@ class Stepped:
     def _record(self, seed: int) -> tuple[Trail, list[Any]]:
         """An episode of random actions, and what each of them gave."""
         generator = np.random.default_rng(seed)
-        env, given, actions = self.make(), [], []
+        env, given, actions = self._take(), [], []
         check_finite(self.name, "an observation", self.reset(env, seed))
         for _ in range(min(self.horizon, 200)):
             actions.append(generator.integers(self.choices))
@@ -183,6 +212,8 @@ class Stepped:
                     env = branches.send(env)
         except Exception:  # a way that raises is a way that does not work
             return False
+        finally:
+            self.close()
         return True
 
 
@@ -209,7 +240,11 @@ class SteppedLanes:
         return observations.reshape(len(given), -1), reward, terminated, over
 
     def drop(self, keep: Array) -> None:
+        done = np.setdiff1d(range(len(self.environments)), keep)
+        self.environment.give_back(self.environments[lane] for lane in done)
         self.environments = [self.environments[lane] for lane in keep]
+        if not self.environments:
+            self.source.close()
 
     def restart(self, lane: int) -> None:
         self.environments[lane] = self.source.send(self.environments[lane])
