@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from rich.console import Console
 
 from arsm.experiments.cli import main
@@ -22,6 +24,7 @@ from arsm.experiments.record import read_run
 from arsm.experiments.report_control import control_sections, seed_series, solved_at
 from arsm.rl import Learning
 
+WALK = "tests.test_rl_environments:Walk"
 CLOCKS = ("seconds", "learning_seconds", "cpu_seconds")
 
 
@@ -185,3 +188,10 @@ def test_a_policy_as_gif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     control.run(Console(quiet=True))
     (gif,) = tmp_path.glob("control/*/policy.gif")
     assert gif.read_bytes().startswith(b"GIF89a")
+
+
+def test_what_cannot_be_drawn_is_refused_before_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gymnasium.registry, "Undrawn-v0", EnvSpec("Undrawn-v0", WALK, max_episode_steps=5))
+    Control("Undrawn-v0").check()
+    with pytest.raises(ValueError, match=r"--gif cannot draw Undrawn-v0 \(.*render_mode.*\); mend that, or"):
+        Control("Undrawn-v0", gif=True).check()

@@ -6,6 +6,7 @@ ARSM, ICML 2019, section 5.4.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Iterator
@@ -106,6 +107,8 @@ class Control:
                 make_agent(config, self.seed).close()
         except EnvironmentFailure as error:
             raise ValueError(str(error)) from None
+        if self.gif:
+            check_drawing(self.environment)
 
     def run(self, console: Console) -> None:
         """Run every combination in turn, then print what they came to."""
@@ -247,6 +250,20 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
     except (EnvironmentFailure, WorkerFailure) as error:
         save()
         raise RunError(f"{error} What was learned in {agent.episodes} episodes is kept in {run.folder}.") from error
+
+
+def check_drawing(environment: str) -> None:
+    """Refuse an environment that cannot be drawn, before it is learned."""
+    import gymnasium
+
+    try:
+        from PIL import Image
+
+        with contextlib.closing(gymnasium.make(environment, render_mode="rgb_array", max_episode_steps=-1)) as env:
+            env.reset(seed=0)
+            Image.fromarray(env.render())  # pyright: ignore[reportArgumentType]
+    except Exception as error:
+        raise ValueError(f"--gif cannot draw {environment} ({error}); mend that, or leave --gif out.") from error
 
 
 def write_gif(config: dict[str, Any], folder: Path) -> None:
