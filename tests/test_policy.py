@@ -210,6 +210,23 @@ def test_refusals() -> None:
         policy.plan("arsm", logits, noise)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"\[T, C\]"):
         policy.plan(arsm.ARSM(), logits[0], noise)
+    for odd in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=r"logits\[0, 0\] is "):
+            policy.plan(arsm.ARSM(), logits + odd, noise)
+    with pytest.raises(ValueError, match="-inf in every category"):
+        policy.plan(arsm.ARSM(), logits - torch.inf, noise)
+    for misfit in ((1, 1, 3), (4, 3), (4, 1, 2)):
+        with pytest.raises(ValueError, match=r"but the logits are \[4, 1, 3\]; draw it as estimator.noise"):
+            policy.plan(arsm.ARSM(), logits, torch.zeros(misfit))
     plan = policy.plan(arsm.ARSM(), logits, noise)
+    returns, tried = torch.ones(4), torch.ones(len(plan.step))
+    for wrong in (0.9, returns[:1], returns.unsqueeze(1)):
+        with pytest.raises(ValueError, match=r"discount must be a tensor \[4\]"):
+            policy.gradient(arsm.ARSM(), logits, plan, returns, tried, wrong)  # pyright: ignore[reportArgumentType]
+    for one, other, name in ((returns.long(), tried, "returns"), (returns, tried.long(), "rollout_returns")):
+        with pytest.raises(TypeError, match=f"^{name} must be a floating tensor, but are torch.int64"):
+            policy.gradient(arsm.ARSM(), logits, plan, one, other)
+    with pytest.raises(ValueError, match="returns must be finite"):
+        policy.gradient(arsm.ARSM(), logits, plan, returns * torch.nan, tried)
     with pytest.raises(ValueError, match="One return a step"):
         policy.gradient(arsm.ARSM(), logits, plan, torch.zeros(3), torch.zeros(len(plan.step)))

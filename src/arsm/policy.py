@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.driver import check_estimator
+from arsm.driver import check_estimator, check_logits
 from arsm.estimators.average import Average, bounds
+from arsm.evaluate import NotFiniteError
 from arsm.types import Estimator, Queries
 
 
@@ -84,8 +85,8 @@ def plan(
         weighted: False leaves out M/|H|, as Algorithm 3 is printed.
         generator: where the random order of the walk comes from.
     """
-    episode = _with_variables(logits).detach()
     check_estimator(estimator)
+    episode = _with_variables(logits).detach()
     if estimator.needs_gradient:
         raise ValueError(f"{estimator} needs f's derivative, which a rollout does not have; use one such as ARSM().")
     if getattr(estimator, "couples_rows", False):
@@ -95,6 +96,12 @@ def plan(
         )
     if bounds(estimator):
         raise ValueError(f"{estimator} estimates a bound, not the expected return; use one such as RLOO() or ARSM().")
+    race = race_noise(noise).shape
+    if race != episode.shape:
+        raise ValueError(
+            f"The noise is for a race of {list(race)}, but the logits are {list(episode.shape)}; draw it as "
+            f"estimator.noise(torch.zeros{tuple(episode.shape)}) of an estimator that races, such as ARSM()."
+        )
     queries = estimator.ask(episode, noise)
     if queries.weight.ndim > 1:
         raise ValueError(f"{estimator} draws no true action; use LocalExpectation() to try every action.")
@@ -149,10 +156,21 @@ def gradient(
     """
     episode = _with_variables(logits).detach()
     queries = rollouts.queries
+    for what, values in (("returns", returns), ("rollout_returns", rollout_returns)):
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            found = values.dtype if isinstance(values, Tensor) else type(values).__name__
+            raise TypeError(f"{what} must be a floating tensor, but are {found}; convert them with .float().")
+        if not bool(values.isfinite().all()):
+            raise NotFiniteError(f"{what} must be finite; look for the reward that is not.")
     if returns.shape != rollouts.weight.shape or rollout_returns.shape != rollouts.step.shape:
         raise ValueError(
             f"One return a step, {list(rollouts.weight.shape)}, and one a rollout, {list(rollouts.step.shape)}, are "
             f"wanted, but there are {list(returns.shape)} and {list(rollout_returns.shape)}."
+        )
+    if discount is not None and (not isinstance(discount, Tensor) or discount.shape != rollouts.weight.shape):
+        raise ValueError(
+            f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** torch.arange(T), but is "
+            f"{list(discount.shape) if isinstance(discount, Tensor) else discount}."
         )
     values = returns.detach().expand(queries.same_as.shape)
     values = values.index_put((rollouts.query, rollouts.step), rollout_returns.detach().to(values.dtype))
@@ -164,6 +182,7 @@ def gradient(
 
 
 def _with_variables(logits: Tensor) -> Tensor:
+    check_logits(logits, "packed")
     if logits.ndim not in (2, 3):
         raise ValueError(f"An episode's logits must be [T, C] or [T, K, C], but are {list(logits.shape)}.")
     return logits.unsqueeze(-2) if logits.ndim == 2 else logits
