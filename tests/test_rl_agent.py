@@ -178,10 +178,17 @@ def test_refusals() -> None:
         ("reward_scale", -1.0, "reward_scale must be positive"),
         ("decay_over", 0, "decay_over must be at least 1"),
         ("episodes_an_iteration", 0, "episodes_an_iteration must be at least 1"),
+        ("hidden", 10, r"hidden must be the sizes of layers, such as \(10, 10\), but is 10"),
+        ("hidden", (10, 0), r"hidden must be the sizes of layers, .*, but is \(10, 0\)"),
     ]
     for name, value, message in wrong:
         with pytest.raises(ValueError, match=message):
             PolicyGradient("CartPole-v1", settings=Settings(**{name: value}))
+    for words in ("arsm", arsm.ARSM, ActorCritic):
+        with pytest.raises(TypeError, match="estimator must be an estimator such as"):
+            PolicyGradient("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="steps must be at least 1, or None for the whole return, but is 0"):
+        ActorCritic(steps=0)
     with pytest.raises(ValueError, match="needs f's derivative"):
         PolicyGradient("CartPole-v1", arsm.estimator("gumbel-softmax"))
     for words in ("carms", "disarm"):
@@ -194,6 +201,13 @@ def test_refusals() -> None:
         PolicyGradient(Walk())  # pyright: ignore[reportArgumentType]
     with pytest.raises(EnvironmentFailure, match="gave a reward of nan; it must be a finite number"):
         PolicyGradient(WalkWithoutRewards, horizon=20)
+
+
+@pytest.mark.parametrize("method", [arsm.ARSM(), ActorCritic()])
+def test_a_policy_that_is_not_finite_is_an_error(method: Any) -> None:
+    agent = PolicyGradient("CartPole-v1", method, horizon=20, learning_rate=1e200)
+    with pytest.raises(FloatingPointError, match=r"not finite after episode 1; try a smaller .* than 1e\+200"):
+        agent.learn(5)
 
 
 def test_n_step_targets_against_a_loop() -> None:

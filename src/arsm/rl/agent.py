@@ -19,6 +19,7 @@ from torch import Tensor
 from arsm import policy
 from arsm.categorical import entropy
 from arsm.diagnostics import MovingVariance
+from arsm.driver import check_estimator, legal_rows
 from arsm.estimators import ARSM, learned_parts
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
@@ -119,6 +120,7 @@ class PolicyGradient:
             return Critic(estimator, inputs, hidden, self.settings.gamma, generator)
         if isinstance(estimator, ActionConditioned):
             return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
+        check_estimator(estimator)
         if len(learned_parts(estimator)):
             raise ValueError(
                 f"{type(estimator).__name__} learns a control variate of relaxed samples, which an episode does not "
@@ -199,6 +201,11 @@ class PolicyGradient:
         played = play_episodes(world, current, seeds, units)
 
         batch = self._batch(played)
+        if not bool(legal_rows(batch.logits).all()):
+            raise FloatingPointError(
+                f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
+                f"{settings.learning_rate:g}."
+            )
         reached = torch.cat([number * horizon + torch.arange(length) for number, length in enumerate(batch.lengths)])
         noise = policy.select_steps(noise, reached)
         plan = policy.plan(

@@ -94,6 +94,10 @@ class ActorCritic:
     steps: int | None = 5
     """n; None for the whole return, which makes it REINFORCE with a value baseline."""
 
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps must be at least 1, or None for the whole return, but is {self.steps}.")
+
 
 class Critic:
     """Actor-critic's value network, and the gradient from it."""

@@ -45,6 +45,8 @@ class Settings(Learning):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, but is {value}.")
+        if not isinstance(self.hidden, (tuple, list)) or not all(isinstance(n, int) and n >= 1 for n in self.hidden):
+            raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}.")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
         for name in ("learning_rate", "reward_scale"):
