@@ -218,6 +218,14 @@ def test_the_true_path_comes_back_whole_when_rows_are_evaluated_in_chunks() -> N
     torch.testing.assert_close(out.value, THREE.f([layer.z for layer in out.layers], logits, *parameters))
 
 
+def test_the_loss_of_learned_parts_is_the_mean_over_rows_in_chunks_of_any_size() -> None:
+    parameters = tuple(p.repeat(5, *(1,) * p.ndim) for p in TWO.parameters())
+    out = estimate_layers([arsm.ARSM(), arsm.RELAX()], TWO.layers, TWO.f, *parameters, max_rows=4).layers[1]
+    assert out.grad is not None
+    assert out.estimator_loss is not None
+    torch.testing.assert_close(out.estimator_loss.detach(), out.grad.square().sum((-2, -1)).mean())
+
+
 def test_one_layer_is_estimate() -> None:
     network = Network(((3, 4),))
     parameters = tuple(p.repeat(5, *(1,) * p.ndim) for p in network.parameters())

@@ -168,7 +168,10 @@ def _merge(parts: list[Estimate]) -> Estimate:
         "finite": torch.cat([part.info["finite"] for part in parts]),
     }
     gradients = [part.grad for part in parts if part.grad is not None]
-    losses = [part.estimator_loss for part in parts if part.estimator_loss is not None]
+    mean_rows = sum(part.value.shape[0] for part in parts) / len(parts)
+    losses = [
+        part.estimator_loss * (part.value.shape[0] / mean_rows) for part in parts if part.estimator_loss is not None
+    ]
     return Estimate(
         value=torch.cat([part.value for part in parts]),
         z=torch.cat([part.z for part in parts]),
