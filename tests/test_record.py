@@ -65,6 +65,23 @@ def test_events_are_what_tensorboard_reads(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 0.5), (2, 9.0)]
 
 
+def test_a_resumed_run_of_seeds_in_turn_shows_each_step_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with open_run(tmp_path, "trial", "one", CONFIG) as run:
+        for step in (1, 2, 3):
+            run.log(step, {"loss": 0.5}, seed=0)
+        run.log(1, {"loss": 0.5}, seed=1)
+        run.save(4, {})
+        run.log(2, {"loss": 0.5}, seed=1)
+    with open_run(tmp_path, "trial", "one", CONFIG, resume=True) as run:
+        for step in (2, 3):
+            run.log(step, {"loss": 0.5}, seed=1)
+    events = EventAccumulator(str(tmp_path / "trial" / "one"))
+    events.Reload()
+    assert [[e.step for e in events.Scalars(f"loss/{seed}")] for seed in (0, 1)] == [[1, 2, 3], [1, 2, 3]]
+
+
 def seeds_run(root: Path, name: str, losses: dict[int, float], seconds: float = 0.0, rate: float = 0.1) -> Record:
     with open_run(root, "trial", name, {"rate": rate, "seeds": list(losses), "seed": min(losses)}) as run:
         for seed, loss in losses.items():

@@ -84,12 +84,11 @@ class Run:
     def log(self, step: int, metrics: Mapping[str, float], seed: int | None = None) -> None:
         """Append a flat dict of numbers, for one seed where the run holds several."""
         place = {"step": step} if seed is None else {"step": step, "seed": seed}
-        line = json.dumps({**place, "seconds": round(self.seconds, 3), **metrics})
-        self._metrics.write(line.encode() + b"\n")
-        self._metrics.flush()
+        line = {**place, "seconds": round(self.seconds, 3), **metrics}
         events = self._begin()
-        for key, value in metrics.items():
-            events.add_scalar(key if seed is None else f"{key}/{seed}", value, step)
+        self._metrics.write(json.dumps(line).encode() + b"\n")
+        self._metrics.flush()
+        add_events(events, line)
 
     def save(self, step: int, state: dict[str, Any], *, best: bool = False) -> None:
         """Checkpoint a dict of tensors, numbers, strings, lists and dicts; `best` keeps a second copy of it.
@@ -124,7 +123,9 @@ class Run:
             except ModuleNotFoundError:
                 self._events = NoEvents()
             else:
-                self._events = SummaryWriter(self.folder, purge_step=self.step + 1 if self.state is not None else 0)
+                self._events = SummaryWriter(self.folder, purge_step=0)  # of all seeds, which have steps of their own
+                for line in (self.folder / "metrics.jsonl").read_text().splitlines():
+                    add_events(self._events, json.loads(line))
         return self._events
 
     def _write_header(self) -> None:
@@ -139,6 +140,13 @@ class Run:
             )
         self._metrics.truncate(size)
         self._metrics.seek(size)
+
+
+def add_events(events: SummaryWriter | NoEvents, line: Mapping[str, float]) -> None:
+    """What a line of metrics says, for TensorBoard."""
+    for key, value in line.items():
+        if key not in ("step", "seed", "seconds"):
+            events.add_scalar(f"{key}/{line['seed']}" if "seed" in line else key, value, int(line["step"]))
 
 
 class NoEvents:
