@@ -119,8 +119,7 @@ ESTIMATORS = [arsm.ARSM(), arsm.ARS(), arsm.RLOO(3), arsm.LocalExpectation()]
 @pytest.mark.parametrize("capped", [False, True])
 def test_unbiased(estimator: arsm.Estimator, variables: int, categories: int, capped: bool) -> None:
     process = Process(variables, categories)
-    smallest = 3 if variables > 1 and isinstance(estimator, arsm.LocalExpectation) else 2
-    estimates = process.estimates(estimator, 500 if capped else 20_000, smallest if capped else None)
+    estimates = process.estimates(estimator, 500 if capped else 20_000, 2 if capped else None)
     assert deviations(estimates, process.exact()).max() < 1
 
 
@@ -129,6 +128,27 @@ def test_without_gamma_t() -> None:
     estimates = process.estimates(arsm.ARSM(), 20_000, None, discounted=False)
     assert deviations(estimates, process.exact(discounted=False)).max() < 1
     assert deviations(estimates, process.exact()).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("estimator", "one", "several"),
+    [
+        (arsm.ARSM(), 3, 6),
+        (arsm.ARS(), 3, 4),
+        (arsm.RLOO(3), 2, 2),
+        (arsm.LocalExpectation(), 3, 9),
+        (arsm.Average(arsm.LocalExpectation(), 2), 7, 19),
+    ],
+    ids=str,
+)
+def test_the_smallest_budget(estimator: arsm.Estimator, one: int, several: int) -> None:
+    for variables, smallest in ((1, one), (3, several)):
+        logits = torch.zeros(500, variables, 4)
+        noise = estimator.noise(logits, torch.Generator().manual_seed(0))
+        assert policy.plan(estimator, logits, noise).step.bincount().max() == smallest
+        policy.plan(estimator, logits, noise, smallest)
+        with pytest.raises(ValueError, match=f"allow at least {smallest}"):
+            policy.plan(estimator, logits, noise, smallest - 1)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS[:3], ids=lambda e: type(e).__name__)

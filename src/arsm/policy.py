@@ -26,6 +26,7 @@ from torch import Tensor
 
 from arsm.driver import check_estimator, check_logits
 from arsm.estimators.average import Average, bounds
+from arsm.estimators.local_expectation import LocalExpectation
 from arsm.evaluate import NotFiniteError
 from arsm.types import Estimator, Queries
 
@@ -193,7 +194,10 @@ def _most_pseudo_actions(estimator: Estimator, queries: Queries, logits: Tensor)
 
     Draws that are averaged do not share their evaluations.
     """
-    joint = float((logits > -torch.inf).sum(-1).double().prod(-1).max())
+    draws = 1
     while isinstance(estimator, Average):
-        joint, estimator = joint * estimator.n, estimator.estimator
-    return int(min(queries.same_as.shape[0], joint)) - 1
+        draws, estimator = draws * estimator.n, estimator.estimator
+    choices = (logits > -torch.inf).sum(-1).double()  # [T, K]
+    # local expectation changes one action at a time
+    distinct = 1 + (choices - 1).sum(-1) if isinstance(estimator, LocalExpectation) else choices.prod(-1)
+    return int(min(queries.same_as.shape[0], draws * float(distinct.max()))) - 1
