@@ -334,6 +334,11 @@ class Broken(Walk):
         raise ZeroDivisionError("no ground")
 
 
+class Stuck(Walk):
+    def close(self) -> None:
+        raise ZeroDivisionError("no way out")
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match='There is no environment "CartPoole-v1": did you mean "CartPole-v1"'):
         make_environment("CartPoole-v1")
@@ -347,6 +352,8 @@ def test_refusals() -> None:
         make_environment(Walk)
     with pytest.raises(EnvironmentFailure, match="Broken raised ZeroDivisionError in its step: no ground"):
         make_environment(Broken, horizon=5)
+    with pytest.raises(EnvironmentFailure, match="Stuck raised ZeroDivisionError in its close: no way out"):
+        Stepped("Stuck", Stuck, 2, (2,), np.array(1), 5).tested()
 
 
 def test_an_encoder_makes_vectors_of_images() -> None:

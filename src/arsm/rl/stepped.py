@@ -45,10 +45,12 @@ class Stepped:
 
     def close(self) -> None:
         """Close all environments that were made; later ones are made anew."""
-        for env in self._made:
-            env.close()
-        self._made.clear()
         self._spare.clear()
+        while self._made:
+            try:
+                self._made.pop().close()
+            except Exception as error:
+                raise self._failure("close", error) from error
 
     def _take(self) -> Env:
         if self._spare:
