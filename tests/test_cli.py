@@ -99,6 +99,14 @@ def test_a_vae_that_cannot_run_is_refused(
     assert sentence in refusal(capsys, "vae", *TRAINING, "--bound-samples", "0", "--root", str(tmp_path), *words)
 
 
+@pytest.mark.parametrize(
+    "words", ["control --methods", "control --optimizers", "control --learning-rates", "compare --problems"]
+)
+def test_an_option_without_a_value_is_refused(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, *words.split(), "--root", str(tmp_path))
+    assert said.startswith(f"{words.split()[1]} needs at least one value")
+
+
 def test_processes_share_whole_batches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert "--batch must be a multiple of the 3 processes, but is 100." in refusal(capsys, "conditional")

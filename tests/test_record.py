@@ -172,16 +172,6 @@ def test_global_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
         assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_best_checkpoint_outlives_later_ones(tmp_path: Path) -> None:
-    with open_run(tmp_path, "trial", "one", CONFIG) as run:
-        run.save(1, {"x": 1})
-        run.save(2, {"x": 2}, best=True)
-        run.save(3, {"x": 3})
-    folder = tmp_path / "trial" / "one"
-    assert load_checkpoint(folder / "best.pt")["state"] == {"x": 2}
-    assert load_checkpoint(folder / "checkpoint.pt")["state"] == {"x": 3}
-
-
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, lambda file: file.write(b"old"))
@@ -198,7 +188,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 def test_an_existing_run_is_refused_without_resume(tmp_path: Path) -> None:
     with open_run(tmp_path, "trial", "one", CONFIG):
         pass
-    with pytest.raises(RunError, match=r"exists; pass --resume .* or choose another --name"):
+    with pytest.raises(RunError, match=r"exists; pass --resume .* or choose another --root"):
         open_run(tmp_path, "trial", "one", CONFIG)
 
 

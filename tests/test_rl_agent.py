@@ -175,6 +175,8 @@ def test_refusals() -> None:
         ("discounting", "half", '"none" or "gamma'),
         ("gamma", 1.5, r"gamma must lie in \(0, 1\]"),
         ("learning_rate", 0.0, "learning_rate must be positive"),
+        ("learning_rate", float("inf"), "learning_rate must be positive and finite"),
+        ("entropy", float("nan"), "entropy must be finite"),
         ("reward_scale", -1.0, "reward_scale must be positive"),
         ("decay_over", 0, "decay_over must be at least 1"),
         ("episodes_an_iteration", 0, "episodes_an_iteration must be at least 1"),

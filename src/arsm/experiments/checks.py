@@ -10,7 +10,9 @@ def check_some(**options: Sequence[object]) -> None:
     """Refuse an option that was given no value."""
     for name, values in options.items():
         if not values:
-            raise ValueError(f"--{name} needs at least one value; leave the option out for its default.")
+            raise ValueError(
+                f"--{name.replace('_', '-')} needs at least one value; leave the option out for its default."
+            )
 
 
 def check_positive(**options: Sequence[float]) -> None:

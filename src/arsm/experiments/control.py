@@ -19,16 +19,16 @@ import tyro
 from rich.console import Console
 
 import arsm
+from arsm.experiments.checks import check_some
 from arsm.experiments.progress import progress_bars
-from arsm.experiments.record import Run, RunError, check_name, open_run, read_run
-from arsm.experiments.report_control import control_sections, paper_budget, variant
+from arsm.experiments.record import Run, RunError, check_name, open_run, plain_name, read_run
+from arsm.experiments.report_control import WINDOW, control_sections, paper_budget, variant
 from arsm.experiments.sections import print_results
 from arsm.rl.settings import Learning, Settings
 
 if TYPE_CHECKING:  # gymnasium is an extra of its own: the other commands do without it
     from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
 
-WINDOW = 100
 SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "horizon": 1, "workers": 1}
 
 
@@ -100,6 +100,7 @@ class Control:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, but is {value}.")
         check_name(self.name)
+        check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
         for words in self.methods:
             method(words)
         try:
@@ -148,11 +149,10 @@ class Control:
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
     """E.g. Acrobot-v1-arsm-adam-0.01, then what is not the default."""
-    place = config["environment"].replace("/", "-").replace(":", "-")
     seed = [f"seed {config['seed']}"] if config["seed"] else []
     words = (config["method"], config["optimizer"], f"{config['learning_rate']:g}", *variant(config), *seed)
-    plain = "-".join(words).translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "-", "/": "-", "^": ""}))
-    return "-".join(filter(None, (prefix, place, plain)))
+    plain = plain_name("-".join(words).replace(" ", "-"))
+    return "-".join(filter(None, (prefix, plain_name(config["environment"]), plain)))
 
 
 def make_agent(config: dict[str, Any], seed: int, **engine: Any) -> PolicyGradient:

@@ -4,7 +4,6 @@
         config.json      what was asked for, where it ran (one session for each start and resume), whether it finished
         metrics.jsonl    one flat object a line: step, seed (if any), seconds and the metrics
         checkpoint.pt    the state at the last checkpoint, its step, and how much of metrics.jsonl belongs to it
-        best.pt          the state at the best checkpoint, where the experiment names one
         events.*         the same metrics for TensorBoard
 
 A checkpoint replaces the one before it in a single rename, after the metrics before it are on the disk. Resuming cuts
@@ -90,8 +89,8 @@ class Run:
         self._metrics.flush()
         add_events(events, line)
 
-    def save(self, step: int, state: dict[str, Any], *, best: bool = False) -> None:
-        """Checkpoint a dict of tensors, numbers, strings, lists and dicts; `best` keeps a second copy of it.
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Checkpoint a dict of tensors, numbers, strings, lists and dicts.
 
         The state of torch's global random numbers is kept with it; that of your generators belongs into `state`.
         """
@@ -109,8 +108,7 @@ class Run:
         }
         whole = io.BytesIO()
         torch.save(checkpoint, whole)  # not into the file: torch does not say that a disk is full
-        for path in ("best.pt", "checkpoint.pt") if best else ("checkpoint.pt",):
-            write_atomically(self.folder / path, lambda file: file.write(whole.getbuffer()))
+        write_atomically(self.folder / "checkpoint.pt", lambda file: file.write(whole.getbuffer()))
         self._begin().flush()
 
     def _begin(self) -> SummaryWriter | NoEvents:
@@ -123,7 +121,9 @@ class Run:
             except ModuleNotFoundError:
                 self._events = NoEvents()
             else:
-                self._events = SummaryWriter(self.folder, purge_step=0)  # of all seeds, which have steps of their own
+                for old in self.folder.glob("events.out.tfevents.*"):  # they may go further than the checkpoint
+                    old.unlink()
+                self._events = SummaryWriter(self.folder)
                 for line in (self.folder / "metrics.jsonl").read_text().splitlines():
                     add_events(self._events, json.loads(line))
         return self._events
@@ -136,7 +136,7 @@ class Run:
         if found < size:
             raise RunError(
                 f"{self.folder}/metrics.jsonl has {found} bytes, but its checkpoint was made after {size}; restore the "
-                "file, or start again under another --name."
+                "file, or start again under another --root."
             )
         self._metrics.truncate(size)
         self._metrics.seek(size)
@@ -208,16 +208,16 @@ def open_run(
         _create(folder, header)
         return Run(folder, header)
     if not resume:
-        raise RunError(f"{folder} exists; pass --resume to go on with it, or choose another --name or --root.")
+        raise RunError(f"{folder} exists; pass --resume to go on with it, or choose another --root.")
     header = read_header(folder)
     if header["experiment"] != experiment:
-        raise RunError(f"{folder} holds a run of {header['experiment']}, not of {experiment}; choose another --name.")
+        raise RunError(f"{folder} holds a run of {header['experiment']}, not of {experiment}; choose another --root.")
     differ = sorted(k for k in {*config, *header["config"]} if config.get(k) != header["config"].get(k))
     if differ:
         changes = ", ".join(f"{k} ({header['config'].get(k)} there, {config.get(k)} here)" for k in differ)
-        raise RunError(f"{folder} cannot be resumed with another {changes}; use its own, or choose another --name.")
+        raise RunError(f"{folder} cannot be resumed with another {changes}; use its own, or choose another --root.")
     if header.get("finished") and not (folder / "checkpoint.pt").exists():
-        raise RunError(f"{folder} holds a finished run without its checkpoint; choose another --name or --root.")
+        raise RunError(f"{folder} holds a finished run without its checkpoint; choose another --root.")
     return Run(folder, {**header, "sessions": [*header["sessions"], session]})
 
 
@@ -249,6 +249,11 @@ def read_run(folder: Path) -> Record:
             raise RunError(f"{path} is damaged in line {number}; resume the run, or delete its folder.") from None
     seconds = max((line["seconds"] for line in metrics), default=0.0)
     return Record(folder, header["experiment"], folder.name, header["config"], header["sessions"], metrics, seconds)
+
+
+def plain_name(words: str) -> str:
+    """Words as a part of a folder's name: rloo:samples=4 as rloo-samples=4, 4*arsm as 4xarsm."""
+    return words.translate(str.maketrans({":": "-", ",": "-", "/": "-", "*": "x", " ": "", "^": ""}))
 
 
 def check_name(name: str) -> None:
@@ -292,20 +297,20 @@ def read_header(folder: Path) -> dict[str, Any]:
     """What config.json holds."""
     path = folder / "config.json"
     if not path.is_file():
-        raise RunError(f"{folder} is no run folder: it has no config.json; choose another --name, or delete it.")
+        raise RunError(f"{folder} is no run folder: it has no config.json; choose another --root, or delete it.")
     try:
         header = json.loads(path.read_text())
         if header["format"] != FORMAT or not {"experiment", "config", "sessions"} <= header.keys():
             raise KeyError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(
-            f"{path} is not one that this version of arsm writes; choose another --name, or delete the folder."
+            f"{path} is not one that this version of arsm writes; choose another --root, or delete the folder."
         ) from None
     return header
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What `Run.save` wrote to a checkpoint.pt or best.pt: its `step`, its `state` and more, on the CPU."""
+    """What `Run.save` wrote to a checkpoint.pt: its `step`, its `state` and more, on the CPU."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if checkpoint["format"] != FORMAT:
@@ -388,7 +393,7 @@ def _lock(folder: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise RunError(f"{folder} is in use by another process; wait for it, or choose another --name.") from None
+        raise RunError(f"{folder} is in use by another process; wait for it, or choose another --root.") from None
     return file
 
 

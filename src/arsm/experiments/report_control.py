@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from arsm.experiments.figures import Figure, Level, Panel, Series, band, palette
-from arsm.experiments.record import Record, merge_seeds
+from arsm.experiments.record import Record, merge_seeds, plain_name
 from arsm.experiments.sections import Picture, Result, Section
 from arsm.rl.settings import Learning
 
 WINDOW = 100
+"""True episodes that an average return is over."""
 NO_VARIANCE = math.log(sys.float_info.min)
 """What is recorded for the logarithm of zero."""
 # seconds to the end of the paper's figure
@@ -86,13 +87,13 @@ def control_sections(records: Sequence[Record]) -> list[Section]:
 
 def _task(record: Record) -> tuple[Any, ...]:
     config = record.config
-    prefix = record.name.partition(config["environment"].replace("/", "-"))[0].rstrip("-")
+    prefix = record.name.partition(plain_name(config["environment"]))[0].rstrip("-")
     return config["environment"], config["horizon"] or 0, prefix
 
 
 def _section(records: list[Record]) -> Section:
     environment, horizon, prefix = _task(records[0])
-    slug = "-".join(filter(None, (prefix, environment.replace("/", "-"), f"h{horizon}" if horizon else "")))
+    slug = "-".join(filter(None, (prefix, plain_name(environment), f"h{horizon}" if horizon else "")))
     line = completion_line(environment)
     levels = [Level("completion line", line)] if line is not None else []
     text = (

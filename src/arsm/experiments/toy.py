@@ -22,7 +22,7 @@ from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.estimators import learned_parts
 from arsm.experiments.checks import check_positive, check_some
 from arsm.experiments.progress import progress_bars
-from arsm.experiments.record import check_name, open_run, read_run
+from arsm.experiments.record import check_name, open_run, plain_name, read_run
 from arsm.experiments.report_toy import toy_sections
 from arsm.experiments.sections import print_results
 from arsm.noise import dirichlet
@@ -146,8 +146,8 @@ class Toy:
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
     """E.g. C30-step1-rloo-samples=4."""
-    words = config["estimator"].translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "", "/": "-"}))
-    return "-".join(filter(None, (prefix, f"C{config['categories']}", f"step{config['step']:g}", words)))
+    parts = (prefix, f"C{config['categories']}", f"step{config['step']:g}", plain_name(config["estimator"]))
+    return "-".join(filter(None, parts))
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from arsm.experiments.checks import check_positive
 from arsm.experiments.data import TRAINING, VALIDATION, Mnist, load_mnist
 from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack, seed_of
 from arsm.experiments.model import Model, stackable
-from arsm.experiments.record import Run, check_name, open_run, read_run
+from arsm.experiments.record import Run, check_name, open_run, plain_name, read_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -184,7 +184,7 @@ class Training(ABC):
 
     def folder_name(self, rate: float, dropout: float) -> str:
         """E.g. arsm-rate0.0003, then the first seed if it is not 0."""
-        words = self.estimator.translate(str.maketrans({":": "-", ",": "-", "*": "x", " ": "", "/": "-"}))
+        words = plain_name(self.estimator)
         dropped = f"dropout{dropout:g}" if dropout else ""
         seed = f"seed-{self.seeds[0]}" if self.seeds[0] else ""
         return "-".join(filter(None, (self.name, self.kind, words, f"rate{rate:g}", dropped, seed)))

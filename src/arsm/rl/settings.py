@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,8 +51,10 @@ class Settings(Learning):
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
         for name in ("learning_rate", "reward_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, but is {getattr(self, name)}.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, but is {getattr(self, name)}.")
+        if not math.isfinite(self.entropy):
+            raise ValueError(f"entropy must be finite, but is {self.entropy}.")
         for name, known in (("optimizer", ("adam", "rmsprop")), ("discounting", ("none", "gamma^t"))):
             if getattr(self, name) not in known:
                 raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".')
