@@ -44,6 +44,18 @@ def images() -> Tensor:
     return load_mnist().train[:3].float()
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_weights_added_up_are_the_product_with_one_hot(dropped: bool) -> None:
+    layer, z = torch.nn.Linear(12, 5), torch.randint(4, (7, 3), generator=torch.Generator().manual_seed(0))
+    kept = torch.rand(7, 3, 1) if dropped else None
+    found = []
+    for dense in (False, True):
+        made = Vae().model(dense=dense).of_choices(layer, z, kept)
+        found.append((made.detach(), *torch.autograd.grad(made.square().sum(), list(layer.parameters()))))
+        assert not Vae().model(dense=dense).of_choices(layer, z, kept, frozen=True).requires_grad
+    torch.testing.assert_close(*found)
+
+
 def enumerate_elbo(vae: VAE, x: Tensor) -> Tensor:
     """E_q[ln p(x, z) - ln q(z | x)] of every image, over all paths: [N]."""
     config = vae.config

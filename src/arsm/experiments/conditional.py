@@ -144,11 +144,11 @@ class ConditionalNetwork(Model):
     def apply_map(self, layer: nn.Module, z: Tensor, kept: Tensor | None = None) -> Tensor:
         """A map of the one-hot z, times what dropout keeps of it: [N, P K] -> [N P, D]."""
         bf16 = self.config.precision == "bf16" and z.is_cuda and not torch.is_grad_enabled()
-        h = arsm.one_hot(z, self.config.categories)
+        z = z.unflatten(1, (self.paths, -1)).flatten(0, 1)
         if kept is not None:
-            h = h * kept
+            kept = kept.unflatten(1, (self.paths, -1)).flatten(0, 1)
         with torch.autocast(z.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            return layer(h.reshape(-1, self.second.in_features)).float()
+            return self.of_choices(layer, z, kept).float()
 
     def likelihood(self, z2: Tensor, x_l: Tensor, kept: Tensor | None = None) -> Tensor:
         """ln 1/P sum_p p(x_l | z2^p): [N, P K], [N, 392] -> [N]."""

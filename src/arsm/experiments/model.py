@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
@@ -32,6 +33,23 @@ class Model(nn.Module):
         if self.learned:
             logits = torch.zeros(1, variables, categories)
             arsm.estimate(self.estimator, logits, lambda z: z.flatten(1).float().sum(-1))
+
+    def of_choices(self, layer: nn.Module, z: Tensor, kept: Tensor | None = None, *, frozen: bool = False) -> Tensor:
+        """A linear layer of one-hot z [N, K], times what dropout keeps of it [N, K, 1], or of a relaxed z: [N, D].
+
+        Where shapes need not be static, the columns of its weight that were chosen are added up. If frozen, its
+        parameters get no gradient.
+        """
+        assert isinstance(layer, nn.Linear)
+        weight, bias = (p.detach() if frozen else p for p in (layer.weight, layer.bias))
+        variables = z.shape[1]
+        categories = weight.shape[1] // variables
+        if self.dense or z.is_floating_point():
+            h = arsm.one_hot(z, categories)
+            return F.linear((h if kept is None else h * kept).flatten(1), weight, bias)
+        columns = z + categories * torch.arange(variables, device=z.device)
+        weights = None if kept is None else kept.squeeze(-1)
+        return bias + F.embedding_bag(columns, weight.t().contiguous(), mode="sum", per_sample_weights=weights)
 
     @property
     def encoder_size(self) -> int:

@@ -153,7 +153,7 @@ class VAE(Model):
 
     def encode_lower(self, z1: Tensor) -> Tensor:
         """ln q(z2 | z1): [N, K] -> [N, K, C]."""
-        return self.normalise(self.lower_encoder[0](self.one_hot(z1)))
+        return self.normalise(self.of_choices(self.lower_encoder[0], z1))
 
     def normalise(self, logits: Tensor) -> Tensor:
         logits = logits.unflatten(-1, (self.config.variables, -1))
@@ -161,20 +161,24 @@ class VAE(Model):
             logits = F.pad(logits, (1, 0))
         return logits.log_softmax(-1)
 
-    def one_hot(self, z: Tensor) -> Tensor:
-        return arsm.one_hot(z, self.config.categories).flatten(1)
+    def decode(self, z1: Tensor, *, frozen: bool = False) -> Tensor:
+        """The logits of the pixels: [N, K] -> [N, 784]."""
+        h = self.of_choices(self.decoder[0], z1, frozen=frozen)
+        for layer in self.decoder[1:]:
+            h = linear(layer, F.leaky_relu(h, SLOPE, inplace=True), frozen)
+        return h
+
+    def decode_upper(self, z2: Tensor, *, frozen: bool = False) -> Tensor:
+        """The logits of z1: [N, K] -> [N, K, C]."""
+        return self.of_choices(self.lower_decoder[0], z2, frozen=frozen).unflatten(-1, (self.config.variables, -1))
 
     def log_joint(self, zs: list[Tensor], x: Tensor, *, frozen: bool = False, bf16: bool = False) -> Tensor:
         """ln p(x, z): [N]; frozen, the decoder's parameters get no gradient."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            h = self.one_hot(zs[0])
-            for layer in self.decoder[:-1]:
-                h = F.leaky_relu(linear(layer, h, frozen), SLOPE, inplace=True)
-            pixels = linear(self.decoder[-1], h, frozen)
+            pixels = self.decode(zs[0], frozen=frozen)
         log_p = bernoulli(pixels, x)
         if self.config.layers == 2:
-            logits = linear(self.lower_decoder[0], self.one_hot(zs[1]), frozen)
-            log_p = log_p + log_q(logits.unflatten(-1, (self.config.variables, -1)).log_softmax(-1), zs[0])
+            log_p = log_p + log_q(self.decode_upper(zs[1], frozen=frozen).log_softmax(-1), zs[0])
         return log_p - self.config.variables * math.log(self.config.categories)
 
     def sample(self, log_q1: Tensor, generator: torch.Generator | None) -> tuple[list[Tensor], list[Tensor]]:
@@ -256,15 +260,8 @@ class VAE(Model):
         zs, _ = self.sample(log_q1, generator)
         z = draw(torch.zeros_like(log_q1), generator)
         if self.config.layers == 2:
-            logits = linear(self.lower_decoder[0], self.one_hot(z), True)
-            z = draw(logits.unflatten(-1, (self.config.variables, -1)), generator)
-        means = []
-        for sample in (zs[0], z):
-            h = self.one_hot(sample)
-            for layer in self.decoder[:-1]:
-                h = F.leaky_relu(layer(h), SLOPE)
-            means.append(self.decoder[-1](h).sigmoid())
-        return torch.stack([x, *means])
+            z = draw(self.decode_upper(z), generator)
+        return torch.stack([x, *(self.decode(sample).sigmoid() for sample in (zs[0], z))])
 
 
 def perceptron(*sizes: int) -> nn.ModuleList:
