@@ -146,10 +146,10 @@ class _Problem:
     generator: torch.Generator | None
     max_rows: int | None
 
-    def estimate(self, chosen: Estimator) -> Estimate:
+    def estimate(self, chosen: Estimator, *, frozen: bool = False) -> Estimate:
         logits = self.logits.clone().requires_grad_()
         rows = (x.detach() for x in self.context)
-        return estimate(chosen, logits, self.f, *rows, generator=self.generator, max_rows=self.max_rows)
+        return estimate(chosen, logits, self.f, *rows, generator=self.generator, max_rows=self.max_rows, frozen=frozen)
 
     def moments(self, chosen: Estimator, samples: int) -> tuple[Moments, float]:
         """An estimate's moments, and the evaluations that it took on average, an estimate and row."""
@@ -178,15 +178,7 @@ class _Problem:
     def reference(self, samples: int) -> Moments:
         variables, categories = (1, *self.logits.shape)[-2:]
         if categories**variables <= ENUMERABLE:
-            exact = estimate(
-                Exact(),
-                self.logits,
-                self.f,
-                *self.context,
-                generator=self.generator,
-                max_rows=self.max_rows,
-                frozen=True,
-            ).grad
+            exact = self.estimate(Exact(), frozen=True).grad
             assert exact is not None
             return Moments(exact.double(), torch.zeros_like(exact, dtype=torch.float64))
         (mean, variance), _ = self.moments(RLOO(64), LONG_RUN * samples)

@@ -58,9 +58,8 @@ class DoubleControl:
         n = self.samples
         z = argmin_sample(repeat_draws(logits, n), noise)
         # attached to the logits at no slope: what is compiled cannot begin a graph of its own
-        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + 0 * logits.masked_fill(
-            logits == -torch.inf, 0
-        )
+        no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
+        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
         if not points.requires_grad:
             points.requires_grad_()
         number = torch.arange(n, device=z.device).view(-1, *(1,) * (z.ndim - 2)).expand(points.shape[:-2])

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+
+
+def check_least(command: object, **least: int) -> None:
+    """Refuse options of a command, named by its fields, that are given and below their least values."""
+    for name, bound in least.items():
+        values = getattr(command, name)
+        for value in values if isinstance(values, tuple) else (values,):
+            if value is not None and value < bound:
+                raise ValueError(f"{_option(name)} must be at least {bound}, but is {value}.")
 
 
 def check_some(**options: Sequence[object]) -> None:
     """Refuse an option that was given no value."""
     for name, values in options.items():
         if not values:
-            raise ValueError(
-                f"--{name.replace('_', '-')} needs at least one value; leave the option out for its default."
-            )
+            raise ValueError(f"{_option(name)} needs at least one value; leave the option out for its default.")
 
 
 def check_positive(**options: Sequence[float]) -> None:
@@ -20,4 +28,16 @@ def check_positive(**options: Sequence[float]) -> None:
     for name, values in options.items():
         for value in values:
             if not 0 < value < math.inf:
-                raise ValueError(f"--{name} must be positive and finite, but is {value}.")
+                raise ValueError(f"{_option(name)} must be positive and finite, but is {value}.")
+
+
+def check_name(name: str) -> None:
+    """Refuse a `--name` that would put a run folder elsewhere."""
+    if "/" in name or os.sep in name:
+        raise ValueError(
+            f"--name is the beginning of a folder's name and has no slash, but is {name}; --root says where."
+        )
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -23,7 +23,7 @@ from torch import Tensor
 import arsm
 from arsm.comparison import compare, reference_gradient
 from arsm.diagnostics import Moments
-from arsm.experiments.checks import check_some
+from arsm.experiments.checks import check_least, check_some
 from arsm.experiments.data import load_mnist
 from arsm.experiments.engine import Layout
 from arsm.experiments.progress import progress_bars
@@ -203,10 +203,7 @@ class Compare:
                 vae_config(self.checkpoint)
             except RunError as error:
                 raise ValueError(str(error)) from None
-        for field, least in (("samples", 2), ("training", 0), ("budget", 1)):
-            value = getattr(self, field)
-            if value is not None and value < least:
-                raise ValueError(f"--{field} must be at least {least}, but is {value}.")
+        check_least(self, samples=2, training=0, budget=1)
 
     def run(self, console: Console) -> None:
         """Measure every estimator on every problem, then print the tables."""

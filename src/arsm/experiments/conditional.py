@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.bound import estimate_bound
 from arsm.diagnostics import pseudo_action_share
+from arsm.experiments.checks import check_least
 from arsm.experiments.data import PIXELS, Mnist
 from arsm.experiments.engine import Engine, Task
 from arsm.experiments.model import Model, learning_loss, step_metrics
@@ -71,8 +72,7 @@ class Conditional(Training):
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         super().check()
-        for field in ("bound_samples", "measure_samples", "test_samples"):
-            self.check_least(field, 1)
+        check_least(self, bound_samples=1, measure_samples=1, test_samples=1)
         for field in ("measure_samples", "test_samples"):
             self.check_draws(field)
         if "vimco" in self.estimator and (self.estimator != "vimco" or self.bound_samples < 2):

@@ -19,9 +19,9 @@ import tyro
 from rich.console import Console
 
 import arsm
-from arsm.experiments.checks import check_some
+from arsm.experiments.checks import check_least, check_name, check_some
 from arsm.experiments.progress import progress_bars
-from arsm.experiments.record import Run, RunError, check_name, open_run, plain_name, read_run
+from arsm.experiments.record import Run, RunError, open_run, plain_name, read_run
 from arsm.experiments.report_control import WINDOW, control_sections, paper_budget, variant
 from arsm.experiments.sections import print_results
 from arsm.rl.settings import Learning, Settings
@@ -96,9 +96,7 @@ class Control:
             raise ValueError(f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`.") from None
         from arsm.rl import EnvironmentFailure
 
-        for name, least in SMALLEST.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, but is {value}.")
+        check_least(self, **SMALLEST)
         check_name(self.name)
         check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
         for words in self.methods:

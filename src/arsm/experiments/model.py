@@ -40,8 +40,7 @@ class Model(nn.Module):
         Where shapes need not be static, the columns of its weight that were chosen are added up. If frozen, its
         parameters get no gradient.
         """
-        assert isinstance(layer, nn.Linear)
-        weight, bias = (p.detach() if frozen else p for p in (layer.weight, layer.bias))
+        weight, bias = weight_and_bias(layer, frozen)
         variables = z.shape[1]
         categories = weight.shape[1] // variables
         if self.dense or z.is_floating_point():
@@ -70,6 +69,12 @@ class Model(nn.Module):
         The first has the estimate, and logs `step_metrics`; only its gradient goes on into the code.
         """
         raise NotImplementedError
+
+
+def weight_and_bias(layer: nn.Module, frozen: bool) -> tuple[Tensor, Tensor]:
+    """A linear layer's parameters, which get no gradient if frozen."""
+    assert isinstance(layer, nn.Linear)
+    return (layer.weight.detach(), layer.bias.detach()) if frozen else (layer.weight, layer.bias)
 
 
 def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Tensor]:

@@ -256,14 +256,6 @@ def plain_name(words: str) -> str:
     return words.translate(str.maketrans({":": "-", ",": "-", "/": "-", "*": "x", " ": "", "^": ""}))
 
 
-def check_name(name: str) -> None:
-    """Refuse a `--name` that would put a run folder elsewhere."""
-    if "/" in name or os.sep in name:
-        raise ValueError(
-            f"--name is the beginning of a folder's name and has no slash, but is {name}; --root says where."
-        )
-
-
 def merge_seeds(
     records: Sequence[Record], *apart: str, seconds: Callable[[Iterable[float]], float] = sum
 ) -> list[Record]:

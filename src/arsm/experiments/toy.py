@@ -20,9 +20,9 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.estimators import learned_parts
-from arsm.experiments.checks import check_positive, check_some
+from arsm.experiments.checks import check_least, check_name, check_positive, check_some
 from arsm.experiments.progress import progress_bars
-from arsm.experiments.record import check_name, open_run, plain_name, read_run
+from arsm.experiments.record import open_run, plain_name, read_run
 from arsm.experiments.report_toy import toy_sections
 from arsm.experiments.sections import print_results
 from arsm.noise import dirichlet
@@ -101,11 +101,7 @@ class Toy:
         for words in self.estimators:
             arsm.estimator(words)
         check_name(self.name)
-        for field, least in SMALLEST.items():
-            values = getattr(self, field)
-            for value in values if isinstance(values, tuple) else (values,):
-                if value < least:
-                    raise ValueError(f"--{field.replace('_', '-')} must be at least {least}, but is {value}.")
+        check_least(self, **SMALLEST)
         check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
         check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
 

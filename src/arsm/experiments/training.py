@@ -29,11 +29,11 @@ from torch import Tensor
 
 import arsm
 from arsm.evaluate import NotFiniteError
-from arsm.experiments.checks import check_positive
+from arsm.experiments.checks import check_least, check_name, check_positive
 from arsm.experiments.data import TRAINING, VALIDATION, Mnist, load_mnist
 from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack, seed_of
 from arsm.experiments.model import Model, stackable
-from arsm.experiments.record import Run, check_name, open_run, plain_name, read_run
+from arsm.experiments.record import Run, open_run, plain_name, read_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,15 +117,14 @@ class Training(ABC):
         """Refuse what cannot run, before anything does."""
         estimator = arsm.estimator(self.estimator)
         check_name(self.name)
-        for field in ("epochs", "batch", "variables", "categories", "measure_every"):
-            self.check_least(field, 2 if field == "categories" else 1)
+        check_least(self, epochs=1, batch=1, variables=1, categories=2, measure_every=1)
         for field in ("rates", "seeds", "dropouts"):
             if len(set(getattr(self, field))) != len(getattr(self, field)) or not getattr(self, field):
                 raise ValueError(f"--{field} must be one or more different numbers, but is {getattr(self, field)}.")
         check_positive(rates=self.rates)
         if not all(0 <= p < 1 for p in (*self.dropouts, self.input_dropout, self.averaging)):
             raise ValueError("--dropouts, --input-dropout and --averaging must lie in [0, 1).")
-        self.check_least("images", self.batch)
+        check_least(self, images=self.batch)
         if self.images > (most := TRAINING - VALIDATION):
             raise ValueError(f"--images must be at most the {most:,} that are trained on, but is {self.images}.")
         if self.batch % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
@@ -140,11 +139,6 @@ class Training(ABC):
             raise ValueError(f"--device {self.device} needs a GPU, but torch finds none; leave the option out.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"--device must be cpu, cuda or auto, but is {self.device}.")
-
-    def check_least(self, field: str, least: int) -> None:
-        """Refuse an option below its least value."""
-        if getattr(self, field) < least:
-            raise ValueError(f"--{field.replace('_', '-')} must be at least {least}, but is {getattr(self, field)}.")
 
     def check_draws(self, field: str) -> None:
         """Refuse a number of samples that `multi_sample_bound` cannot draw in blocks."""

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import pseudo_action_share
 from arsm.estimators.average import bounds
-from arsm.experiments.checks import check_positive
+from arsm.experiments.checks import check_least, check_positive
 from arsm.experiments.data import PIXELS, Mnist
 from arsm.experiments.engine import Engine, Task
-from arsm.experiments.model import Model, learning_loss, step_metrics
+from arsm.experiments.model import Model, learning_loss, step_metrics, weight_and_bias
 from arsm.experiments.training import (
     DIAGNOSTIC_IMAGES,
     PICTURES,
@@ -74,7 +74,7 @@ class Vae(Training):
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         super().check()
-        self.check_least("bound_samples", 0)
+        check_least(self, bound_samples=0)
         check_positive(hidden=self.hidden)
         self.check_draws("bound_samples")
         if bounds(arsm.estimator(self.estimator)):
@@ -271,9 +271,7 @@ def perceptron(*sizes: int) -> nn.ModuleList:
 
 def linear(layer: nn.Module, h: Tensor, frozen: bool) -> Tensor:
     """A linear layer, whose parameters get no gradient if frozen."""
-    assert isinstance(layer, nn.Linear)
-    weight, bias = layer.weight, layer.bias
-    return F.linear(h, weight.detach(), bias.detach()) if frozen else F.linear(h, weight, bias)
+    return F.linear(h, *weight_and_bias(layer, frozen))
 
 
 def dropout(h: Tensor, rate: Tensor, generator: torch.Generator | None) -> Tensor:
