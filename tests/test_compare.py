@@ -247,6 +247,16 @@ def test_what_cannot_be_compared_is_refused_and_gradients_need_not_be_on() -> No
         arsm.compare(LOGITS.long(), f, samples=5)
 
 
+def test_the_reference_keeps_no_graph_of_f() -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def learning(z: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        return weight * f(z)
+
+    torch.testing.assert_close(reference_gradient(LOGITS, learning).mean, reference_gradient(LOGITS, f).mean)
+
+
 def test_nothing_of_the_users_is_changed() -> None:
     decoder = torch.nn.Linear(12, 1)
     attached = torch.nn.Linear(5, 12)(torch.randn(2, 5)).view(2, 3, 4)

@@ -47,6 +47,15 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
     assert results["seconds"].paper == 677.0
 
 
+def test_files_of_an_environment_named_with_its_module_have_plain_names(tmp_path: Path) -> None:
+    control = Control("gymnasium:CartPole-v1", methods=("a2c",), episodes=2, seeds=1, log_every=1, root=tmp_path)
+    control.run(Console(quiet=True))
+    (folder,) = (tmp_path / "control").iterdir()
+    assert folder.name.startswith("gymnasium-CartPole-v1-a2c")
+    (section,) = control_sections([read_run(folder)])
+    assert all(name.startswith("gymnasium-CartPole-v1") for figure in section.figures for name in figure.files)
+
+
 def test_seeds_of_several_runs_are_one_row(tmp_path: Path) -> None:
     def results(*controls: Control) -> list[tuple[str, str, list[float]]]:
         for control in controls:

@@ -21,7 +21,7 @@ from arsm.experiments.cli import command_words, main, parse
 from arsm.experiments.compare import Compare
 from arsm.experiments.control import Control
 from arsm.experiments.plans import FULL, SMOKE, Experiment
-from arsm.experiments.progress import PlanBars, progress_bars
+from arsm.experiments.progress import PlanBars, Throughput, progress_bars
 from arsm.experiments.record import is_finished, open_run, read_run
 from arsm.experiments.reproduce import PLANS, Reproduce, attempt
 from arsm.experiments.toy import Toy
@@ -193,6 +193,15 @@ def test_a_run_is_finished_when_it_was_left_without_an_exception(tmp_path: Path)
         run.log(2, {})
         raise Killed
     assert not is_finished(folder, config)
+
+
+def test_slow_steps_have_a_speed_too() -> None:
+    with progress_bars(Console(file=io.StringIO())) as bars:
+        bars.add_task("slow", total=2)
+        (task,) = bars.tasks
+        for speed, shown in ((0.31, "0.31/s"), (9.9, "9.9/s"), (12_345.6, "12,346/s")):
+            task.finished_speed = speed
+            assert str(Throughput().render(task)) == shown
 
 
 def test_one_bar_adds_up_the_runs_of_all_experiments() -> None:
