@@ -43,13 +43,13 @@ def make(config: Vae, replicas: int, device: str, images: int, **options: bool |
     stacked = device != "cpu"
     config = replace(config, seeds=tuple(range(replicas)))
     module = VAE(config, dense=stacked).to(device)
-    zeros = torch.zeros(replicas)
+    zeros, data = torch.zeros(replicas), load_mnist().train[:images]
     return Engine(
         module,
         VAE.encode,
         module.losses,
-        initial_parameters(config),
-        load_mnist().train[:images].to(device),
+        initial_parameters(config, data),
+        data.to(device),
         {"rate": zeros + config.rates[0], "dropout": zeros, "input_dropout": zeros},
         list(config.seeds),
         batch=config.batch,

@@ -187,7 +187,7 @@ def test_the_network_has_the_papers_shape_and_initialisation() -> None:
 
 
 def engine_of(config: Conditional, images: Tensor, *, stacked: bool, dense: bool, compiled: bool = False) -> Engine:
-    weights = initial_parameters(config)
+    weights = initial_parameters(config, images)
     settings = {"rate": torch.full((len(weights),), 1e-2), "dropout": torch.full((len(weights),), DROPOUT)}
     network = config.model(dense=dense)
     return Engine(
@@ -205,9 +205,23 @@ def engine_of(config: Conditional, images: Tensor, *, stacked: bool, dense: bool
     )
 
 
+def test_biases_may_begin_at_the_mean_image(tmp_path: Path) -> None:
+    images = load_mnist().train[:500]
+    config = replace(TINY, root=tmp_path, name="mean", pixel_bias="mean", seeds=(0, 1))
+    network = config.model()
+    for row in initial_parameters(config, images):
+        bias = Layout.of(network).unpack(row)["last.bias"]
+        often = images[:, HALF:].float().mean(0).clamp(1e-3, 1 - 1e-3)
+        torch.testing.assert_close(bias.sigmoid(), often)
+    zero, mean = (train(each)[0] for each in (replace(config, name="zero", pixel_bias="zero"), config))
+    for before, after in zip(read_run(zero).series("train")[1], read_run(mean).series("train")[1], strict=True):
+        assert after[0] < before[0] - 50
+
+
 @pytest.mark.parametrize("stacked", [False, True])
-def test_the_likelihood_in_pieces_comes_close_to_enumeration(stacked: bool) -> None:
-    config, x = replace(TINY, seeds=(0, 1)), load_mnist().test[:25]
+@pytest.mark.parametrize("paths", [1, 2])
+def test_the_likelihood_in_pieces_comes_close_to_enumeration(stacked: bool, paths: int) -> None:
+    config, x = replace(TINY, seeds=(0, 1), bound_samples=paths), load_mnist().test[:25]
     engine = engine_of(config, x, stacked=stacked, dense=stacked)
     networks = []
     for r, seed in enumerate(config.seeds):

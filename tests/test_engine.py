@@ -54,13 +54,13 @@ def make(
     module = VAE(config, dense=stacked or "compiled" in options).to(device)
     if estimator is not None:
         module.estimator = estimator
-    chosen = torch.tensor(replicas)
+    chosen, images = torch.tensor(replicas), load_mnist().train[:IMAGES]
     return Engine(
         module,
         VAE.encode,
         module.losses,
-        initial_parameters(config)[chosen],
-        load_mnist().train[:IMAGES].to(device),
+        initial_parameters(config, images)[chosen],
+        images.to(device),
         {
             "rate": torch.tensor(RATES)[chosen],
             "dropout": torch.zeros(len(chosen)),
@@ -154,7 +154,7 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
     config = exact(seeds=(0,))
     engine = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
     reference = VAE(config)
-    start = initial_parameters(config)[0]
+    start = initial_parameters(config, engine.data)[0]
     for p, value in zip(reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True):
         p.data.copy_(value)
     optimiser = torch.optim.Adam(reference.parameters(), lr=RATES[0])

@@ -143,7 +143,7 @@ def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
 
 
 def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
-    weights = initial_parameters(config)
+    weights = initial_parameters(config, images)
     rates = {"rate": torch.ones(len(weights))}
     module = VAE(config, dense=stacked)
     return Engine(

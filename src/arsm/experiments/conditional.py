@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ from arsm.noise import dirichlet, repeat_draws
 HALF = PIXELS // 2
 COMPLETIONS = 4
 GREY = 0.5
+RAREST = 1e-3  # a pixel that is never on, or always, begins as if it were so often off, or on
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Conditional(Training):
     """Dropout rates of both layers' variables, each dropped whole; an image's paths share what is dropped."""
     input_dropout: float = 0.0
     """Dropout rate of the upper half's pixels."""
+    pixel_bias: Literal["zero", "mean"] = "zero"
+    """Where the last map's biases begin: at 0, or at the log-odds of the training images' mean."""
     bound_samples: int = 1
     """M: train on the bound of so many paths, by any estimator; for `vimco` 2 or more."""
     measure_samples: int = 10
@@ -89,6 +93,14 @@ class Conditional(Training):
     def model(self, *, dense: bool = False) -> ConditionalNetwork:
         """The three maps with fresh parameters."""
         return ConditionalNetwork(self, dense=dense)
+
+    def begin(self, images: Tensor) -> ConditionalNetwork:
+        """The three maps as they are before they have trained on images [N, 784]."""
+        network = self.model()
+        if self.pixel_bias == "mean":
+            often = images[:, HALF:].sum(0, dtype=torch.int64) / len(images)
+            network.last.bias.data.copy_(often.clamp(RAREST, 1 - RAREST).logit())
+        return network
 
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
         """Validation and test figures from a few samples, the gradient's variance and the state of z: [R] each."""
@@ -144,9 +156,9 @@ class ConditionalNetwork(Model):
     def apply_map(self, layer: nn.Module, z: Tensor, kept: Tensor | None = None) -> Tensor:
         """A map of the one-hot z, times what dropout keeps of it: [N, P K] -> [N P, D]."""
         bf16 = self.config.precision == "bf16" and z.is_cuda and not torch.is_grad_enabled()
-        z = z.unflatten(1, (self.paths, -1)).flatten(0, 1)
+        z = z.unflatten(1, (-1, self.shape[0])).flatten(0, 1)
         if kept is not None:
-            kept = kept.unflatten(1, (self.paths, -1)).flatten(0, 1)
+            kept = kept.unflatten(1, (-1, self.shape[0])).flatten(0, 1)
         with torch.autocast(z.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             return self.of_choices(layer, z, kept).float()
 

@@ -101,6 +101,10 @@ class Training(ABC):
     def model(self, *, dense: bool = False) -> Model:
         """A model with fresh parameters; `dense`, with the static shapes that a GPU and vmap need."""
 
+    def begin(self, images: Tensor) -> Model:
+        """A model as it is before it has trained on images [N, 784]."""
+        return self.model()
+
     @abstractmethod
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
         """Metrics of weights [R, P] along the run, [R] each; `validation`, the lower the better, among them."""
@@ -258,7 +262,7 @@ def train_together(
         module,
         type(module).encode,
         module.losses,
-        initial_parameters(config).repeat(len(groups), 1),
+        initial_parameters(config, data.train).repeat(len(groups), 1),
         data.train,
         settings,
         [seed for _, seed in replicas],
@@ -308,13 +312,13 @@ def train_together(
         group.state = checkpoint(own)
 
 
-def initial_parameters(config: Training) -> Tensor:
-    """[seeds, P]: each seed's own."""
+def initial_parameters(config: Training, images: Tensor) -> Tensor:
+    """[seeds, P]: each seed's own, before it has trained on images [N, 784]."""
     rows = []
     for seed in config.seeds:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            rows.append(pack(config.model()))
+            rows.append(pack(config.begin(images)))
     return torch.stack(rows)
 
 
