@@ -25,6 +25,7 @@ vae_recipe = partial(
     Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
 )
 conditional_tuned = partial(Conditional, name="tuned", schedule="cosine", epochs=500)
+conditional_mean = partial(conditional_tuned, name="mean", pixel_bias="mean")
 conditional_recipe = partial(Conditional, "vimco", name="recipe", bound_samples=50, schedule="cosine", epochs=300)
 short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
 short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
@@ -118,6 +119,18 @@ FULL: tuple[Experiment, ...] = (
     conditional_tuned("gumbel-softmax", rates=(1e-3,), seeds=(1, 2)),
     conditional_recipe(rates=(1e-3, 3e-3), dropouts=(0.0, 0.1)),
     conditional_recipe(rates=(3e-3,), dropouts=(0.1,), seeds=(1, 2)),
+    Conditional("arsm", name="mean", pixel_bias="mean", seeds=SEEDS),
+    conditional_mean("arsm", name="mean-long", epochs=2000, rates=(1e-3,), seeds=SEEDS),
+    conditional_mean("arsm", rates=(1e-3, 4e-3)),
+    conditional_mean("arsm", rates=(2e-3,), seeds=SEEDS),
+    conditional_mean("arsm:pooled=True", rates=(1e-3,), seeds=SEEDS),
+    conditional_mean("arsm:pooled=True", name="pooled-rates", rates=(5e-4, 2e-3)),
+    conditional_mean("rloo:samples=46,live=1", rates=(2.5e-4, 1e-3)),
+    conditional_mean("rloo:samples=46,live=1", rates=(5e-4,), seeds=SEEDS),
+    conditional_mean("gumbel-softmax", rates=(5e-4, 2e-3)),
+    conditional_mean("gumbel-softmax", rates=(5e-4,), seeds=(1, 2)),
+    conditional_mean("gumbel-softmax", rates=(1e-3,), seeds=SEEDS),
+    conditional_recipe(name="mean", pixel_bias="mean", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
     Conditional("arsm", name="timed", epochs=100),
     Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=300),
     Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
