@@ -337,9 +337,12 @@ def test_a_resumed_run_keeps_the_best_weights_from_before(tmp_path: Path) -> Non
         ({"bound_samples": 0}, "--bound-samples must be at least 1"),
         ({"estimator": "vimco"}, '"vimco" takes its samples from --bound-samples'),
         ({"estimator": "vimco:samples=4", "bound_samples": 4}, "no words of its own"),
+        ({"estimator": "unordered-set", "variables": 1, "bound_samples": 2}, "is for one variable"),
+        ({"estimator": "exact", "bound_samples": 20}, "would enumerate"),
     ],
 )
 def test_impossible_options_are_refused_in_a_sentence(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         train(replace(TINY, root=tmp_path, **changes))
+    assert not any(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())

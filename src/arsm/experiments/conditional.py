@@ -90,6 +90,11 @@ class Conditional(Training):
         """E.g. bound8; nothing for one sample."""
         return f"bound{self.bound_samples}" if self.bound_samples > 1 else ""
 
+    @property
+    def paths(self) -> int:
+        """P: those of the bound, but VIMCO draws them itself."""
+        return 1 if self.estimator == "vimco" else self.bound_samples
+
     def model(self, *, dense: bool = False) -> ConditionalNetwork:
         """The three maps with fresh parameters."""
         return ConditionalNetwork(self, dense=dense)
@@ -132,15 +137,15 @@ class ConditionalNetwork(Model):
     """x_u -> logits of z1 -> logits of z2 -> logits of x_l, linear maps of one-hot samples.
 
     A row holds P paths side by side as P K variables, P > 1 only in training on a bound: an estimator then sees one
-    f of P K variables. VIMCO draws its paths itself.
+    f of P K variables.
     """
 
     def __init__(self, config: Conditional, *, dense: bool = False) -> None:
         estimator = arsm.estimator(config.estimator)
-        joint = isinstance(estimator, arsm.VIMCO)
-        super().__init__(replace(estimator, samples=config.bound_samples) if joint else estimator, dense=dense)
-        self.config = config
-        self.paths = 1 if joint else config.bound_samples
+        if isinstance(estimator, arsm.VIMCO):
+            estimator = replace(estimator, samples=config.bound_samples)
+        super().__init__(estimator, dense=dense)
+        self.config, self.paths = config, config.paths
         self.shape = (config.variables, config.categories)
         width = config.variables * config.categories
         self.first = nn.Linear(HALF, width)

@@ -133,7 +133,7 @@ class Training(ABC):
             raise ValueError(f"--images must be at most the {most:,} that are trained on, but is {self.images}.")
         if self.batch % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
             raise ValueError(f"--batch must be a multiple of the {processes} processes, but is {self.batch}.")
-        logits = torch.zeros(2, self.variables, self.categories)
+        logits = torch.zeros(2, self.paths * self.variables, self.categories)
         estimator.ask(logits, estimator.noise(logits))  # some are for one variable alone
         if self.data is not None and not self.data.is_dir():
             raise ValueError(f"--data must be a folder with MNIST's original files, but there is none at {self.data}.")
@@ -179,6 +179,11 @@ class Training(ABC):
     def kind(self) -> str:
         """What run folders' names begin with, after `name`; may be empty."""
         return ""
+
+    @property
+    def paths(self) -> int:
+        """How many samples of all variables f sees side by side, as one sample of so many times the variables."""
+        return 1
 
     def folder_name(self, rate: float, dropout: float) -> str:
         """E.g. arsm-rate0.0003, then the first seed if it is not 0."""
