@@ -28,6 +28,11 @@ def f(z: Tensor) -> Tensor:
     return 1 + x[:, 0] * x[:, 1] + x[:, 0].square()
 
 
+def relaxed_square(z: Tensor) -> Tensor:
+    """With a slope in one-hot z."""
+    return z.double().flatten(1).cumsum(-1).square().sum(-1)
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
@@ -266,13 +271,18 @@ def test_nothing_of_the_users_is_changed() -> None:
 
     arsm.compare(attached, f, attached.log_softmax(-1), estimators=["rloo", "muprop"], samples=10)
     assert decoder.weight.grad is None
+    mine = arsm.DoubleControl(alpha=0.2)
+    for chosen in (mine, arsm.Average(mine, 2)):
+        arsm.compare(LOGITS, relaxed_square, estimators=[chosen], training=3, samples=10)
+    assert float(mine.control.alpha.detach()) == pytest.approx(0.2)
 
 
 def test_a_budget_leaves_what_was_learned_and_asks_for_no_more_categories_than_there_are() -> None:
-    (row,) = arsm.compare(
-        torch.randn(1, 4), lambda z: z[:, 0].float(), estimators=["unordered-set:samples=2"], budget=8, samples=10
-    )
-    assert row.estimator == arsm.UnorderedSet(4)
+    for words, categories in (("unordered-set:samples=2", 4), ("unordered-set", 3)):
+        (row,) = arsm.compare(
+            torch.randn(1, categories), lambda z: z[:, 0].float(), estimators=[words], budget=8, samples=10
+        )
+        assert row.estimator == arsm.UnorderedSet(categories)
     learned = arsm.DoubleControl(samples=2, alpha=0.9)
     learned.control.requires_grad_(False)
     fitted = fit_budget(learned, 8, 2, 10)

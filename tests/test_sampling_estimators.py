@@ -351,24 +351,25 @@ def double_control_by_hand(logits: Tensor, z: Tensor, theta: Tensor, alpha: floa
     h = torch.autograd.grad(f.sum(), points)[0]
     f, points = f.detach(), points.detach()
     out = torch.zeros_like(logits)
+    linear = [sum((h[j] * (points[i] - p)).sum() for j in range(n) if j != i) / (n - 1) for i in range(n)]
+    rest = [f[i] - alpha * linear[i] for i in range(n)]
     for i in range(n):
-        extrapolated = [f[j] + alpha * (h[j] * (points[i] - points[j])).sum() for j in range(n) if j != i]
-        out += (f[i] - sum(extrapolated) / (n - 1)) * (points[i] - p) / n
+        out += (rest[i] - sum(rest[j] for j in range(n) if j != i) / (n - 1)) * (points[i] - p) / n
     for k in range(len(p)):
         out[k] += alpha * (p[k].diag() - p[k].outer(p[k])) @ h[:, k].mean(0)
     return out
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_double_control_by_hand_and_in_the_mean(alpha: float) -> None:
+@pytest.mark.parametrize("n", [2, 3])
+def test_double_control_by_hand_and_in_the_mean(n: int, alpha: float) -> None:
     logits, theta = normal(0, 2, 3), normal(1, 2, 3)
-    z = torch.tensor(list(product(range(3), repeat=4))).view(81, 2, 2)
-    out = arsm.estimate(
-        arsm.DoubleControl(2, alpha), logits.expand(81, 2, 3), cosine, theta.expand(81, 2, 3), noise=forced(z, 3)
-    )
+    z = torch.tensor(list(product(range(3), repeat=2 * n))).view(-1, n, 2)
+    rows = [x.expand(len(z), 2, 3) for x in (logits, theta)]
+    out = arsm.estimate(arsm.DoubleControl(n, alpha), rows[0], cosine, rows[1], noise=forced(z, 3))
     by_hand = torch.stack([double_control_by_hand(logits, draws, theta, alpha) for draws in z])
     torch.testing.assert_close(out.grad, by_hand)
-    probability = arsm.log_prob(logits.log_softmax(-1).expand(81, 2, 2, 3), z).sum((-2, -1)).exp()
+    probability = arsm.log_prob(logits.log_softmax(-1).expand(*z.shape, 3), z).sum((-2, -1)).exp()
     assert_equal((probability[:, None, None] * by_hand).sum(0), exact(logits, theta).grad)
 
 

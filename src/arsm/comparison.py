@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import statistics
 import time
@@ -95,8 +96,9 @@ def compare(
     Args:
         logits: [*B, K, C] or [C], as for `arsm.estimate`; f and context likewise.
         budget: evaluations an estimate: those with a `samples` option take that many samples, the others are averaged
-            over as many draws as fit, and one that needs more stays as it is. None: all stay as they are.
-        estimators: words for `arsm.estimator`, or estimators.
+            over as many draws as fit by what they ask for, and one that needs more stays as it is. None: all stay as
+            they are.
+        estimators: words for `arsm.estimator`, or estimators, of whose learned parts a copy is trained.
         samples: draws of each estimate to measure its mean and variance from.
         training: steps of Adam on `estimator_loss` that learned parts get at these logits first.
         reference: the gradient to compare means with, as `reference_gradient` makes it if None.
@@ -109,7 +111,7 @@ def compare(
         raise TypeError(f'estimators must be a list of words or estimators, but is a word; say ["{estimators}"].')
     check_logits(logits, "packed")
     logits = logits.detach()
-    named = [(e, estimator(e)) if isinstance(e, str) else (str(e), e) for e in estimators]
+    named = [(e, estimator(e)) if isinstance(e, str) else (str(e), _apart(e)) for e in estimators]
     for _, chosen in named:
         check_target(chosen)
     problem = _Problem(logits, f, context, generator, max_rows)
@@ -118,6 +120,8 @@ def compare(
     for label, chosen in named:
         progress(label)
         if budget is not None:
+            if isinstance(chosen, UnorderedSet):
+                chosen = dataclasses.replace(chosen, samples=min(chosen.samples, logits.shape[-1]))
             chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]), logits.shape[-1])
         problem.train(chosen, training)
         rows.append(problem.measure(label, chosen, samples, reference))
@@ -134,6 +138,11 @@ def reference_gradient(
 ) -> Moments:
     """dE[f]/dphi and the variance of that figure: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
     return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
+
+
+def _apart(chosen: Estimator) -> Estimator:
+    """With learned parts of its own."""
+    return copy.deepcopy(chosen) if len(learned_parts(chosen)) else chosen
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ the true path is evaluated once.
 All paths of a row run the same races: below a pseudo vector the samples are argmin(ln pi - phi) with the noise of the
 (first) true path, so that they differ by what the pseudo vector changes and not by chance. Given that noise f_t is a
 fixed function, whatever it is, hence the estimate is unbiased. An estimator need not say which noise led to its true
-sample: `given_winner` draws it from the sample.
+sample: `given_winner` draws it from the sample. Only a layer whose own estimator relaxes z draws afresh.
 
 Reference: Yin, Yue and Zhou, ARSM, ICML 2019, algorithm 2. There the layers below are drawn afresh for every pair
 (c, j), which costs more and has more variance.

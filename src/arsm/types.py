@@ -64,8 +64,10 @@ class Estimate:
     """What `arsm.estimate` returns."""
 
     value: Tensor
-    """[*B]: f at the true sample (the mean over several; the expectation for `Exact`). Its backward
-    gives the estimate to the logits and the ordinary gradient to f's parameters and context."""
+    """[*B]: f at the true sample (the mean over several, weighted where the estimator weights them; the expectation for
+    `Exact`, f at the relaxed sample for a relaxation, the bound for `VIMCO`). Its backward gives the estimate to the
+    logits and the ordinary gradient to f's parameters and context. To autograd the estimate is a constant: a second
+    derivative misses what it would contribute."""
     z: Tensor
     """[*B, K] or [*B, n, K], the true sample(s)."""
     grad: Tensor | None

@@ -1,4 +1,4 @@
-"""Double control variates: leave-one-out REINFORCE with linear extrapolation from the other samples."""
+"""Double control variates: leave-one-out REINFORCE of what the other samples' slopes do not explain."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ class Slope(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class DoubleControl:
-    """Leave-one-out REINFORCE whose baselines follow the slope of f from the other samples to this one.
+    """Leave-one-out REINFORCE of f less its linear part, as the slopes at the other samples have it.
 
-        g = 1/n sum_i (f_i - mean_{j != i} [f_j + alpha h_j.(z_i - z_j)]) (z_i - p) + alpha G 1/n sum_j h_j
+        b_i = mean_{j != i} h_j.(z_i - p)
+        g = 1/n sum_i (f_i - alpha b_i - mean_{j != i} [f_j - alpha b_j]) (z_i - p) + alpha G 1/n sum_j h_j
 
-    with one-hot z_i ~ Cat(p), h_j = df/dz at z_j, and G = blockdiag_k(diag(p_k) - p_k p_k'). The slope acts twice:
-    along z_i it is a control variate, the gradient of whose expectation, alpha G h_j, is added back; along z_j it
-    corrects the baseline. alpha = 0 is RLOO, and 1 leaves no variance where f is linear. Unbiased for all alpha, which
-    is learned: `estimate` returns the squared norm of g as `estimator_loss`. Reference: Titsias and Shi, Double control
-    variates for gradient estimation in discrete latent variable models, AISTATS 2022.
+    with one-hot z_i ~ Cat(p), h_j = df/dz at z_j, and G = blockdiag_k(diag(p_k) - p_k p_k'). b_i acts twice: on f_i it
+    is a control variate, the gradient of whose expectation, alpha G h_j, is added back; on the baselines of the others
+    it takes noise off them, though it contains their slopes, as z_i - p has mean 0. alpha = 0 is RLOO, and 1 leaves
+    no variance where f is linear. Unbiased for all alpha, which is learned: `estimate` returns the squared norm of g
+    as `estimator_loss`. Reference: Titsias and Shi, Double control variates for gradient estimation in discrete latent
+    variable models, AISTATS 2022.
     """
 
     samples: int = 4
@@ -69,12 +71,9 @@ class DoubleControl:
         n = self.samples
         p = probabilities(logits)
         h = slopes_at_queries(queries, values).to(p.dtype)
-        z = queries.points.detach()
-        f = less_mean(values.detach())
         total = h.sum(0)
-        # sum_j h_j.(z_i - z_j), in which j = i adds nothing
-        rise = (total * z).sum((-2, -1)) - (h * z).sum((0, -2, -1))
+        b = ((total - h) * (queries.points.detach() - p)).sum((-2, -1)) / (n - 1)
         alpha = self.control.alpha
-        weight = (f - alpha * rise / n) / (n - 1)
+        weight = (less_mean(values.detach()) - alpha * less_mean(b)) / (n - 1)
         sampled = weighted_scores(p, queries.z.movedim(-2, 0), weight.to(p.dtype))
         return sampled + alpha * p * centred(p, total / n)
