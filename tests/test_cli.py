@@ -1,5 +1,6 @@
 """The command line: what it refuses, in one sentence, and what it leaves when interrupted."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -196,6 +197,21 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_sentence(
 def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert "needs tyro; install it with `pip install 'arsm[experiments]'`" in refusal(capsys, "toy")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
+def test_an_engine_that_is_missing_is_named_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = refusal(capsys, "control", "--engine", "ray", "--root", str(tmp_path))
+    assert "needs ray; install it with `pip install 'arsm[cluster]'`" in words
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_system_without_locks_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.startswith("arsm.experiments.")]:
+        if name != "arsm.experiments.cli":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    assert "The command line needs Linux or macOS" in refusal(capsys, "toy")
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:

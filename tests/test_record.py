@@ -14,6 +14,7 @@ from arsm.experiments.record import (
     Record,
     RunError,
     find_runs,
+    is_finished,
     load_checkpoint,
     merge_seeds,
     open_run,
@@ -180,9 +181,10 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         file.write(b"ne")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="file cannot be written: disk full; make room"):
         write_atomically(path, fail)
     assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_existing_run_is_refused_without_resume(tmp_path: Path) -> None:
@@ -253,13 +255,33 @@ def test_metrics_shorter_than_their_checkpoint_are_refused(tmp_path: Path) -> No
         open_run(tmp_path, "trial", "one", CONFIG, resume=True)
 
 
-def test_damaged_metrics_are_refused_by_their_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b"{broken", b"[1]", b'{"step": 1}', b"\x80"])
+def test_damaged_metrics_are_refused_by_their_line(tmp_path: Path, line: bytes) -> None:
     with open_run(tmp_path, "trial", "one", CONFIG) as run:
         run.log(1, {"loss": 1.0})
-    with (tmp_path / "trial" / "one" / "metrics.jsonl").open("ab") as file:
-        file.write(b"{broken\n")
-    with pytest.raises(RunError, match="damaged in line 2"):
-        read_run(tmp_path / "trial" / "one")
+        run.log(2, {"loss": 1.0})
+        run.save(2, {})
+    path = run.folder / "metrics.jsonl"
+    first, second, _ = path.read_bytes().split(b"\n")
+    path.write_bytes(first + b"\n" + line + b" " * (len(second) - len(line)) + b"\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl is damaged in line 2; .* or delete its folder"):
+        read_run(run.folder)
+    again = open_run(tmp_path, "trial", "one", CONFIG, resume=True)
+    with again, pytest.raises(RunError, match="damaged in line 2"):
+        again.log(3, {"loss": 1.0})
+
+
+def test_a_run_older_than_a_setting_has_what_it_was_before(tmp_path: Path) -> None:
+    with open_run(tmp_path, "conditional", "one", CONFIG):
+        pass
+    now = {**CONFIG, "sampled_pixels": False, "pixel_bias": "zero"}
+    folder = tmp_path / "conditional" / "one"
+    assert is_finished(folder, now)
+    assert not is_finished(folder, {**now, "pixel_bias": "mean"})
+    assert read_run(folder).config["pixel_bias"] == "zero"
+    open_run(tmp_path, "conditional", "two", CONFIG)
+    with open_run(tmp_path, "conditional", "two", now, resume=True) as run:
+        run.log(1, {})
 
 
 def test_a_run_is_open_once_at_a_time(tmp_path: Path) -> None:

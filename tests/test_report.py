@@ -136,6 +136,18 @@ def test_an_unfinished_run_is_shown_as_such(runs: Path, tmp_path: Path) -> None:
     assert "gap / true gap" not in {result.metric for result in section.results}
 
 
+def test_a_true_gradient_that_arrives_is_no_measure(tmp_path: Path) -> None:
+    toy = Toy(
+        categories=(4,), steps=(1e6,), updates=200, variance_samples=2, estimators=("exact", "arsm"), root=tmp_path
+    )
+    toy.run(Console(quiet=True))
+    (section,) = toy_sections([read_run(folder) for folder in sorted((tmp_path / "toy").iterdir())])
+    assert {(result.row, result.metric): result.mean for result in section.results}[
+        "true gradient", "E[f]"
+    ] == 0.5 + 1 / toy.r
+    assert "gap / true gap" not in {result.metric for result in section.results}
+
+
 def test_different_problems_are_different_sections(runs: Path, tmp_path: Path) -> None:
     Toy(categories=(3, 5), updates=2, variance_samples=2, estimators=("ar", "arsm"), root=tmp_path).run(
         Console(quiet=True)

@@ -193,7 +193,7 @@ def test_refusals() -> None:
         ActorCritic(steps=0)
     with pytest.raises(ValueError, match="needs f's derivative"):
         PolicyGradient("CartPole-v1", arsm.estimator("gumbel-softmax"))
-    for words in ("carms", "disarm"):
+    for words in ("carms", "carms:samples=2", "disarm"):
         with pytest.raises(ValueError, match="does not choose its true action by a race"):
             PolicyGradient("CartPole-v1", arsm.estimator(words))
     for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):

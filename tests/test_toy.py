@@ -221,6 +221,11 @@ def test_arsm_keeps_up_with_the_true_gradient_on_every_seed(tmp_path: Path) -> N
         assert sum(gap / true > 1.25 for gap in gaps(words)) >= 7
 
 
+def test_an_estimator_that_lacks_categories_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot draw samples = 4 of 2 categories"):
+        Toy(categories=(30, 2), estimators=("arsm", "unordered-set"), root=tmp_path).check()
+
+
 def test_equal_steps_run_once() -> None:
     configs = list(Toy(categories=(30, 60), steps=("printed", "scaled", 2.0), estimators=("arsm",)).configs())
     assert [(c["categories"], c["step"]) for c in configs] == [(30, 1.0), (30, 2.0), (60, 1.0), (60, 2.0)]

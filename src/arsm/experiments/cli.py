@@ -77,6 +77,8 @@ def parse(arguments: Sequence[str]) -> Command | None:
         known = commands()
     except ModuleNotFoundError as missing:
         sentence = f"The command line needs {missing.name}; install it with `pip install 'arsm[experiments]'`."
+        if missing.name == "fcntl":
+            sentence = "The command line needs Linux or macOS; the library itself, `import arsm`, does not."
         raise Refusal(sentence) from None
     if not arguments:
         raise Refusal(f"Name a command: {', '.join(known)}; `arsm --help` explains them.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +101,8 @@ class Control:
         check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
         for words in self.methods:
             method(words)
+        if self.engine == "ray" and importlib.util.find_spec("ray") is None:
+            raise ValueError("--engine ray needs ray; install it with `pip install 'arsm[cluster]'`.")
         try:
             for config in self.configs():
                 make_agent(config, self.seed).close()

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 FORMAT = 1
+ADDED = {
+    "vae": {"sampled_pixels": False},
+    "conditional": {"sampled_pixels": False, "pixel_bias": "zero"},
+}
+"""Settings that came after an experiment's first runs, with what those had."""
 NO_CHECKPOINT = {"step": 0, "seconds": 0.0, "metrics_bytes": 0, "rng": None, "state": None}
 
 
@@ -124,8 +129,8 @@ class Run:
                 for old in self.folder.glob("events.out.tfevents.*"):  # they may go further than the checkpoint
                     old.unlink()
                 self._events = SummaryWriter(self.folder)
-                for line in (self.folder / "metrics.jsonl").read_text().splitlines():
-                    add_events(self._events, json.loads(line))
+                for line in read_metrics(self.folder / "metrics.jsonl"):
+                    add_events(self._events, line)
         return self._events
 
     def _write_header(self) -> None:
@@ -239,16 +244,25 @@ def find_runs(root: Path) -> list[Path]:
 def read_run(folder: Path) -> Record:
     """A run folder, finished or not; a last line that a killed run left unfinished is passed over."""
     header = read_header(folder)
-    metrics = []
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            metrics.append(json.loads(line))
-        except ValueError:
-            raise RunError(f"{path} is damaged in line {number}; resume the run, or delete its folder.") from None
+    metrics = read_metrics(folder / "metrics.jsonl")
     seconds = max((line["seconds"] for line in metrics), default=0.0)
     return Record(folder, header["experiment"], folder.name, header["config"], header["sessions"], metrics, seconds)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics.jsonl."""
+    metrics = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], 1):
+        try:
+            metrics.append(json.loads(line))
+            if not {"step", "seconds"} <= metrics[-1].keys():
+                raise KeyError
+        except (ValueError, KeyError, AttributeError):
+            raise RunError(
+                f"{path} is damaged in line {number}; resume the run if that line is younger than its checkpoint, or "
+                "delete its folder."
+            ) from None
+    return metrics
 
 
 def plain_name(words: str) -> str:
@@ -286,7 +300,7 @@ def _seeds(record: Record) -> set[int]:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """What config.json holds."""
+    """What config.json holds, with the settings that it is too old to know."""
     path = folder / "config.json"
     if not path.is_file():
         raise RunError(f"{folder} is no run folder: it has no config.json; choose another --root, or delete it.")
@@ -294,6 +308,7 @@ def read_header(folder: Path) -> dict[str, Any]:
         header = json.loads(path.read_text())
         if header["format"] != FORMAT or not {"experiment", "config", "sessions"} <= header.keys():
             raise KeyError
+        header["config"] = {**ADDED.get(header["experiment"], {}), **header["config"]}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(
             f"{path} is not one that this version of arsm writes; choose another --root, or delete the folder."
@@ -317,10 +332,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write path whole or not at all: a file beside it, flushed to the disk, then renamed."""
     beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with beside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(
+            f"{path} cannot be written: {error.strerror or error}; make room, or choose another --root."
+        ) from error
     beside.replace(path)
     _sync_folder(path.parent)
 

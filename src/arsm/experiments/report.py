@@ -53,7 +53,7 @@ class Report:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, lambda file: file.write(render(list(chapters.values())).encode()))
         runs = sum(len(section.records) for chapter in chapters.values() for section in chapter.sections)
-        console.print(f"Wrote {out} from {runs} runs.")
+        console.print(f"Wrote {out} from {runs} {'run' if runs == 1 else 'runs'}.")
         if self.export is not None:
             for experiment, chapter in chapters.items():
                 folder = self.export / experiment

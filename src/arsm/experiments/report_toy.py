@@ -91,18 +91,17 @@ def _optimum(config: dict[str, Any]) -> float:
 
 
 def _results(records: Sequence[Record]) -> list[Result]:
-    """What each run came to, its gap relative to the true gradient's and its variance to ARSM's where those ran."""
+    """What each run came to, its gap relative to the true gradient's and its variance to ARSM's where they have one."""
     by_words = {r.config["estimator"]: r for r in records}
     true, arsm = by_words.get("exact"), by_words.get("arsm")
     results = []
     for r in records:
         row = {"E[f]": _last(r, "reward")}
-        if true is not None:
-            gap = fmean(_gaps(true))
+        if true is not None and (gap := fmean(_gaps(true))) > 0:
             row["gap / true gap"] = [x / gap for x in _gaps(r)]
-        if arsm is not None:
-            start, along = fmean(_first(arsm, "variance")), fmean(_average(arsm, "variance"))
+        if arsm is not None and (start := fmean(_first(arsm, "variance"))) > 0:
             row["variance / arsm's at the start"] = [x / start for x in _first(r, "variance")]
+        if arsm is not None and (along := fmean(_average(arsm, "variance"))) > 0:
             row[ON_THE_WAY] = [x / along for x in _average(r, "variance")]
         row["f calls an update"] = [x / max(1, r.metrics[-1]["step"]) for x in _last(r, "evaluations")]
         row["seconds"] = [r.seconds]

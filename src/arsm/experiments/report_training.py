@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from statistics import fmean
 from typing import Any
@@ -88,10 +88,9 @@ class Row:
 def make_rows(records: Sequence[Record], protocol: Protocol) -> list[Row]:
     """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen.
 
-    Seeds that ran in several commands are put together; a run made before there was a setting has its default.
+    Seeds that ran in several commands are put together.
     """
-    known = [replace(record, config={**protocol.settings, **record.config}) for record in records]
-    ordered = sorted(merge_seeds(known, "precision", "measure_every"), key=protocol.place)
+    ordered = sorted(merge_seeds(records, "precision", "measure_every"), key=protocol.place)
     grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=protocol.place)]
     colours = palette([grid[0].config["estimator"] for grid in grids])
     return [

@@ -8,6 +8,7 @@ one step of Adam an update. Reference: Yin, Yue and Zhou, ARSM, ICML 2019.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,9 @@ class Toy:
         check_least(self, **SMALLEST)
         check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
         check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
+        for words, categories in itertools.product(self.estimators, self.categories):
+            chosen, logits = arsm.estimator(words), torch.zeros(1, categories)
+            chosen.ask(logits, chosen.noise(logits))
 
     def run(self, console: Console) -> None:
         """Run every combination in turn, then print what they came to."""

@@ -21,6 +21,7 @@ from arsm.categorical import entropy
 from arsm.diagnostics import MovingVariance
 from arsm.driver import check_estimator, legal_rows
 from arsm.estimators import ARSM, learned_parts
+from arsm.noise import argmin_sample
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
 from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee, mlp
@@ -31,6 +32,7 @@ from arsm.rl.stepped import Encoder, Stepped
 from arsm.types import Estimator
 
 DECAY = 0.99
+CHECKED_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,14 @@ class PolicyGradient:
 
     def _check_budget(self) -> None:
         """Refuse what a plan would refuse, before anything is played."""
-        logits = self._mask(torch.zeros(1, *self._logits_shape, dtype=torch.float64))
+        logits = self._mask(torch.zeros(CHECKED_STEPS, *self._logits_shape, dtype=torch.float64))
         noise = self.learner.estimator.noise(torch.zeros_like(logits), torch.Generator())
-        if policy.race_noise(noise).shape != logits.shape:
+        race = policy.race_noise(noise)
+        if race.shape != logits.shape:
             raise self._no_race
-        policy.plan(self.learner.estimator, logits, noise, self._budget)
+        plan = policy.plan(self.learner.estimator, logits, noise, self._budget, generator=torch.Generator())
+        if not torch.equal(plan.actions, argmin_sample(logits, race)):
+            raise self._no_race
 
     @property
     def _logits_shape(self) -> tuple[int, int]:
