@@ -196,10 +196,10 @@ def test_choosing_quotes_the_measurements() -> None:
 
 def test_the_comparison_quotes_itself() -> None:
     costs = measured()
-    (vae,) = (problem for problem in costs if problem.startswith("vae"))
+    first, second = sorted(problem for problem in costs if problem.startswith("vae"))
     networks = [f"network-{scale}" for scale in ("0.1", "1", "3", "6")]
     # the problem of each column that holds a ratio, table by table
-    tables = [dict(enumerate(networks)), {0: vae}, {0: "toy-30", 2: "toy-1000"}]
+    tables = [dict(enumerate(networks)), {0: first}, {0: second}, {0: "toy-30", 2: "toy-1000"}]
     text = (ROOT / "results" / "compare" / "README.md").read_text()
     found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert len(found) == len(tables)

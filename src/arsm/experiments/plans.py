@@ -193,5 +193,11 @@ FULL: tuple[Experiment, ...] = (
     lunar_lander(("relax",), (0.01,), ("rmsprop",), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
     Compare(),
     Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0004"), samples=300),
+    Vae("gumbel-softmax:hard=True", name="short", rates=(3e-4,), epochs=200, measure_every=20),
+    Compare(
+        problems=("vae",),
+        checkpoint=Path("vae/short-1layer-gumbel-softmax-hard=True-rate0.0003"),
+        samples=300,
+    ),
 )
 """The commands of results/*/README.md, which the committed results were made with."""
