@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,7 +14,18 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure as MatplotlibFigure
 from rich.console import Console
 
-from arsm.experiments.figures import COLOURS, Figure, Level, Panel, Series, band, draw_panel, palette, save_figure
+from arsm.experiments.figures import (
+    COLOURS,
+    TITLE,
+    Figure,
+    Level,
+    Panel,
+    Series,
+    band,
+    draw_panel,
+    palette,
+    save_figure,
+)
 from arsm.experiments.page import figure_data
 from arsm.experiments.record import read_run
 from arsm.experiments.report import Report
@@ -208,6 +220,8 @@ def test_a_panel_is_drawn_as_it_is_described() -> None:
     assert {tuple(corner) for corner in corners.tolist()} >= {(1, 3), (1, 5), (30, 5), (30, 7)}
     assert axes.get_ylim()[0] == 2.0
     assert axes.get_xlim()[0] == 0.0
+    draw_panel(axes, replace(panel, title="vae-short-1layer-gumbel-softmax-hard=True-rate0.0003"), "update")
+    assert max(map(len, axes.get_title("left").split("\n"))) <= TITLE
 
 
 @pytest.mark.parametrize("entries", [1, 9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ COLOURS = (
 )
 NEUTRAL = "#8a8f98"
 INK = "#1c1f24"
+TITLE = 44  # letters in a line above a panel
 
 Mark = Literal["line", "linked", "dots", "ring"]
 """A line, a line through dots, dots alone, or a ring around a point."""
@@ -168,7 +170,7 @@ def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
     """One view of a panel on matplotlib's axes."""
     from matplotlib.ticker import AutoLocator, NullLocator, ScalarFormatter
 
-    axes.set_title(panel.title, loc="left")
+    axes.set_title(textwrap.fill(panel.title, TITLE), loc="left")
     axes.set_xlabel(axis)
     if panel.log:
         (axes.set_xscale if panel.log == "x" else axes.set_yscale)("log")
