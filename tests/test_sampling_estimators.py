@@ -388,6 +388,27 @@ def test_double_control_without_slopes_is_rloo_and_with_them_exact_on_linear_fun
     torch.testing.assert_close(arsm.estimate(arsm.DoubleControl(4, 1.0), logits, linear, theta).grad, expected)
 
 
+def test_double_control_evaluates_equal_samples_once() -> None:
+    logits, theta = 3 * normal(0, 5, 2, 3), normal(1, 5, 2, 3)
+    noise = arsm.RLOO(6).noise(logits, torch.Generator().manual_seed(0))
+    rows = []
+
+    def counted(z: Tensor, theta: Tensor) -> Tensor:
+        rows.append(len(z))
+        return cosine(z, theta)
+
+    rloo, packed = (
+        arsm.estimate(estimator, logits, counted, theta, noise=noise)
+        for estimator in (arsm.RLOO(6), arsm.DoubleControl(6))
+    )
+    dense = arsm.estimate(arsm.DoubleControl(6), logits, counted, theta, noise=noise, evaluation="dense")
+    assert torch.equal(packed.info["distinct"], rloo.info["distinct"])
+    assert sum(rows) == 2 * int(rloo.info["distinct"].sum()) + 30
+    assert int(rloo.info["distinct"].sum()) < 25
+    torch.testing.assert_close(packed.grad, dense.grad)
+    torch.testing.assert_close(packed.value, dense.value)
+
+
 def test_double_control_learns_alpha() -> None:
     """On a linear function the best alpha is 1."""
     logits, theta = normal(0, 50, 2, 3), normal(1, 50, 2, 3)

@@ -11,6 +11,7 @@ from arsm.categorical import one_hot
 from arsm.estimators.muprop import slopes_at_queries
 from arsm.estimators.rloo import centred, check_samples, less_mean, weighted_scores
 from arsm.estimators.straight_through import probabilities
+from arsm.evaluate import share
 from arsm.noise import argmin_sample, dirichlet, repeat_draws
 from arsm.types import Queries
 
@@ -64,16 +65,24 @@ class DoubleControl:
         points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
         if not points.requires_grad:
             points.requires_grad_()
-        number = torch.arange(n, device=z.device).view(-1, *(1,) * (z.ndim - 2)).expand(points.shape[:-2])
-        return Queries(points, z, number, torch.full((n,), 1 / n, dtype=torch.float64, device=z.device))
+        same_as = share(z.movedim(-2, 0))
+        return Queries(points, z, same_as, torch.full((n,), 1 / n, dtype=torch.float64, device=z.device))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n = self.samples
         p = probabilities(logits)
-        h = slopes_at_queries(queries, values).to(p.dtype)
+        h = mean_of_equals(slopes_at_queries(queries, values).to(p.dtype), queries.same_as)
         total = h.sum(0)
         b = ((total - h) * (queries.points.detach() - p)).sum((-2, -1)) / (n - 1)
         alpha = self.control.alpha
         weight = (less_mean(values.detach()) - alpha * less_mean(b)) / (n - 1)
         sampled = weighted_scores(p, queries.z.movedim(-2, 0), weight.to(p.dtype))
         return sampled + alpha * p * centred(p, total / n)
+
+
+def mean_of_equals(slopes: Tensor, same_as: Tensor) -> Tensor:
+    """Each query's slope, where the sum over equal queries may lie at the one that was evaluated: [n, *B, K, C]."""
+    where = same_as[..., None, None].expand_as(slopes)
+    total = torch.zeros_like(slopes).scatter_add(0, where, slopes)
+    count = torch.zeros_like(same_as).scatter_add(0, same_as, torch.ones_like(same_as))
+    return (total / count.clamp_min(1)[..., None, None]).gather(0, where)
