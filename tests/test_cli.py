@@ -197,6 +197,7 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_sentence(
 def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert "needs tyro; install it with `pip install 'arsm[experiments]'`" in refusal(capsys, "toy")
+    assert main(["--version"]) == 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")

@@ -70,7 +70,10 @@ def commands() -> dict[str, type[Command]]:
 
 
 def parse(arguments: Sequence[str]) -> Command | None:
-    """The command that these words ask for; None if they ask for the list of commands, which is printed."""
+    """The command that these words ask for; None if they ask for the version or the commands, which are printed."""
+    if arguments[:1] == ["--version"]:
+        print(f"arsm {arsm.__version__}")
+        return None
     try:
         import tyro
 
@@ -83,8 +86,8 @@ def parse(arguments: Sequence[str]) -> Command | None:
     if not arguments:
         raise Refusal(f"Name a command: {', '.join(known)}; `arsm --help` explains them.")
     name, *words = arguments
-    if name in ("-h", "--help", "--version"):
-        print(f"arsm {arsm.__version__}" if name == "--version" else overview(known))
+    if name in ("-h", "--help"):
+        print(overview(known))
         return None
     if name not in known:
         raise Refusal(f'There is no command "{name}"{hint(name, known)}')
