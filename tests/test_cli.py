@@ -1,6 +1,5 @@
 """The command line: what it refuses, in one sentence, and what it leaves when interrupted."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -200,8 +199,10 @@ def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(["--version"]) == 0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
-def test_an_engine_that_is_missing_is_named_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_is_missing_is_named_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
     words = refusal(capsys, "control", "--engine", "ray", "--root", str(tmp_path))
     assert "needs ray; install it with `pip install 'arsm[cluster]'`" in words
     assert not any(tmp_path.iterdir())

@@ -12,13 +12,10 @@ import arsm
 from arsm.estimators.relax import MLPControl
 from arsm.noise import dirichlet
 from arsm.types import Noise
+from tests.by_hand import normal
 
 B, K, C = 4, 2, 3
 WORDS = ["muprop", "rebar:temperature=0.4,scale=0.8", "relax:temperature=0.4"]
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def f(z: Tensor, theta: Tensor) -> Tensor:

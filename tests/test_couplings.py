@@ -12,14 +12,11 @@ from torch import Tensor
 import arsm
 from arsm.estimators.carms import pair_ratio
 from arsm.estimators.disarm import SHAPES, Coupling, ascending
+from tests.by_hand import normal
 from tests.problems import PROBLEMS, interacting
 from tests.statistics import SAMPLES, deviations
 
 COUPLINGS: list[Coupling] = ["tree", "stick-breaking"]
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def objective(variables: int, categories: int):

@@ -13,6 +13,7 @@ import arsm
 from arsm.estimators.gumbel_rao import RaoNoise, conditional_perturbed
 from arsm.noise import argmin_sample, dirichlet
 from arsm.types import Noise
+from tests.by_hand import normal
 from tests.statistics import CRITICAL, FALSE_ALARM
 
 K, C = 3, 4
@@ -24,10 +25,6 @@ WORDS = [
     "gapped-straight-through:temperature=0.7,gap=0.8",
     "reinmax:temperature=1.3",
 ]
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def f(z: Tensor, theta: Tensor) -> Tensor:

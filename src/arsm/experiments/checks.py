@@ -6,6 +6,10 @@ import math
 import os
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from arsm.estimators import estimator
+
 
 def check_least(command: object, **least: int) -> None:
     """Refuse options of a command, named by its fields, that are given and below their least values."""
@@ -29,6 +33,12 @@ def check_positive(**options: Sequence[float]) -> None:
         for value in values:
             if not 0 < value < math.inf:
                 raise ValueError(f"{_option(name)} must be positive and finite, but is {value}.")
+
+
+def check_asks(words: str, logits: Tensor) -> None:
+    """Refuse an estimator that is not for such logits."""
+    chosen = estimator(words)
+    chosen.ask(logits, chosen.noise(logits))
 
 
 def check_name(name: str) -> None:

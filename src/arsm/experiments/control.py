@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,14 +95,15 @@ class Control:
         except ModuleNotFoundError as missing:
             raise ValueError(f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`.") from None
         from arsm.rl import EnvironmentFailure
+        from arsm.rl.cluster import import_ray
 
         check_least(self, **SMALLEST)
         check_name(self.name)
         check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
         for words in self.methods:
             method(words)
-        if self.engine == "ray" and importlib.util.find_spec("ray") is None:
-            raise ValueError("--engine ray needs ray; install it with `pip install 'arsm[cluster]'`.")
+        if self.engine == "ray":
+            import_ray()
         try:
             for config in self.configs():
                 make_agent(config, self.seed).close()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.estimators import learned_parts
-from arsm.experiments.checks import check_least, check_name, check_positive, check_some
+from arsm.experiments.checks import check_asks, check_least, check_name, check_positive, check_some
 from arsm.experiments.progress import progress_bars
 from arsm.experiments.record import open_run, plain_name, read_run
 from arsm.experiments.report_toy import toy_sections
@@ -106,8 +106,7 @@ class Toy:
         check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
         check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
         for words, categories in itertools.product(self.estimators, self.categories):
-            chosen, logits = arsm.estimator(words), torch.zeros(1, categories)
-            chosen.ask(logits, chosen.noise(logits))
+            check_asks(words, torch.zeros(1, categories))
 
     def run(self, console: Console) -> None:
         """Run every combination in turn, then print what they came to."""

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import arsm
 from arsm.evaluate import NotFiniteError
-from arsm.experiments.checks import check_least, check_name, check_positive
+from arsm.experiments.checks import check_asks, check_least, check_name, check_positive
 from arsm.experiments.data import TRAINING, VALIDATION, Mnist, load_mnist
 from arsm.experiments.engine import Engine, Schedule, Task, compiles_slopes, pack, seed_of
 from arsm.experiments.model import Model, stackable
@@ -119,7 +119,7 @@ class Training(ABC):
 
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
-        estimator = arsm.estimator(self.estimator)
+        arsm.estimator(self.estimator)
         check_name(self.name)
         check_least(self, epochs=1, batch=1, variables=1, categories=2, measure_every=1)
         for field in ("rates", "seeds", "dropouts"):
@@ -133,8 +133,8 @@ class Training(ABC):
             raise ValueError(f"--images must be at most the {most:,} that are trained on, but is {self.images}.")
         if self.batch % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
             raise ValueError(f"--batch must be a multiple of the {processes} processes, but is {self.batch}.")
-        logits = torch.zeros(2, self.paths * self.variables, self.categories)
-        estimator.ask(logits, estimator.noise(logits))  # some are for one variable alone
+        # some are for one variable alone
+        check_asks(self.estimator, torch.zeros(2, self.paths * self.variables, self.categories))
         if self.data is not None and not self.data.is_dir():
             raise ValueError(f"--data must be a folder with MNIST's original files, but there is none at {self.data}.")
         if self.sampled_pixels and self.data is None:

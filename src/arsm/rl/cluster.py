@@ -14,6 +14,15 @@ from arsm.rl.rollouts import WorkerFailure, gather, share_out
 ANSWER_WITHIN = 5.0
 
 
+def import_ray() -> Any:
+    """Ray, or what to do about its absence."""
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise ValueError("The Ray engine needs ray; install it with `pip install 'arsm[cluster]'`.") from None
+    return ray
+
+
 class Ray:
     """Ray actors, each with the environment of its own; Ray replaces one that dies and plays its rollouts again."""
 
@@ -21,10 +30,7 @@ class Ray:
     """How often one part may be played again."""
 
     def __init__(self, environment: Environment, workers: int | None = None, address: str | None = None) -> None:
-        try:
-            import ray  # pyright: ignore[reportMissingImports]
-        except ModuleNotFoundError:
-            raise ValueError("The Ray engine needs ray; install it with `pip install 'arsm[cluster]'`.") from None
+        ray = import_ray()
         self.environment, self._ray = environment, ray
         self._started = not ray.is_initialized()
         if self._started:

@@ -1,0 +1,31 @@
+"""What tests by hand share: random numbers, an f, its exact gradient, and noise that makes given samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import arsm
+from tests.problems import interacting
+
+
+def assert_equal(found: Tensor | None, expected: Tensor | None) -> None:
+    """Up to the rounding of float64."""
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def forced(z: Tensor, categories: int) -> Tensor:
+    """Noise that makes every race end with z: [...] -> [..., C]."""
+    return -500 * arsm.one_hot(z, categories, torch.float64)
+
+
+def cosine(z: Tensor, theta: Tensor) -> Tensor:
+    return interacting(arsm.one_hot(z, theta.shape[-1], torch.float64), theta.flatten(1))
+
+
+def exact(logits: Tensor, theta: Tensor) -> arsm.Estimate:
+    return arsm.estimate(arsm.Exact(), logits, cosine, theta)
