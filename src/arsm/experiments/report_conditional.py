@@ -52,8 +52,8 @@ def _section(prefix: str, records: list[Record]) -> Section:
         "more samples give a lower figure. Train is the training objective: one sample an image unless the row says "
         "bound samples, relaxed where the estimator relaxes. The learning rate is the one at which the first seed's "
         "validation figure was best at any epoch; every figure but the last epoch's belongs to each seed's epoch of "
-        f"best validation. {SECONDS} The paper does not say how it binarized its images, and all its relaxations come "
-        "out several nats above ours: compare within a column."
+        f"best validation. {SECONDS} The paper does not say how it binarized its images, and took its other rows from "
+        "another paper: compare within a column."
     ) + ("" if prefix else not_run(rows, headline))
     few = " or ".join(f"{n:,}" for n in sorted({row.chosen.config["measure_samples"] for row in rows})) + " samples"
     titles = {part: f"-ln p, {part} (nats{'' if part == 'train' else ', ' + few})" for part in PARTS}
