@@ -8,9 +8,9 @@ export OMP_WAIT_POLICY := passive
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' Makefile | expand -t 20
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable experiments
 	touch $@
 
 demo: .venv/installed  ## estimators compared on the toy problem in about a minute: a table, and a page of figures
@@ -35,7 +35,7 @@ docs: .venv/installed  ## the documentation, as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 readme: .venv/installed  ## the README's figure and results again, from results/
-	$(BIN)/python scripts/readme.py
+	$(BIN)/python -m arsm_experiments.readme
 
 # Alone on a machine the opposite holds: waking threads would be half of a step's time.
 bench: export OMP_WAIT_POLICY := active

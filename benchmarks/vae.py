@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
-from arsm.experiments.data import PIXELS, load_mnist
-from arsm.experiments.engine import Engine
-from arsm.experiments.training import initial_parameters
-from arsm.experiments.vae import SLOPE, VAE, Vae, bernoulli, log_q, perceptron
 from arsm.noise import dirichlet
+from arsm_experiments.data import PIXELS, load_mnist
+from arsm_experiments.engine import Engine
+from arsm_experiments.training import initial_parameters
+from arsm_experiments.vae import SLOPE, VAE, Vae, bernoulli, log_q, perceptron
 from benchmarks.measure import interleaved, table
 
 REPETITIONS = 15

@@ -2,7 +2,7 @@
 
 The encoder makes 32 four-way choices for every image. The decoder is inside f and learns by autograd; the encoder
 learns through the estimator; the KL divergence from the uniform prior is analytic, stays outside f, and needs no
-estimate at all. The images ship with the package (`pip install 'arsm[experiments]'`).
+estimate at all. The images ship with `pip install arsm-experiments`.
 
 Every estimator starts from the same weights, sees the same images and may evaluate the decoder seven times an image.
 Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 139 with leave-one-out REINFORCE and 175 with averaged
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
-from arsm.experiments.data import load_mnist
+from arsm_experiments.data import load_mnist
 
 K, C = 32, 4
 ESTIMATORS = ("arsm:pooled=True", "rloo:samples=7", "7*reinforce")

@@ -11,8 +11,8 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
 import arsm
-from arsm.experiments.model import stackable
 from arsm.types import Noise
+from arsm_experiments.model import stackable
 from tests.roster import ROSTER, Entry
 
 ROWS = 6

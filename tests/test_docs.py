@@ -22,9 +22,9 @@ import pytest
 import torch
 
 import arsm
-from arsm.experiments.cli import parse
 from arsm.noise import dirichlet
 from arsm.swap import pseudo_actions_reference
+from arsm_experiments.cli import parse
 from tests.problems import PROBLEMS
 from tests.test_unbiased import worst
 
@@ -125,7 +125,7 @@ def check(words: list[str]) -> bool:
         return rest[0] == "install" and (named is None or set(named[1].split(",")) <= set(extras))
     if command == "torchrun":
         module = rest.index("-m") + 1
-        return check(["arsm", rest[module].removeprefix("arsm.experiments."), *rest[module + 1 :]])
+        return check(["arsm", rest[module].removeprefix("arsm_experiments."), *rest[module + 1 :]])
     if rest[0] == "-m":
         return importlib.util.find_spec(rest[1]) is not None
     return (ROOT / rest[0]).is_file()

@@ -91,8 +91,7 @@ def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
     package = {name for name in names if not re.match(r"arsm-[^/]*\.dist-info/", name)}
     sources = (path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert package == {path.relative_to(ROOT / "src").as_posix() for path in sources}
-    assert {"arsm/py.typed", "arsm/data/mnist.xz", "arsm/data/mnist.json"} <= package
-    assert "arsm/experiments/templates/report.html" in package
+    assert "arsm/py.typed" in package
     assert f"arsm-{arsm.__version__}.dist-info/licenses/LICENSE" in names
 
 
@@ -101,9 +100,9 @@ def test_the_source_archive_holds_the_project_and_no_more(dist: Path) -> None:
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "constraints.txt"} <= names
-    assert {"tests/test_packaging.py", "examples/quickstart.py", "src/arsm/data/mnist.xz"} <= names
+    assert {"tests/test_packaging.py", "examples/quickstart.py", "src/arsm/py.typed"} <= names
     folders = {name.partition("/")[0] for name in names if "/" in name}
-    assert folders <= {"src", "tests", "examples", "benchmarks", "docs", "scripts", "results"}
+    assert folders <= {"src", "tests", "examples", "benchmarks", "docs"}
     assert not [name for name in names if "__pycache__" in name or name.startswith("runs/")]
 
 
@@ -139,19 +138,6 @@ def test_the_core_runs_with_torch_alone(installed: Path, tmp_path: Path) -> None
     reach(installed, tmp_path)
     where = Path(succeed(installed / "python", "-W", "ignore", "-c", ESTIMATE).strip())
     assert installed.parent in where.parents
-    refused = run(installed / "arsm", "--help")
-    assert refused.returncode == 2
-    assert "pip install 'arsm[experiments]'" in refused.stderr
-
-
-def test_the_command_runs_with_its_extra(installed: Path) -> None:
-    """In the same environment, with this one's packages within reach: the data and the templates are found."""
-    reach(installed, *{Path(str(distribution(name).locate_file(""))) for name in ("torch", "numpy")})
-    assert "toy" in succeed(installed / "arsm", "--help")
-    program = "import arsm; from arsm.experiments.data import load_mnist; print(arsm.__file__, len(load_mnist().test))"
-    where, images = succeed(installed / "python", "-c", program).split()
-    assert installed.parent in Path(where).parents
-    assert int(images) == 10_000
 
 
 def test_the_changelog_has_this_version() -> None:

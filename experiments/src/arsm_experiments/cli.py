@@ -1,0 +1,182 @@
+"""The `arsm` command."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import arsm
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Command(Protocol):
+    """A documented dataclass whose fields are the command's options."""
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError, in one sentence, for options that cannot run."""
+
+    def run(self, console: Console) -> None:
+        """Do it; raise RunError, in one sentence, for what the user can put right."""
+
+
+class Refusal(Exception):
+    """What was typed makes no sense, in one sentence."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command: 0 if done, 2 if asked for what cannot be, 130 if interrupted."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    command = None
+    try:
+        command = parse(arguments)
+        if command is not None:
+            execute(command)
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"Interrupted.{how_to_go_on(command, arguments)}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def commands() -> dict[str, type[Command]]:
+    """All commands by their names."""
+    from arsm_experiments.compare import Compare
+    from arsm_experiments.conditional import Conditional
+    from arsm_experiments.control import Control
+    from arsm_experiments.report import Report
+    from arsm_experiments.reproduce import Reproduce
+    from arsm_experiments.toy import Toy
+    from arsm_experiments.vae import Vae
+
+    return {
+        "toy": Toy,
+        "vae": Vae,
+        "conditional": Conditional,
+        "control": Control,
+        "compare": Compare,
+        "reproduce": Reproduce,
+        "report": Report,
+    }
+
+
+def parse(arguments: Sequence[str]) -> Command | None:
+    """The command that these words ask for; None if they ask for the version or the commands, which are printed."""
+    if arguments[:1] == ["--version"]:
+        print(f"arsm {arsm.__version__}")
+        return None
+    try:
+        import tyro
+
+        known = commands()
+    except ModuleNotFoundError as missing:
+        sentence = f"The command line needs {missing.name}; install it with `pip install arsm-experiments`."
+        if missing.name == "fcntl":
+            sentence = "The command line needs Linux or macOS; the library itself, `import arsm`, does not."
+        raise Refusal(sentence) from None
+    if not arguments:
+        raise Refusal(f"Name a command: {', '.join(known)}; `arsm --help` explains them.")
+    name, *words = arguments
+    if name in ("-h", "--help"):
+        print(overview(known))
+        return None
+    if name not in known:
+        raise Refusal(f'There is no command "{name}"{hint(name, known)}')
+    as_typed = (tyro.conf.FlagCreatePairsOff,)
+    command, unknown = tyro.cli(known[name], prog=f"arsm {name}", args=words, config=as_typed, return_unknown_args=True)
+    if unknown:
+        flags = [flag(key, value is not True) for key, value in options(known[name]()).items()]
+        word = unknown[0].partition("=")[0]
+        raise Refusal(f'"arsm {name}" has no option "{word}"{hint(word, flags)}')
+    return command
+
+
+def execute(command: Command) -> None:
+    """Check and run it."""
+    from rich.console import Console
+
+    from arsm_experiments.record import RunError
+
+    try:
+        command.check()
+    except (ValueError, TypeError) as error:
+        raise Refusal(str(error)) from None
+    try:
+        command.run(Console())
+    except (RunError, FloatingPointError, ValueError, OSError) as error:
+        raise Refusal(str(error)) from None
+
+
+def overview(known: Mapping[str, type[Command]]) -> str:
+    """Every command with the first line of its documentation, in 80 columns."""
+    indent = " " * 15
+    lines = [
+        textwrap.fill(
+            f"  {name:<12} {(inspect.getdoc(command) or '').partition(chr(10))[0]}", 79, subsequent_indent=indent
+        )
+        for name, command in known.items()
+    ]
+    return "\n".join(
+        [
+            "usage: arsm COMMAND [OPTIONS]",
+            "",
+            "Gradient estimators for categorical variables: experiments and their report.",
+            "",
+            *lines,
+            "",
+            "`arsm COMMAND --help` lists a command's options.",
+        ]
+    )
+
+
+def options(command: Any) -> dict[str, Any]:
+    """Its options by their names, those of groups of options among them."""
+    found = {}
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        found |= options(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return found
+
+
+def flag(name: str, value: Any) -> str:
+    """An option as it is typed to give it this value."""
+    return ("--no-" if value is False else "--") + name.replace("_", "-")
+
+
+def command_words(command: Command) -> list[str]:
+    """What to type for it, options at their defaults left out: the inverse of `parse`."""
+    words = [type(command).__name__.lower()]
+    defaults = options(type(command)())
+    for name, value in options(command).items():
+        if value != defaults[name]:
+            values = () if isinstance(value, bool) else value if isinstance(value, tuple) else (value,)
+            words += [flag(name, value), *map(str, values)]
+    return words
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """Which of the known words was meant, or all of them: the end of a sentence."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f': did you mean "{near[0]}"?' if near else f"; there are {', '.join(known)}."
+
+
+def how_to_go_on(command: Command | None, arguments: Sequence[str]) -> str:
+    """What to type after an interruption, where that command resumes."""
+    resume = getattr(command, "resume", None)
+    if resume is None:
+        return ""
+    words = arguments if resume else [*arguments, "--resume"]
+    return f" Everything up to the last checkpoint is kept; to go on: {shlex.join(['arsm', *words])}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

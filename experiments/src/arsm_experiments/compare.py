@@ -1,0 +1,276 @@
+"""`arsm compare`: bias, variance and cost of estimators at one budget of evaluations, on problems of several kinds.
+
+toy       one C-way variable, f(z) = 1/2 + z / (C R), at the logits after a while of the true gradient
+network   K = 20 ten-way variables and a random network f(z) = w' tanh(V onehot(z)), logits N(0, scale^2): from
+          untrained (0.1) to confident (6)
+vae       a trained VAE's ELBO, f(z) = ln p(x, z) - ln q(z | x), at the encoder's logits for a few validation images
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import arsm
+from arsm.comparison import compare, reference_gradient
+from arsm.diagnostics import Moments
+from arsm_experiments.checks import check_least, check_some
+from arsm_experiments.data import load_mnist
+from arsm_experiments.engine import Layout
+from arsm_experiments.progress import progress_bars
+from arsm_experiments.record import Run, RunError, load_checkpoint, open_run, read_header, read_run
+from arsm_experiments.report_compare import compare_sections
+from arsm_experiments.sections import print_results
+from arsm_experiments.toy import Problem as ToyProblem
+from arsm_experiments.toy import scaled_step
+from arsm_experiments.vae import VAE, Vae, log_q
+
+TOY_UPDATES = 1000
+VAE_IMAGES = 4
+ONE_VARIABLE = (
+    "reinforce",
+    "ars",
+    "arsm",
+    "rloo",
+    "rloo:ridge=1.0",
+    "disarm",
+    "carms",
+    "unordered-set",
+    "exact-plus-sampled",
+    "relax",
+    "gumbel-softmax:temperature=0.5",
+    "gumbel-softmax:temperature=0.5,hard=True",
+)
+SEVERAL_VARIABLES = (
+    "reinforce",
+    "ars",
+    "arsm",
+    "arsm:pooled=True",
+    "arsm:references=2,pooled=True",
+    "rloo",
+    "rloo:ridge=1.0",
+    "rloo:surrogate=logits",
+    "disarm",
+    "carms",
+    "local-expectation",
+    "muprop",
+    "rebar",
+    "relax",
+    "double-control",
+    "gumbel-softmax:temperature=0.5",
+    "gumbel-softmax:temperature=0.5,hard=True",
+    "straight-through",
+    "gumbel-rao",
+    "gapped-straight-through",
+    "reinmax",
+)
+
+
+class Setting(NamedTuple):
+    """What estimators are compared on."""
+
+    logits: Tensor
+    """[B, K, C]."""
+    f: Callable[..., Tensor]
+    estimators: tuple[str, ...]
+    """Those that fit it."""
+    budget: int
+    """Evaluations an estimate, unless the user says otherwise."""
+    context: tuple[Tensor, ...] = ()
+    """[B, ...] each, f's other arguments."""
+    config: Mapping[str, Any] = MappingProxyType({})
+    """What decides the results besides the problem's name."""
+
+
+def toy(categories: int) -> Setting:
+    """The toy problem, after a fifth of the true gradient's way at the step that suits C."""
+    problem = ToyProblem(categories, r=30.0)
+    phi = torch.zeros(1, 1, categories, dtype=torch.float64)
+    for _ in range(TOY_UPDATES):
+        gradient = arsm.estimate(arsm.Exact(), phi, problem.f, max_rows=None).grad
+        assert gradient is not None
+        phi = phi + scaled_step(categories, problem.r) * gradient
+    return Setting(phi, problem.f, ONE_VARIABLE, 4)
+
+
+def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 10, hidden: int = 64) -> Setting:
+    """A random network of one hidden layer; the rows differ in their logits."""
+    generator = torch.Generator().manual_seed(1)
+    v, w, logits = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((variables, categories, hidden), (hidden,), (rows, variables, categories))
+    )
+
+    def f(z: Tensor) -> Tensor:
+        if z.is_floating_point():
+            return torch.einsum("nkc,kch->nh", z, v).div(math.sqrt(variables)).tanh() @ w
+        return v[torch.arange(variables), z].sum(1).div(math.sqrt(variables)).tanh() @ w
+
+    return Setting(scale * logits, f, SEVERAL_VARIABLES, 46)
+
+
+def vae(folder: Path) -> Setting:
+    """The best weights of a VAE's first seed; f's own log q is detached, as in training."""
+    config = vae_config(folder)
+    model = VAE(config)
+    checkpoint = load_checkpoint(folder / "checkpoint.pt")
+    model.load_state_dict(Layout.of(model).unpack(checkpoint["state"]["best"][0]))
+    model.requires_grad_(False)
+    x = load_mnist().validation[:VAE_IMAGES].float()
+    logits = model.encode(x)
+
+    def elbo(z: Tensor, x: Tensor, log_q1: Tensor) -> Tensor:
+        return model.log_joint([z], x) - log_q(log_q1, z)
+
+    # one evaluation for every swap, and the true sample's
+    budget = 1 + math.comb(config.categories, 2)
+    decided = {"checkpoint": folder.resolve().name, "checkpoint_step": checkpoint["step"]}
+    return Setting(logits, elbo, SEVERAL_VARIABLES, budget, (x, logits), decided)
+
+
+def vae_config(folder: Path) -> Vae:
+    """How a VAE was trained; refuses a folder that holds none of one layer."""
+    for name in ("config.json", "checkpoint.pt"):
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} has no {name}; give --checkpoint a run folder that `arsm vae` has made.")
+    header = read_header(folder)
+    if header["experiment"] != "vae" or header["config"]["layers"] != 1:
+        raise RunError(f"{folder} holds no VAE of one layer; give --checkpoint a run folder of `arsm vae --layers 1`.")
+    fields = {field.name for field in dataclasses.fields(Vae)}
+    given = {key: value for key, value in header["config"].items() if key in fields}
+    options: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    return Vae(**options)
+
+
+PROBLEMS: dict[str, Callable[[], Setting]] = {
+    "toy-30": lambda: toy(30),
+    "toy-1000": lambda: toy(1000),
+    "network-0.1": lambda: network(0.1),
+    "network-1": lambda: network(1.0),
+    "network-3": lambda: network(3.0),
+    "network-6": lambda: network(6.0),
+}
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Rank estimators by mean squared error times evaluations, at one budget of evaluations an estimate.
+
+    Writes one run folder a problem and prints a table made from it. For your own logits and f: `arsm.compare`.
+    """
+
+    problems: tuple[str, ...] = tuple(PROBLEMS)
+    """Among toy-30, toy-1000 (one variable), network-0.1, network-1, network-3, network-6 (K = 20, C = 10) and vae,
+    which needs --checkpoint."""
+    checkpoint: Path | None = None
+    """A run folder of `arsm vae`, whose model the problem vae takes."""
+    budget: int | None = None
+    """Evaluations of f an estimate; if not given, 4 for one variable and 46, which is ARSM's, for K = 20 and C = 10."""
+    estimators: tuple[str, ...] = ()
+    """In words, e.g. "arsm", "rloo:ridge=1.0"; if not given, all that fit the problem."""
+    samples: int = 500
+    """Draws of each estimate, from which its bias and variance are measured."""
+    training: int = 1000
+    """Steps that an estimator's learned parts get first."""
+    seed: int = 0
+    """Where the random numbers start."""
+    root: Path = Path("runs")
+    """Where run folders go, as ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
+    resume: bool = False
+    """Go on with the run folders that exist."""
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        for words in self.estimators:
+            arsm.estimator(words)
+        check_some(problems=self.problems)
+        for problem in self.problems:
+            if problem not in PROBLEMS and problem != "vae":
+                raise ValueError(f'There is no problem "{problem}"; known are {", ".join(PROBLEMS)}, vae.')
+        if ("vae" in self.problems) != (self.checkpoint is not None):
+            raise ValueError("--problems vae and --checkpoint, a run folder of `arsm vae`, need each other; give both.")
+        if self.checkpoint is not None:
+            try:
+                vae_config(self.checkpoint)
+            except RunError as error:
+                raise ValueError(str(error)) from None
+        check_least(self, samples=2, training=0, budget=1)
+
+    def run(self, console: Console) -> None:
+        """Measure every estimator on every problem, then print the tables."""
+        torch.set_num_threads(1)
+        runs = self.runs()
+        with progress_bars(console) as progress:
+            tasks = {folder: progress.add_task(asked["problem"], total=None) for folder, asked in runs.items()}
+            for folder, asked in runs.items():
+                problem, task = asked["problem"], tasks[folder]
+                progress.reset(task)  # its clock starts now
+                setting = vae(self.checkpoint) if self.checkpoint and problem == "vae" else PROBLEMS[problem]()
+                estimators = self.estimators or setting.estimators
+                config = {
+                    **setting.config,
+                    "shape": list(setting.logits.shape),
+                    "budget": setting.budget,
+                    "estimators": list(estimators),
+                    **asked,
+                }
+                with open_run(self.root, "compare", folder.name, config, resume=self.resume) as run:
+                    progress.update(task, total=len(estimators), completed=run.step)
+                    reference = None
+                    for number in range(run.step, len(estimators)):
+                        reference = reference or find_reference(setting, config)
+                        progress.update(task, description=f"{problem}: {estimators[number]}")
+                        measure(run, setting, config, number, reference)
+                        progress.update(task, description=problem, completed=number + 1)
+        for section in compare_sections([read_run(folder) for folder in runs]):
+            print_results(console, section)
+
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what the options say of its results; the problem says more."""
+        given = {"budget": self.budget, "estimators": list(self.estimators)}
+        options = {key: value for key, value in given.items() if value}
+        options |= {key: getattr(self, key) for key in ("samples", "training", "seed")}
+        found = {}
+        for problem in self.problems:
+            checkpoint = self.checkpoint.resolve().name if self.checkpoint and problem == "vae" else ""
+            name = "-".join(filter(None, (problem, checkpoint)))
+            found[self.root / "compare" / name] = {"problem": problem, **options}
+        return found
+
+
+def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:
+    """The gradient that means are compared with, from random numbers of its own."""
+    generator = torch.Generator().manual_seed(1000 * config["seed"] + 999)
+    return reference_gradient(
+        setting.logits, setting.f, *setting.context, samples=config["samples"], generator=generator
+    )
+
+
+def measure(run: Run, setting: Setting, config: dict[str, Any], number: int, reference: Moments) -> None:
+    """Compare one estimator and record it as step `number` + 1; its random numbers are its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(config["seed"])  # the learned parts' initial weights
+        generator = torch.Generator().manual_seed(1000 * config["seed"] + number)
+        (row,) = compare(
+            setting.logits,
+            setting.f,
+            *setting.context,
+            budget=config["budget"],
+            estimators=[config["estimators"][number]],
+            samples=config["samples"],
+            training=config["training"],
+            reference=reference,
+            generator=generator,
+        )
+    figures = ("evaluations", "milliseconds", "variance", "bias", "bias_error", "cost")
+    run.log(number + 1, {key: getattr(row, key) for key in figures})
+    run.save(number + 1, {})

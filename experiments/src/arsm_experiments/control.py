@@ -1,0 +1,293 @@
+"""Control by policy gradients: CartPole, Acrobot, LunarLander, or any Gymnasium environment that can branch.
+
+Each method runs from several seeds in turn, one run folder a method and learning rate. Reference: Yin, Yue and Zhou,
+ARSM, ICML 2019, section 5.4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+
+import arsm
+from arsm.rl.settings import Learning, Settings
+from arsm_experiments.checks import check_least, check_name, check_some
+from arsm_experiments.progress import progress_bars
+from arsm_experiments.record import Run, RunError, open_run, plain_name, read_run
+from arsm_experiments.report_control import WINDOW, control_sections, paper_budget, variant
+from arsm_experiments.sections import print_results
+
+if TYPE_CHECKING:  # gymnasium is an extra of its own: the other commands do without it
+    from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
+
+SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "horizon": 1, "workers": 1}
+
+
+def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned:
+    """An estimator in words, or "a2c", "reinforce" (with a value baseline) or "relax" (action-conditioned)."""
+    from arsm.rl import ActionConditioned, ActorCritic
+
+    baselines = {"a2c": ActorCritic(), "reinforce": ActorCritic(steps=None), "relax": ActionConditioned()}
+    return baselines[words] if words in baselines else arsm.estimator(words)
+
+
+@dataclass(frozen=True)
+class Control:
+    """Learn to control an environment by policy gradients, and compare methods on it.
+
+    Writes one run folder for every method, optimizer and learning rate, holding all seeds, and prints a table made from
+    them.
+    """
+
+    environment: str = "CartPole-v0"
+    """A Gymnasium environment with discrete actions; the paper has CartPole-v0, Acrobot-v1 and LunarLander."""
+    methods: tuple[str, ...] = ("arsm",)
+    """Estimators in words ("arsm", "ars", "rloo:samples=4"), "a2c", "reinforce" (with a value baseline) or "relax"."""
+    learning_rates: tuple[float, ...] = (0.01,)
+    """The paper chooses from 0.001, 0.003, 0.01 and 0.03."""
+    optimizers: tuple[Literal["adam", "rmsprop"], ...] = ("adam",)
+    """The paper chooses from both."""
+    episodes: int = 500
+    """True episodes."""
+    seeds: int = 10
+    """Independent runs of each, one after the other."""
+    seed: int = 0
+    """The first seed."""
+    budget: int | None = None
+    """S_max, the most rollouts a true episode; the paper's 16, 64 and 1024 for its three tasks, and 64 elsewhere."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate stays or falls to 0 over the run."""
+    learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
+    horizon: int | None = None
+    """The step at which an episode ends at the latest; a limit of the environment's own holds besides."""
+    engine: Literal["in-process", "pool", "ray"] = "in-process"
+    """Who plays the rollouts: one batch in this process, worker processes, or a Ray cluster."""
+    workers: int | None = None
+    """How many there are of them; as many as processors if not given."""
+    address: str | None = None
+    """Of the Ray cluster, HOST:PORT; a local one is started if not given."""
+    gif: bool = False
+    """Also write each method's trained policy as policy.gif into its run folder."""
+    log_every: int = 10
+    """Episodes between lines of metrics."""
+    checkpoint_every: int = 100
+    """Episodes between checkpoints."""
+    root: Path = Path("runs")
+    """Where run folders go, as ROOT/control/NAME."""
+    name: str = ""
+    """The beginning of the run folders' names."""
+    resume: bool = False
+    """Go on with the run folders that exist, from their last checkpoints."""
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        try:
+            importlib.import_module("arsm.rl.agent")
+        except ModuleNotFoundError as missing:
+            raise ValueError(f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`.") from None
+        from arsm.rl import EnvironmentFailure
+        from arsm.rl.cluster import import_ray
+
+        check_least(self, **SMALLEST)
+        check_name(self.name)
+        check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
+        for words in self.methods:
+            method(words)
+        if self.engine == "ray":
+            import_ray()
+        try:
+            for config in self.configs():
+                make_agent(config, self.seed).close()
+        except EnvironmentFailure as error:
+            raise ValueError(str(error)) from None
+        if self.gif:
+            check_drawing(self.environment)
+
+    def run(self, console: Console) -> None:
+        """Run every combination in turn, then print what they came to."""
+        torch.set_num_threads(1)  # these tensors are too small to share among threads
+        runs = self.runs()
+        with progress_bars(console) as progress:
+            tasks = {folder: progress.add_task(folder.name, total=self.seeds * self.episodes) for folder in runs}
+            for folder, config in runs.items():
+                progress.reset(tasks[folder])  # its clock starts now
+                for done in train(self, config, folder.name):
+                    progress.update(tasks[folder], completed=done)
+                if self.gif:
+                    write_gif(config, folder)
+        for section in control_sections([read_run(folder) for folder in runs]):
+            print_results(console, section)
+        console.print(f"Run folders: {self.root / 'control'}; `arsm report` makes a page of figures from them.")
+
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what decides its results."""
+        return {self.root / "control" / folder_name(self.name, config): config for config in self.configs()}
+
+    def configs(self) -> Iterator[dict[str, Any]]:
+        """What decides each run's results."""
+        common = ("environment", "episodes", "seeds", "seed", "schedule", "horizon", "log_every")
+        for words in self.methods:
+            for optimizer in self.optimizers:
+                for rate in self.learning_rates:
+                    yield {
+                        "method": words,
+                        "optimizer": optimizer,
+                        "learning_rate": rate,
+                        "budget": paper_budget(self.environment) if self.budget is None else self.budget,
+                        **{key: getattr(self, key) for key in common},
+                        **dataclasses.asdict(self.learning),
+                    }
+
+
+def folder_name(prefix: str, config: dict[str, Any]) -> str:
+    """E.g. Acrobot-v1-arsm-adam-0.01, then what is not the default."""
+    seed = [f"seed {config['seed']}"] if config["seed"] else []
+    words = (config["method"], config["optimizer"], f"{config['learning_rate']:g}", *variant(config), *seed)
+    plain = plain_name("-".join(words).replace(" ", "-"))
+    return "-".join(filter(None, (prefix, plain_name(config["environment"]), plain)))
+
+
+def make_agent(config: dict[str, Any], seed: int, **engine: Any) -> PolicyGradient:
+    """The agent of one seed."""
+    from arsm.rl import PolicyGradient
+
+    learning = {part.name: config[part.name] for part in dataclasses.fields(Learning)}
+    settings = Settings(
+        **{**learning, "hidden": tuple(config["hidden"])},
+        budget=config["budget"],
+        learning_rate=config["learning_rate"],
+        optimizer=config["optimizer"],
+        decay_over=config["episodes"] if config["schedule"] == "linear" else None,
+        seed=seed,
+    )
+    return PolicyGradient(
+        config["environment"], method(config["method"]), settings=settings, horizon=config["horizon"], **engine
+    )
+
+
+@dataclass
+class Progress:
+    """Where one seed's run stands, besides its agent."""
+
+    returns: list[float]
+    """Of the last episodes."""
+    replayed: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def add(self, iteration: Iteration) -> None:
+        self.returns = [*self.returns, *iteration.returns][-WINDOW:]
+        self.replayed += iteration.replayed
+        self.seconds += iteration.seconds
+        self.cpu_seconds += iteration.cpu_seconds
+
+    def metrics(self, iteration: Iteration) -> dict[str, float]:
+        return {
+            "average_return": sum(self.returns) / len(self.returns),
+            "steps": iteration.steps,
+            "replayed": self.replayed,
+            "log_variance": iteration.log_variance,
+            "entropy": iteration.entropy,
+            "pseudo_actions": iteration.pseudo_actions,
+            "rollouts": iteration.rollouts,
+            "learning_seconds": round(self.seconds, 4),
+            "cpu_seconds": round(self.cpu_seconds, 4),
+        }
+
+
+def train(control: Control, config: dict[str, Any], name: str) -> Iterator[int]:
+    """Train every seed in turn, recorded in one run folder; yields the episodes done."""
+    with open_run(control.root, "control", name, config, resume=control.resume) as run:
+        done = run.step
+        yield done
+        for number in range(done // config["episodes"], config["seeds"]):
+            seed = config["seed"] + number
+            engine = {"engine": control.engine, "workers": control.workers, "address": control.address}
+            agent = make_agent(config, seed, **engine)
+            try:
+                for episodes in train_seed(control, config, run, agent, number):
+                    yield number * config["episodes"] + episodes
+            finally:
+                agent.close()
+
+
+def train_seed(control: Control, config: dict[str, Any], run: Run, agent: PolicyGradient, number: int) -> Iterator[int]:
+    """Train one seed from the run's last checkpoint of it, or from the start; yields its episodes done."""
+    from arsm.rl import EnvironmentFailure, WorkerFailure
+
+    total = config["episodes"]
+    progress = Progress([])
+    saved = run.state
+    if saved is not None and saved["number"] == number:
+        agent.load_state_dict(saved["agent"])
+        progress = Progress(**saved["progress"])
+
+    def save() -> None:
+        state = {"number": number, "agent": agent.state_dict(), "progress": dataclasses.asdict(progress)}
+        # the last iteration may play more episodes than were left
+        run.save(number * total + min(agent.episodes, total), state)
+
+    def due(every: int) -> bool:
+        before = agent.episodes - config["episodes_an_iteration"]
+        return agent.episodes >= total or agent.episodes // every > before // every
+
+    try:
+        for iteration in agent.iterations(total - agent.episodes):
+            progress.add(iteration)
+            if due(config["log_every"]):
+                run.log(agent.episodes, progress.metrics(iteration), config["seed"] + number)
+            if due(control.checkpoint_every):
+                save()
+            yield agent.episodes
+    except (EnvironmentFailure, WorkerFailure) as error:
+        save()
+        raise RunError(f"{error} What was learned in {agent.episodes} episodes is kept in {run.folder}.") from error
+
+
+def check_drawing(environment: str) -> None:
+    """Refuse an environment that cannot be drawn, before it is learned."""
+    import gymnasium
+
+    try:
+        from PIL import Image
+
+        with contextlib.closing(gymnasium.make(environment, render_mode="rgb_array", max_episode_steps=-1)) as env:
+            env.reset(seed=0)
+            Image.fromarray(env.render())  # pyright: ignore[reportArgumentType]
+    except Exception as error:
+        raise ValueError(f"--gif cannot draw {environment} ({error}); mend that, or leave --gif out.") from error
+
+
+def write_gif(config: dict[str, Any], folder: Path) -> None:
+    """One episode of the last seed's policy, its likeliest action at each step."""
+    import gymnasium
+    from PIL import Image
+
+    from arsm_experiments.record import load_checkpoint
+
+    saved = load_checkpoint(folder / "checkpoint.pt")["state"]
+    agent = make_agent(config, config["seed"] + saved["number"])
+    agent.load_state_dict(saved["agent"])
+    environment = gymnasium.make(config["environment"], render_mode="rgb_array", max_episode_steps=-1)
+    observation, _ = environment.reset(seed=0)
+    frames = []
+    for step in range(agent.environment.horizon):
+        if step % 3 == 0:
+            frame = Image.fromarray(environment.render())  # pyright: ignore[reportArgumentType]
+            frame.thumbnail((300, 300))
+            frames.append(frame.quantize(32))
+        observation, _, terminated, truncated, _ = environment.step(agent.predict(observation))
+        if terminated or truncated:
+            break
+    environment.close()
+    agent.close()
+    frames[0].save(folder / "policy.gif", save_all=True, append_images=frames[1:], duration=60, loop=0)

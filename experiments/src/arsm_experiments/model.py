@@ -1,0 +1,101 @@
+"""One replica's model, and what its losses log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import arsm
+from arsm_experiments.engine import Task
+
+
+class Model(nn.Module):
+    """One replica's model, a method a task: `forward(task, ...)` runs one of them. Its encoder's parameters come first.
+
+    `dense` evaluates f with static shapes.
+    """
+
+    def __init__(self, estimator: arsm.Estimator, *, dense: bool) -> None:
+        super().__init__()
+        self.estimator, self.dense = estimator, dense
+
+    def initialise(self, variables: int, categories: int) -> None:
+        """Glorot-uniform weights and zero biases; the estimator's learned parts, which learn their sizes, come last."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        self.learned = nn.ModuleList(arsm.learned_parts(self.estimator))
+        if self.learned:
+            logits = torch.zeros(1, variables, categories)
+            arsm.estimate(self.estimator, logits, lambda z: z.flatten(1).float().sum(-1))
+
+    def of_choices(self, layer: nn.Module, z: Tensor, kept: Tensor | None = None, *, frozen: bool = False) -> Tensor:
+        """A linear layer of one-hot z [N, K], times what dropout keeps of it [N, K, 1], or of a relaxed z: [N, D].
+
+        Where shapes need not be static, the columns of its weight that were chosen are added up. If frozen, its
+        parameters get no gradient.
+        """
+        weight, bias = weight_and_bias(layer, frozen)
+        variables = z.shape[1]
+        categories = weight.shape[1] // variables
+        if self.dense or z.is_floating_point():
+            h = arsm.one_hot(z, categories)
+            return F.linear((h if kept is None else h * kept).flatten(1), weight, bias)
+        columns = z + categories * torch.arange(variables, device=z.device)
+        weights = None if kept is None else kept.squeeze(-1)
+        return bias + F.embedding_bag(columns, weight.t().contiguous(), mode="sum", per_sample_weights=weights)
+
+    @property
+    def encoder_size(self) -> int:
+        """How many parameters the encoder has; the gradient's variance is taken over them."""
+        raise NotImplementedError
+
+    def forward(self, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return task(self, *args, **options)
+
+    def encode(self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
+        """The top layer's logits for a batch [N, 784]: the code that all losses begin with."""
+        raise NotImplementedError
+
+    @property
+    def losses(self) -> tuple[Task, ...]:
+        """The tasks `loss(x, code, settings, generator)` whose sum is minimised, each with what to log of it.
+
+        The first has the estimate, and logs `step_metrics`; only its gradient goes on into the code.
+        """
+        raise NotImplementedError
+
+
+def weight_and_bias(layer: nn.Module, frozen: bool) -> tuple[Tensor, Tensor]:
+    """A linear layer's parameters, which get no gradient if frozen."""
+    assert isinstance(layer, nn.Linear)
+    return (layer.weight.detach(), layer.bias.detach()) if frozen else (layer.weight, layer.bias)
+
+
+def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Tensor]:
+    """Of a step: the negative mean of value [N], distinct evaluations of f an image, and whether all was finite."""
+    # a true sample above another layer is evaluated as that layer's
+    below = sum(layer.value.shape[0] for layer in layers[1:])
+    distinct = torch.stack([layer.info["distinct"].sum() for layer in layers]).sum()
+    finite = torch.stack([layer.info["finite"].all() for layer in layers]).all()
+    return {
+        "train": -value.detach().mean(),
+        "evaluations": (distinct - below) / value.shape[0],
+        "not_finite": 1 - finite.float(),
+    }
+
+
+def learning_loss(layers: Sequence[arsm.Estimate]) -> Tensor | float:
+    """What the learned parts of the layers' estimators minimise; 0 where there are none."""
+    return sum(layer.estimator_loss for layer in layers if layer.estimator_loss is not None)
+
+
+def stackable(estimator: arsm.Estimator) -> bool:
+    """Whether torch.vmap maps it inside autograd: not where `tell` differentiates f by torch.autograd."""
+    inner = estimator.estimator if isinstance(estimator, arsm.Average) else estimator
+    return not isinstance(inner, arsm.DoubleControl | arsm.MuProp | arsm.REBAR)

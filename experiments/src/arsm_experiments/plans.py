@@ -1,0 +1,203 @@
+"""What `arsm reproduce` runs, at two scales. A checkpoint is named by its place under the run folders' root."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from arsm.rl.settings import Learning
+from arsm_experiments.compare import Compare
+from arsm_experiments.conditional import Conditional
+from arsm_experiments.control import Control
+from arsm_experiments.toy import Toy
+from arsm_experiments.vae import Vae
+
+Experiment = Toy | Vae | Conditional | Control | Compare
+
+TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.5", "relax")
+SEEDS = (0, 1, 2)
+RATES = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
+BONUS = Learning(entropy=0.01)
+
+vae_grid = partial(Vae, rates=RATES, seeds=(0,), precision="bf16")
+vae_fresh = partial(Vae, name="fresh", seeds=SEEDS, precision="bf16")
+vae_recipe = partial(
+    Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
+)
+conditional_tuned = partial(Conditional, name="tuned", schedule="cosine", epochs=500)
+conditional_mean = partial(conditional_tuned, name="mean", pixel_bias="mean")
+conditional_recipe = partial(Conditional, "vimco", name="recipe", bound_samples=50, schedule="cosine", epochs=300)
+short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
+short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
+short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
+lunar_lander = partial(Control, "LunarLander-v3", seeds=3, log_every=20)
+lunar_lander_arsm = partial(lunar_lander, ("arsm",), schedule="linear")
+
+SMOKE: tuple[Experiment, ...] = (
+    # figure 1 and its like at larger C
+    Toy(estimators=TOY_ESTIMATORS, updates=1000, seeds=3),
+    Toy(categories=(1_000,), steps=("printed", "scaled"), updates=300, seeds=2, trace_every=100),
+    Toy(categories=(10_000,), steps=("printed", "scaled"), updates=50, seeds=2, trace_every=50),
+    # table 1
+    short_vae("reinforce"),
+    short_vae("relax"),
+    short_vae("gumbel-softmax:hard=True"),
+    short_vae("25*gumbel-softmax"),
+    short_vae("ar"),
+    short_vae("ars"),
+    short_vae("arsm"),
+    short_vae("gumbel-softmax", layers=2),
+    short_vae("arsm", layers=2, epochs=3),
+    # table 2
+    short_conditional("arsm"),
+    short_conditional("straight-through"),
+    short_conditional("gumbel-softmax:hard=True"),
+    short_conditional("gumbel-softmax"),
+    short_conditional("muprop"),
+    # policy gradients
+    short_control("CartPole-v0", episodes=200),
+    short_control("Acrobot-v1", episodes=20),
+    short_control("LunarLander-v3", episodes=20, budget=64),
+    # every estimator at equal cost
+    Compare(samples=50, training=50),
+    Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0003"), samples=50, training=50),
+)
+"""Every experiment of the paper and the comparison, shortened until all of them take minutes on two cores."""
+
+FULL: tuple[Experiment, ...] = (
+    Toy(estimators=TOY_ESTIMATORS),
+    Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
+    Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
+    vae_grid("reinforce"),
+    vae_grid("reinforce", rates=(1e-4,), seeds=(1, 2)),
+    vae_grid("relax"),
+    vae_grid("relax", rates=(5e-4,), seeds=(1, 2)),
+    vae_grid("gumbel-softmax:hard=True"),
+    vae_grid("gumbel-softmax:hard=True", rates=(3e-4,), seeds=(1, 2)),
+    vae_grid("25*gumbel-softmax"),
+    vae_fresh("25*gumbel-softmax", rates=(1e-4,)),
+    vae_grid("ar"),
+    vae_grid("ar", rates=(1e-4,), seeds=(1, 2)),
+    vae_grid("ars", seeds=SEEDS),
+    vae_grid("arsm", seeds=SEEDS),
+    vae_grid("arsm", seeds=(3, 4, 5)),
+    vae_grid("arsm:pooled=True"),
+    vae_fresh("arsm:pooled=True", rates=(3e-4,)),
+    vae_grid("rloo:samples=10,live=1", seeds=SEEDS),
+    vae_grid("rloo:samples=46,live=1"),
+    vae_fresh("rloo:samples=46,live=1", rates=(3e-4,)),
+    vae_grid("rloo:samples=46,live=1,ridge=1.0"),
+    vae_fresh("rloo:samples=46,live=1,ridge=1.0", rates=(2e-4,)),
+    vae_grid("arsm", name="analytic", kl="analytic", seeds=SEEDS),
+    vae_recipe(layers=1, rates=(5e-4,), epochs=900),
+    vae_grid("gumbel-softmax", layers=2),
+    vae_fresh("gumbel-softmax", layers=2, rates=(4e-4,)),
+    vae_grid("arsm", layers=2, rates=(1e-4,), seeds=SEEDS),
+    vae_grid("arsm", layers=2, rates=RATES[1:]),
+    vae_grid("arsm", layers=2, rates=(4e-4,), seeds=(1, 2)),
+    vae_recipe(layers=2, rates=(4e-4,), epochs=800),
+    Conditional("arsm", seeds=SEEDS),
+    Conditional("arsm:pooled=True", seeds=SEEDS),
+    Conditional("rloo:samples=46,live=1", seeds=SEEDS),
+    Conditional("straight-through", seeds=SEEDS),
+    Conditional("gumbel-softmax:hard=True", seeds=SEEDS),
+    Conditional("gumbel-softmax", seeds=SEEDS),
+    Conditional("muprop", seeds=SEEDS),
+    Conditional("ars", seeds=SEEDS),
+    Conditional("reinforce", seeds=SEEDS),
+    Conditional("vimco", bound_samples=10, seeds=SEEDS),
+    conditional_tuned("arsm", rates=(1e-3, 3e-3, 1e-2)),
+    conditional_tuned("arsm", rates=(3e-3,), seeds=(1, 2)),
+    conditional_tuned("arsm", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
+    conditional_tuned("arsm", name="input0.1", rates=(1e-3, 2e-3, 3e-3), input_dropout=0.1),
+    conditional_tuned("arsm", name="input0.2", rates=(1e-3, 2e-3, 3e-3), input_dropout=0.2),
+    conditional_tuned("arsm", name="long", epochs=2000, rates=(1e-3, 2e-3), seeds=SEEDS),
+    conditional_tuned("4*arsm", epochs=400, rates=(1e-3,), seeds=SEEDS),
+    conditional_tuned("arsm:pooled=True", rates=(1e-3, 3e-3, 1e-2)),
+    conditional_tuned("arsm:pooled=True", rates=(1e-3,), seeds=(1, 2)),
+    conditional_tuned("gumbel-softmax", rates=(1e-3, 3e-3, 1e-2)),
+    conditional_tuned("gumbel-softmax", rates=(1e-3,), seeds=(1, 2)),
+    conditional_recipe(rates=(1e-3, 3e-3), dropouts=(0.0, 0.1)),
+    conditional_recipe(rates=(3e-3,), dropouts=(0.1,), seeds=(1, 2)),
+    Conditional("arsm", name="mean", pixel_bias="mean", seeds=SEEDS),
+    conditional_mean("arsm", name="mean-long", epochs=2000, rates=(1e-3,), seeds=SEEDS),
+    conditional_mean("arsm", rates=(1e-3, 4e-3)),
+    conditional_mean("arsm", rates=(2e-3,), seeds=SEEDS),
+    conditional_mean("arsm:pooled=True", rates=(1e-3,), seeds=SEEDS),
+    conditional_mean("arsm:pooled=True", name="other-rates", rates=(5e-4, 2e-3)),
+    conditional_mean("rloo:samples=46,live=1", rates=(2.5e-4, 1e-3)),
+    conditional_mean("rloo:samples=46,live=1", rates=(5e-4,), seeds=SEEDS),
+    conditional_mean("gumbel-softmax", rates=(1e-3,), seeds=SEEDS),
+    conditional_mean("gumbel-softmax", name="other-rates", rates=(5e-4, 2e-3)),
+    conditional_recipe(name="mean", pixel_bias="mean", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
+    Conditional("arsm", name="timed", epochs=100),
+    Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=300),
+    Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
+    Control("CartPole-v0", ("a2c",), (0.01,), episodes=500),
+    Control("CartPole-v0", ("relax",), (0.003,), episodes=500, learning=BONUS),
+    Control("CartPole-v0", ("reinforce",), (0.01,), episodes=500, learning=BONUS),
+    Control("CartPole-v1", ("arsm",), (0.03,), episodes=250),
+    Control("Acrobot-v1", ("arsm",), (0.01,), episodes=500, learning=BONUS),
+    Control("Acrobot-v1", ("arsm",), (0.01,), budget=256, episodes=500, learning=Learning(entropy=0.01, hidden=(32,))),
+    Control(
+        "Acrobot-v1",
+        ("arsm",),
+        (0.05,),
+        ("rmsprop",),
+        budget=256,
+        episodes=500,
+        learning=Learning(episodes_an_iteration=2, entropy=0.1, hidden=()),
+    ),
+    Control("Acrobot-v1", ("a2c",), (0.01,), ("rmsprop",), episodes=500, learning=BONUS),
+    Control("Acrobot-v1", ("relax",), (0.01,), episodes=500, learning=BONUS),
+    Control("Acrobot-v1", ("reinforce",), (0.003,), ("rmsprop",), episodes=500, learning=BONUS),
+    lunar_lander_arsm(
+        (0.03,),
+        budget=64,
+        episodes=1600,
+        learning=Learning(reward_scale=0.01, episodes_an_iteration=4, common_random_numbers=True),
+        engine="pool",
+    ),
+    lunar_lander_arsm(
+        (0.02,),
+        budget=32,
+        episodes=4000,
+        log_every=40,
+        learning=Learning(reward_scale=0.01, episodes_an_iteration=8, common_random_numbers=True),
+    ),
+    lunar_lander_arsm(
+        (0.003,),
+        budget=32,
+        episodes=4000,
+        log_every=40,
+        learning=Learning(reward_scale=0.01, hidden=(64, 64), episodes_an_iteration=8, common_random_numbers=True),
+    ),
+    lunar_lander_arsm(
+        (0.03,),
+        budget=256,
+        episodes=450,
+        log_every=10,
+        learning=Learning(reward_scale=0.01),
+        engine="pool",
+    ),
+    lunar_lander_arsm(
+        (0.03,),
+        budget=1024,
+        episodes=450,
+        seeds=1,
+        log_every=10,
+        learning=Learning(reward_scale=0.01),
+        engine="pool",
+    ),
+    lunar_lander(("a2c",), (0.003,), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
+    lunar_lander(("relax",), (0.01,), ("rmsprop",), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
+    Compare(),
+    Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0004"), samples=300),
+    Vae("gumbel-softmax:hard=True", name="short", rates=(3e-4,), epochs=200, measure_every=20),
+    Compare(
+        problems=("vae",),
+        checkpoint=Path("vae/short-1layer-gumbel-softmax-hard=True-rate0.0003"),
+        samples=300,
+    ),
+)
+"""The commands of results/*/README.md, which the committed results were made with."""

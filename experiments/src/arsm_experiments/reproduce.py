@@ -1,0 +1,139 @@
+"""`arsm reproduce`: the paper's experiments, one after the other, by one command."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from arsm_experiments.cli import command_words
+from arsm_experiments.compare import Compare
+from arsm_experiments.plans import FULL, SMOKE, Experiment
+from arsm_experiments.progress import PlanBars
+from arsm_experiments.record import RunError, is_finished
+from arsm_experiments.report import Report
+
+PLANS = {"smoke": SMOKE, "full": FULL}
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run the paper's experiments one after the other and make the report of them; started again, it goes on.
+
+    Finished runs are skipped, interrupted ones go on from their last checkpoints, and one that fails does not stop the
+    others.
+    """
+
+    scale: Literal["smoke", "full"] = "smoke"
+    """smoke: every experiment, shortened, some minutes on two cores; full: as in results/, hours even with a GPU."""
+    only: str = ""
+    """Only these experiments, with commas between them, e.g. toy,vae; all if not given."""
+    root: Path | None = None
+    """Where run folders and report.html go; runs/SCALE if not given."""
+    resume: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        planned = list(dict.fromkeys(command_words(experiment)[0] for experiment in PLANS[self.scale]))
+        for name in self.names():
+            if name not in planned:
+                raise ValueError(f'--only has "{name}", but the {self.scale} plan consists of {", ".join(planned)}.')
+
+    def names(self) -> list[str]:
+        """The experiments asked for; none stands for all."""
+        return [name.strip() for name in self.only.split(",")] if self.only else []
+
+    def folder(self) -> Path:
+        """Where everything goes."""
+        return self.root or Path("runs") / self.scale
+
+    def plan(self) -> list[Experiment]:
+        """The experiments that were asked for and those that they build on, in their place and ready to resume."""
+        everything = [placed(experiment, self.folder()) for experiment in PLANS[self.scale]]
+        asked = [each for each in everything if not self.only or command_words(each)[0] in self.names()]
+        needed = {each.checkpoint for each in asked if isinstance(each, Compare)}
+        return [each for each in everything if each in asked or not needed.isdisjoint(each.runs())]
+
+    def run(self, console: Console) -> None:
+        """Print the plan, carry it out, and make the report."""
+        plan = self.plan()
+        done = [finished_runs(experiment) for experiment in plan]
+        print_plan(console, plan, done, self.folder())
+        failures = carry_out(console, plan, done)
+        for experiment, sentence in failures:
+            command = shlex.join(["arsm", *command_words(experiment)])
+            console.print(f"[red]Failed:[/] {escape(command)}\n  {escape(sentence)}", soft_wrap=True)
+        Report(root=self.folder()).run(console)
+        if failures:
+            raise RunError(
+                f"{len(failures)} of {len(plan)} experiments failed, as said above; the same command tries them again."
+            )
+
+
+def placed(experiment: Experiment, root: Path) -> Experiment:
+    """The experiment with its run folders under root, to go on with what is there."""
+    place: dict[str, Any] = {"root": root, "resume": True}
+    if isinstance(experiment, Compare) and experiment.checkpoint is not None:
+        place["checkpoint"] = root / experiment.checkpoint
+    return dataclasses.replace(experiment, **place)
+
+
+def finished_runs(experiment: Experiment) -> int:
+    """How many of its runs are finished."""
+    return sum(is_finished(folder, config) for folder, config in experiment.runs().items())
+
+
+def print_plan(console: Console, plan: Sequence[Experiment], done: Sequence[int], root: Path) -> None:
+    """Which experiments, how many runs each, and how many of those are done."""
+    runs = [len(experiment.runs()) for experiment in plan]
+    title = f"{len(plan)} experiments of {sum(runs)} runs, {sum(done)} of them done; all goes into {root}"
+    table = Table("", "experiment", "runs", "done", box=SIMPLE_HEAD, title=title, title_justify="left")
+    for number, (experiment, count, finished) in enumerate(zip(plan, runs, done, strict=True), 1):
+        command = shlex.join(command_words(dataclasses.replace(experiment, root=type(experiment)().root, resume=False)))
+        table.add_row(str(number), escape(command), str(count), "all" if finished == count else str(finished or ""))
+    console.print(table)
+
+
+def carry_out(console: Console, plan: Sequence[Experiment], done: Sequence[int]) -> list[tuple[Experiment, str]]:
+    """Run what is not finished; returns what failed, and why."""
+    failures = []
+    with PlanBars(console, runs=sum(len(each.runs()) for each in plan), done=sum(done)) as bars:
+        for number, (experiment, finished) in enumerate(zip(plan, done, strict=True), 1):
+            runs = len(experiment.runs())
+            if finished == runs:
+                continue
+            title = f"{command_words(experiment)[0]} ({number} of {len(plan)})"
+            start = time.monotonic()
+            with bars.part(title, runs=runs, done=finished):
+                sentence = attempt(experiment)
+            if sentence is not None:
+                failures.append((experiment, sentence))
+            outcome = "[red]failed[/]" if sentence else "done"
+            console.print(f"{title}: {outcome} after {timedelta(seconds=int(time.monotonic() - start))}")
+    return failures
+
+
+def attempt(experiment: Experiment) -> str | None:
+    """Run it with nothing printed; returns what went wrong, if anything did."""
+    threads = torch.get_num_threads()
+    try:
+        experiment.check()
+        experiment.run(Console(quiet=True))
+    except (RunError, ValueError) as error:
+        return str(error)
+    except Exception as error:  # whatever it is, it must not cost the other experiments
+        return f"{type(error).__name__}: {error}"
+    finally:
+        torch.set_num_threads(threads)
+    return None

@@ -1,0 +1,284 @@
+"""The toy problem: one C-way variable whose rewards are almost equal.
+
+    maximise E[f(z)],    f(z) = 1/2 + z / (C R),    z in 1..C,    z ~ Cat(softmax(phi)),    phi_0 = 0
+
+by plain gradient ascent, phi <- phi + step g, on one estimate g an update. An estimator with learned parts fits them by
+one step of Adam an update. Reference: Yin, Yue and Zhou, ARSM, ICML 2019.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import arsm
+from arsm.diagnostics import gradient_variance, pseudo_action_share
+from arsm.estimators import learned_parts
+from arsm.noise import dirichlet
+from arsm_experiments.checks import check_asks, check_least, check_name, check_positive, check_some
+from arsm_experiments.progress import progress_bars
+from arsm_experiments.record import open_run, plain_name, read_run
+from arsm_experiments.report_toy import toy_sections
+from arsm_experiments.sections import print_results
+
+SHARE_DRAWS = 10
+LEARNED_PARTS_RATE = 0.01
+"""Adam's: a network of 64 units learns the level of f, about 0.5, within some ten updates."""
+SMALLEST = {"categories": 2, "seeds": 1, "updates": 1, "variance_samples": 2, "trace_every": 1, "checkpoint_every": 1}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """f(z) = 1/2 + z / (C R) with z in 1..C; the library counts categories from 0."""
+
+    categories: int
+    r: float
+
+    def f(self, z: Tensor) -> Tensor:
+        """[N, 1] int64, or relaxed [N, 1, C] -> [N] in float64: float32 can hardly tell neighbours apart at large C."""
+        number = torch.arange(1, self.categories + 1, dtype=torch.float64)
+        value = z[:, 0].double() @ number if z.is_floating_point() else z[:, 0].double() + 1
+        return 0.5 + value / (self.categories * self.r)
+
+    def expected_reward(self, phi: Tensor) -> Tensor:
+        """E[f], exactly: [S, 1, C] -> [S]."""
+        every = torch.arange(self.categories).unsqueeze(-1)
+        return (phi.softmax(-1) * self.f(every)).sum((-2, -1))
+
+
+def scaled_step(categories: int, r: float) -> float:
+    """C R / 900: the printed step 1 at C = R = 30, and as far along the true gradient's path at any other C and R.
+
+    With p ~ 1/C a category and rewards 1/R apart, the logits move by step / (C R) an update: this step keeps that
+    constant. The true gradient closes 96% of the gap in 5,000 updates at C = 30, 99.9% at 1,000 and 99.99% at 10,000.
+    """
+    return categories * r / 900
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Compare estimators on the paper's toy problem: maximise E[0.5 + z/(C R)] by stochastic gradient ascent.
+
+    Writes one run folder for every C, step size and estimator, holding all seeds, and prints a table made from them.
+    """
+
+    categories: tuple[int, ...] = (30,)
+    """C; the paper has 30, 1000 and 10000."""
+    r: float = 30.0
+    """R: rewards lie between 0.5 and 0.5 + 1/R."""
+    steps: tuple[Literal["printed", "scaled"] | float, ...] = ("printed",)
+    """Step sizes: numbers, "printed" (1, as in the paper) or "scaled" (C R / 900, at which the true gradient converges
+    for every C)."""
+    updates: int = 5000
+    """Gradient steps."""
+    estimators: tuple[str, ...] = ("exact", "reinforce", "ar", "ars", "arsm", "rloo")
+    """In words, e.g. "arsm", "rloo:samples=8", "4*reinforce"; "exact" is the true gradient."""
+    seeds: int = 10
+    """Independent runs of each, as one batch; learned parts are each seed's own."""
+    seed: int = 0
+    """Where the random numbers start."""
+    variance_samples: int = 100
+    """Estimates from which each variance is measured."""
+    trace_every: int = 50
+    """Measure variance, gradients, probabilities, entropy and reward every so many updates."""
+    checkpoint_every: int = 500
+    """Updates between checkpoints."""
+    root: Path = Path("runs")
+    """Where run folders go, as ROOT/toy/NAME."""
+    name: str = ""
+    """The beginning of the run folders' names."""
+    resume: bool = False
+    """Go on with the run folders that exist, from their last checkpoints."""
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        for words in self.estimators:
+            arsm.estimator(words)
+        check_name(self.name)
+        check_least(self, **SMALLEST)
+        check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
+        check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
+        for words, categories in itertools.product(self.estimators, self.categories):
+            check_asks(words, torch.zeros(1, categories))
+
+    def run(self, console: Console) -> None:
+        """Run every combination in turn, then print what they came to."""
+        # these tensors are too small to share among threads
+        torch.set_num_threads(1)
+        runs = self.runs()
+        options = {"resume": self.resume, "checkpoint_every": self.checkpoint_every}
+        with progress_bars(console) as progress:
+            tasks = {folder: progress.add_task(folder.name, total=self.updates) for folder in runs}
+            for folder, config in runs.items():
+                progress.reset(tasks[folder])  # its clock starts now
+                for step in ascend(config, self.root, folder.name, **options):
+                    progress.update(tasks[folder], completed=step)
+        for section in toy_sections([read_run(folder) for folder in runs]):
+            print_results(console, section)
+        console.print(f"Run folders: {self.root / 'toy'}; `arsm report` makes a page of figures from them.")
+
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what decides its results."""
+        return {self.root / "toy" / folder_name(self.name, config): config for config in self.configs()}
+
+    def configs(self) -> Iterator[dict[str, Any]]:
+        """What decides each run's results."""
+        common = ("r", "updates", "seeds", "seed", "variance_samples", "trace_every")
+        for categories in self.categories:
+            named = {"printed": 1.0, "scaled": scaled_step(categories, self.r)}
+            for step in dict.fromkeys(named[step] if isinstance(step, str) else step for step in self.steps):
+                for estimator in self.estimators:
+                    yield {
+                        "estimator": estimator,
+                        "categories": categories,
+                        "step": step,
+                        **{key: getattr(self, key) for key in common},
+                    }
+
+
+def folder_name(prefix: str, config: dict[str, Any]) -> str:
+    """E.g. C30-step1-rloo-samples=4."""
+    parts = (prefix, f"C{config['categories']}", f"step{config['step']:g}", plain_name(config["estimator"]))
+    return "-".join(filter(None, parts))
+
+
+@torch.no_grad()
+def ascend(
+    config: dict[str, Any], root: Path, name: str, *, resume: bool, checkpoint_every: int
+) -> Generator[int, None, None]:
+    """Gradient ascent from all seeds at once, recorded in a run folder; yields the updates done."""
+    estimators = SeedEstimators(config)
+    phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
+    evaluations = torch.zeros(config["seeds"], dtype=torch.int64)
+    # measuring has its own random numbers, so that how often it is done changes no update
+    noise, probe = (torch.Generator().manual_seed(2 * config["seed"] + i) for i in range(2))
+
+    with open_run(root, "toy", name, config, resume=resume) as run:
+
+        def log(step: int) -> None:
+            measured = {key: value.tolist() for key, value in measure(estimators, phi, config, probe).items()}
+            measured["evaluations"] = evaluations.tolist()
+            for seed in range(config["seeds"]):
+                run.log(step, {key: values[seed] for key, values in measured.items()}, seed)
+
+        def save(step: int) -> None:
+            generators = {"noise": noise.get_state(), "probe": probe.get_state()}
+            run.save(step, {"phi": phi, "evaluations": evaluations, **generators, **estimators.state_dict()})
+
+        if run.state is None:
+            log(0)
+            save(0)
+        else:
+            phi, evaluations = run.state["phi"], run.state["evaluations"]
+            noise.set_state(run.state["noise"])
+            probe.set_state(run.state["probe"])
+            estimators.load_state_dict(run.state)
+        yield run.step
+        for step in range(run.step + 1, config["updates"] + 1):
+            estimate = estimators.estimate(phi, noise, learn=True)
+            phi = phi + config["step"] * estimate.gradient
+            evaluations = evaluations + estimate.evaluations
+            last = step == config["updates"]
+            if last or step % config["trace_every"] == 0:
+                log(step)
+            if last or step % checkpoint_every == 0:
+                save(step)
+            yield step
+
+
+class SeedEstimate(NamedTuple):
+    """One estimate for every seed."""
+
+    gradient: Tensor
+    """[S, 1, C]."""
+    evaluations: Tensor
+    """[S], of f."""
+
+
+class SeedEstimators:
+    """One estimator for the batch of all seeds, or one a seed where it has parts to learn.
+
+    Learned parts minimise `estimator_loss`, the squared norm of the estimate.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.problem = Problem(config["categories"], config["r"])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config["seed"])
+            shared = arsm.estimator(config["estimator"])
+            learns = len(learned_parts(shared)) > 0
+            self.each = [arsm.estimator(config["estimator"]) for _ in range(config["seeds"])] if learns else [shared]
+            self.parts = nn.ModuleList(part for estimator in self.each for part in learned_parts(estimator))
+            if learns:  # they learn their sizes from their first logits
+                phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
+                self.estimate(phi, torch.Generator())
+        self.optimiser = torch.optim.Adam(self.parts.parameters(), LEARNED_PARTS_RATE) if learns else None
+
+    def split(self, phi: Tensor) -> Iterator[tuple[arsm.Estimator, Tensor]]:
+        """Each estimator with its rows of phi [S, 1, C]."""
+        return zip(self.each, phi.chunk(len(self.each)), strict=True)
+
+    def estimate(self, phi: Tensor, generator: torch.Generator, *, learn: bool = False) -> SeedEstimate:
+        """Estimate dE[f]/dphi and, to `learn`, let the learned parts take a step."""
+        gradients, evaluations, losses = [], [], []
+        for estimator, rows in self.split(phi):
+            with torch.set_grad_enabled(estimator.needs_gradient or (learn and self.optimiser is not None)):
+                logits = rows.detach().requires_grad_(estimator.needs_gradient)
+                # f costs next to nothing: evaluating every query is faster than picking out the distinct ones
+                out = arsm.estimate(
+                    estimator, logits, self.problem.f, generator=generator, evaluation="dense", max_rows=None
+                )
+                gradients.append(torch.autograd.grad(out.value.sum(), logits)[0] if out.grad is None else out.grad)
+            evaluations.append(out.info["distinct"])
+            losses.append(out.estimator_loss)
+        if learn and self.optimiser is not None:
+            self.optimiser.zero_grad()
+            # every parameter belongs to one seed, so that their sum trains each on its own
+            torch.autograd.backward(losses)
+            self.optimiser.step()
+        return SeedEstimate(torch.cat(gradients), torch.cat(evaluations))
+
+    def variance(self, phi: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+        """Of one estimate of each component, from so many: [S, 1, C]."""
+        options: dict[str, Any] = {"samples": samples, "generator": generator, "max_rows": None}
+        return torch.cat(
+            [gradient_variance(estimator, rows, self.problem.f, **options) for estimator, rows in self.split(phi)]
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learned parts and their optimiser; empty without."""
+        if self.optimiser is None:
+            return {}
+        return {"learned_parts": self.parts.state_dict(), "optimiser": self.optimiser.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.optimiser is not None:
+            self.parts.load_state_dict(state["learned_parts"])
+            self.optimiser.load_state_dict(state["optimiser"])
+
+
+def measure(
+    estimators: SeedEstimators, phi: Tensor, config: dict[str, Any], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """What the paper traces at one phi [S, 1, C]: [S] each."""
+    variance = estimators.variance(phi, config["variance_samples"], generator)
+    gradient = estimators.estimate(phi, generator).gradient
+    probability = phi.softmax(-1)
+    draws = phi.expand(SHARE_DRAWS, *phi.shape)
+    return {
+        "reward": estimators.problem.expected_reward(phi),
+        "gradient_first": gradient[:, 0, 0],
+        "gradient_last": gradient[:, 0, -1],
+        "probability_first": probability[:, 0, 0],
+        "probability_last": probability[:, 0, -1],
+        "variance": variance.mean((-2, -1)),
+        "entropy": arsm.entropy(phi).squeeze(-1),
+        "pseudo_action_share": pseudo_action_share(draws, dirichlet(draws, generator)).mean((0, 2)),
+    }

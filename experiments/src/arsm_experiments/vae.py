@@ -1,0 +1,310 @@
+r"""The categorical variational autoencoder on binarized MNIST.
+
+    maximise E_q[ln p(x, z) - ln q(z | x)],    z = K variables of C categories a layer
+    one layer     p(x | z) p(z),                  q(z | x)
+    two layers    p(x | z1) p(z1 | z2) p(z2),     q(z1 | x) q(z2 | z1)
+
+with a uniform prior of the last layer. The encoder learns through a gradient estimator, the decoder by autograd.
+Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 5.2; what the paper leaves open follows its authors' code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import arsm
+from arsm.diagnostics import pseudo_action_share
+from arsm.estimators.average import bounds
+from arsm.layers import estimate_layers
+from arsm.noise import argmin_sample, dirichlet
+from arsm_experiments.checks import check_least, check_positive
+from arsm_experiments.data import PIXELS, Mnist
+from arsm_experiments.engine import Engine, Task
+from arsm_experiments.model import Model, learning_loss, step_metrics, weight_and_bias
+from arsm_experiments.training import (
+    DIAGNOSTIC_IMAGES,
+    PICTURES,
+    Training,
+    multi_sample_bound,
+    probes,
+    run_on,
+)
+
+SLOPE = 0.2
+FACTORS = 7
+EVALUATION_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Vae(Training):
+    """Train a categorical VAE on binarized MNIST, all seeds and rates of one estimator together.
+
+    Writes one run folder for every learning rate and dropout rate, holding all seeds. Run it under torchrun to share
+    each batch among several processes.
+    """
+
+    layers: Literal[1, 2] = 1
+    """Stochastic layers."""
+    hidden: tuple[int, ...] = (512, 256)
+    """Widths of the encoder; the decoder has them in reverse."""
+    first_logit_fixed: bool = True
+    """On, the first logit of every variable is fixed at 0, as in the authors' code; off, all C are learned."""
+    independent_decoder_sample: bool = True
+    """On, the decoder learns on a sample of its own, as in the authors' code; off, on the true sample."""
+    kl: Literal["sampled", "analytic"] = "sampled"
+    """ln q(z1 | x) inside f, as the authors' code has it, or its expectation outside f with its exact gradient.
+    ln q(z2 | z1) is always inside."""
+    dropouts: tuple[float, ...] = (0.0,)
+    """Dropout rates after each hidden layer of the encoder."""
+    bound_samples: int = 1000
+    """Samples of the importance-weighted bound at the end, a multiple of 100 if more; 0 for none."""
+
+    experiment = "vae"
+    figures = (*Training.figures, "bound")
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        super().check()
+        check_least(self, bound_samples=0)
+        check_positive(hidden=self.hidden)
+        self.check_draws("bound_samples")
+        if bounds(arsm.estimator(self.estimator)):
+            raise ValueError(f'"{self.estimator}" trains on a bound of several samples, which `arsm conditional` can.')
+
+    @property
+    def kind(self) -> str:
+        """E.g. 1layer."""
+        return f"{self.layers}layer"
+
+    def model(self, *, dense: bool = False) -> VAE:
+        """Encoder and decoder with fresh parameters."""
+        return VAE(self, dense=dense)
+
+    def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Validation and test -ELBO from one sample an image, the gradient's variance and the state of q: [R] each."""
+        generators = probes(self, engine, step)
+        found = {}
+        for part in ("validation", "test"):
+            images = getattr(data, part)
+            found[part] = torch.zeros(weights.shape[0], device=weights.device)
+            for x in images.split(EVALUATION_ROWS):
+                found[part] += run_on(engine, VAE.negative_elbo, weights, x, generators) / len(images)
+        found |= run_on(engine, VAE.diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
+        found["gradient_variance"] = engine.gradient_variance()
+        return found
+
+    def final_metrics(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Test -ELBO, and the importance-weighted bound -ln 1/S sum_s p(x, z_s) / q(z_s | x) on the test images."""
+        found = {"best_test": self.measure(engine, weights, data, step)["test"]}
+        if self.bound_samples:
+            task, generators = VAE.log_mean_weight, probes(self, engine, step)
+            found["bound"] = multi_sample_bound(engine, task, weights, data.test, self.bound_samples, generators)
+        return found
+
+    def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
+        """Test images above their reconstructions above samples of the prior: [R, 3, N, 784]."""
+        generators = probes(self, engine, step)
+        return run_on(engine, VAE.pictures, weights, data.test[:PICTURES], generators)
+
+
+# ---------------------------------------------------------------- the model
+
+
+class VAE(Model):
+    """Encoder and decoder. Log q is the normalised logits of every layer, [N, K, C]."""
+
+    def __init__(self, config: Vae, *, dense: bool = False) -> None:
+        super().__init__(arsm.estimator(config.estimator), dense=dense)
+        self.config = config
+        k, c = config.variables, config.categories
+        free = k * (c - 1) if config.first_logit_fixed else k * c
+        self.encoder = perceptron(PIXELS, *config.hidden, free)
+        self.lower_encoder = nn.ModuleList([nn.Linear(k * c, free)] if config.layers == 2 else [])
+        self.decoder = perceptron(k * c, *reversed(config.hidden), PIXELS)
+        self.lower_decoder = nn.ModuleList([nn.Linear(k * c, k * c)] if config.layers == 2 else [])
+        self.initialise(k, c)
+
+    @property
+    def encoder_size(self) -> int:
+        """How many parameters the encoder has; they are the module's first."""
+        return sum(p.numel() for part in (self.encoder, self.lower_encoder) for p in part.parameters())
+
+    def encode(
+        self, x: Tensor, settings: Mapping[str, Tensor] | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """ln q(z1 | x), with dropout where settings are given: [N, 784] -> [N, K, C]."""
+        h = x
+        if settings is not None and self.config.input_dropout:
+            h = dropout(h, settings["input_dropout"], generator)
+        for layer in self.encoder[:-1]:
+            h = F.leaky_relu(layer(h), SLOPE)
+            if settings is not None and any(self.config.dropouts):
+                h = dropout(h, settings["dropout"], generator)
+        return self.normalise(self.encoder[-1](h))
+
+    def encode_lower(self, z1: Tensor) -> Tensor:
+        """ln q(z2 | z1): [N, K] -> [N, K, C]."""
+        return self.normalise(self.of_choices(self.lower_encoder[0], z1))
+
+    def normalise(self, logits: Tensor) -> Tensor:
+        logits = logits.unflatten(-1, (self.config.variables, -1))
+        if self.config.first_logit_fixed:
+            logits = F.pad(logits, (1, 0))
+        return logits.log_softmax(-1)
+
+    def decode(self, z1: Tensor, *, frozen: bool = False) -> Tensor:
+        """The logits of the pixels: [N, K] -> [N, 784]."""
+        h = self.of_choices(self.decoder[0], z1, frozen=frozen)
+        for layer in self.decoder[1:]:
+            h = linear(layer, F.leaky_relu(h, SLOPE, inplace=True), frozen)
+        return h
+
+    def decode_upper(self, z2: Tensor, *, frozen: bool = False) -> Tensor:
+        """The logits of z1: [N, K] -> [N, K, C]."""
+        return self.of_choices(self.lower_decoder[0], z2, frozen=frozen).unflatten(-1, (self.config.variables, -1))
+
+    def log_joint(self, zs: list[Tensor], x: Tensor, *, frozen: bool = False, bf16: bool = False) -> Tensor:
+        """ln p(x, z): [N]; frozen, the decoder's parameters get no gradient."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+            pixels = self.decode(zs[0], frozen=frozen)
+        log_p = bernoulli(pixels, x)
+        if self.config.layers == 2:
+            log_p = log_p + log_q(self.decode_upper(zs[1], frozen=frozen).log_softmax(-1), zs[0])
+        return log_p - self.config.variables * math.log(self.config.categories)
+
+    def sample(self, log_q1: Tensor, generator: torch.Generator | None) -> tuple[list[Tensor], list[Tensor]]:
+        """A path through q and its log q: [N, K] and [N, K, C] a layer."""
+        zs, logits = [draw(log_q1, generator)], [log_q1]
+        if self.config.layers == 2:
+            logits.append(self.encode_lower(zs[0]))
+            zs.append(draw(logits[1], generator))
+        return zs, logits
+
+    # ------------------------------------------------------------ tasks
+
+    @property
+    def losses(self) -> tuple[Task, ...]:
+        """The estimate's, and the decoder's where it has a sample of its own."""
+        return (VAE.loss, VAE.decoder_loss) if self.config.independent_decoder_sample else (VAE.loss,)
+
+    def loss(
+        self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO of a batch [N, 784], with the estimate of its gradient in log q, and what to log of it."""
+        config = self.config
+        sampled = config.kl == "sampled"
+
+        def elbo(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
+            inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 :]
+            bf16 = config.precision == "bf16" and x.is_cuda and not torch.is_grad_enabled()
+            log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample, bf16=bf16)
+            return log_p - sum(log_q(phi, z) for phi, z in inside)
+
+        layers = [lambda zs, x: log_q1, lambda zs, x: self.encode_lower(zs[0])][: config.layers]
+        out = estimate_layers(
+            self.estimator,
+            layers,
+            elbo,
+            x,
+            generator=generator,
+            evaluation="dense" if self.dense else "packed",
+            max_rows=None if self.dense else 1024,
+            frozen=config.independent_decoder_sample and not self.estimator.needs_gradient,
+        )
+        value = out.value if sampled else out.value + arsm.entropy(log_q1).sum(-1)
+        return learning_loss(out.layers) - value.mean(), step_metrics(value, out.layers)
+
+    def decoder_loss(
+        self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ln p(x, z) of a batch [N, 784], z a fresh sample of q."""
+        zs, _ = self.sample(log_q1, generator)
+        return -self.log_joint(zs, x).mean(), {}
+
+    def negative_elbo(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The sum of -ELBO over images, from one sample each: [N, 784] -> []."""
+        return -self.log_weight(x, generator).sum()
+
+    def log_weight(self, x: Tensor, generator: torch.Generator | None = None, draws: int = 1) -> Tensor:
+        """ln p(x, z) - ln q(z | x), z without dropout: [N, 784] -> [N draws], the draws of an image together."""
+        log_q1, x = (each.repeat_interleave(draws, 0) for each in (self.encode(x), x))
+        zs, logits = self.sample(log_q1, generator)
+        log_weight = self.log_joint(zs, x)
+        for phi, z in zip(logits, zs, strict=True):
+            log_weight = log_weight - log_q(phi, z)
+        return log_weight
+
+    def log_mean_weight(self, x: Tensor, generator: torch.Generator | None = None, *, draws: int) -> Tensor:
+        """ln 1/S sum_s p(x, z_s) / q(z_s | x) of S draws: [N, 784] -> [N]."""
+        log_weights = self.log_weight(x, generator, draws).unflatten(0, (-1, draws))
+        return log_weights.logsumexp(-1) - math.log(draws)
+
+    def diagnostics(self, x: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Entropy of q(z1 | x) in nats and share of distinct pseudo actions, over images and variables: [] each."""
+        logits = self.encode(x)
+        share = pseudo_action_share(logits, dirichlet(logits, generator))
+        return {"entropy": arsm.entropy(logits).mean(), "pseudo_action_share": share.mean()}
+
+    def pictures(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Images, their reconstructions, and samples of the prior: [N, 784] -> [3, N, 784] in 0..1."""
+        log_q1 = self.encode(x)
+        zs, _ = self.sample(log_q1, generator)
+        z = draw(torch.zeros_like(log_q1), generator)
+        if self.config.layers == 2:
+            z = draw(self.decode_upper(z), generator)
+        return torch.stack([x, *(self.decode(sample).sigmoid() for sample in (zs[0], z))])
+
+
+def perceptron(*sizes: int) -> nn.ModuleList:
+    """Linear layers between these widths."""
+    return nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
+
+
+def linear(layer: nn.Module, h: Tensor, frozen: bool) -> Tensor:
+    """A linear layer, whose parameters get no gradient if frozen."""
+    return F.linear(h, *weight_and_bias(layer, frozen))
+
+
+def dropout(h: Tensor, rate: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Each element is kept with probability 1 - rate and scaled up; the rate is a tensor, a replica's own."""
+    kept = torch.rand(h.shape, generator=generator, device=h.device) >= rate
+    return h * kept / (1 - rate)
+
+
+def bernoulli(logits: Tensor, x: Tensor) -> Tensor:
+    """ln p(x) = sum_d x_d l_d - ln(1 + e^{l_d}): [N, D] -> [N]."""
+    logits = logits.float()
+    if not torch.compiler.is_compiling() or logits.shape[-1] % FACTORS:
+        return (x * logits).sub_(F.softplus(logits)).sum(-1)
+    # ln(1 + e^l) = l/2 + |l|/2 + ln(1 + e^{-|l|}). The kernel that this becomes is bound by its arithmetic, and a
+    # logarithm costs more than all the rest: one of a product, whose factors lie between 1 and 2, stands for several.
+    linear, product = logits.new_zeros(()), logits.new_ones(())
+    for phi, y in zip(*(each.unflatten(-1, (FACTORS, -1)).unbind(-2) for each in (logits, x)), strict=True):
+        linear = linear + (y - 0.5) * phi - 0.5 * phi.abs()
+        product = product * (1 + (-phi.abs()).exp())
+    return (linear - product.log()).sum(-1)
+
+
+def draw(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """z ~ Cat(softmax(logits)): [N, K, C] -> [N, K]."""
+    return argmin_sample(logits, dirichlet(logits, generator))
+
+
+def log_q(logits: Tensor, z: Tensor) -> Tensor:
+    """ln q(z) from normalised logits [N, K, C]: [N]."""
+    return arsm.log_prob(logits, z).sum(-1)
+
+
+if __name__ == "__main__":
+    from arsm_experiments.cli import main
+
+    sys.exit(main(["vae", *sys.argv[1:]]))

@@ -1,1 +1,0 @@
-"""The experiments, their run folders and the report made from them."""

@@ -1,0 +1,291 @@
+"""The equal-cost comparison measures what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import arsm
+from arsm.comparison import fit_budget, reference_gradient
+from arsm_experiments.cli import main
+from arsm_experiments.compare import vae
+from arsm_experiments.data import load_mnist
+from arsm_experiments.record import load_checkpoint, open_run, read_run
+from arsm_experiments.training import train
+from arsm_experiments.vae import VAE, Vae
+
+LOGITS = torch.tensor([[0.3, -0.8, 0.5], [1.0, 0.0, -0.4]], dtype=torch.float64)  # K = 2, C = 3
+
+
+def f(z: Tensor) -> Tensor:
+    """Not linear in one-hot z, so that relaxations are biased."""
+    x = arsm.one_hot(z, 3, torch.float64) @ torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    return 1 + x[:, 0] * x[:, 1] + x[:, 0].square()
+
+
+def relaxed_square(z: Tensor) -> Tensor:
+    """With a slope in one-hot z."""
+    return z.double().flatten(1).cumsum(-1).square().sum(-1)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def reinforce_moments() -> tuple[Tensor, float]:
+    """Mean and trace of the covariance of one REINFORCE estimate, by enumeration."""
+    z = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    log_q = LOGITS.log_softmax(-1)
+    q = arsm.log_prob(log_q.expand(9, 2, 3), z).sum(-1).exp()
+    g = f(z)[:, None, None] * (arsm.one_hot(z, 3, torch.float64) - log_q.exp())
+    mean = (q[:, None, None] * g).sum(0)
+    return mean, float((q[:, None, None] * (g - mean).square()).sum())
+
+
+def test_variance_bias_and_cost_agree_with_enumeration() -> None:
+    mean, variance = reinforce_moments()
+    torch.testing.assert_close(reference_gradient(LOGITS, f).mean, mean)
+    (row,) = arsm.compare(LOGITS, f, estimators=["reinforce"], samples=20_000, generator=generator())
+    # the standard deviation of a trace from 20,000 draws of bounded g lies below 2% here; 10% is beyond 5 of them
+    assert row.variance == pytest.approx(variance, rel=0.1)
+    assert row.evaluations == 1
+    assert row.bias < 3 * row.bias_error
+    assert row.cost == pytest.approx(row.variance, rel=1e-2)
+
+
+def test_draws_and_samples_fill_the_budget() -> None:
+    single, averaged = (
+        arsm.compare(LOGITS, f, budget=budget, estimators=["reinforce"], samples=4000, generator=generator())[0]
+        for budget in (None, 8)
+    )
+    assert single.variance / averaged.variance == pytest.approx(8, rel=0.25)
+    assert fit_budget(arsm.RLOO(4), 46, 4, 10) == arsm.RLOO(46)
+    assert fit_budget(arsm.ExactPlusSampled(exact=2, samples=1), 6, 3, 10) == arsm.ExactPlusSampled(exact=2, samples=4)
+    assert fit_budget(arsm.ARSM(), 10, 4, 10) == arsm.Average(arsm.ARSM(), 2)
+    assert fit_budget(arsm.ARSM(), 3, 4, 10) == arsm.ARSM()
+    assert fit_budget(arsm.UnorderedSet(4), 16, 4, 30) == arsm.Average(arsm.UnorderedSet(4), 4)
+    assert isinstance(fit_budget(arsm.GumbelRao(samples=10), 5, 1, 10), arsm.Average)
+
+
+def test_a_biased_estimator_is_seen_and_ranked_by_its_error() -> None:
+    rows = arsm.compare(
+        LOGITS, f, estimators=["straight-through", "rloo:samples=8", "exact"], samples=2000, generator=generator()
+    )
+    assert [row.cost for row in rows] == sorted(row.cost for row in rows)
+    found = {row.label: row for row in rows}
+    assert found["straight-through"].bias > 6 * found["straight-through"].bias_error
+    assert found["straight-through"].cost > 1.2 * found["straight-through"].variance  # one evaluation: the rest is bias
+    assert found["rloo:samples=8"].bias < 3 * found["rloo:samples=8"].bias_error
+    assert found["exact"].variance < 1e-20
+    assert found["exact"].bias < 1e-12
+
+
+def test_the_noise_of_the_measurement_is_taken_off_the_bias() -> None:
+    """Left on, its mean square would be that of `bias_error`."""
+    rows = [
+        arsm.compare(LOGITS, f, estimators=["rloo"], samples=50, generator=torch.Generator().manual_seed(seed))[0]
+        for seed in range(40)
+    ]
+    assert sum(row.bias**2 for row in rows) < 0.7 * sum(row.bias_error**2 for row in rows)
+
+
+def test_a_long_run_stands_in_for_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = reference_gradient(LOGITS, f).mean
+    monkeypatch.setattr("arsm.comparison.ENUMERABLE", 1)
+    mean, variance = reference_gradient(LOGITS, f, samples=200, generator=generator())
+    assert float(((mean - exact) / variance.sqrt()).abs().max()) < 6
+    assert float(variance.max()) > 0
+
+
+def test_learned_parts_are_trained_before_they_are_measured() -> None:
+    torch.manual_seed(0)
+    raw, trained = (
+        arsm.compare(
+            LOGITS,
+            f,
+            estimators=[arsm.RELAX(control=arsm.RELAX().control)],
+            training=steps,
+            samples=2000,
+            generator=generator(),
+        )[0].variance
+        for steps in (0, 300)
+    )
+    assert trained < 0.8 * raw
+
+
+def test_a_control_variate_that_is_fixed_is_compared_as_it_is() -> None:
+    fixed = arsm.RELAX()
+    arsm.estimate(fixed, LOGITS, f)  # learns its sizes
+    fixed.control.requires_grad_(False)
+    relax, reinforce = (
+        arsm.compare(LOGITS, f, estimators=[made], training=2, samples=100, generator=generator())[0].variance
+        for made in (fixed, arsm.Reinforce())
+    )
+    assert relax == pytest.approx(reinforce)
+
+
+def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--estimators", "arsm", "rloo"]
+    words += ["--samples", "10"]
+    assert main(words) == 0
+    assert "rloo" in capsys.readouterr().out
+    record = read_run(tmp_path / "compare" / "toy-30")
+    assert [line["step"] for line in record.metrics] == [1, 2]
+    assert main(words) == 2
+    assert main([*words, "--resume"]) == 0
+    assert read_run(tmp_path / "compare" / "toy-30").metrics == record.metrics
+    assert main(["compare", "--problems", "nothing"]) == 2
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vae, Path]:
+    """A small VAE after an epoch, and its run folder."""
+    sizes = Vae(variables=3, categories=3, hidden=(8, 4), images=400, batch=100, seeds=(3, 4), device="cpu")
+    config = replace(sizes, epochs=1, bound_samples=0, root=tmp_path_factory.mktemp("runs"))
+    return config, train(config)[0]
+
+
+def test_the_vaes_problem_is_the_elbo_of_its_best_weights(trained: tuple[Vae, Path]) -> None:
+    config, folder = trained
+    model = VAE(config)
+    weights = load_checkpoint(folder / "checkpoint.pt")["state"]["best"][0]
+    torch.nn.utils.vector_to_parameters(weights, model.parameters())
+    setting = vae(folder)
+    x = load_mnist().validation[: setting.logits.shape[0]].float()
+    torch.testing.assert_close(setting.logits, model.encode(x))
+    assert setting.budget == 1 + 3
+
+    z = torch.cartesian_prod(*3 * [torch.arange(3)])
+    one_hot = F.one_hot(z, 3).float()
+    for row in range(len(x)):
+        rows = [each[row].expand(27, *each.shape[1:]) for each in setting.context]
+        h = one_hot.flatten(1)
+        for layer in model.decoder[:-1]:
+            h = F.leaky_relu(layer(h), 0.2)
+        bits = F.binary_cross_entropy_with_logits(model.decoder[-1](h), rows[0], reduction="none").sum(-1)
+        q = torch.distributions.Categorical(logits=setting.logits[row]).log_prob(z).sum(-1)
+        expected = -bits - 3 * torch.tensor(3.0).log() - q
+        for points in (z, one_hot):
+            torch.testing.assert_close(setting.f(points, *rows), expected)
+
+
+def test_the_command_compares_on_a_vae(trained: tuple[Vae, Path], tmp_path: Path) -> None:
+    _, folder = trained
+    words = ["compare", "--root", str(tmp_path), "--problems", "vae", "--checkpoint", str(folder)]
+    words += ["--estimators", "rloo", "straight-through", "--samples", "200"]
+    assert main(words) == 0
+    record = read_run(tmp_path / "compare" / f"vae-{folder.name}")
+    assert record.config["shape"] == [4, 3, 3]
+    assert record.config["checkpoint"] == folder.name
+    assert record.config["checkpoint_step"] == 4
+    rloo, straight_through = record.metrics
+    assert rloo["bias"] < 3 * rloo["bias_error"]
+    assert straight_through["bias"] > 3 * straight_through["bias_error"]
+
+
+def test_a_vaes_checkpoint_must_be_one(
+    trained: tuple[Vae, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = trained
+
+    def refusal(*words: str) -> str:
+        assert main(["compare", "--root", str(tmp_path / "none"), *words]) == 2
+        assert not (tmp_path / "none").exists()
+        return capsys.readouterr().err
+
+    with open_run(tmp_path, "vae", "two", {"layers": 2}) as run:
+        run.save(1, {})
+    with open_run(tmp_path, "toy", "one", {}) as run:
+        run.save(1, {})
+    with open_run(tmp_path, "vae", "begun", config.config(3e-4, 0.0)) as run:
+        pass
+    (tmp_path / "damaged").mkdir()
+    for name in ("config.json", "checkpoint.pt"):
+        (tmp_path / "damaged" / name).write_text("nothing")
+    chosen = ["--problems", "vae", "--checkpoint"]
+    assert "need each other" in refusal("--problems", "vae")
+    assert "need each other" in refusal("--problems", "toy-30", "--checkpoint", str(folder))
+    assert "has no config.json" in refusal(*chosen, str(tmp_path / "nowhere"))
+    assert "has no checkpoint.pt" in refusal(*chosen, str(tmp_path / "vae" / "begun"))
+    for other in ("vae/two", "toy/one"):
+        assert "holds no VAE of one layer" in refusal(*chosen, str(tmp_path / other))
+    assert "config.json is not one" in refusal(*chosen, str(tmp_path / "damaged"))
+
+
+def test_evaluations_are_those_of_all_draws() -> None:
+    counts = [
+        arsm.compare(
+            torch.zeros(30),
+            lambda z: z[:, 0].float(),
+            samples=3000,
+            estimators=["ars"],
+            generator=torch.Generator().manual_seed(seed),
+        )[0].evaluations
+        for seed in range(3)
+    ]
+    # one estimate takes 2.9 in the mean, with a standard deviation of 5
+    assert all(abs(count - 2.9) < 5 * 5 / 3000**0.5 for count in counts)
+
+
+def test_draws_of_noise_are_no_evaluations() -> None:
+    (row,) = arsm.compare(LOGITS, f, budget=6, samples=10, estimators=["gumbel-rao:samples=1"])
+    assert row.evaluations == 6
+    assert isinstance(row.estimator, arsm.Average)
+
+
+def test_what_cannot_be_compared_is_refused_and_gradients_need_not_be_on() -> None:
+    with torch.no_grad():
+        assert len(arsm.compare(LOGITS, f, samples=5, training=1, estimators=["arsm", "relax"])) == 2
+    for wrong, sentence in (
+        ("arsm", r'say \["arsm"\]'),
+        (["vimco"], "estimates the gradient of its bound"),
+        (["3*vimco"], "estimates the gradient of its bound"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            arsm.compare(LOGITS, f, samples=5, estimators=wrong)
+    with pytest.raises(TypeError, match="logits must be a floating tensor"):
+        arsm.compare(LOGITS.long(), f, samples=5)
+
+
+def test_the_reference_keeps_no_graph_of_f() -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def learning(z: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        return weight * f(z)
+
+    torch.testing.assert_close(reference_gradient(LOGITS, learning).mean, reference_gradient(LOGITS, f).mean)
+
+
+def test_nothing_of_the_users_is_changed() -> None:
+    decoder = torch.nn.Linear(12, 1)
+    attached = torch.nn.Linear(5, 12)(torch.randn(2, 5)).view(2, 3, 4)
+
+    def f(z: Tensor, logits: Tensor) -> Tensor:
+        return decoder(arsm.one_hot(z, 4).flatten(1)).squeeze(-1) - arsm.log_prob(logits, z).sum(-1)
+
+    arsm.compare(attached, f, attached.log_softmax(-1), estimators=["rloo", "muprop"], samples=10)
+    assert decoder.weight.grad is None
+    mine = arsm.DoubleControl(alpha=0.2)
+    for chosen in (mine, arsm.Average(mine, 2)):
+        arsm.compare(LOGITS, relaxed_square, estimators=[chosen], training=3, samples=10)
+    assert float(mine.control.alpha.detach()) == pytest.approx(0.2)
+
+
+def test_a_budget_leaves_what_was_learned_and_asks_for_no_more_categories_than_there_are() -> None:
+    for words, categories in (("unordered-set:samples=2", 4), ("unordered-set", 3)):
+        (row,) = arsm.compare(
+            torch.randn(1, categories), lambda z: z[:, 0].float(), estimators=[words], budget=8, samples=10
+        )
+        assert row.estimator == arsm.UnorderedSet(categories)
+    learned = arsm.DoubleControl(samples=2, alpha=0.9)
+    learned.control.requires_grad_(False)
+    fitted = fit_budget(learned, 8, 2, 10)
+    assert isinstance(fitted, arsm.DoubleControl)
+    assert fitted.samples == 8
+    assert fitted.control is learned.control

@@ -1,0 +1,373 @@
+"""Stacked replicas learn what single ones do; Adam, its schedule and averages; several processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import arsm
+from arsm.noise import dirichlet
+from arsm.types import Noise
+from arsm_experiments.data import load_mnist
+from arsm_experiments.engine import Engine, Layout, pack
+from arsm_experiments.training import check_finite, initial_parameters
+from arsm_experiments.vae import VAE, Vae
+from tests.experiments.training_runs import total_loss
+
+SMALL = Vae(variables=3, categories=3, hidden=(8, 6), batch=10, seeds=(0, 1, 2), bound_samples=0)
+RATES = (1e-3, 3e-3, 1e-2)
+IMAGES = 40
+
+
+@dataclass(frozen=True)
+class FixedNoise:
+    """An estimator that draws the same noise every time."""
+
+    inner: Any
+    drawn: Noise
+    unbiased = True
+    needs_gradient = False
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
+        return self.drawn
+
+    def ask(self, logits: Tensor, noise: Noise) -> arsm.Queries:
+        return self.inner.ask(logits, noise)
+
+    def tell(self, logits: Tensor, queries: arsm.Queries, values: Tensor) -> Tensor:
+        return self.inner.tell(logits, queries, values)
+
+
+def make(
+    config: Vae, replicas: list[int], *, stacked: bool, estimator: Any = None, device: str = "cpu", **options: Any
+) -> Engine:
+    module = VAE(config, dense=stacked or "compiled" in options).to(device)
+    if estimator is not None:
+        module.estimator = estimator
+    chosen, images = torch.tensor(replicas), load_mnist().train[:IMAGES]
+    return Engine(
+        module,
+        VAE.encode,
+        module.losses,
+        initial_parameters(config, images)[chosen],
+        images.to(device),
+        {
+            "rate": torch.tensor(RATES)[chosen],
+            "dropout": torch.zeros(len(chosen)),
+            "input_dropout": torch.zeros(len(chosen)),
+        },
+        [config.seeds[r] for r in replicas],
+        batch=config.batch,
+        watched=module.encoder_size,
+        stacked=stacked,
+        **options,
+    )
+
+
+def test_an_epoch_trains_each_replica_on_every_image_once_in_an_order_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make(SMALL, [0, 1], stacked=True)
+    taken = Engine.next_batch
+    batches: list[Tensor] = []
+    monkeypatch.setattr(Engine, "next_batch", lambda self, where: batches.append(taken(self, where)) or batches[-1])
+    engine.epoch()
+    engine.epoch()
+    assert [batch.shape[1] for batch in batches] == [SMALL.batch] * (2 * IMAGES // SMALL.batch)
+    epochs = torch.cat(batches, 1).unflatten(1, (2, IMAGES)).flatten(0, 1)  # [replicas and epochs, images, 784]
+    numbers = (epochs.unsqueeze(2) == engine.data.float()).all(-1).long().argmax(-1)
+    assert torch.equal(numbers.sort(-1).values, torch.arange(IMAGES).expand(4, -1))
+    assert len({tuple(order) for order in numbers.tolist()}) == 4
+
+
+def test_a_step_that_is_not_finite_is_noticed_without_being_waited_for() -> None:
+    engine = make(SMALL, [0, 1], stacked=True)
+    check_finite(engine.epoch()["not_finite"], epoch=1)
+    with torch.no_grad():
+        engine.parameters[1] = torch.nan
+    flags = engine.epoch()["not_finite"]
+    assert flags.tolist() == [0.0, 1.0]
+    with pytest.raises(FloatingPointError, match="in epoch 2; try a smaller learning rate"):
+        check_finite(flags, epoch=2)
+
+
+def exact(**changes: Any) -> Vae:
+    """A configuration without any noise."""
+    return replace(SMALL, estimator="exact", independent_decoder_sample=False, **changes)
+
+
+@pytest.mark.parametrize("words", ["arsm", "arsm:pooled=True", "rloo:samples=4"])
+def test_stacked_replicas_under_fixed_noise_equal_single_runs(words: str) -> None:
+    config = replace(SMALL, independent_decoder_sample=False)
+    inner = arsm.estimator(words)
+    logits = torch.zeros(config.batch, config.variables, config.categories)
+    estimator = FixedNoise(inner, inner.noise(logits, torch.Generator().manual_seed(5)))
+    together = make(config, [0, 1, 2], stacked=True, estimator=estimator)
+    means = [together.epoch() for _ in range(2)]
+    for r in range(3):
+        alone = make(config, [r], stacked=False, estimator=estimator)
+        own = [alone.epoch() for _ in range(2)]
+        torch.testing.assert_close(together.parameters[r], alone.parameters[0], rtol=1e-4, atol=1e-5)
+        for many, one in zip(means, own, strict=True):
+            torch.testing.assert_close(many["train"][r], one["train"][0], rtol=1e-5, atol=0)
+            assert many["evaluations"][r] == one["evaluations"][0]
+
+
+def test_replicas_in_turn_are_bit_for_bit_what_they_are_alone() -> None:
+    config = replace(SMALL, dropouts=(0.2,), layers=2, estimator="ars")
+    together = make(config, [0, 1, 2], stacked=False)
+    together.epoch()
+    for r in range(3):
+        alone = make(config, [r], stacked=False)
+        alone.epoch()
+        assert torch.equal(together.parameters[r], alone.parameters[0])
+    assert not torch.equal(*(Layout.of(together.module).unpack(p)["encoder.0.weight"] for p in together.parameters[:2]))
+
+
+def test_every_replica_has_its_own_noise_and_order() -> None:
+    config = replace(SMALL, seeds=(0, 1))
+    engine = make(config, [0, 1], stacked=True)
+    with torch.no_grad():
+        engine.parameters[1].copy_(engine.parameters[0])
+    engine.settings["rate"].fill_(1e-3)
+    engine.epoch()
+    assert not torch.equal(engine.order[0], engine.order[1])
+    assert sorted(engine.order[1].tolist()) == list(range(IMAGES))
+    x = load_mnist().validation[:50].float().expand(2, -1, -1)
+    same = engine.parameters.detach()[:1].expand(2, -1)
+    first, second = engine.run(VAE.negative_elbo, same, x, generators=[])
+    assert first != second
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_adam_is_torchs_adam(schedule: Any) -> None:
+    config = exact(seeds=(0,))
+    engine = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
+    reference = VAE(config)
+    start = initial_parameters(config, engine.data)[0]
+    for p, value in zip(reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True):
+        p.data.copy_(value)
+    optimiser = torch.optim.Adam(reference.parameters(), lr=RATES[0])
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 8)
+    average, gradients = start, []
+    for step in range(1, 9):
+        if step % engine.steps_per_epoch == 1:
+            engine.order.copy_(torch.randperm(IMAGES, generator=torch.Generator().manual_seed(step)))
+        x = engine.next_batch(engine.order[0])
+        engine.train_step()
+        optimiser.zero_grad()
+        reference(total_loss, x, {})[0].backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None]).double())
+        optimiser.step()
+        if schedule == "cosine":
+            cosine.step()
+        average = average.lerp(pack(reference), max(1 / step, 0.4))
+    torch.testing.assert_close(engine.parameters[0].detach(), pack(reference), rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(engine.weights[0], average, rtol=1e-4, atol=2e-6)
+
+    weight = torch.tensor([0.999 ** (8 - i) for i in range(1, 9)], dtype=torch.float64)
+    seen = torch.stack(gradients)[:, : engine.watched]
+    first, second = ((weight[:, None] * seen**n).sum(0) / weight.sum() for n in (1, 2))
+    torch.testing.assert_close(engine.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "stacked"),
+    [
+        ("arsm", True),
+        ("relax", True),
+        ("arsm", False),
+        *((words, False) for words in ("muprop", "rebar", "double-control")),
+    ],
+)
+def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    engine = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=stacked, compiled=True)
+    assert not engine.epoch()["not_finite"].any()
+    assert len(graphs) == 5  # all turns share them: the code, two losses, Adam and its scale
+    for half in engine.state["first_moment"].tensor_split([engine.watched], -1):
+        assert bool((half != 0).any(-1).all())
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_learned_parts_learn(stacked: bool) -> None:
+    engine = make(replace(SMALL, estimator="relax"), [0, 1], stacked=stacked)
+    start = engine.parameters.detach().clone()
+    engine.epoch()
+    for moved in engine.parameters.detach() - start:
+        parts = engine.layout.unpack(moved)
+        assert all(bool((parts[f"learned.0.{name}"] != 0).any()) for name in ("hidden.weight", "out.weight"))
+
+
+def test_one_process_compiles_as_many_engines_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    engines = []
+    with torch._dynamo.config.patch(recompile_limit=4):
+        for batch in (4, 5, 10, 20):
+            engines.append(make(replace(SMALL, batch=batch), [0, 1], stacked=True, compiled=True))
+            assert not engines[-1].epoch()["not_finite"].any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "options", [{"compiled": True}, {"steps_per_replay": 4}, {"compiled": True, "steps_per_replay": 2}], ids=str
+)
+def test_on_a_gpu_compiled_and_captured_epochs_equal_eager_ones(options: dict[str, Any]) -> None:
+    eager = make(exact(), [0, 1, 2], stacked=True, device="cuda")
+    faster = make(exact(), [0, 1, 2], stacked=True, device="cuda", **options)
+    for _ in range(2):
+        means = [engine.epoch()["train"] for engine in (eager, faster)]
+        torch.testing.assert_close(*means, rtol=1e-4, atol=0)
+    assert int(faster.state["step"]) == 2 * faster.steps_per_epoch
+    torch.testing.assert_close(eager.parameters, faster.parameters, rtol=1e-3, atol=1e-5)
+
+
+class TwoLosses(torch.nn.Module):
+    """A code with a loss of its own, and a decoder that learns beside it, without noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Linear(784, 8), torch.nn.Linear(8, 784)
+
+    def forward(self, task: Any, *args: Any, **options: Any) -> Any:
+        return task(self, *args)
+
+    def encode(self, x: Tensor, settings: dict[str, Tensor]) -> Tensor:
+        return self.encoder(x)
+
+    def code_loss(self, x: Tensor, code: Tensor, settings: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return (code - x[:, 400:408]).square().mean(), {"code": code.mean()}
+
+    def decoder_loss(self, x: Tensor, code: Tensor, settings: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = (self.decoder(code) - x).square().mean()
+        return loss, {"decoder": loss.detach()}
+
+
+def two_losses(device: str, **options: Any) -> Engine:
+    torch.manual_seed(0)
+    modules = [TwoLosses() for _ in range(3)]
+    return Engine(
+        modules[0].to(device),
+        TwoLosses.encode,
+        (TwoLosses.code_loss, TwoLosses.decoder_loss),
+        torch.stack([pack(module.cpu()) for module in modules]),
+        load_mnist().train[:IMAGES].to(device),
+        {"rate": torch.tensor(RATES)},
+        [0, 1, 2],
+        batch=10,
+        watched=784 * 8 + 8,
+        **options,
+    )
+
+
+def test_the_second_loss_learns_from_the_code_and_does_not_change_it() -> None:
+    both = two_losses("cpu", stacked=False)
+    first_alone = two_losses("cpu", stacked=False)
+    first_alone._losses = [*first_alone._losses[:1], lambda *args: (args[1][1].sum() * 0, {})]
+    start = both.parameters.clone()
+    means = both.epoch(), first_alone.epoch()
+    assert torch.equal(both.parameters[:, : both.watched], first_alone.parameters[:, : both.watched])
+    assert torch.equal(means[0]["code"], means[1]["code"])
+    assert torch.equal(start[:, both.watched :], first_alone.parameters[:, both.watched :])
+    assert bool((both.parameters[:, both.watched :] != start[:, both.watched :]).any(-1).all())
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_losses_side_by_side_learn_what_they_learn_in_turn(device: str) -> None:
+    """On a GPU each has its stream, and so have replicas in turn."""
+    expected = two_losses(device, stacked=False)
+    ways: list[dict[str, Any]] = [{"stacked": True}]
+    if device == "cuda":
+        ways += [{"stacked": False, "steps_per_replay": 2}, {"stacked": True, "compiled": True, "steps_per_replay": 4}]
+    engines = [two_losses(device, **way) for way in ways]
+    for _ in range(3):
+        means = expected.epoch()
+        for engine in engines:
+            torch.testing.assert_close(engine.epoch(), means, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(engine.parameters, expected.parameters, rtol=1e-3, atol=1e-5)
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="choose a smaller one"):
+        make(replace(SMALL, batch=IMAGES + 1), [0], stacked=False)
+    with pytest.raises(ValueError, match="must divide the 4 steps"):
+        make(SMALL, [0], stacked=True, steps_per_replay=3)
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def worker(rank: int, folder: str) -> None:
+    """One of two processes: an epoch of the engine, then DDP with the estimator inside the wrapped module."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    engine = make(exact(), [0, 1, 2], stacked=False)
+    means = engine.epoch()
+    x, noise = shared_batch()
+    model = DistributedDataParallel(Wrapped(noise.chunk(2)[rank]))
+    model(x.chunk(2)[rank]).backward()
+    gradients = [p.grad for p in model.parameters()]
+    torch.save((engine.state["first_moment"], means["train"], gradients), f"{folder}/{rank}.pt")
+    own = [torch.rand(8, generator=generator) for generator in make(SMALL, [0, 1, 2], stacked=False).noise_generators]
+    torch.save(torch.stack(own), f"{folder}/noise-{rank}.pt")
+    dist.destroy_process_group()
+
+
+class Wrapped(torch.nn.Module):
+    """The ELBO's ARSM estimate, made inside forward."""
+
+    def __init__(self, noise: Tensor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.vae = VAE(SMALL)
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        def elbo(z: Tensor, x: Tensor) -> Tensor:
+            return self.vae.log_joint([z], x)
+
+        out = arsm.estimate(arsm.ARSM(), self.vae.encode(x), elbo, x, noise=self.noise)
+        return -out.value.mean()
+
+
+def shared_batch() -> tuple[Tensor, Tensor]:
+    x = load_mnist().train[:8].float()
+    logits = torch.zeros(8, SMALL.variables, SMALL.categories)
+    return x, dirichlet(logits, torch.Generator().manual_seed(3))
+
+
+def test_two_processes_give_one_processs_gradients(tmp_path: Path) -> None:
+    mp.spawn(worker, (str(tmp_path),), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    alone = make(exact(), [0, 1, 2], stacked=False)
+    means = alone.epoch()
+    x, noise = shared_batch()
+    model = Wrapped(noise)
+    model(x).backward()
+    for moment, train, gradients in found:
+        torch.testing.assert_close(moment, alone.state["first_moment"], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(train, means["train"], rtol=1e-5, atol=0)
+        torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[0][0], found[1][0])
+    drawn = torch.cat([torch.load(tmp_path / f"noise-{rank}.pt") for rank in range(2)])
+    assert len(drawn.unique(dim=0)) == 6  # no two seeds or processes have the same noise

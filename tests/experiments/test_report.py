@@ -1,0 +1,294 @@
+"""The report: one self-contained page whose numbers are those of the run folders."""
+
+import csv
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color
+from matplotlib.figure import Figure as MatplotlibFigure
+from rich.console import Console
+
+from arsm_experiments.figures import (
+    COLOURS,
+    TITLE,
+    Figure,
+    Level,
+    Panel,
+    Series,
+    band,
+    draw_panel,
+    palette,
+    save_figure,
+)
+from arsm_experiments.page import figure_data
+from arsm_experiments.record import read_run
+from arsm_experiments.report import Report
+from arsm_experiments.report_toy import toy_sections
+from arsm_experiments.sections import COLUMNS, Result, Section, Verdict, student_quantile
+from arsm_experiments.toy import Toy
+
+ESTIMATORS = ("exact", "arsm")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    toy = Toy(categories=(4,), updates=20, trace_every=5, variance_samples=5, seeds=3, estimators=ESTIMATORS, root=root)
+    toy.run(Console(quiet=True))
+    return root
+
+
+class Page(HTMLParser):
+    """What a page refers to, its tags, its text, and the figures' data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.figures: list[dict[str, Any]] = []
+        self.data = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "link", "br", "img"):
+            self.open.append(tag)
+        self.ids += [value or "" for key, value in attrs if key == "id"]
+        self.references += [value or "" for key, value in attrs if key in ("src", "href", "xlink:href", "srcset")]
+        self.data = ("type", "application/json") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.data and data.strip():
+            self.figures.append(json.loads(data))
+            self.data = False
+        elif not {"script", "style"} & set(self.open):
+            self.text += data
+
+
+def test_the_page_is_complete(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    Report(root=runs, out=out).run(Console(quiet=True))
+    page = Page(out.read_text())
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert {r for r in page.references if not r.startswith("data:")} <= {f"#{name}" for name in page.ids}
+    assert [len(figure["panels"]) for figure in page.figures] == [4, len(ESTIMATORS), len(ESTIMATORS)]
+    assert page.figures[0]["axes"] == ["update", "second", "evaluation of f"]
+    reward = page.figures[0]["panels"][0]["views"]["update"]
+    for series, words, name in zip(reward, ESTIMATORS, ("true gradient", "arsm"), strict=True):
+        steps, seeds = read_run(runs / "toy" / f"C4-step1-{words}").series("reward")
+        assert (series["name"], series["x"]) == (name, steps)
+        np.testing.assert_allclose(series["y"], np.mean(seeds, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(series["high"], np.percentile(seeds, 90, axis=0), rtol=1e-4)
+    for words in ESTIMATORS:
+        assert f"C4-step1-{words}" in page.text
+    session = read_run(runs / "toy" / "C4-step1-arsm").sessions[0]
+    for text in ("0 to 2", "trace_every=5", session["hardware"], session["torch"], session["commit"] or ""):
+        assert text in page.text
+
+
+def test_labels_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    folder = root / "toy" / "C4-step1-<b>x"
+    folder.mkdir(parents=True)
+    for path in (runs / "toy" / "C4-step1-arsm").glob("*.json*"):
+        (folder / path.name).write_text(path.read_text().replace('"arsm"', '"<b>x"'))
+    Report(root=root).run(Console(quiet=True))
+    page = Page((root / "report.html").read_text())
+    assert "b" not in page.tags
+    assert "<b>x" in page.text
+
+
+def test_exported_results_are_those_of_the_runs(runs: Path, tmp_path: Path) -> None:
+    Report(root=runs, out=tmp_path / "page.html", export=tmp_path / "results").run(Console(quiet=True))
+    folder = tmp_path / "results" / "toy"
+    with (folder / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    final = {
+        words: [line["reward"] for line in read_run(runs / "toy" / f"C4-step1-{words}").metrics if line["step"] == 20]
+        for words in ESTIMATORS
+    }
+    found = {(row["row"], row["metric"]): row for row in rows}
+    arsm = found["Toy, C = 4, step 1: arsm", "E[f]"]
+    assert float(arsm["mean"]) == pytest.approx(fmean(final["arsm"]), rel=1e-5)
+    assert float(arsm["std"]) == pytest.approx(stdev(final["arsm"]), rel=1e-4)
+    assert arsm["seeds"] == "3"
+    assert arsm["hardware"]
+    optimum = 0.5 + 1 / 30
+    gap = fmean((optimum - x) / (optimum - final["exact"][0]) for x in final["arsm"])
+    assert float(found["Toy, C = 4, step 1: arsm", "gap / true gap"]["mean"]) == pytest.approx(gap, rel=1e-4)
+    one = found["Toy, C = 4, step 1: arsm", "variance / arsm's at the start"]
+    assert float(one["mean"]) == pytest.approx(1)
+    for part in ("traces", "gradient", "probability"):
+        assert (folder / f"C4-step1-{part}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unfinished_run_is_shown_as_such(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "toy" / "C4-step1-arsm"
+    folder.mkdir(parents=True)
+    for path in (runs / "toy" / "C4-step1-arsm").glob("*.json*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[: 3 * 3]))
+    (section,) = toy_sections([read_run(folder)])
+    assert {result.row for result in section.results} == {"arsm (10 updates)"}
+    assert "gap / true gap" not in {result.metric for result in section.results}
+
+
+def test_a_true_gradient_that_arrives_is_no_measure(tmp_path: Path) -> None:
+    toy = Toy(
+        categories=(4,), steps=(1e6,), updates=200, variance_samples=2, estimators=("exact", "arsm"), root=tmp_path
+    )
+    toy.run(Console(quiet=True))
+    (section,) = toy_sections([read_run(folder) for folder in sorted((tmp_path / "toy").iterdir())])
+    assert {(result.row, result.metric): result.mean for result in section.results}[
+        "true gradient", "E[f]"
+    ] == 0.5 + 1 / toy.r
+    assert "gap / true gap" not in {result.metric for result in section.results}
+
+
+def test_different_problems_are_different_sections(runs: Path, tmp_path: Path) -> None:
+    Toy(categories=(3, 5), updates=2, variance_samples=2, estimators=("ar", "arsm"), root=tmp_path).run(
+        Console(quiet=True)
+    )
+    records = [read_run(folder) for folder in sorted((tmp_path / "toy").iterdir())]
+    sections = toy_sections(records)
+    assert [section.title for section in sections] == ["Toy, C = 3, step 1", "Toy, C = 5, step 1"]
+    assert [len(section.records) for section in sections] == [2, 2]
+
+
+def test_a_band_is_the_mean_or_median_and_the_10th_to_90th_percentile() -> None:
+    seeds = np.random.default_rng(0).exponential(size=(20, 4))
+    low, high = np.percentile(seeds, (10, 90), axis=0)
+    mean = band("arsm", "#000000", [0, 1, 2, 3], seeds.tolist())
+    median = band("arsm", "#000000", [0, 1, 2, 3], seeds.tolist(), "median")
+    np.testing.assert_allclose(mean.y, seeds.mean(0))
+    np.testing.assert_allclose(median.y, np.median(seeds, 0))
+    for series in (mean, median):
+        np.testing.assert_allclose(series.low, low)
+        np.testing.assert_allclose(series.high, high)
+    assert not band("arsm", "#000000", [0, 1, 2, 3], seeds[:1].tolist()).low
+
+
+def test_arsm_has_one_colour_everywhere() -> None:
+    assert palette(["reinforce", "ar", "arsm", "rloo"]) == [COLOURS[1], COLOURS[2], COLOURS[0], COLOURS[3]]
+    assert palette(["arsm", "arsm"]) == [COLOURS[0], COLOURS[1]]
+    assert len(set(palette(["rloo"] * len(COLOURS)))) == len(COLOURS)
+    assert len(palette(["rloo"] * 30)) == 30
+
+
+def test_a_thinned_series_keeps_its_ends() -> None:
+    x = [float(i) for i in range(1000)]
+    series = Series("arsm", "#000000", x, [2 * v for v in x], [v - 1 for v in x], [v + 1 for v in x]).thinned(50)
+    assert len(series.x) == 50
+    assert (series.x[0], series.x[-1]) == (0.0, 999.0)
+    np.testing.assert_allclose(np.diff(series.x), 999 / 49, atol=1)
+    np.testing.assert_allclose(series.y, 2 * np.asarray(series.x))
+    np.testing.assert_allclose(series.high, np.asarray(series.low) + 2)
+
+
+def test_what_is_no_number_is_no_number_on_the_page() -> None:
+    series = Series("arsm", "#0090d6", [0, 1, 2], [1 / 3, float("nan"), float("inf")])
+    data = figure_data(Figure("-ELBO", "", [Panel("test", {"iteration": [series]})], {}))
+    assert data["panels"][0]["views"]["iteration"][0]["y"] == [0.33333, None, None]
+
+
+def test_a_panel_is_drawn_as_it_is_described() -> None:
+    series = Series("arsm", "#0090d6", [1.0, 2.0, 30.0], [4.0, 0.0, 6.0], [3.0, 0.0, 5.0], [5.0, 0.0, 7.0])
+    panel = Panel("variance", {"update": [series]}, log="y", floor=2.0, levels=[Level("optimum", 6.5, "#e0562b")])
+    axes = MatplotlibFigure().add_subplot()
+    draw_panel(axes, panel, "update")
+    assert (axes.get_title("left"), axes.get_xlabel(), axes.get_yscale()) == ("variance", "update", "log")
+    curve, level = axes.lines
+    assert np.asarray(curve.get_xdata()).tolist() == [1, 30], "a log axis has no place for zero"
+    assert same_color(curve.get_color(), "#0090d6")
+    assert np.asarray(level.get_ydata()).tolist() == [6.5, 6.5]
+    corners = np.asarray(axes.collections[0].get_paths()[0].vertices)
+    assert {tuple(corner) for corner in corners.tolist()} >= {(1, 3), (1, 5), (30, 5), (30, 7)}
+    assert axes.get_ylim()[0] == 2.0
+    assert axes.get_xlim()[0] == 0.0
+    draw_panel(axes, replace(panel, title="vae-short-1layer-gumbel-softmax-hard=True-rate0.0003"), "update")
+    assert max(map(len, axes.get_title("left").split("\n"))) <= TITLE
+
+
+@pytest.mark.parametrize("entries", [1, 9])
+def test_a_file_shows_the_axes_that_it_names_below_the_legend(entries: int, tmp_path: Path) -> None:
+    """As many panels as views and as many lines as long names, seen from the PNG's size."""
+    line = [Series(f"arsm with settings {number:_>30}", "#0090d6", [0, 1], [0, 1]) for number in range(entries)]
+    panels = [Panel("return", {"episode": line, "step": line, "second": line}), Panel("entropy", {"episode": line})]
+    files = {"all": ("episode", "step", "second"), "one": ("second",)}
+    save_figure(Figure("Along training", "", panels, files), tmp_path)
+    for name, inches in (("all", (8, 5.4 + 0.2 * entries)), ("one", (4, 2.7 + 0.2 * entries))):
+        header = (tmp_path / f"{name}.png").read_bytes()[16:24]
+        size = int.from_bytes(header[:4]), int.from_bytes(header[4:])
+        assert size == tuple(round(110 * inch) for inch in inches)
+
+
+@pytest.mark.parametrize(("values", "plain"), [((80, 150), True), ((0.8, 150), False)])
+def test_a_log_scale_within_a_decade_has_plain_numbers(values: tuple[float, float], plain: bool) -> None:
+    figure = MatplotlibFigure()
+    axes = figure.add_subplot()
+    draw_panel(axes, Panel("-ELBO", {"iteration": [Series("arsm", "#0090d6", [0, 1], values)]}, log="y"), "iteration")
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert ("100" in labels and "120" in labels) == plain
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (100, 1.984)])
+def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(quantile, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "paper", "spread", "difference", "verdict"),
+    [
+        ([87.0, 86.6, 87.4], 86.7, None, "+0.3", "within noise"),  # noise: 4.30 x 0.4 x sqrt(1 + 1/3) = 1.99
+        ([87.0, 86.6, 87.4], 85.1, None, "+1.9", "within noise"),
+        ([87.0, 86.6, 87.4], 84.9, None, "+2.1", "worse"),
+        ([87.0, 86.6, 87.4], 89.1, None, "-2.1", "better"),
+        ([58.0, 58.2, 58.4], 58.9, 0.0, "-0.7", "better"),  # noise: 4.30 x 0.2 / sqrt(3) = 0.50
+        ([58.0, 58.2, 58.4], 58.9, 0.2, "-0.7", "within noise"),
+        ([87.0], 80.0, None, "+7", "noise unknown"),
+    ],
+)
+def test_the_papers_figure_is_beaten_beyond_noise_only(
+    runs: Path, values: list[float], paper: float, spread: float | None, difference: str, verdict: Verdict
+) -> None:
+    record = read_run(runs / "toy" / "C4-step1-arsm")
+    result = Result("arsm", "test", values, record, paper, spread)
+    assert (result.difference, result.verdict) == (difference, verdict)
+    other_way = Result("arsm", "test", values, record, paper, spread, like_for_like=False)
+    assert (other_way.difference, other_way.verdict) == ("", "not like for like")
+    (line,) = Section("VAE", "", [record], [result, other_way], headline="test").headlines[:1]
+    assert (line.ours, line.difference, line.verdict) == (result.ours, difference, verdict)
+    assert not Section("VAE", "", [record], [result], headline="train").headlines
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([0.5327], "0.5327"),
+        ([0.5, 0.5], "0.5"),
+        ([0.510, 0.522], "0.516 ± 0.008"),
+        ([20.0, 30.0], "25 ± 7"),
+        ([2.0e6, 3.0e6], "2.5e6 ± 7e5"),
+        ([2.0e-7], "2e-7"),
+        ([0.51670001, 0.51670002], "0.5167"),
+        ([float("nan"), 1.0], "nan"),
+    ],
+)
+def test_numbers_are_as_long_as_their_spread_allows(runs: Path, values: list[float], text: str) -> None:
+    assert Result("row", "metric", values, read_run(runs / "toy" / "C4-step1-arsm")).text == text

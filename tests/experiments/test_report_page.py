@@ -1,0 +1,195 @@
+"""The report's page in a real browser: it is complete, it asks the network for nothing, and its curves answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from arsm_experiments.compare import Compare
+from arsm_experiments.record import Record, read_run
+from arsm_experiments.report import Report
+from arsm_experiments.toy import Toy
+from tests.experiments.browser import Browser, find_chromium
+
+PROGRAM = find_chromium()
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="There is no Chromium to open the page with; install one with `apt-get install chromium`."
+)
+UPDATES = 20
+TRACES = "#toy-c-30-step-1 details.figure"
+"""The first figure of the toy: expected reward, variance, places and pseudo actions."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    quiet = Console(quiet=True)
+    Toy(
+        updates=UPDATES, trace_every=5, variance_samples=5, seeds=3, estimators=("exact", "ars", "arsm"), root=root
+    ).run(quiet)
+    kinds = ("reinforce", "arsm", "gumbel-softmax:temperature=0.5")
+    Compare(problems=("toy-30",), estimators=kinds, samples=20, training=0, root=root).run(quiet)
+    Report(root=root).run(quiet)
+    return root
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert PROGRAM is not None
+    with Browser(PROGRAM, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, runs: Path) -> Browser:
+    """The page as a window of 1,300 pixels shows it, its first curves drawn."""
+    browser.show(width=1300)
+    browser.open(runs / "report.html")
+    browser.wait_for(f"document.querySelectorAll('{TRACES} .plot')[3].data !== undefined")
+    return browser
+
+
+def record(runs: Path, words: str) -> Record:
+    return read_run(runs / "toy" / f"C30-step1-{words}")
+
+
+def plot(place: int, what: str) -> str:
+    """Something of the toy's plot at this place, in JavaScript."""
+    return f"document.querySelectorAll('{TRACES} .plot')[{place}].{what}"
+
+
+def shown(page: Browser, place: int = 0) -> list[str]:
+    """The curves that a plot shows, by name."""
+    traces = plot(place, "data.filter((t) => t.mode === 'lines' && t.visible && t.legendgroup && !t.fill)")
+    return page.evaluate(f"{traces}.map((trace) => trace.name)")
+
+
+def drawn_paths(page: Browser, place: int = 0) -> int:
+    return page.evaluate(plot(place, "querySelectorAll('.scatterlayer .trace .lines path').length"))
+
+
+def test_all_of_the_page_is_drawn_without_a_request_or_a_complaint(page: Browser, runs: Path) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+    for place in range(page.evaluate("document.querySelectorAll('.plot').length")):
+        one = f"document.querySelectorAll('.plot')[{place}]"
+        page.evaluate(f"{one}.scrollIntoView({{behavior: 'instant'}})")
+        page.wait_for(f"{one}.querySelector('.scatterlayer .trace') !== null")
+    requests = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
+    assert requests == [(runs / "report.html").resolve().as_uri()]
+    said = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+    assert [event for event in page.events if event["method"] in said] == []
+
+
+def test_the_table_holds_the_numbers_of_the_run_folders(page: Browser, runs: Path) -> None:
+    lines = "[...document.querySelectorAll('#toy-c-30-step-1 > .wide tr')]"
+    table: list[list[str]] = page.evaluate(f"{lines}.map((row) => [...row.cells].map((cell) => cell.innerText))")
+    header, *rows = table
+    assert [row[0] for row in rows] == ["true gradient", "ars", "arsm"]
+    for words, row in zip(("exact", "ars", "arsm"), rows, strict=True):
+        cells = dict(zip(header, row, strict=True))
+        final = [line for line in record(runs, words).metrics if line["step"] == UPDATES]
+        assert float(cells["E[f]"].split()[0]) == pytest.approx(fmean(line["reward"] for line in final), rel=1e-3)
+        calls = fmean(line["evaluations"] for line in final) / UPDATES
+        assert float(cells["f calls an update"].split()[0]) == pytest.approx(calls, rel=0.1)
+    assert "10 to 10,000" in page.evaluate("document.querySelector('.headline').innerText")
+
+
+def test_a_click_in_the_legend_hides_a_curve_in_every_panel(page: Browser) -> None:
+    assert shown(page) == ["true gradient", "ars", "arsm"]
+    before = drawn_paths(page)
+    button = f'{TRACES} .legend button[data-name="ars"]'
+    page.click(button)
+    page.wait_for(f"document.querySelector('{button}').getAttribute('aria-pressed') === 'false'")
+    for place in range(4):
+        assert shown(page, place) == ["true gradient", "arsm"]
+    assert drawn_paths(page) < before
+    page.click(button)
+    page.wait_for(f"document.querySelector('{button}').getAttribute('aria-pressed') === 'true'")
+    assert shown(page) == ["true gradient", "ars", "arsm"]
+    assert drawn_paths(page) == before
+
+
+def test_a_double_click_in_the_legend_leaves_one_curve(page: Browser) -> None:
+    button = f'{TRACES} .legend button[data-name="arsm"]'
+    page.click(button, times=2)
+    assert shown(page) == ["arsm"]
+    page.click(button, times=2)
+    assert shown(page) == ["true gradient", "ars", "arsm"]
+
+
+@pytest.mark.parametrize(("axis", "key"), [("evaluation of f", "evaluations"), ("second", "seconds")])
+def test_the_axis_can_be_switched(page: Browser, runs: Path, axis: str, key: str) -> None:
+    def arsm(what: str) -> list[float]:
+        return page.evaluate(plot(0, f"data.find((t) => t.name === 'arsm' && !t.fill).{what}"))
+
+    heights = arsm("y")
+    assert page.evaluate(plot(0, "layout.xaxis.title.text")) == "update"
+    assert arsm("x") == list(range(0, UPDATES + 1, 5))
+    page.click(f'{TRACES} .legend button[data-name="ars"]')
+    page.click(f'{TRACES} .axes button[data-axis="{axis}"]')
+    for place in range(4):
+        assert page.evaluate(plot(place, "layout.xaxis.title.text")) == axis
+    means = [fmean(seeds) for seeds in zip(*record(runs, "arsm").series(key)[1], strict=True)]
+    assert arsm("x") == pytest.approx(means, rel=1e-4)
+    assert arsm("y") == heights
+    assert shown(page) == ["true gradient", "arsm"], "what was hidden stays hidden"
+
+
+def test_a_curve_says_its_numbers_under_the_mouse_and_can_be_zoomed(page: Browser) -> None:
+    page.evaluate(plot(0, "scrollIntoView({block: 'center', behavior: 'instant'})"))
+    places = page.evaluate(
+        f"""(() => {{
+          const plot = document.querySelectorAll('{TRACES} .plot')[0], box = plot.getBoundingClientRect();
+          const {{ xaxis, yaxis, _size }} = plot._fullLayout;
+          const arsm = plot.data.find((t) => t.name === 'arsm' && !t.fill);
+          const at = (i) => [box.x + _size.l + xaxis.d2p(arsm.x[i]), box.y + _size.t + yaxis.d2p(arsm.y[i])];
+          return {{ point: at(2), left: at(1)[0], right: at(3)[0], middle: box.y + box.height / 2 }};
+        }})()"""
+    )
+    page.mouse("mouseMoved", *places["point"])
+    page.wait_for(plot(0, "querySelector('.hoverlayer text') !== null"))
+    label = page.evaluate(plot(0, "querySelector('.hoverlayer').textContent"))
+    assert "update 10" in label
+    assert any(name in label for name in ("arsm", "true gradient"))
+    page.mouse("mousePressed", places["left"], places["middle"])
+    page.mouse("mouseMoved", places["right"], places["middle"])
+    page.mouse("mouseReleased", places["right"], places["middle"])
+    low, high = page.evaluate(plot(0, "layout.xaxis.range"))
+    assert (low, high) == pytest.approx((5, 15), abs=0.5)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "touch"), [(1300, False), (768, True), (375, True)])
+def test_the_page_fits_the_window_and_its_mode(page: Browser, width: int, touch: bool, dark: bool) -> None:
+    page.show(width=width, height=812, dark=dark, touch=touch)
+    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+    page.wait_for(f"innerWidth === {width}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.body.scrollWidth") <= width
+    if width == 375:
+        assert page.evaluate("[...document.querySelectorAll('.wide')].some((e) => e.scrollWidth > e.clientWidth)")
+    brightness = "(colour) => colour.match(/[0-9a-f]{2}/g).reduce((sum, part) => sum + parseInt(part, 16), 0) / 765"
+    page.wait_for(f"(({brightness})({plot(0, 'layout.font.color')}) > 0.7) === {str(dark).lower()}")
+    background: list[int] = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (fmean(background) < 0.3 * 255) == dark
+
+
+def test_paper_gets_every_open_figure_in_black(page: Browser) -> None:
+    page.show(width=1300, dark=True)
+    page.evaluate(
+        """addEventListener("beforeprint", () => {
+          const plots = [...document.querySelectorAll(".plot")];
+          window.printed = plots.map((plot) => plot.layout && [plot.layout.font.color, plot.layout.width]);
+        })"""
+    )
+    assert page.call("Page.printToPDF")["data"]
+    printed: list[Any] = page.evaluate("window.printed")
+    opened: list[bool] = page.evaluate("[...document.querySelectorAll('.plot')].map((p) => p.closest('details').open)")
+    assert [p is not None for p, o in zip(printed, opened, strict=True) if o] == [True] * sum(opened)
+    assert {tuple(p) for p, o in zip(printed, opened, strict=True) if o} == {("#000000", 310)}
+    page.wait_for(plot(0, "layout.font.color !== '#000000'"))

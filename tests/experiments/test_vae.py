@@ -1,0 +1,291 @@
+"""The VAE experiment: its objective against enumeration, its run folders, being killed and going on."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import arsm
+from arsm_experiments import training
+from arsm_experiments.data import load_mnist
+from arsm_experiments.engine import Engine, Layout
+from arsm_experiments.record import RunError
+from arsm_experiments.training import initial_parameters, multi_sample_bound, png, probes, train
+from arsm_experiments.vae import VAE, Vae, bernoulli, dropout
+from tests.experiments.interrupted import assert_goes_on_when_killed, assert_same
+from tests.experiments.training_runs import assert_whole, total_loss
+from tests.statistics import deviations
+
+TINY = Vae(
+    variables=2,
+    categories=3,
+    hidden=(6, 5),
+    batch=50,
+    images=500,
+    epochs=3,
+    measure_every=1,
+    bound_samples=0,
+    rates=(1e-2,),
+    device="cpu",
+)
+NO_SETTINGS: dict[str, Tensor] = {}
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return load_mnist().train[:3].float()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_weights_added_up_are_the_product_with_one_hot(dropped: bool) -> None:
+    layer, z = torch.nn.Linear(12, 5), torch.randint(4, (7, 3), generator=torch.Generator().manual_seed(0))
+    kept = torch.rand(7, 3, 1) if dropped else None
+    found = []
+    for dense in (False, True):
+        made = Vae().model(dense=dense).of_choices(layer, z, kept)
+        found.append((made.detach(), *torch.autograd.grad(made.square().sum(), list(layer.parameters()))))
+        assert not Vae().model(dense=dense).of_choices(layer, z, kept, frozen=True).requires_grad
+    torch.testing.assert_close(*found)
+
+
+def enumerate_elbo(vae: VAE, x: Tensor) -> Tensor:
+    """E_q[ln p(x, z) - ln q(z | x)] of every image, over all paths: [N]."""
+    config = vae.config
+    every = torch.tensor(list(itertools.product(range(config.categories), repeat=config.variables)))
+    log_q1 = vae.encode(x)
+    total = torch.zeros(len(x))
+    for z1 in every:
+        z1 = z1.expand(len(x), -1)
+        paths = [[z1]] if config.layers == 1 else [[z1, z2.expand(len(x), -1)] for z2 in every]
+        for zs in paths:
+            logits = [log_q1] if config.layers == 1 else [log_q1, vae.encode_lower(z1)]
+            log_q = torch.stack([arsm.log_prob(phi, z).sum(-1) for phi, z in zip(logits, zs, strict=True)]).sum(0)
+            total = total + log_q.exp() * (vae.log_joint(zs, x) - log_q)
+    return total
+
+
+def gradients(vae: VAE, loss: Tensor) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(vae.parameters()))])
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kl", ["sampled", "analytic"])
+@pytest.mark.parametrize("first_logit_fixed", [True, False])
+def test_the_exact_loss_has_the_gradient_of_the_elbo(
+    layers: Any, kl: Any, first_logit_fixed: bool, images: Tensor
+) -> None:
+    torch.manual_seed(0)
+    config = replace(TINY, estimator="exact", layers=layers, kl=kl, first_logit_fixed=first_logit_fixed)
+    vae = VAE(replace(config, independent_decoder_sample=False))
+    loss, metrics = vae(total_loss, images, NO_SETTINGS)
+    expected = -enumerate_elbo(vae, images).mean()
+    torch.testing.assert_close(metrics["train"], expected.detach())
+    torch.testing.assert_close(gradients(vae, loss), gradients(vae, expected), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"layers": 2}, {"kl": "analytic", "independent_decoder_sample": False}])
+def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, Any], images: Tensor) -> None:
+    """2,000 losses; the suite's one false-alarm rate holds (`tests.statistics`)."""
+    torch.manual_seed(0)
+    vae = VAE(replace(TINY, hidden=(3,), **changes))
+    expected = gradients(vae, -enumerate_elbo(vae, images).mean())
+    layout = Layout.of(vae)
+    weights = torch.cat([p.detach().flatten() for p in vae.parameters()]).expand(2000, -1).clone().requires_grad_()
+    vae.dense = True
+
+    def loss(vector: Tensor) -> Tensor:
+        return torch.func.functional_call(vae, layout.unpack(vector), (total_loss, images, NO_SETTINGS))[0]
+
+    losses = torch.vmap(loss, randomness="different")(weights)
+    (samples,) = torch.autograd.grad(losses.sum(), weights)
+    # float32: allow for the rounding of values near 500
+    assert float((deviations(samples.double(), expected.double()) - 1e-3).max()) <= 1
+
+
+def test_the_independent_sample_trains_the_decoder_and_nothing_else(images: Tensor) -> None:
+    torch.manual_seed(0)
+    vae = VAE(replace(TINY, estimator="exact"))
+    found = []
+    for seed in (1, 2):
+        loss, _ = vae(total_loss, images, NO_SETTINGS, generator=torch.Generator().manual_seed(seed))
+        found.append(gradients(vae, loss).split([vae.encoder_size, sum(p.numel() for p in vae.decoder.parameters())]))
+    (encoder, decoder), (other_encoder, other_decoder) = found
+    assert torch.equal(encoder, other_encoder)
+    assert not torch.equal(decoder, other_decoder)
+
+
+def test_the_encoder_has_the_papers_shape_and_initialisation() -> None:
+    vae = VAE(Vae(layers=2, first_logit_fixed=False))
+    shapes = [tuple(p.shape) for p in vae.parameters() if p.ndim == 2]
+    assert shapes == [
+        (512, 784), (256, 512), (200, 256), (200, 200), (256, 200), (512, 256), (784, 512), (200, 200),
+    ]  # fmt: skip
+    for p in vae.parameters():
+        if p.ndim == 1:
+            assert not p.any()
+        else:
+            limit = (6 / sum(p.shape)) ** 0.5
+            assert 0.99 * limit < float(p.detach().abs().max()) <= limit
+
+
+def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
+    h = dropout(torch.ones(100_000), torch.tensor(0.3), torch.Generator().manual_seed(0))
+    assert abs(float((h == 0).float().mean()) - 0.3) < 0.01  # seven standard errors
+    assert sorted(set(h.tolist())) == pytest.approx([0, 1 / 0.7])
+
+
+def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
+    weights = initial_parameters(config, images)
+    rates = {"rate": torch.ones(len(weights))}
+    module = VAE(config, dense=stacked)
+    return Engine(
+        module,
+        VAE.encode,
+        module.losses,
+        weights,
+        images,
+        rates,
+        list(config.seeds),
+        batch=1,
+        watched=module.encoder_size,
+        stacked=stacked,
+    )
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_importance_weighted_bound_comes_close_to_the_likelihood(stacked: bool) -> None:
+    config, images = replace(TINY, seeds=(0, 1)), load_mnist().test[:60]
+    engine = engine_of(config, images, stacked=stacked)
+    torch.manual_seed(0)
+    generators = probes(config, engine, 0)
+    bounds = multi_sample_bound(engine, VAE.log_mean_weight, engine.weights, images, 400, generators)
+    every = torch.tensor(list(itertools.product(range(3), repeat=2)))
+    for r, seed in enumerate(config.seeds):
+        vae = VAE(config)
+        for p, value in zip(vae.parameters(), engine.layout.unpack(engine.weights[r]).values(), strict=True):
+            p.data.copy_(value)
+        x = images.float()
+        with torch.no_grad():
+            likelihood = -torch.stack([vae.log_joint([z.expand(60, -1)], x) for z in every]).logsumexp(0).mean()
+            elbo = -enumerate_elbo(vae, x).mean()
+        assert likelihood < elbo, seed
+        assert float(bounds[r]) == pytest.approx(float(likelihood), abs=0.1 * float(elbo - likelihood))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_measuring_stacked_replicas_finds_what_measuring_them_in_turn_does(layers: Any) -> None:
+    config = replace(TINY, seeds=(0, 1, 2), layers=layers)
+    x = load_mnist().test[:2000].float().expand(3, -1, -1)
+    found = []
+    for stacked in (False, True):
+        engine = engine_of(config, load_mnist().test[:10], stacked=stacked)
+        generators = [torch.Generator().manual_seed(seed) for seed in config.seeds]
+        torch.manual_seed(0)
+        tasks = (VAE.diagnostics, VAE.negative_elbo, VAE.pictures)
+        found.append([engine.run(task, engine.weights, x, generators=generators) for task in tasks])
+    (one, elbo, pictures), (other, other_elbo, other_pictures) = found
+    torch.testing.assert_close(one["entropy"], other["entropy"])
+    # one sample an image: 2,000 of them agree far better than this
+    torch.testing.assert_close(one["pseudo_action_share"], other["pseudo_action_share"], rtol=0, atol=0.05)
+    torch.testing.assert_close(elbo / 2000, other_elbo / 2000, rtol=0, atol=1.0)
+    assert torch.equal(pictures[:, 0], x)
+    assert torch.equal(other_pictures[:, 0], x)
+    torch.testing.assert_close(pictures.mean(2), other_pictures.mean(2), rtol=0, atol=0.05)
+
+
+def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> None:
+    config = replace(TINY, root=tmp_path, seeds=(3, 4), rates=(3e-3, 1e-2), bound_samples=20, averaging=0.9)
+    folders = train(config)
+    assert [folder.name for folder in folders] == ["1layer-arsm-rate0.003-seed-3", "1layer-arsm-rate0.01-seed-3"]
+    for folder in folders:
+        last = assert_whole(folder)
+        assert {"best_test", "bound"} <= last.keys()
+        assert last["bound"] < last["best_test"]
+        assert 1 <= last["evaluations"] <= 4
+
+
+def test_a_picture_is_a_png_file() -> None:
+    grey = torch.arange(6, dtype=torch.uint8).view(2, 3)
+    content = png(grey)
+    assert struct.unpack(">II", content[16:24]) == (3, 2)
+    start = content.index(b"IDAT") + 4
+    lines = zlib.decompress(content[start : content.index(b"IEND") - 8])
+    assert lines == bytes([0, 0, 1, 2, 0, 3, 4, 5])
+
+
+def test_sampled_pixels_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(training, "load_mnist", lambda **options: asked.append(options) or load_mnist())
+    train(replace(TINY, root=tmp_path, data=tmp_path, sampled_pixels=True))
+    assert asked == [{"folder": tmp_path, "sampled": True}]
+
+
+def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    for changes, words in [
+        ({"rates": (0.0,)}, "--rates must be positive"),
+        ({"seeds": (1, 1)}, "--seeds must be one or more different"),
+        ({"dropouts": (1.0,)}, r"must lie in \[0, 1\)"),
+        ({"categories": 1}, "--categories must be at least 2"),
+        ({"estimator": "armm"}, "did you mean"),
+        ({"sampled_pixels": True}, "--sampled-pixels needs grey values"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            train(replace(TINY, root=tmp_path, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- killed and resumed
+
+RESUMED = {
+    "layers": 2,
+    "estimator": "arsm:pooled=True",
+    "dropouts": (0.1, 0.2),
+    "averaging": 0.9,
+    "schedule": "cosine",
+}
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    assert_goes_on_when_killed(replace(TINY, **RESUMED), tmp_path)
+
+
+def test_folders_at_different_epochs_catch_up_bit_for_bit(tmp_path: Path) -> None:
+    whole = train(replace(TINY, **RESUMED, root=tmp_path / "whole"))
+    config = replace(TINY, **RESUMED, root=tmp_path / "parts", resume=True)
+    # the first folder alone is at the end already when the second joins
+    ahead = train(replace(config, dropouts=(0.1,)))
+    assert train(config)[:1] == ahead
+    assert_same([tmp_path / "parts" / "vae" / folder.name for folder in whole], whole)
+
+
+def test_another_configuration_is_not_resumed(tmp_path: Path) -> None:
+    config = replace(TINY, epochs=1, root=tmp_path)
+    train(config)
+    with pytest.raises(RunError, match="exists"):
+        train(config)
+    with pytest.raises(RunError, match="batch"):
+        train(replace(config, batch=25, resume=True))
+
+
+def test_the_likelihood_that_is_compiled_is_the_eager_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.cat([torch.randn(5, 784, generator=generator) * 10, torch.zeros(1, 784)]).requires_grad_()
+    x = torch.rand(6, 784, generator=generator).round()
+    compiled = torch.compile(bernoulli, backend="eager", fullgraph=True)
+    found, expected = compiled(logits, x), bernoulli(logits, x)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-3)
+    slopes = [torch.autograd.grad(value.sum(), logits)[0] for value in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rate_that_is_too_large_is_named_as_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match="try a smaller learning rate"):
+        train(replace(TINY, rates=(1e30,), root=tmp_path, device="cpu"))
