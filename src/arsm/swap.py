@@ -1,28 +1,19 @@
 r"""Pseudo actions: who wins the race when two elements of the noise change places.
 
 z = argmin_i (a_i - phi_i) with a = ln pi; z^{c<->j} is the winner after a_c and a_j are swapped. The definition costs
-O(C) a pair. Three facts make it O(1) a pair, and all pairs of one variable together O(C log C).
-Write o_i = a_i - phi_i and o_z for its minimum; ties go to the lowest index, so that "x beats z" below means
+O(C) per pair. Three facts make it O(1) per pair; `arsm.univariate` sums all pairs of one variable in O(C).
+Write o_i = a_i - phi_i and o_z for its minimum. Ties go to the lowest index: "x beats z" means
 (value of x, index of x) < (o_z, z) in lexicographic order.
 
-**1. A pair that leaves z alone has one challenger at most.** For c, j != z everybody but c and j keeps a value that z
-beats, so the winner is z, or c if a_j - phi_c beats z, or j if a_c - phi_j beats z. Both cannot hold: z beats c
-before the swap, so if c beats z with a_j in place of a_c, then a_j < a_c; if j beats z with a_c, then a_c < a_j.
+**1. A pair without z has at most one challenger.** For c, j != z every other element keeps a value that z beats. The
+winner is z, or c if a_j - phi_c beats z, or j if a_c - phi_j beats z. Both cannot hold: z beats c before the swap, so
+if c beats z with a_j in place of a_c, then a_j < a_c; if j beats z with a_c, then a_c < a_j.
 
 **2. Each test is a threshold on one variable.** In fixed point (`noise.fixed_point`) sums are exact and "c beats z with
 a_j" reads a_j < theta_c, with theta_c = o_z + phi_c, plus one unit of the resolution where c < z.
 
-**3. A pair (z, c)** gives z the value a_c - phi_z and c the value a_z - phi_c; the best of the others is the runner-up
-of o, or the third where c is the runner-up. The first of these three wins.
-
-Hence for one variable, with w_j = 1/C - pi_j and d_c = f(c) - f(z), the sums R_c = sum_j (f(z^{c<->j}) - f(z)) w_j are
-
-    R_c = d_c sum_{j != z} w_j [a_j < theta_c]  +  sum_{j != z} w_j d_j [a_c < theta_j]  +  d(z^{c<->z}) w_z,   c != z
-    R_z = sum_j d(z^{z<->j}) w_j
-
-(j = c adds nothing to either sum, as z beats c). The first sum is a prefix sum of w in the order of a, the second a
-prefix sum of w d in the descending order of theta. Since sum_j w_j = 0, the ARSM gradient
-g_c = sum_j (F_cj - mean_m F_mj) w_j is R_c - mean(R).
+**3. A pair (c, j) leaves one of the first three of the race to the others.** The best of the others is the first of the
+race's first three that is neither c nor j. The winner is c with a_j - phi_c, j with a_c - phi_j, or that one.
 """
 
 from __future__ import annotations
@@ -37,7 +28,7 @@ from arsm.noise import RESOLUTION, fixed_point
 
 
 class Race(NamedTuple):
-    """One race a variable, in fixed point."""
+    """One race per variable, in fixed point."""
 
     phi: Tensor
     """[..., C] logits."""
@@ -47,13 +38,23 @@ class Race(NamedTuple):
     """[...] the winner."""
     best: Tensor
     """[...] its value o_z."""
+    second: Tensor
+    """[...] the runner-up."""
+    second_value: Tensor
+    third: Tensor
+    """[...] the third; with fewer than three categories, anyone with the value infinity."""
+    third_value: Tensor
 
 
 def run_race(logits: Tensor, log_pi: Tensor) -> Race:
-    """Find the winner z and its value: [..., C] -> [...]."""
+    """Find the first three: [..., C] -> [...]."""
     phi, a = fixed_point(logits, log_pi)
-    best, z = (a - phi).min(-1)
-    return Race(phi, a, z, best)
+    o = a - phi
+    best, z = o.min(-1)
+    o = replace(o, z, torch.inf)
+    second_value, second = o.min(-1)
+    third_value, third = replace(o, second, torch.inf).min(-1)
+    return Race(phi, a, z, best, second, second_value, third, third_value)
 
 
 def replace(x: Tensor, index: Tensor, value: float) -> Tensor:
@@ -63,15 +64,15 @@ def replace(x: Tensor, index: Tensor, value: float) -> Tensor:
 
 def swap_with(race: Race, reference: Tensor) -> Tensor:
     """z^{c<->j} of every c with one j = reference: [...] -> [..., C]."""
-    phi, a, _, _ = race
     j = reference.unsqueeze(-1)
-    c = torch.arange(phi.shape[-1], device=phi.device)
-    others = replace(a - phi, reference, torch.inf)
-    first_value, first = others.min(-1, keepdim=True)
-    second_value, second = replace(others, first.squeeze(-1), torch.inf).min(-1, keepdim=True)
-    winner = torch.where(c == first, second, first)
-    value = torch.where(c == first, second_value, first_value)
-    for index, challenge in ((c, a.gather(-1, j) - phi), (j, a - phi.gather(-1, j))):
+    z, best, second, second_value, third, third_value = (x.unsqueeze(-1) for x in race[2:])
+    c = torch.arange(race.phi.shape[-1], device=race.phi.device)
+    # the best two without j, then the best without j and c
+    first, first_value = torch.where(j == z, second, z), torch.where(j == z, second_value, best)
+    low = (j == z) | (j == second)
+    next_, next_value = torch.where(low, third, second), torch.where(low, third_value, second_value)
+    winner, value = torch.where(c == first, next_, first), torch.where(c == first, next_value, first_value)
+    for index, challenge in ((c, race.a.gather(-1, j) - race.phi), (j, race.a - race.phi.gather(-1, j))):
         beats = (challenge < value) | ((challenge == value) & (index < winner))
         winner, value = torch.where(beats, index, winner), torch.where(beats, challenge, value)
     return winner
@@ -105,70 +106,6 @@ def pair_table(race: Race) -> Tensor:
     rows_with_z = pair_row(c.unsqueeze(-1), c, categories)[race.z]  # [*B, K, C]
     with_z = swap_with(race, race.z).int()
     return table.scatter(0, rows_with_z.movedim(-1, 0), with_z.movedim(-1, 0)).long()
-
-
-# ---------------------------------------------------------------- one variable, sorted
-
-
-class Sorted(NamedTuple):
-    """What the O(C log C) form keeps of a race, [..., C] each: see the formula for R above."""
-
-    weight: Tensor
-    """w = 1/C - pi, float64."""
-    z: Tensor
-    """[...] the winner."""
-    with_z: Tensor
-    """z^{z<->c}."""
-    noise_order: Tensor
-    """Order of a."""
-    wins: Tensor
-    """How many j, in that order, c wins against."""
-    threshold_order: Tensor
-    """Descending order of theta."""
-    losses: Tensor
-    """How many j, in that order, win against c."""
-
-    @property
-    def can_win(self) -> Tensor:
-        """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
-        return (self.wins > 0).scatter(-1, self.with_z, True)
-
-
-def sort_race(race: Race, log_pi: Tensor) -> Sorted:
-    """Sort once by noise and once by threshold: [..., C]."""
-    a, theta = replace(race.a, race.z, torch.inf), replace(threshold(race), race.z, -torch.inf)
-    weight = 1 / a.shape[-1] - log_pi.detach().double().exp()
-    return Sorted(weight, race.z, swap_with(race, race.z), *_count_below(a, theta), *_count_below(-theta, -a))
-
-
-def _count_below(keys: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys' order, and how many keys lie strictly below each limit."""
-    ordered, order = keys.sort(-1)
-    return order, torch.searchsorted(ordered, limits)
-
-
-def arsm_sorted(race: Sorted, f: Tensor) -> Tensor:
-    """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C].
-
-    Where a category cannot win, its f must equal f(z).
-    """
-    w = race.weight
-    f = f.to(w.dtype)
-    d = f - f.gather(-1, race.z.unsqueeze(-1))
-    swapped = d.gather(-1, race.with_z)
-    sums = (
-        d * _prefix_sum(w, race.noise_order, race.wins)
-        + _prefix_sum(w * d, race.threshold_order, race.losses)
-        + swapped * w.gather(-1, race.z.unsqueeze(-1))
-    )
-    of_z = (swapped * w).sum(-1, keepdim=True)
-    sums = sums.scatter(-1, race.z.unsqueeze(-1), of_z)
-    return sums - sums.mean(-1, keepdim=True)
-
-
-def _prefix_sum(x: Tensor, order: Tensor, count: Tensor) -> Tensor:
-    """The sum of the first `count` elements of x in this order."""
-    return F.pad(x.gather(-1, order).cumsum(-1), (1, 0)).gather(-1, count)
 
 
 # ---------------------------------------------------------------- the definition, as a reference
