@@ -58,7 +58,7 @@ def _(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor,
     return f.new_empty(f.shape, dtype=torch.float64)
 
 
-def _implementation(x: Tensor):  # noqa: ANN202
+def _implementation(x: Tensor):
     if x.is_cuda and HAS_TRITON:
         from arsm.kernels import gpu
 
@@ -66,8 +66,8 @@ def _implementation(x: Tensor):  # noqa: ANN202
     return eager
 
 
-def _map(op):  # noqa: ANN001, ANN202
-    def mapped(info, in_dims, *xs):  # noqa: ANN001, ANN002, ANN202
+def _map(op):
+    def mapped(info, in_dims, *xs):
         xs = [
             x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(xs, in_dims, strict=True)
