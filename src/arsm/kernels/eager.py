@@ -74,7 +74,7 @@ def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
     """`arsm.kernels.merge` for rows [R, C]."""
     z, second, third = ahead.unsqueeze(-1).unbind(-2)
-    w = log_pi.double().exp_().neg_().add_(1 / f.shape[-1])
+    w = log_pi.double().exp().neg_().add_(1 / f.shape[-1])
     d = f.double() - f.gather(-1, z)
 
     swapped = torch.where(with_z == SELF, d, (with_z == OTHER) * d.gather(-1, second))
