@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,3 +96,11 @@ def test_a_repetition_is_the_same_to_the_bit() -> None:
     logits, log_pi = many(1.0, 20_000)
     f = values_where_wanted(swap_all(logits, log_pi), 0)
     assert torch.equal(both_operators(logits, log_pi, f), both_operators(logits, log_pi, f))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_the_triton_kernels_find_what_pytorch_finds() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.interpreted"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "equal", done.stderr

@@ -40,7 +40,7 @@ class Swaps(NamedTuple):
     """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
     compared: tuple[Tensor, Tensor] | None
     """z^{z<->c} [..., C], and whether c wins against j [..., C, C]: few categories."""
-    ordered: tuple[Tensor, Tensor, Tensor, Tensor] | None
+    ordered: tuple[Tensor, ...] | None
     """What `kernels.order` found: many categories."""
 
 
@@ -58,7 +58,7 @@ def swap_all(logits: Tensor, log_pi: Tensor, race: Race | None = None) -> Swaps:
 
 
 def merge(swaps: Swaps, f: Tensor) -> Tensor:
-    """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C], float64.
+    """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C].
 
     Where a category cannot win, its f must equal f(z).
     """
@@ -75,4 +75,4 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
     second = ((w * d).unsqueeze(-2) @ wins).squeeze(-2)
     sums = d * first + second + swapped * w.gather(-1, z)
     sums = sums.scatter(-1, z, (swapped * w).sum(-1, keepdim=True))
-    return sums - sums.mean(-1, keepdim=True)
+    return (sums - sums.mean(-1, keepdim=True)).to(f.dtype)

@@ -36,8 +36,9 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     _set(can_win, at, others > third_wins)
 
     theta = phi.add_(best).add_(RESOLUTION * (c < z)).scatter_(-1, z, -torch.inf)
-    wins, rank = _order(a.scatter_(-1, z, torch.inf), theta)
-    return torch.cat([x.indices for x in first_three], -1), can_win | (wins > 0), with_z, wins, rank
+    wins, rank, count = _order(a.scatter_(-1, z, torch.inf), theta)
+    ahead = torch.cat([*(x.indices for x in first_three), count], -1)
+    return ahead, can_win.logical_or_(wins > 0), with_z, wins, rank
 
 
 def _winner(c: Tensor, of_c: Tensor, z: Tensor, of_z: Tensor, other: Tensor, of_other: Tensor) -> Tensor:
@@ -53,27 +54,27 @@ def _set(flags: Tensor, index: Tensor, value: Tensor) -> None:
     flags.scatter_(-1, index, flags.gather(-1, index) | value)
 
 
-def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """How many a lie below each theta, and the rank of each a that lies below some theta: [R, C] int32."""
+def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many a lie below each theta, the rank of each a below some theta, [R, C] int32, and how many these are."""
     active = a < theta.amax(-1, keepdim=True)
     rank = torch.full_like(a, a.shape[-1], dtype=torch.int32)
-    count = active.sum(-1)
+    count = active.sum(-1, keepdim=True)
     most = int(count.max())
     if most == 0:
-        return torch.zeros_like(rank), rank
+        return torch.zeros_like(rank), rank, count
     row, column = active.nonzero(as_tuple=True)
-    place = torch.arange(row.shape[0], device=a.device) - (count.cumsum(0) - count)[row]
+    place = torch.arange(row.shape[0], device=a.device) - (count.cumsum(0) - count)[row, 0]
     packed = a.new_full((a.shape[0], most), torch.inf)
     packed[row, place] = a[row, column]
     ordered, order = packed.sort(-1)
     ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(most, device=a.device).expand_as(order))
     rank[row, column] = ranks[row, place].int()
-    return torch.searchsorted(ordered, theta, out_int32=True), rank
+    return torch.searchsorted(ordered, theta, out_int32=True), rank, count
 
 
 def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
     """`arsm.kernels.merge` for rows [R, C]."""
-    z, second, third = ahead.unsqueeze(-1).unbind(-2)
+    z, second, third, count = ahead.unsqueeze(-1).unbind(-2)
     w = log_pi.double().exp().neg_().add_(1 / f.shape[-1])
     d = f.double() - f.gather(-1, z)
 
@@ -83,7 +84,7 @@ def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Ten
     of_z = (swapped * w).sum(-1, keepdim=True)
     sums = swapped.mul_(w.gather(-1, z))
 
-    most = int(wins.max())
+    most = int(count.max())
     if most:
         row, column = (rank < most).nonzero(as_tuple=True)
         place = rank[row, column].long()
@@ -96,4 +97,4 @@ def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Ten
         above = beaten.flip(-1).cumsum(-1).flip(-1)
         sums[row, column] += above[row, place + 1]
     sums.scatter_(-1, z, of_z)
-    return sums.sub_(sums.mean(-1, keepdim=True))
+    return sums.sub_(sums.mean(-1, keepdim=True)).to(f.dtype)
