@@ -14,7 +14,7 @@ from arsm.noise import dirichlet
 from arsm.samples import EDGE, mean_weight, open_uniforms
 from arsm.scores import less_mean, log_probability
 from arsm.trees import ascending, first_stop, stick_position
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator, Queries, at_most_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class CARMS(Estimator):
         return Queries(points, points.movedim(0, -2), share(points), weight, position)
 
     def most_queries(self, logits: Tensor) -> int:
-        return self.samples
+        return at_most_all(self.samples, logits)
 
     def within(self, budget: int) -> CARMS:
         return replace(self, samples=max(2, budget))
