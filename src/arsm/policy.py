@@ -184,8 +184,8 @@ def loss(
     counted = torch.zeros_like(rollouts.weight, dtype=torch.bool).flatten()
     counted = counted.index_fill(0, rollouts.played, True).view_as(rollouts.weight)
     usable = counted[..., None, None] & (logits.detach() > -torch.inf)
-    first = torch.where(counted[:, 0], returns[:, 0].detach(), 0).to(logits.dtype)
-    return -attach(first.unsqueeze(-1), torch.where(usable, logits, 0), estimate).sum()
+    moved = attach(torch.zeros_like(returns), torch.where(usable, logits, 0), estimate)  # 0 in value
+    return -(torch.where(counted[:, 0], returns[:, 0].detach(), 0).sum() + moved.sum())
 
 
 # ---------------------------------------------------------------- checks
@@ -203,7 +203,7 @@ def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask:
     if estimator.target != "mean":
         raise ValueError(f"{estimator} estimates a bound, not the expected return; use one such as RLOO() or ARSM().")
     if not estimator.given_sample:
-        raise ValueError(f"{estimator} cannot take the episode's action as its sample; use one such as RLOO().")
+        raise ValueError(f"{estimator} takes no given action; use RLOO(), or LocalExpectation() to try every action.")
     check_logits(logits, read=False)
     if logits.ndim != 4:
         raise ValueError(

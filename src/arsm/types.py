@@ -82,8 +82,7 @@ class Estimator(ABC):
     def most_queries(self, logits: Tensor) -> int:
         """The most distinct evaluations that a row of these logits can need."""
         asked = self.ask(logits, self.noise(logits, torch.Generator(logits.device))).same_as.shape[0]
-        joint = (logits > -torch.inf).sum(-1).double().prod(-1).max()
-        return int(min(asked, float(joint)))
+        return at_most_all(asked, logits)
 
     def within(self, budget: int) -> Estimator | None:
         """This estimator, resized to a budget of evaluations per row; None if it has no such size.
@@ -102,6 +101,12 @@ class Estimator(ABC):
     def __hash__(self) -> int:
         options = (getattr(self, name) for name in _options(self)) if dataclasses.is_dataclass(self) else (id(self),)
         return hash((type(self), *options))
+
+
+def at_most_all(count: int, logits: Tensor) -> int:
+    """A count of distinct evaluations per row, of which there are no more than values of z: logits [*B, K, C]."""
+    values = (logits > -torch.inf).sum(-1).double().prod(-1).max()
+    return int(min(count, float(values)))
 
 
 def _options(estimator: Any) -> list[str]:

@@ -13,7 +13,7 @@ from arsm.evaluate import share
 from arsm.relaxations import slopes_at_queries
 from arsm.samples import Draws, draw, mean_weight, samples
 from arsm.scores import centred, less_mean, probabilities, weighted_scores
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator, Queries, at_most_all
 
 
 class Slope(nn.Module):
@@ -69,7 +69,7 @@ class DoubleControl(Estimator):
         return Queries(points, z, share(z.movedim(-2, 0)), mean_weight(self.samples, z.device))
 
     def most_queries(self, logits: Tensor) -> int:
-        return self.samples
+        return at_most_all(self.samples, logits)
 
     def within(self, budget: int) -> DoubleControl:
         resized = replace(self, samples=max(2, budget))

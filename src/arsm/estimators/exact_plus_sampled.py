@@ -11,7 +11,7 @@ from arsm.checks import check_one_variable, check_whole
 from arsm.evaluate import share
 from arsm.noise import fixed_point, race_noise, repeat_draws
 from arsm.scores import probabilities_for, weighted_scores
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator, Queries, at_most_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class ExactPlusSampled(Estimator):
         return Queries(points, z, same_as, weight)
 
     def most_queries(self, logits: Tensor) -> int:
-        return self.exact + self.samples
+        return at_most_all(self.exact + self.samples, logits)
 
     def within(self, budget: int) -> ExactPlusSampled:
         return replace(self, samples=max(2, budget - self.exact))

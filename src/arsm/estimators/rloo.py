@@ -14,7 +14,7 @@ from arsm.checks import check_samples
 from arsm.evaluate import share
 from arsm.samples import Draws, draw, mean_weight, samples
 from arsm.scores import centred, less_mean, probabilities_for, weighted_scores
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator, Queries, at_most_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class RLOO(Estimator):
         return Queries(points, z, share(points), mean_weight(self.live or self.samples, z.device))
 
     def most_queries(self, logits: Tensor) -> int:
-        return self.samples
+        return at_most_all(self.samples, logits)
 
     def within(self, budget: int) -> RLOO:
         return replace(self, samples=max(2, budget))

@@ -10,7 +10,7 @@ from torch import Tensor
 from arsm.checks import check_one_variable, check_whole
 from arsm.noise import fixed_point, race_noise
 from arsm.scores import probabilities_for, weighted_scores
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator, Queries, at_most_all
 
 LIMIT = 10
 MASKED_LOG_P = -1e30
@@ -61,7 +61,7 @@ class UnorderedSet(Estimator):
         return Queries(s.unsqueeze(-1), s[0].unsqueeze(-1), same_as, first, second)
 
     def most_queries(self, logits: Tensor) -> int:
-        return min(self.samples, logits.shape[-1])
+        return at_most_all(self.samples, logits)
 
     def within(self, budget: int) -> UnorderedSet | None:
         return None if budget > LIMIT else replace(self, samples=max(2, budget))

@@ -12,7 +12,7 @@ from arsm.checks import check_samples
 from arsm.evaluate import share
 from arsm.samples import Draws, draw, samples
 from arsm.scores import probabilities_for, weighted_scores
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator, Queries, at_most_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class VIMCO(Estimator):
         return log_mean_exp(live)
 
     def most_queries(self, logits: Tensor) -> int:
-        return self.samples
+        return at_most_all(self.samples, logits)
 
     def within(self, budget: int) -> VIMCO:
         return replace(self, samples=max(2, budget))
