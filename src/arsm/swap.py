@@ -28,12 +28,12 @@ from arsm.noise import RESOLUTION, fixed_point
 
 
 class Race(NamedTuple):
-    """One race per variable, in fixed point."""
+    """One race per variable, in fixed point; categories come first, so that a CPU compares many rows at once."""
 
     phi: Tensor
-    """[..., C] logits."""
+    """[C, ...] logits."""
     a: Tensor
-    """[..., C] ln pi."""
+    """[C, ...] ln pi."""
     z: Tensor
     """[...] the winner."""
     best: Tensor
@@ -48,40 +48,75 @@ class Race(NamedTuple):
 
 def run_race(logits: Tensor, log_pi: Tensor) -> Race:
     """Find the first three: [..., C] -> [...]."""
-    phi, a = fixed_point(logits, log_pi)
+    first = (x.detach().movedim(-1, 0).contiguous().movedim(0, -1) for x in (logits, log_pi))
+    phi, a = (x.movedim(-1, 0) for x in fixed_point(*first))
     o = a - phi
-    best, z = o.min(-1)
+    best, z = _first(o)
     o = replace(o, z, torch.inf)
-    second_value, second = o.min(-1)
-    third_value, third = replace(o, second, torch.inf).min(-1)
+    second_value, second = _first(o)
+    third_value, third = _first(replace(o, second, torch.inf))
     return Race(phi, a, z, best, second, second_value, third, third_value)
 
 
+def _first(o: Tensor) -> tuple[Tensor, Tensor]:
+    """The minimum and the lowest index that has it: [C, ...] -> [...]."""
+    if o.is_cuda:
+        return o.min(0)
+    # on a CPU half the time of min, which keeps track of the index
+    value, categories = o.amin(0), o.shape[0]
+    c = torch.arange(categories, 0, -1, device=o.device, dtype=index_dtype(categories))
+    return value, categories - ((o == value) * c.view(-1, *(1,) * value.ndim)).amax(0).clamp_min(1).long()
+
+
 def replace(x: Tensor, index: Tensor, value: float) -> Tensor:
-    """x [..., C] with x[..., index] = value, for index [...]."""
-    return torch.where(torch.arange(x.shape[-1], device=x.device) == index.unsqueeze(-1), value, x)
+    """x [C, ...] with x[index, ...] = value, for index [...]."""
+    return x.scatter(0, index.unsqueeze(0), value)
+
+
+def index_dtype(categories: int) -> torch.dtype:
+    """The smallest type that holds a category and the difference of two."""
+    return torch.int8 if categories < 128 else torch.int32
+
+
+def categories_of(race: Race) -> Tensor:
+    """c = 0..C-1 as [C, 1, ...], in `index_dtype`."""
+    categories = race.phi.shape[0]
+    c = torch.arange(categories, device=race.phi.device, dtype=index_dtype(categories))
+    return c.view(-1, *(1,) * (race.phi.ndim - 1))
 
 
 def swap_with(race: Race, reference: Tensor) -> Tensor:
-    """z^{c<->j} of every c with one j = reference: [...] -> [..., C]."""
-    j = reference.unsqueeze(-1)
-    z, best, second, second_value, third, third_value = (x.unsqueeze(-1) for x in race[2:])
-    c = torch.arange(race.phi.shape[-1], device=race.phi.device)
+    """z^{c<->j} of every c with one j = reference: [...] -> [C, ...] in `index_dtype`."""
+    phi, a, _, best, _, second_value, _, third_value = race
+    c = categories_of(race)
+    j, z, second, third = (x.to(c.dtype) for x in (reference, race.z, race.second, race.third))
     # the best two without j, then the best without j and c
     first, first_value = torch.where(j == z, second, z), torch.where(j == z, second_value, best)
     low = (j == z) | (j == second)
     next_, next_value = torch.where(low, third, second), torch.where(low, third_value, second_value)
-    winner, value = torch.where(c == first, next_, first), torch.where(c == first, next_value, first_value)
-    for index, challenge in ((c, race.a.gather(-1, j) - race.phi), (j, race.a - race.phi.gather(-1, j))):
-        beats = (challenge < value) | ((challenge == value) & (index < winner))
-        winner, value = torch.where(beats, index, winner), torch.where(beats, challenge, value)
-    return winner
+    is_first = c == first
+    other, value = first + is_first * (next_ - first), torch.where(is_first, next_value, first_value)
+    of_c, of_j = a.gather(0, reference.unsqueeze(0)) - phi, a - phi.gather(0, reference.unsqueeze(0))
+    c_wins = (of_c < _ties(of_j, c < j)) & (of_c < _ties(value, c < other))
+    j_wins = (of_j < _ties(value, j < other)) & ~c_wins
+    # sums of products are several times faster than torch.where on a CPU
+    return other + c_wins * (c - other) + j_wins * (j - other)
+
+
+def _ties(x: Tensor, lower: Tensor) -> Tensor:
+    """The bound below which a value beats x: in fixed point, one unit more for a challenger of a lower index."""
+    return torch.add(x, lower, alpha=RESOLUTION)
 
 
 def threshold(race: Race) -> Tensor:
-    """theta [..., C]: for a pair without z, c wins iff a_j < theta_c."""
-    c = torch.arange(race.phi.shape[-1], device=race.phi.device)
-    return race.best.unsqueeze(-1) + race.phi + RESOLUTION * (c < race.z.unsqueeze(-1))
+    """theta [C, ...]: for a pair without z, c wins iff a_j < theta_c."""
+    c = categories_of(race)
+    return _ties(race.best + race.phi, c < race.z.to(c.dtype))
+
+
+def without_winner(race: Race) -> tuple[Tensor, Tensor]:
+    """(a, theta) [C, ...], such that z neither wins nor loses a pair."""
+    return replace(race.a, race.z, torch.inf), replace(threshold(race), race.z, -torch.inf)
 
 
 # ---------------------------------------------------------------- all pairs, as a table
@@ -94,18 +129,17 @@ def pair_row(c: Tensor, j: Tensor, categories: int) -> Tensor:
 
 
 def pair_table(race: Race) -> Tensor:
-    """z, then z^{c<->j} of all pairs c < j: [*B, K, C] race -> [1 + C(C-1)/2, *B, K]."""
-    categories, device = race.phi.shape[-1], race.phi.device
-    a, theta = race.a.movedim(-1, 0).contiguous(), threshold(race).movedim(-1, 0).contiguous()
-    z = race.z.int()
-    c = torch.arange(categories, device=device)
+    """z, then z^{c<->j} of all pairs c < j: [C, *B, K] race -> [1 + C(C-1)/2, *B, K] in `index_dtype`."""
+    categories, device = race.phi.shape[0], race.phi.device
+    a, theta = without_winner(race)
     low, high = F.pad(torch.triu_indices(categories, categories, 1, device=device), (1, 0))  # row 0: the pair (0, 0)
-    low_column, high_column = (x.int().view(-1, *(1,) * z.ndim) for x in (low, high))
-    # One of the two wins at most; sums of products are several times faster than torch.where on a CPU.
-    table = z + (a[high] < theta[low]) * (low_column - z) + (a[low] < theta[high]) * (high_column - z)
-    rows_with_z = pair_row(c.unsqueeze(-1), c, categories)[race.z]  # [*B, K, C]
-    with_z = swap_with(race, race.z).int()
-    return table.scatter(0, rows_with_z.movedim(-1, 0), with_z.movedim(-1, 0)).long()
+    wins = (a < theta.unsqueeze(1)).flatten(0, 1)  # [c j, *B, K]: c wins against j
+    z = race.z.to(index_dtype(categories))
+    with_z = swap_with(race, race.z) - z
+    of_low, of_high = (x.to(z.dtype).view(-1, *(1,) * z.ndim) for x in (low, high))
+    low_wins, high_wins = (wins.index_select(0, x * categories + y) for x, y in ((low, high), (high, low)))
+    table = z + low_wins * (of_low - z) + high_wins * (of_high - z)
+    return table + (of_low == z) * with_z.index_select(0, high) + (of_high == z) * with_z.index_select(0, low)
 
 
 # ---------------------------------------------------------------- the definition, as a reference

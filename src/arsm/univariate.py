@@ -23,10 +23,14 @@ import torch
 from torch import Tensor
 
 from arsm import kernels
-from arsm.swap import Race, replace, run_race, swap_with, threshold
+from arsm.swap import Race, run_race, swap_with, without_winner
 
 FEW = 32
 """Up to this many categories, comparing all pairs is faster than ordering."""
+
+
+SMALL = 1 << 14
+"""From this many numbers on, a CPU takes longer to allocate C times as many than to add them up one by one."""
 
 
 class Swaps(NamedTuple):
@@ -39,7 +43,7 @@ class Swaps(NamedTuple):
     can_win: Tensor
     """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
     compared: tuple[Tensor, Tensor] | None
-    """z^{z<->c} [..., C], and whether c wins against j [..., C, C]: few categories."""
+    """z^{z<->c} [C, ...], and whether c wins against j [C, C, ...]: few categories."""
     ordered: tuple[Tensor, ...] | None
     """What `kernels.order` found: many categories."""
 
@@ -51,10 +55,11 @@ def swap_all(logits: Tensor, log_pi: Tensor, race: Race | None = None) -> Swaps:
         ahead, can_win, *rest = kernels.order(logits, log_pi)
         return Swaps(log_pi, ahead[..., 0], can_win, None, (ahead, *rest))
     race = race or run_race(logits, log_pi)
-    with_z = swap_with(race, race.z)
-    a, theta = replace(race.a, race.z, torch.inf), replace(threshold(race), race.z, -torch.inf)
-    wins = a.unsqueeze(-2) < theta.unsqueeze(-1)
-    return Swaps(log_pi, race.z, wins.any(-1).scatter(-1, with_z, True), (with_z, wins), None)
+    with_z = swap_with(race, race.z).long()
+    a, theta = without_winner(race)
+    wins = a < theta.unsqueeze(1)
+    can_win = (theta > a.amin(0)).scatter(0, with_z, True).movedim(0, -1)
+    return Swaps(log_pi, race.z, can_win, (with_z, wins), None)
 
 
 def merge(swaps: Swaps, f: Tensor) -> Tensor:
@@ -66,13 +71,19 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
         return kernels.merge(swaps.log_pi, *swaps.ordered, f)
     assert swaps.compared is not None
     with_z, wins = swaps.compared
-    z = swaps.z.unsqueeze(-1)
-    w = 1 / f.shape[-1] - swaps.log_pi.double().exp()
-    d = f.double() - f.gather(-1, z)
-    swapped = d.gather(-1, with_z)
-    wins = wins.double()
-    first = (wins @ w.unsqueeze(-1)).squeeze(-1)
-    second = ((w * d).unsqueeze(-2) @ wins).squeeze(-2)
-    sums = d * first + second + swapped * w.gather(-1, z)
-    sums = sums.scatter(-1, z, (swapped * w).sum(-1, keepdim=True))
-    return (sums - sums.mean(-1, keepdim=True)).to(f.dtype)
+    z = swaps.z.unsqueeze(0)
+    log_pi, f_first = (x.movedim(-1, 0).contiguous().double() for x in (swaps.log_pi, f))
+    w = 1 / f.shape[-1] - log_pi.exp()
+    d = f_first - f_first.gather(0, z)
+    swapped = d.gather(0, with_z)
+    first, second = _sum_where(wins, w), _sum_where(wins.transpose(0, 1), w * d)
+    sums = d * first + second + swapped * w.gather(0, z)
+    sums = sums.scatter(0, z, (swapped * w).sum(0, keepdim=True))
+    return (sums - sums.mean(0)).movedim(0, -1).to(f.dtype)
+
+
+def _sum_where(wins: Tensor, weight: Tensor) -> Tensor:
+    """sum_j wins[c, j] weight[j]: [C, C, ...], [C, ...] -> [C, ...]."""
+    if weight.numel() < SMALL:
+        return (wins * weight).sum(1)
+    return sum((wins[:, j].to(weight.dtype) * weight[j] for j in range(len(weight))), torch.zeros_like(weight))

@@ -77,9 +77,9 @@ class ARSM(Estimator):
             points, same_as = by_category(swaps.z, swaps.can_win)
             return Queries(points, swaps.z, same_as, one, Merged(noise, swaps))
         race = run_race(logits, noise)
-        points = pair_table(race)
+        table = pair_table(race)
         swaps = swap_all(logits, noise, race) if self.pooled else None
-        return Queries(points, race.z, share(points), one, Merged(noise, swaps))
+        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
