@@ -35,6 +35,7 @@ STRATEGIES = {
     "ARSM": Branch(arsm.ARSM()),
     "ARSM references": Branch(arsm.ARSM(references=1)),
     "local expectation": Branch(arsm.LocalExpectation()),
+    "exact plus sampled": Branch(arsm.ExactPlusSampled(1, 1)),
     "REINFORCE": Branch(arsm.Reinforce()),
     "keep": Branch(arsm.RLOO(3), keep=0.6),
     "critic": Branch(arsm.RLOO(3), keep=0.7, critic=critic),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from arsm.evaluate import NotFiniteError
+from arsm.checks import NotFiniteError
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, token_log_probs
 from arsm.sequences.decode import Decoding, Prefixes, complete, live_tokens
 from arsm.sequences.model import Model, pad_before

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from arsm.sequences import policy_shim as policy
+from arsm import policy
 from arsm.sequences.batch import Attach, Batch, Branches
 from arsm.sequences.decode import Prefixes
 from arsm.types import Estimator
@@ -63,7 +63,7 @@ class Branch:
     def check(self, logits: Tensor) -> None:
         """Plan one state per prompt: what cannot be planned is refused here, before anything is sampled."""
         state = logits.detach()[:, None, None]
-        policy.plan(self.estimator, state, state.argmax(-1), budget=self.budget)
+        policy.plan(self.estimator, state, state.argmax(-1), budget=self.budget, generator=torch.Generator(state.device))
 
     def surrogate(self, batch: Batch) -> tuple[Tensor, Branches]:
         logits = batch.scaled_logits().unsqueeze(-2)
