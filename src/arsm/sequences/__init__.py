@@ -1,7 +1,7 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
-from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
+from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
 from arsm.sequences.driver import estimate
 from arsm.sequences.model import Model, Recompute, State
 from arsm.sequences.strategies import Branch, Group
@@ -21,4 +21,5 @@ __all__ = [
     "Strategy",
     "complete",
     "estimate",
+    "live_tokens",
 ]

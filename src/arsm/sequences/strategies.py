@@ -63,7 +63,9 @@ class Branch:
     def check(self, logits: Tensor) -> None:
         """Plan one state per prompt: what cannot be planned is refused here, before anything is sampled."""
         state = logits.detach()[:, None, None]
-        policy.plan(self.estimator, state, state.argmax(-1), budget=self.budget, generator=torch.Generator(state.device))
+        policy.plan(
+            self.estimator, state, state.argmax(-1), budget=self.budget, generator=torch.Generator(state.device)
+        )
 
     def surrogate(self, batch: Batch) -> tuple[Tensor, Branches]:
         logits = batch.scaled_logits().unsqueeze(-2)

@@ -44,7 +44,13 @@ class Transformer(nn.Module):
     """A `Model` of prompts of one length: padding is a token like any other."""
 
     def __init__(
-        self, vocabulary: int, longest: int, width: int = 192, layers: int = 4, heads: int = 6, outputs: int | None = None
+        self,
+        vocabulary: int,
+        longest: int,
+        width: int = 192,
+        layers: int = 4,
+        heads: int = 6,
+        outputs: int | None = None,
     ) -> None:
         super().__init__()
         self.longest = longest
