@@ -3,7 +3,7 @@
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
 from arsm.sequences.driver import estimate
-from arsm.sequences.model import Model, Recompute, State
+from arsm.sequences.model import Model, Recompute, State, pad_before
 from arsm.sequences.strategies import Branch, Group
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "complete",
     "estimate",
     "live_tokens",
+    "pad_before",
 ]

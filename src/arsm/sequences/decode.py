@@ -88,15 +88,17 @@ def complete(
         decoding: how tokens are drawn.
         generator: what draws them.
     """
-    tokens = prefixes.known[prefixes.row]
-    done = Completions(tokens, torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device))
+    kept = torch.arange(decoding.max_tokens, device=prefixes.step.device) < prefixes.step.unsqueeze(-1)
+    tokens = prefixes.known[prefixes.row].where(kept, 0 if decoding.eos is None else decoding.eos)
+    done = Completions(tokens, torch.zeros_like(tokens, dtype=torch.float64))
     order = prefixes.step.argsort(stable=True)
     share = decoding.max_rows // 2  # the other half is for their branches
     for first in range(0, prompts.shape[0], share):
         some = slice(first, first + share)
         pending = order[(prefixes.row[order] // share) == first // share]
-        if pending.shape[0]:
-            started = model.start(prompts[some]) if mask is None else model.start(prompts[some], mask[some])
+        if pending.shape[0] == 0:
+            continue
+        started = model.start(prompts[some]) if mask is None else model.start(prompts[some], mask[some])
         while pending.shape[0]:
             pending = _wave(model, started, first, prefixes, pending, decoding, generator, done)
     return done

@@ -64,7 +64,7 @@ def estimate(
     """
     _check_prompts(prompts, mask)
     _check_options(max_tokens, temperature, kl, reference, max_rows, completions, log_probs)
-    given, given_mask = prompts, mask
+    given = prompts
     if mask is not None:
         prompts, mask = pad_before(prompts, mask)
     with torch.no_grad():
@@ -256,8 +256,8 @@ def _given(completions: Tensor, shape: tuple[int, ...], eos: int | None, vocabul
         )
     if width < longest and (eos is None or not bool((completions == eos).any(-1).all())):
         raise ValueError(
-            f"completions of {width} tokens were cut: those without an end of sequence must have max_tokens = {longest} "
-            "tokens."
+            f"Some completions of {width} tokens have no end of sequence; only those that have one may be shorter than "
+            f"max_tokens = {longest}."
         )
     if eos is None:
         return completions

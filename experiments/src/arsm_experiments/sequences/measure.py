@@ -115,24 +115,25 @@ def measure(
     prompts, answers = data.batch(torch.arange(size.prompts), device)
     reward, strategy = ExactMatch(prompts, answers), METHODS[name](critics)
     generator = torch.Generator(device).manual_seed(seed)
-    total, squares, tokens, begun = 0, 0.0, 0, 0.0
-    for repeat in range(size.repeats):
-        if repeat == 1:  # the first warms up
-            begun = _now(device)
+    total, squares, tokens, repeats, begun = 0, 0.0, 0, 0, _now(device)
+    least = max(2, size.repeats // 4)
+    while repeats < least or (repeats < size.repeats and time.time() - begun < size.patience):
         gradient, generated = one_gradient(
             strategy, policy, prompts, reward, generator, max_rows, TASKS[task].answer_tokens
         )
         gradient = gradient.double()
         total, squares, tokens = total + gradient, squares + float(gradient.square().sum()), tokens + generated
-    seconds = (_now(device) - begun) / max(1, size.repeats - 1)
-    mean = total / size.repeats
+        repeats += 1
+    seconds = (_now(device) - begun) / repeats
+    mean = total / repeats
     assert isinstance(mean, Tensor)
     norm = float(mean.square().sum())
-    trace = (squares - size.repeats * norm) / (size.repeats - 1)
+    trace = (squares - repeats * norm) / (repeats - 1)
     record = {
-        "tokens": tokens / size.repeats,
+        "repeats": repeats,
+        "tokens": tokens / repeats,
         "trace": trace,
-        "squared_norm": norm - trace / size.repeats,
+        "squared_norm": norm - trace / repeats,
         "seconds": seconds,
         "projection": 0.0 if truth is None else float(mean @ truth),
     }
@@ -171,7 +172,7 @@ def main() -> None:
     train, held_out = data.split(size.held_out)
     path = options.out / f"variance-{options.task}.jsonl"
     done = {(record["level"], record["method"]) for record in read_lines(path)}
-    for level in LEVELS:
+    for level in (*LEVELS[1:], LEVELS[0]):  # the first is the least telling
         weights = checkpoint_path(options.out, options.task, level)
         names = [name for name in options.methods if (level, name) not in done]
         if not weights.exists() or not names:

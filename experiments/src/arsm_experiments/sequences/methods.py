@@ -70,9 +70,12 @@ class Size:
     held_out: int = 4096
     tested: int = 2048
     """Held-out questions that accuracies are measured on."""
-    prompts: int = 256
+    prompts: int = 128
     """Prompts of a gradient whose variance is measured."""
-    repeats: int = 16
+    repeats: int = 24
+    """Estimates that a variance is measured with; a quarter of them where they take longer than `patience`."""
+    patience: float = 5.0
+    """Seconds."""
     critic_steps: int = 150
 
 

@@ -24,8 +24,15 @@ FIRST = 2
 VOCABULARY = FIRST + len(ALPHABET)
 
 
+def _found(pattern: str, question: str) -> tuple[str, ...]:
+    match = re.search(pattern, question)
+    if match is None:
+        raise ValueError(f"The question {question!r} does not have the form that is read here, {pattern!r}.")
+    return match.groups()
+
+
 def _sorting(question: str) -> str:
-    order, numbers = re.search(r"in (asc|desc)ending order: ([^\n]*)", question).groups()  # pyright: ignore
+    order, numbers = _found(r"in (asc|desc)ending order: ([^\n]*)", question)
     return ("<" if order == "asc" else ">") + numbers.replace(".0", "").replace(", ", " ")
 
 
@@ -34,9 +41,8 @@ def _numbers(answer: str) -> str:
 
 
 def _filtering(question: str) -> str:
-    word, relation, limit, numbers = re.search(  # pyright: ignore[reportOptionalMemberAccess]
-        r"(Keep|Remove) all numbers (larger|smaller) than (-?[\d.]+) in this list: (\[[^]]*\])", question
-    ).groups()
+    pattern = r"(Keep|Remove) all numbers (larger|smaller) than (-?[\d.]+) in this list: (\[[^]]*\])"
+    word, relation, limit, numbers = _found(pattern, question)
     return f"{word[0]}{'>' if relation == 'larger' else '<'}{limit} {_numbers(numbers)}"
 
 
