@@ -62,6 +62,10 @@ class Spending:
     def __init__(self, method: Method, tokens: int, width: int, smallest: int) -> None:
         self.method, self.tokens, self.smallest = method, tokens, smallest
         self.per_prompt, self.per_rollout = float(width), width / 2
+        if isinstance(method.strategy, Group):
+            self.per_prompt = float(width * method.strategy.n)
+        elif isinstance(method.strategy, VinePPO):
+            self.per_prompt = width * (1 + method.strategy.rollouts * width / 2)
 
     def prompts(self) -> int:
         """N."""
