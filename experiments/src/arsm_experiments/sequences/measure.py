@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
     options = parser.parse_args()
     deadline, size = time.time() + options.seconds, SMALL if options.small else Size()
-    data = load(options.data / f"{options.task}.pt")
+    data = load(options.data / f"{options.task}.pt", options.device)
     if options.small:
         save_policy(
             new_policy(options.task, size, options.device), checkpoint_path(options.out, options.task, LEVELS[0])

@@ -174,13 +174,13 @@ def save(data: Data, path: Path) -> None:
     os.replace(part, path)
 
 
-def load(path: Path) -> Data:
+def load(path: Path, device: str = "cpu") -> Data:
     """Read what `save` wrote."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist; make it with `python -m arsm_experiments.sequences.tasks {path.parent}`."
         )
-    return Data(**torch.load(path, weights_only=True))
+    return Data(**torch.load(path, weights_only=True, map_location=device))
 
 
 def main() -> None:
