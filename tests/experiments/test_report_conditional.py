@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from arsm_experiments.conditional import Conditional
-from arsm_experiments.report import Report
-from arsm_experiments.report_conditional import conditional_sections
+from arsm_experiments.report.command import Report
+from arsm_experiments.report.conditional import conditional_sections
 from tests.experiments import training_runs
 from tests.experiments.training_runs import TEST_GAP, rows_of
 

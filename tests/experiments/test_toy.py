@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import arsm
-from arsm_experiments.record import Record, load_checkpoint, read_run
+from arsm_experiments.runs.reader import Record, load_checkpoint, read_run
 from arsm_experiments.toy import Problem, Toy, ascend, folder_name, scaled_step
 
 CONFIG: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arsm_experiments.record import read_run
-from arsm_experiments.sections import number
+from arsm_experiments.report.sections import number
+from arsm_experiments.runs.reader import read_runs
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
@@ -93,8 +93,9 @@ def figure() -> None:
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
     plt.rcParams.update({"grid.color": "#e8eaee", "axes.titlelocation": "left", "axes.titlesize": 10})
     drawing, (reward, variance) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    runs = {record.name: record for record in read_runs(RESULTS / "runs") if record.experiment == "toy"}
     for words, (name, colour) in shown.items():
-        record = read_run(RESULTS / "runs" / "toy" / f"C30-step1-{words}")
+        record = runs[f"C30-step1-{words}"]
         if words in ("reinforce", "relax", "arsm"):
             steps, seeds = record.series("reward")
             reward.plot(steps, np.transpose(seeds), color=colour, linewidth=0.9, alpha=0.7)
