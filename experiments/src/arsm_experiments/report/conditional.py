@@ -15,7 +15,6 @@ PAPER = {
     "arsm": 58.3,
     "straight-through": 61.8,
     "gumbel-softmax:hard=True": 59.7,
-    "gumbel-softmax": 59.0,
     "muprop": 63.0,
 }
 PAPER_SAMPLES = 1000

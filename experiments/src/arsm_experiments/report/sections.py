@@ -22,8 +22,9 @@ from arsm_experiments.runs.reader import Record
 
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
 
-Verdict = Literal["better", "worse", "within noise", "noise unknown", "not like for like"]
-"""Ours beside the paper's: "better" and "worse" where seeds alone would not make the difference."""
+Verdict = Literal["better", "worse", "undecided", "noise unknown", "not like for like"]
+"""Ours beside the paper's: "better" and "worse" where seeds alone would not make the difference; "undecided", where so
+few seeds cannot tell, is no agreement."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Result:
         theirs = self.std if self.paper_std is None else self.paper_std
         noise = math.hypot(self.std / math.sqrt(len(self.values)), theirs)
         if abs(self.mean - self.paper) <= student_quantile(len(self.values) - 1) * noise:
-            return "within noise"
+            return "undecided"
         return "better" if self.mean < self.paper else "worse"
 
 
