@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import arsm
 from arsm.estimators.relax import MLPControl
 from arsm.noise import dirichlet
 from arsm.types import Noise
-from tests.by_hand import normal
+from tests.by_hand import noise_for, normal
 
 B, K, C = 4, 2, 3
 WORDS = ["muprop", "rebar:temperature=0.4,scale=0.8", "relax:temperature=0.4"]
@@ -49,11 +50,13 @@ def setting() -> tuple[Tensor, Tensor, Tensor]:
 def estimator(words: str) -> arsm.Estimator:
     """Float64, and with a control that is no constant."""
     made = arsm.RELAX(Cubic(), temperature=0.4) if words.startswith("relax") else arsm.estimator(words)
-    arsm.learned_parts(made).double()
+    made.learned.double()
     return made
 
 
 def grad_of(made: arsm.Estimator, logits: Tensor, theta: Tensor, noise: Noise) -> Tensor:
+    if isinstance(noise, Tensor) and noise.shape == logits.shape:
+        noise = noise_for(made, logits, noise)
     grad = arsm.estimate(made, logits, f, theta, noise=noise).grad
     assert grad is not None
     return grad
@@ -124,7 +127,8 @@ def test_rebar_and_relax_are_their_formula(words: str) -> None:
 def test_the_value_is_f_at_the_sample_with_its_own_gradient(words: str) -> None:
     logits, theta, log_pi = setting()
     theta.requires_grad_()
-    out = arsm.estimate(estimator(words), logits, f, theta, noise=log_pi, max_rows=3)
+    made = estimator(words)
+    out = arsm.estimate(made, logits, f, theta, noise=noise_for(made, logits, log_pi), max_rows=3)
     value = f((log_pi - logits).argmin(-1), theta)
     torch.testing.assert_close(out.value, value)
     torch.testing.assert_close(
@@ -136,7 +140,8 @@ def test_the_value_is_f_at_the_sample_with_its_own_gradient(words: str) -> None:
 def test_the_logits_get_the_estimate_and_nothing_else(words: str) -> None:
     logits, theta, log_pi = setting()
     logits.requires_grad_()
-    out = arsm.estimate(estimator(words), logits, f, theta, noise=log_pi)
+    made = estimator(words)
+    out = arsm.estimate(made, logits, f, theta, noise=noise_for(made, logits, log_pi))
     assert out.grad is not None
     torch.testing.assert_close(torch.autograd.grad(out.value.sum(), logits)[0], out.grad, rtol=0, atol=0)
 
@@ -156,7 +161,7 @@ def test_the_estimators_loss_has_the_slope_of_finite_differences(words: str, dra
     logits, theta, _ = setting()
     made = arsm.Average(estimator(words), draws)
     noise = made.noise(logits, torch.Generator().manual_seed(3))
-    parameters = list(arsm.learned_parts(made).parameters())
+    parameters = list(made.learned.parameters())
     slopes = torch.autograd.grad(loss_of(made, logits, theta, noise), parameters)
     assert len(slopes) == 2
     for parameter, slope in zip(parameters, slopes, strict=True):
@@ -183,7 +188,7 @@ def test_the_estimators_loss_reaches_its_own_parameters_alone(words: str) -> Non
 def test_a_fixed_control_variate_has_nothing_to_learn() -> None:
     logits, theta, log_pi = setting()
     learned, fixed = estimator(WORDS[1]), estimator(WORDS[1])
-    arsm.learned_parts(fixed).requires_grad_(False)
+    fixed.learned.requires_grad_(False)
     outs = [arsm.estimate(made, logits, f, theta, noise=log_pi) for made in (learned, fixed)]
     assert [out.estimator_loss is not None and out.estimator_loss.requires_grad for out in outs] == [True, False]
     torch.testing.assert_close(outs[0].grad, outs[1].grad)
@@ -194,7 +199,7 @@ class Learning(nn.Module):
 
     def __init__(self, made: arsm.Estimator) -> None:
         super().__init__()
-        self.made, self.learned = made, arsm.learned_parts(made)
+        self.made, self.learned = made, made.learned
 
     def forward(self, logits: Tensor, theta: Tensor, noise: Noise) -> Tensor:
         return loss_of(self.made, logits, theta, noise)
@@ -224,14 +229,11 @@ def test_stacked_replicas_learn_as_each_would_alone(words: str) -> None:
         assert bool((one != 0).flatten(1).any(-1).all())
 
 
-class Silent(arsm.RELAX):
-    """Does not say that it learns."""
-
-    learns = False
-
-
 def test_outside_vmap_a_gradient_with_learned_parts_is_seen() -> None:
-    assert loss_of(Silent(), *setting()).requires_grad
+    """Even if the estimator does not say that it learns."""
+    silent = arsm.RELAX()
+    object.__setattr__(silent, "learned", nn.ModuleList())
+    assert loss_of(silent, *setting()).requires_grad
 
 
 def test_rebar_learns_its_temperature_for_a_linear_f_too() -> None:
@@ -243,14 +245,14 @@ def test_rebar_learns_its_temperature_for_a_linear_f_too() -> None:
     made = estimator(WORDS[1])
     loss = arsm.estimate(made, logits, linear, theta, noise=log_pi).estimator_loss
     assert loss is not None
-    assert all(slope != 0 for slope in torch.autograd.grad(loss, list(arsm.learned_parts(made).parameters())))
+    assert all(slope != 0 for slope in torch.autograd.grad(loss, list(made.learned.parameters())))
 
 
 def test_learned_parts_are_found_through_the_average_and_are_the_estimators_own() -> None:
     rebar, relax = arsm.REBAR(), arsm.RELAX()
-    assert list(arsm.learned_parts(rebar)) == [rebar.control]
-    assert list(arsm.learned_parts(arsm.Average(relax, 2))) == [relax.control]
-    assert len(arsm.learned_parts(arsm.ARSM())) == 0
+    assert list(rebar.learned) == [rebar.control]
+    assert list(arsm.Average(relax, 2).learned) == [relax.control]
+    assert len(arsm.ARSM().learned) == 0
 
 
 def total_variance(made: arsm.Estimator, logits: Tensor, theta: Tensor, n: int = 4000) -> float:
@@ -268,7 +270,7 @@ def test_learning_lowers_the_variance(words: str, rate: float, steps: int) -> No
     torch.manual_seed(0)
     logits, theta = normal(5, K, C).float(), normal(6, K * C).float() + 1
     made = arsm.estimator(words)
-    optimiser = torch.optim.Adam(arsm.learned_parts(made).parameters(), lr=rate)
+    optimiser = torch.optim.Adam(made.learned.parameters(), lr=rate)
     before = total_variance(made, logits, theta)
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
@@ -292,9 +294,9 @@ def test_a_learned_control_survives_a_checkpoint() -> None:
     made, fresh = arsm.estimator("2*relax"), arsm.estimator("2*relax")
     noise = made.noise(logits, torch.Generator().manual_seed(0))
     arsm.estimate(made, logits, f, theta, noise=noise)
-    for parameter in arsm.learned_parts(made).parameters():
+    for parameter in made.learned.parameters():
         nn.init.normal_(parameter)
-    arsm.learned_parts(fresh).load_state_dict(arsm.learned_parts(made).state_dict())
+    fresh.learned.load_state_dict(made.learned.state_dict())
     learned, loaded, other = (grad_of(x, logits, theta, noise) for x in (made, fresh, arsm.estimator("2*relax")))
     torch.testing.assert_close(learned, loaded, rtol=0, atol=0)
     assert not torch.allclose(learned, other)
@@ -325,7 +327,7 @@ def test_extreme_logits_masks_and_types(words: str, dtype: torch.dtype) -> None:
     assert (out.grad[logits.detach() == -torch.inf] == 0).all()
     assert out.grad[2, 1].abs().max() > 0
     if out.estimator_loss is not None:
-        for slope in torch.autograd.grad(out.estimator_loss, list(arsm.learned_parts(made).parameters())):
+        for slope in torch.autograd.grad(out.estimator_loss, list(made.learned.parameters())):
             assert slope.isfinite().all()
 
 
@@ -336,8 +338,11 @@ def test_masking_a_category_is_leaving_it_out(words: str) -> None:
     logits[..., 1] = -torch.inf
     kept = [0, 2, 3]
     whole, part = (
-        arsm.estimate(arsm.estimator(words), logits[..., c], f, theta[..., c].flatten(1), noise=log_pi[..., c])
+        arsm.estimate(
+            made, logits[..., c], f, theta[..., c].flatten(1), noise=noise_for(made, logits[..., c], log_pi[..., c])
+        )
         for c in ([0, 1, 2, 3], kept)
+        for made in [arsm.estimator(words)]
     )
     assert whole.grad is not None
     torch.testing.assert_close(whole.grad[..., kept], part.grad)
@@ -349,8 +354,7 @@ def test_the_average_is_the_mean_of_its_draws(words: str) -> None:
     made = estimator(words)
     average = arsm.Average(made, 3)
     noise = average.noise(logits, torch.Generator().manual_seed(4))
-    assert isinstance(noise, Tensor)
-    draws = [grad_of(made, logits, theta, noise[:, i]) for i in range(3)]
+    draws = [grad_of(made, logits, theta, tree_map(lambda x, i=i: x[:, i], noise)) for i in range(3)]
     torch.testing.assert_close(grad_of(average, logits, theta, noise), torch.stack(draws).mean(0))
 
 
@@ -384,7 +388,7 @@ def test_a_control_of_the_wrong_shape_is_refused() -> None:
             return s.sum(-1)
 
     logits, theta, _ = setting()
-    with pytest.raises(ValueError, match="one value a row"):
+    with pytest.raises(ValueError, match="one value per row"):
         arsm.estimate(arsm.RELAX(Wide()), logits, f, theta)
 
 
@@ -399,7 +403,7 @@ def test_a_mask_in_all_but_name_is_one(words: str) -> None:
     assert out.estimator_loss is not None
     assert out.grad.isfinite().all()
     out.estimator_loss.backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in arsm.learned_parts(made).parameters())
+    assert all(p.grad is None or p.grad.isfinite().all() for p in made.learned.parameters())
 
 
 def f_of_category(z: Tensor) -> Tensor:

@@ -127,6 +127,14 @@ def test_exported_results_are_those_of_the_runs(runs: Path, tmp_path: Path) -> N
         assert (folder / f"C4-step1-{part}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_export_has_only_the_figures_that_its_page_shows(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("![traces](C4-step1-traces.png) and not C4-step1-gradient.png")
+    Report(root=runs, out=tmp_path / "page.html", export=tmp_path / "results").run(Console(quiet=True))
+    assert {path.name for path in folder.iterdir()} == {"README.md", "table.csv", "C4-step1-traces.png"}
+
+
 def test_an_unfinished_run_is_shown_as_such(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "toy" / "C4-step1-arsm"
     folder.mkdir(parents=True)

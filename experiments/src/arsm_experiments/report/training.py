@@ -129,7 +129,7 @@ def figures(
     """
     dotted = ", dotted lines the paper's figures" if any(set(row.paper) & {*titles} for row in rows) else ""
     ceiling = _ceiling(rows)
-    cut = f" It ends at {ceiling:.0f} nats: curves above it are cut." if ceiling is not None else ""
+    cut = f" The scale ends at {ceiling:.0f} nats: what is above it is cut." if ceiling is not None else ""
     made = [
         Figure(
             objective,
@@ -152,8 +152,8 @@ def figures(
         made.append(
             Figure(
                 "Learning rates",
-                "Lines are first seeds, whose best figure chooses the rate (a ring); dots are the other seeds.",
-                [_rates(rows, which, titles["validation"]) for which in ("best", "last")],
+                f"Lines are first seeds, whose best figure chooses the rate (a ring); dots are the other seeds.{cut}",
+                [_rates(rows, which, titles["validation"], ceiling) for which in ("best", "last")],
                 {f"{slug}-rates": ("learning rate",)},
             )
         )
@@ -195,7 +195,7 @@ def _ceiling(rows: Sequence[Row]) -> float | None:
     return HIGHEST * best if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best else None
 
 
-def _rates(rows: Sequence[Row], which: str, title: str) -> Panel:
+def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -> Panel:
     """The figure that every rate came to, each seed's best or last."""
     pick = min if which == "best" else (lambda seed: seed[-1])
     series = []
@@ -210,4 +210,4 @@ def _rates(rows: Sequence[Row], which: str, title: str) -> Panel:
             Series(row.name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),
             Series(row.name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
         ]
-    return Panel(f"{which}: {title}", {"learning rate": series}, log="y")
+    return Panel(f"{which}: {title}", {"learning rate": series}, log="y", ceiling=ceiling)

@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from arsm.evaluate import NotFiniteError
+from arsm.checks import NotFiniteError
 from arsm_experiments.data import Mnist, load_mnist
 from arsm_experiments.engine import Engine, compiles_slopes, pack, seed_of
-from arsm_experiments.model import stackable
 from arsm_experiments.runs.writer import Run, open_run
 from arsm_experiments.training.pictures import save_sheet
 from arsm_experiments.training.processes import process_group, share_checkpoint
@@ -88,7 +87,7 @@ def train_together(
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
     module = config.model(dense=on_gpu).to(device)
     # what cannot be stacked takes turns on a GPU too, inside the same CUDA graph
-    stacked = on_gpu and stackable(module.estimator)
+    stacked = on_gpu and module.estimator.vmappable
     settings = {
         "rate": torch.tensor([group.rate for group, _ in replicas]),
         "dropout": torch.tensor([group.dropout for group, _ in replicas]),
