@@ -27,7 +27,7 @@ def by_table(logits: Tensor, log_pi: Tensor) -> Tensor:
     """g_c = sum_j (F_cj - mean_m F_mj) (1/C - pi_j) over the C x C table, BLOCK rows of it at a time."""
     categories = len(logits)
     race = run_race(logits, log_pi)
-    theta, with_z = threshold(race), swap_with(race, race.z)
+    theta, with_z = threshold(race), swap_with(race, race.z).long()
     category = torch.arange(categories)
     f = linear(category.unsqueeze(-1))
     weight = 1 / categories - log_pi.double().exp()
