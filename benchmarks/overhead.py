@@ -17,6 +17,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributions import Categorical
 
 import arsm
 from benchmarks.measure import Timing, in_subprocess, interleaved, table
@@ -24,20 +25,21 @@ from benchmarks.measure import Timing, in_subprocess, interleaved, table
 ROWS, VARIABLES, CATEGORIES = 200, 20, 10
 REPETITIONS = 30
 BASE = "torch: gumbel_softmax"
-ESTIMATORS = (*arsm.estimator_names(), "arsm:pooled=True", "rloo:samples=46")
+ESTIMATORS = (*arsm.estimator_names(), "arsm:pooled=True", "rloo:samples=46", "rloo:samples=46,live=1")
+SMALL = (64, 1, 10)
 MISSING = "not installed; `pip install -e '.[benchmarks]'` adds it"
 
 Call = Callable[[], object]
 
 
-def first(z: Tensor) -> Tensor:
-    """f(z) = z_1, or its first category's share where z is relaxed or one-hot: [N]."""
-    return z[:, 0, 0] if z.is_floating_point() else z[:, 0].float()
+def nothing(z: Tensor) -> Tensor:
+    """An f that costs nothing: [N] zeros."""
+    return (z[:, 0, 0] if z.is_floating_point() else z[:, 0]) * 0.0
 
 
 def estimate(estimator: arsm.Estimator, logits: Tensor) -> arsm.Estimate:
     """Forward and backward, that of learned parts included."""
-    out = arsm.estimate(estimator, logits, first)
+    out = arsm.estimate(estimator, logits.clone().requires_grad_(), nothing, max_rows=None)
     loss = out.value.sum()
     (loss if out.estimator_loss is None else loss + out.estimator_loss).backward()
     return out
@@ -45,7 +47,16 @@ def estimate(estimator: arsm.Estimator, logits: Tensor) -> arsm.Estimate:
 
 def relax(draw: Callable[[Tensor], Tensor], logits: Tensor) -> None:
     """The same for a library whose draws are differentiable."""
-    first(draw(logits)).sum().backward()
+    draw(logits.clone().requires_grad_()).sum().backward()
+
+
+def leave_one_out(logits: Tensor, samples: int = 4) -> None:
+    """RLOO as one writes it by hand with torch.distributions."""
+    q = Categorical(logits=logits.clone().requires_grad_())
+    z = q.sample((samples,))
+    f = nothing(z.flatten(0, -2)).view(z.shape[:-1])
+    advantage = f - (f.sum(0) - f) / (samples - 1)
+    (advantage * q.log_prob(z).sum(-1)).mean(0).sum().backward()
 
 
 def torch_calls(logits: Tensor) -> dict[str, Call]:
@@ -72,7 +83,7 @@ def storchastic_calls(logits: Tensor) -> dict[str, Call]:
     }
 
     def run(method: Callable[..., Tensor]) -> None:
-        phi = storch.denote_independent(logits, 0, "rows")
+        phi = storch.denote_independent(logits.clone().requires_grad_(), 0, "rows")
         storch.add_cost(method(OneHotCategorical(logits=phi))[..., 0, 0], "f")
         storch.backward()
 
@@ -81,8 +92,7 @@ def storchastic_calls(logits: Tensor) -> dict[str, Call]:
 
 def problem() -> Tensor:
     """Logits [B, K, C]."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(ROWS, VARIABLES, CATEGORIES, generator=generator).requires_grad_()
+    return torch.randn(ROWS, VARIABLES, CATEGORIES, generator=torch.Generator().manual_seed(0))
 
 
 def ours(logits: Tensor) -> tuple[dict[str, Call], dict[str, int], dict[str, str]]:
@@ -114,8 +124,23 @@ def time_storchastic() -> None:
     print(json.dumps({name: astuple(timing) for name, timing in interleaved(calls, REPETITIONS).items()}))
 
 
+def small() -> str:
+    """A problem so small that only the number of kernels counts."""
+    logits = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
+    by_hand = "leave-one-out by hand, 4 samples"
+    calls: dict[str, Call] = {by_hand: partial(leave_one_out, logits)}
+    for words in ("reinforce", "rloo", "arsm", "ars"):
+        calls[f"arsm: {words}"] = partial(estimate, arsm.estimator(words), logits)
+    times = interleaved(calls, 300)
+    rows = [[name, str(t), f"{t.median / times[by_hand].median:.2f}"] for name, t in times.items()]
+    title = f"Forward and backward without f, logits {list(SMALL)}, one thread"
+    return table(title, ["estimator", "median (range)", "times by hand"], rows)
+
+
 def main() -> None:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    print(small())
     logits = problem()
     calls, asked, lines = ours(logits)
     calls |= torch_calls(logits)
@@ -149,6 +174,7 @@ def main() -> None:
     header = ["estimator", "evaluations asked", "median (range)", "times gumbel_softmax"]
     print(table(title, header, rows), end="")
     print(*(f"{name}: {line}" for name, line in lines.items()), sep="\n", end="\n\n")
+    torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ARSM of one variable: the sorted form against the table of all pairs, and its growth up to a million categories."""
+"""ARSM of one variable: one estimate against the table of all pairs, and its growth up to a million categories."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def compare() -> str:
     logits = torch.zeros(COMPARED)
     log_pi = dirichlet(logits, torch.Generator().manual_seed(0))
 
-    def sorted_form() -> Tensor | None:
+    def estimate() -> Tensor | None:
         return arsm.estimate(arsm.ARSM(), logits, linear, noise=log_pi.unsqueeze(0), max_rows=None).grad
 
-    found = sorted_form()
+    found = estimate()
     torch.testing.assert_close(found, by_table(logits, log_pi), rtol=0, atol=1e-9 * COMPARED)
     times = interleaved(
-        {"table": lambda: by_table(logits, log_pi), "sorted": lambda: [sorted_form() for _ in range(BURST)]}, 5
+        {"table": lambda: by_table(logits, log_pi), "estimate": lambda: [estimate() for _ in range(BURST)]}, 5
     )
-    table_time, burst = times["table"], times["sorted"]
+    table_time, burst = times["table"], times["estimate"]
     one = Timing(burst.median / BURST, burst.low / BURST, burst.high / BURST)
     ratio = table_time.median / one.median
     rows = [["C x C table", str(table_time)], ["arsm.estimate", str(one)], ["ratio", f"{ratio:.0f}"]]
@@ -70,7 +70,7 @@ def grow() -> str:
         timing = Timing(*result["seconds"])
         memory = f"{result['bytes'] / 1e6:,.0f} MB"
         rows.append([f"{categories:,}", str(timing), seconds(timing.median / categories), memory, str(result["asked"])])
-    header = ["C", "median (range)", "a category", "peak memory added", "evaluations of f"]
+    header = ["C", "median (range)", "per category", "peak memory added", "evaluations of f"]
     return table("Noise, estimate and backward", header, rows)
 
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from arsm.noise import RESOLUTION, fixed_point
 
-
 SMALL = 1 << 12
 """Up to this many numbers, one sort takes less time than launching three reductions."""
 
@@ -55,7 +54,7 @@ def run_race(logits: Tensor, log_pi: Tensor) -> Race:
     first = (x.detach().movedim(-1, 0).contiguous().movedim(0, -1) for x in (logits, log_pi))
     phi, a = (x.movedim(-1, 0) for x in fixed_point(*first))
     o = a - phi
-    if 3 <= len(o) and o.numel() < SMALL and not torch.compiler.is_compiling():
+    if len(o) >= 3 and o.numel() < SMALL and not torch.compiler.is_compiling():
         values, order = o.sort(dim=0, stable=True)
         (best, second_value, third_value), (z, second, third) = values[:3].unbind(), order[:3].unbind()
         return Race(phi, a, z, best, second, second_value, third, third_value)
