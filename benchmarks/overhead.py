@@ -1,7 +1,8 @@
 """What an estimator costs besides f: forward and backward with an f that costs nothing, beside other libraries.
 
 Storchastic replaces functions of torch when it is imported, which slows everybody down, so that it runs in a process of
-its own, in turns with torch's `gumbel_softmax` there.
+its own, in turns with torch's `gumbel_softmax` there. Times are of one thread's processor, without those of other
+processes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
@@ -121,7 +123,11 @@ def time_storchastic() -> None:
     torch.set_num_threads(1)
     logits = problem()
     calls = {BASE: torch_calls(logits)[BASE], **storchastic_calls(logits)}
-    print(json.dumps({name: astuple(timing) for name, timing in interleaved(calls, REPETITIONS).items()}))
+    print(
+        json.dumps(
+            {name: astuple(timing) for name, timing in interleaved(calls, REPETITIONS, time.process_time).items()}
+        )
+    )
 
 
 def small() -> str:
@@ -131,7 +137,7 @@ def small() -> str:
     calls: dict[str, Call] = {by_hand: partial(leave_one_out, logits)}
     for words in ("reinforce", "rloo", "arsm", "ars"):
         calls[f"arsm: {words}"] = partial(estimate, arsm.estimator(words), logits)
-    times = interleaved(calls, 300)
+    times = interleaved(calls, 300, time.process_time)
     rows = [[name, str(t), f"{t.median / times[by_hand].median:.2f}"] for name, t in times.items()]
     title = f"Forward and backward without f, logits {list(SMALL)}, one thread"
     return table(title, ["estimator", "median (range)", "times by hand"], rows)
@@ -154,7 +160,7 @@ def main() -> None:
         lines["reinmax"] = f"does not run here: {type(error).__name__}: {error}"
     else:
         calls |= others
-    times = interleaved(calls, REPETITIONS)
+    times = interleaved(calls, REPETITIONS, time.process_time)
     relative = {name: timing.median / times[BASE].median for name, timing in times.items()}
     if importlib.util.find_spec("storch") is None:
         lines["storchastic"] = MISSING

@@ -57,6 +57,8 @@ def share(points: Tensor) -> Tensor:
 def _flat_index(same_as: Tensor) -> Tensor:
     """The place of query same_as[m, *B] among all queries and rows: [M, *B] -> [M B]."""
     rows = same_as.shape[1:].numel()
+    if rows == 1:
+        return same_as.flatten()
     return (same_as * rows + torch.arange(rows, device=same_as.device).view(same_as.shape[1:])).flatten()
 
 
