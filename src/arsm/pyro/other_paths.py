@@ -1,0 +1,195 @@
+"""The estimator's queries, stage by stage, and the run of guide and model that evaluates them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer.util import is_validation_enabled
+from pyro.ops.provenance import detach_provenance
+from torch import Tensor
+
+from arsm.driver import attach
+from arsm.evaluate import NotFiniteError
+from arsm.noise import argmin_sample, race_noise
+from arsm.pyro.categories import logits_of, to_value
+from arsm.pyro.sites import Follow, Key, Plates, elbo_terms, sample_sites
+from arsm.pyro.true_path import Choice, Term, TruePath
+from arsm.types import Estimator
+
+Query = tuple[int, int]
+"""A stage and one of its queries."""
+
+
+class Stage:
+    """Discrete sites whose gradient is one problem: logits phi [*R, K, C], padded by impossible categories."""
+
+    def __init__(self, estimator: Estimator, choices: dict[str, Choice], plates: Plates) -> None:
+        self.estimator, self.choices = estimator, choices
+        ordered = sorted(plates, key=lambda plate: plate[1])
+        self.dims, self.sizes = [plate[1] for plate in ordered], [plate[2] for plate in ordered]
+        parts = [choice.rows(choice.logits, self.dims) for choice in choices.values()]
+        self.widths = [part.shape[-2] for part in parts]
+        most = max(part.shape[-1] for part in parts)
+        pad = torch.nn.functional.pad
+        self.logits = torch.cat([pad(part, (0, most - part.shape[-1]), value=-torch.inf) for part in parts], -2)
+        z = torch.cat([choice.rows(choice.z, self.dims) for choice in choices.values()], -1)
+        logits = self.logits.detach()
+        self.queries = estimator.ask(logits, estimator.noise(logits, z=z))
+        number = torch.arange(self.queries.same_as.shape[0], device=z.device).unsqueeze(-1)
+        asked = (self.queries.same_as.flatten(1) == number).any(-1)
+        self.asked = [m for m, wanted in enumerate(asked.tolist()) if wanted or m == 0]
+        """The queries that some row needs, the true sample first."""
+
+    @property
+    def live(self) -> int:
+        """How many queries, from the first, keep their graph."""
+        return self.queries.weight.shape[0]
+
+    def moves(self, term: Term) -> bool:
+        """Whether the term depends on a site of this stage."""
+        return not term.depends.isdisjoint(self.choices)
+
+    def points(self, name: str, queries: list[int]) -> Tensor:
+        """A site's categories [n, *batch, *event] at n queries."""
+        parts = dict(zip(self.choices, self.queries.points[queries].split(self.widths, -1), strict=True))
+        return self.choices[name].from_rows(parts[name], self.dims)
+
+    def value(self, own: Tensor, moved: Tensor) -> Tensor:
+        """[]: the value of the terms `own` with the gradient of the terms `moved`, [n, *R] at the queries asked."""
+        if not bool(moved.isfinite().all()):
+            raise NotFiniteError(
+                f"ln p - ln q is infinite or NaN for a sample of {', '.join(map(repr, self.choices))}; give every "
+                "value that the guide can draw a probability above zero in the model."
+            )
+        same_as = self.queries.same_as
+        place = torch.zeros(same_as.shape[0], dtype=torch.int64, device=same_as.device)
+        place[self.asked] = torch.arange(len(self.asked), device=same_as.device)
+        gradient = self.estimator.tell(self.logits.detach(), self.queries, moved.detach().gather(0, place[same_as]))
+        assert gradient is not None  # only estimators that need f's gradient tell nothing
+        value = self.estimator.value(self.queries, own.gather(0, place[same_as[: self.live]]))
+        masked = self.logits == -torch.inf
+        return attach(value, self.logits.masked_fill(masked, 0), gradient.masked_fill(masked, 0)).sum()
+
+
+class OtherPaths:
+    """The terms on the paths of all queries but the true samples."""
+
+    def __init__(self, path: TruePath, stages: list[Stage], max_rows: int | None) -> None:
+        self.path, self.stages = path, stages
+        self.above = {
+            name: {t for t, stage in enumerate(stages) if not above.isdisjoint(stage.choices)}
+            for name, above in path.ancestors.items()
+        }
+        """The stages that each guide site depends on: on their paths it is drawn again."""
+        self.noise = {
+            name: race_noise(choice.logits.detach(), z=choice.z)
+            for name, choice in path.choices.items()
+            if self.above[name]
+        }
+        asked = [(t, m) for t, stage in enumerate(stages) for m in stage.asked[1:]]
+        live = [(t, m) for t, m in asked if m < stages[t].live]
+        rest = [(t, m) for t, m in asked if m >= stages[t].live]
+        size = max(1, max_rows // path.largest) if max_rows else max(1, len(asked))
+        validated = is_validation_enabled()
+        with pyro.validation_enabled(False):  # the true path was validated
+            self.runs = [(part, self._run(part, validated)) for part in _chunks(live, size)]
+            with torch.no_grad():
+                self.runs += [(part, self._run(part, validated)) for part in _chunks(rest, size)]
+
+    def terms(self, t: int, keys: set[Key]) -> Tensor:
+        """The sum of these terms at the queries that stage t asked for: [n, *R]."""
+        stage, paths = self.stages[t], -1 - self.path.nesting
+        zero = stage.logits.new_zeros(1, *stage.sizes)
+        parts = [sum((_sum_to(self.path.terms[key].value, stage.dims) for key in keys), zero)]
+        for queries, terms in self.runs:
+            if mine := [i for i, (s, _) in enumerate(queries) if s == t]:
+                start = zero.expand(len(mine), *stage.sizes)
+                parts.append(sum((_sum_to(terms[key], [paths, *stage.dims])[mine] for key in keys), start))
+        return torch.cat(parts)
+
+    def _run(self, queries: list[Query], validated: bool) -> dict[Key, Tensor]:
+        """The terms that these queries move, [n, *batch]; validated, also those that they must not move."""
+        path = self.path
+        plate = pyro.plate("arsm_paths", len(queries), dim=-1 - path.nesting)
+        if any(self.above.values()):
+            drawn = {name: partial(self._value, name, queries) for name in path.guide_sites}
+            with Follow(path.subsamples | drawn), plate:
+                guide, _ = sample_sites(poutine.trace(path.guide).get_trace(*path.args, **path.kwargs))
+        else:
+            guide = {name: site | {"value": self._value(name, queries)} for name, site in path.guide_sites.items()}
+        values = {name: site["value"] for name, site in guide.items()}
+        with Follow(path.subsamples | values), plate:
+            model, _ = sample_sites(poutine.trace(path.model).get_trace(*path.args, **path.kwargs))
+        if changed := (guide.keys() ^ path.guide_sites.keys()) | (model.keys() ^ path.model_sites.keys()):
+            raise ValueError(
+                f"Site {min(changed)!r} exists for some samples only; model and guide must have the same sites for all."
+            )
+        present = {t for t, _ in queries}
+        wanted = {
+            key for key, term in path.terms.items() if validated or any(self.stages[t].moves(term) for t in present)
+        }
+        terms = {key: detach_provenance(x) for key, x, _ in elbo_terms(model, guide, path.closed, wanted)}
+        self._check(queries, terms)
+        return terms
+
+    def _value(self, name: str, queries: list[Query], fn: Any = None) -> Tensor:
+        """A guide site's value on the paths of these queries; fn, its distribution, where it is drawn again."""
+        site, choice = self.path.guide_sites[name], self.path.choices.get(name)
+        batch = len(site["fn"].batch_shape)
+        value = self._widen((choice.z if choice else detach_provenance(site["value"])).unsqueeze(0), batch)
+        value = value.expand(len(queries), *value.shape[1:])
+        if any(again := [t in self.above[name] for t, _ in queries]):
+            noise = self._widen(self.noise[name].unsqueeze(0), batch) if choice else None
+            drawn = fn() if noise is None else argmin_sample(_categorical(fn), noise)
+            value = torch.where(
+                torch.tensor(again, device=value.device).view(-1, *(1,) * (value.ndim - 1)), drawn, value
+            )
+        if choice is None:
+            return value
+        for t, stage in enumerate(self.stages):
+            mine = [i for i, (s, _) in enumerate(queries) if s == t]
+            if mine and name in stage.choices:
+                points = self._widen(stage.points(name, [queries[i][1] for i in mine]), batch)
+                value = value.index_copy(0, torch.tensor(mine, device=value.device), points)
+        return to_value(site["fn"], value, detach_provenance(site["value"]))
+
+    def _widen(self, x: Tensor, batch: int) -> Tensor:
+        """[n, *batch, ...] with as many batch dimensions as there are plates."""
+        return x.reshape(x.shape[0], *(1,) * (self.path.nesting - batch), *x.shape[1:])
+
+    def _check(self, queries: list[Query], terms: dict[Key, Tensor]) -> None:
+        """Refuse a model that no plate fits around, or whose dependences Pyro lost."""
+        for key, x in terms.items():
+            term = self.path.terms[key]
+            fixed = [i for i, (t, _) in enumerate(queries) if not self.stages[t].moves(term)]
+            if len(fixed) < len(queries) and x.shape[: x.ndim - self.path.nesting] != (len(queries),):
+                raise ValueError(
+                    f"Site {key[1]!r} has the shape {list(x.shape)} for {len(queries)} samples at once; write model "
+                    "and guide so that a plate fits around them, as for Trace_ELBO(vectorize_particles=True)."
+                )
+            x = x[fixed] if x.ndim > self.path.nesting else x
+            if fixed and not torch.allclose(x, term.value.expand_as(x), rtol=1e-3, atol=1e-3):
+                raise ValueError(
+                    f"Site {key[1]!r} changes with a discrete site although Pyro's provenance tracking finds no way "
+                    "between them; use plain torch operations there (nothing compiled or scripted, no dropout)."
+                )
+
+
+def _categorical(fn: Any) -> Tensor:
+    logits = logits_of(fn)
+    assert logits is not None  # the site was a choice on the true path
+    return logits
+
+
+def _chunks(queries: list[Query], size: int) -> list[list[Query]]:
+    return [queries[i : i + size] for i in range(0, len(queries), size)]
+
+
+def _sum_to(x: Tensor, dims: list[int]) -> Tensor:
+    """The sum over all dimensions but these."""
+    others = [dim for dim in range(-x.ndim, 0) if dim not in dims]
+    return x.sum(others) if others else x
