@@ -255,8 +255,8 @@ def main() -> None:
         prog="python -m benchmarks.pyro_vae", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of trained models (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=60, help="gradients per method (default: %(default)s)")
-    parser.add_argument("--steps", type=int, nargs="+", default=[0, 550, 2750], help="points of the training")
+    parser.add_argument("--samples", type=int, default=40, help="gradients per method (default: %(default)s)")
+    parser.add_argument("--steps", type=int, nargs="+", default=[0, 550], help="points of the training")
     parser.add_argument("--out", type=Path, help="a CSV file to write, such as results/pyro/table.csv")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from pyro import infer, poutine
+from pyro.infer.util import is_validation_enabled
 from pyro.util import warn_if_nan
 from torch import Tensor
 
@@ -36,8 +37,9 @@ class ELBO(infer.ELBO):
         svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), loss=arsm.pyro.ELBO(arsm.RLOO(8)))
 
     Guide sites are Categorical, OneHotCategorical or Bernoulli (also after `to_event`, `expand` or `mask`), or
-    reparameterised. Model and guide must allow a plate around them, as for `Trace_ELBO(vectorize_particles=True)`. A
-    plate is subsampled once per step, for all samples together.
+    reparameterised. Model and guide must allow a plate around them, as for `Trace_ELBO(vectorize_particles=True)`,
+    which the first step checks while Pyro's validation is on. A plate is subsampled once per step, for all samples
+    together.
 
     Args:
         estimator: one that only evaluates f and can start from a given sample: RLOO, ARSM, LocalExpectation, ...
@@ -55,6 +57,8 @@ class ELBO(infer.ELBO):
             )
         if estimator.target != "mean":
             raise ValueError(f"{name} estimates a multi-sample bound, not the ELBO; use one such as RLOO(8) or ARSM().")
+        if len(estimator.learned) > 0:
+            raise ValueError(f"{name} learns a part of its own, which SVI does not train; use one such as RLOO(8).")
         if not estimator.given_sample:
             raise ValueError(
                 f"{name} cannot start from the sample that the guide drew; use one such as RLOO(8) or ARSM(), or "
@@ -62,6 +66,7 @@ class ELBO(infer.ELBO):
             )
         super().__init__()
         self.estimator, self.max_rows = estimator, max_rows
+        self._plate_fits = False
 
     def _get_trace(
         self, model: Program, guide: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -79,7 +84,11 @@ class ELBO(infer.ELBO):
         """-ELBO [], whose backward gives every parameter of model and guide its gradient estimate."""
         path = TruePath(model, guide, args, kwargs)
         stages = [Stage(self.estimator, *found) for found in path.stages()]
-        others = OtherPaths(path, stages, self.max_rows)
+        others = OtherPaths(path, stages)
+        if stages and is_validation_enabled() and not self._plate_fits:
+            others.check_plate()
+            self._plate_fits = True
+        others.run(self.max_rows)
         elbo = torch.zeros(())
         pending = set(path.terms)
         for t, stage in enumerate(stages):

@@ -16,12 +16,12 @@ from arsm.driver import attach
 from arsm.evaluate import NotFiniteError
 from arsm.noise import argmin_sample, race_noise
 from arsm.pyro.categories import logits_of, to_value
-from arsm.pyro.sites import Follow, Key, Plates, elbo_terms, sample_sites
-from arsm.pyro.true_path import Choice, Term, TruePath
+from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites
+from arsm.pyro.true_path import Choice, Program, Term, TruePath
 from arsm.types import Estimator
 
-Query = tuple[int, int]
-"""A stage and one of its queries."""
+Query = tuple[int | None, int]
+"""A stage and one of its queries; no stage for the true path."""
 
 
 class Stage:
@@ -39,8 +39,8 @@ class Stage:
         z = torch.cat([choice.rows(choice.z, self.dims) for choice in choices.values()], -1)
         logits = self.logits.detach()
         self.queries = estimator.ask(logits, estimator.noise(logits, z=z))
-        number = torch.arange(self.queries.same_as.shape[0], device=z.device).unsqueeze(-1)
-        asked = (self.queries.same_as.flatten(1) == number).any(-1)
+        same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
+        asked = (same_as == torch.arange(same_as.shape[0], device=z.device).unsqueeze(-1)).any(-1)
         self.asked = [m for m, wanted in enumerate(asked.tolist()) if wanted or m == 0]
         """The queries that some row needs, the true sample first."""
 
@@ -78,7 +78,7 @@ class Stage:
 class OtherPaths:
     """The terms on the paths of all queries but the true samples."""
 
-    def __init__(self, path: TruePath, stages: list[Stage], max_rows: int | None) -> None:
+    def __init__(self, path: TruePath, stages: list[Stage]) -> None:
         self.path, self.stages = path, stages
         self.above = {
             name: {t for t, stage in enumerate(stages) if not above.isdisjoint(stage.choices)}
@@ -90,15 +90,24 @@ class OtherPaths:
             for name, choice in path.choices.items()
             if self.above[name]
         }
-        asked = [(t, m) for t, stage in enumerate(stages) for m in stage.asked[1:]]
-        live = [(t, m) for t, m in asked if m < stages[t].live]
-        rest = [(t, m) for t, m in asked if m >= stages[t].live]
-        size = max(1, max_rows // path.largest) if max_rows else max(1, len(asked))
-        validated = is_validation_enabled()
-        with pyro.validation_enabled(False):  # the true path was validated
-            self.runs = [(part, self._run(part, validated)) for part in _chunks(live, size)]
-            with torch.no_grad():
-                self.runs += [(part, self._run(part, validated)) for part in _chunks(rest, size)]
+        self.runs: list[tuple[list[Query], dict[Key, Tensor]]] = []
+
+    def run(self, max_rows: int | None) -> None:
+        """Evaluate all queries, the live ones with their graph."""
+        live: list[Query] = []
+        rest: list[Query] = []
+        for t, stage in enumerate(self.stages):
+            for m in stage.asked[1:]:
+                (live if m < stage.live else rest).append((t, m))
+        size = max(1, max_rows // self.path.largest) if max_rows else max(1, len(live), len(rest))
+        self.runs += [(part, self._run(part)) for part in _chunks(live, size)]
+        with torch.no_grad():
+            self.runs += [(part, self._run(part)) for part in _chunks(rest, size)]
+
+    @torch.no_grad()
+    def check_plate(self) -> None:
+        """Refuse a model or guide that gives other values for two copies of the true path in a plate."""
+        self._run([(None, 0), (None, 0)])
 
     def terms(self, t: int, keys: set[Key]) -> Tensor:
         """The sum of these terms at the queries that stage t asked for: [n, *R]."""
@@ -111,30 +120,31 @@ class OtherPaths:
                 parts.append(sum((_sum_to(terms[key], [paths, *stage.dims])[mine] for key in keys), start))
         return torch.cat(parts)
 
-    def _run(self, queries: list[Query], validated: bool) -> dict[Key, Tensor]:
-        """The terms that these queries move, [n, *batch]; validated, also those that they must not move."""
-        path = self.path
-        plate = pyro.plate("arsm_paths", len(queries), dim=-1 - path.nesting)
+    def _run(self, queries: list[Query]) -> dict[Key, Tensor]:
+        """The terms that these queries move, [n, *batch]; with Pyro's validation also those that they must not move."""
+        path, validated = self.path, is_validation_enabled()
+
+        def sites(program: Program, values: dict[str, Any]) -> dict[str, Site]:
+            plate = pyro.plate("arsm_paths", len(queries), dim=-1 - path.nesting)
+            with pyro.validation_enabled(False), Follow(path.subsamples | values), plate:  # the true path was validated
+                return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))[0]
+
         if any(self.above.values()):
-            drawn = {name: partial(self._value, name, queries) for name in path.guide_sites}
-            with Follow(path.subsamples | drawn), plate:
-                guide, _ = sample_sites(poutine.trace(path.guide).get_trace(*path.args, **path.kwargs))
+            guide = sites(path.guide, {name: partial(self._value, name, queries) for name in path.guide_sites})
         else:
             guide = {name: site | {"value": self._value(name, queries)} for name, site in path.guide_sites.items()}
-        values = {name: site["value"] for name, site in guide.items()}
-        with Follow(path.subsamples | values), plate:
-            model, _ = sample_sites(poutine.trace(path.model).get_trace(*path.args, **path.kwargs))
+        model = sites(path.model, {name: site["value"] for name, site in guide.items()})
         if changed := (guide.keys() ^ path.guide_sites.keys()) | (model.keys() ^ path.model_sites.keys()):
             raise ValueError(
                 f"Site {min(changed)!r} exists for some samples only; model and guide must have the same sites for all."
             )
-        present = {t for t, _ in queries}
-        wanted = {
-            key for key, term in path.terms.items() if validated or any(self.stages[t].moves(term) for t in present)
-        }
+        wanted = {k for k, term in path.terms.items() if validated or any(self._moves(t, term) for t, _ in queries)}
         terms = {key: detach_provenance(x) for key, x, _ in elbo_terms(model, guide, path.closed, wanted)}
         self._check(queries, terms)
         return terms
+
+    def _moves(self, t: int | None, term: Term) -> bool:
+        return t is not None and self.stages[t].moves(term)
 
     def _value(self, name: str, queries: list[Query], fn: Any = None) -> Tensor:
         """A guide site's value on the paths of these queries; fn, its distribution, where it is drawn again."""
@@ -162,20 +172,23 @@ class OtherPaths:
         return x.reshape(x.shape[0], *(1,) * (self.path.nesting - batch), *x.shape[1:])
 
     def _check(self, queries: list[Query], terms: dict[Key, Tensor]) -> None:
-        """Refuse a model that no plate fits around, or whose dependences Pyro lost."""
+        """Refuse a model or guide that no plate fits around, or whose dependences Pyro lost."""
         for key, x in terms.items():
             term = self.path.terms[key]
-            fixed = [i for i, (t, _) in enumerate(queries) if not self.stages[t].moves(term)]
-            if len(fixed) < len(queries) and x.shape[: x.ndim - self.path.nesting] != (len(queries),):
+            fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
+            alone = x.ndim <= self.path.nesting  # it depends on nothing in the plate
+            same = x if alone else x[fixed]
+            if fixed and torch.allclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True):
+                fixed = []
+            if (fixed and queries[0][0] is None) or (alone and any(self._moves(t, term) for t, _ in queries)):
                 raise ValueError(
-                    f"Site {key[1]!r} has the shape {list(x.shape)} for {len(queries)} samples at once; write model "
-                    "and guide so that a plate fits around them, as for Trace_ELBO(vectorize_particles=True)."
+                    f"Site {key[1]!r} has other log probabilities in a plate than alone; write model and guide so that "
+                    "a plate fits around them, as for Trace_ELBO(vectorize_particles=True), and without dropout."
                 )
-            x = x[fixed] if x.ndim > self.path.nesting else x
-            if fixed and not torch.allclose(x, term.value.expand_as(x), rtol=1e-3, atol=1e-3):
+            if fixed:
                 raise ValueError(
                     f"Site {key[1]!r} changes with a discrete site although Pyro's provenance tracking finds no way "
-                    "between them; use plain torch operations there (nothing compiled or scripted, no dropout)."
+                    "between them; use plain torch operations there, nothing compiled or scripted."
                 )
 
 

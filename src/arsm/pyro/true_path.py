@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from pyro import poutine
@@ -76,7 +77,7 @@ class TruePath:
             check_model_guide_match(self.model_trace, self.guide_trace)
         batches = [site["fn"].batch_shape for site in [*self.guide_sites.values(), *self.model_sites.values()]]
         self.nesting = max(map(len, batches), default=0)
-        self.largest = max((batch.numel() for batch in batches), default=1)
+        self.largest = max(map(prod, batches), default=1)
 
         self.ancestors: dict[str, frozenset[str]] = {}
         for name, site in self.guide_sites.items():
