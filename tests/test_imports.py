@@ -16,9 +16,9 @@ PACKAGE = Path(arsm.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
 RL = {"torch", "numpy", "gymnasium", "ray"}
 PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe", "plotly", "arsm"}
-ALLOWED = {"core": {"torch"}, "rl": RL, "experiments": RL | PAGES}
-OWN = {"core": "arsm", "rl": "arsm", "experiments": "arsm_experiments"}
-INNER = {"core": {"rl"}, "rl": set(), "experiments": set()}
+ALLOWED = {"core": {"torch"}, "rl": RL, "pyro": {"torch", "pyro"}, "experiments": RL | PAGES}
+OWN = {"core": "arsm", "rl": "arsm", "pyro": "arsm", "experiments": "arsm_experiments"}
+INNER = {"core": {"rl", "pyro"}, "rl": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}
 """The rooms of the library that each room must not enter."""
 
 EXPERIMENTS = Path(arsm_experiments.__file__).parent
@@ -28,7 +28,8 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 def room(path: Path) -> str:
     if EXPERIMENTS in path.parents:
         return "experiments"
-    return "rl" if path.relative_to(PACKAGE).parts[0] == "rl" else "core"
+    first = path.relative_to(PACKAGE).parts[0]
+    return first if first in ("rl", "pyro") else "core"
 
 
 def name(path: Path) -> str:
@@ -70,7 +71,7 @@ sys.meta_path.insert(0, Refuse())
 import importlib
 for module in {modules!r}:
     importlib.import_module(module)
-assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm_experiments"))]
+assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "arsm_experiments"))]
 """
 
 
