@@ -220,18 +220,17 @@ def several_model(p: Parameters) -> None:
 
 
 def chain_guide(p: Parameters) -> None:
-    """Sites in a sequential plate, each below the one before it; a deterministic one between."""
+    """Sites in a sequential plate, each below the one before it."""
     z = torch.zeros((), dtype=torch.float64)
     for t in map(int, pyro.plate("steps", 3)):
-        shifted = pyro.deterministic(f"shifted_{t}", 2 * z)
-        z = pyro.sample(f"z_{t}", bernoulli(p["z"][..., t] + shifted))
+        z = pyro.sample(f"z_{t}", bernoulli(p["z"][..., t] + 2 * z))
 
 
 def chain_model(p: Parameters) -> None:
     z = torch.zeros((), dtype=torch.float64)
     for t in map(int, pyro.plate("steps", 3)):
-        pyro.deterministic(f"shifted_{t}", 2 * z)
-        z = pyro.sample(f"z_{t}", bernoulli(p["prior"][..., t] - z))
+        shifted = pyro.deterministic(f"shifted_{t}", p["prior"][..., t] - z)
+        z = pyro.sample(f"z_{t}", bernoulli(shifted))
         pyro.factor(f"x_{t}", -(z - 0.3 * t + p["mean"][..., t]).square())
 
 
@@ -552,6 +551,26 @@ def test_a_kl_in_closed_form_has_no_variance() -> None:
     for found in gradients(loss, p):
         assert found.abs().max() > 0.01
         torch.testing.assert_close(found, found[:1].expand_as(found))
+
+
+def test_normal_sites_are_drawn_again_with_the_same_noise() -> None:
+    """Then nothing here depends on the choice but its own KL."""
+    p = {name: x.expand(500, 1, 3).clone().requires_grad_() for name, x in {"q": torch.randn(3)}.items()}
+    means = torch.tensor([-1.0, 0.0, 3.0])
+
+    def guide(p: Parameters) -> None:
+        y = pyro.sample("y", categorical(p["q"]))
+        pyro.sample("w", dist.Normal(torch.stack([means[y], -means[y]], -1), 0.5).to_event(1))
+
+    def model(p: Parameters) -> None:
+        y = pyro.sample("y", categorical(torch.zeros(3)))
+        w = pyro.sample("w", dist.Normal(torch.stack([means[y], -means[y]], -1), 0.5).to_event(1))
+        pyro.sample("x", normal((w[..., 0] - means[y]) * (w[..., 1] + means[y])), obs=torch.tensor(1.0))
+
+    loss = arsm.pyro.ELBO(arsm.RLOO(3)).differentiable_loss(replicated(model), replicated(guide), p)
+    (found,) = gradients(loss, p)
+    assert found.abs().max() > 0.01
+    torch.testing.assert_close(found, found[:1].expand_as(found))
 
 
 # ---------------------------------------------------------------- as Pyro's own ELBOs are used

@@ -5,6 +5,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "pyro":
         raise
-    raise ModuleNotFoundError("arsm.pyro needs Pyro; install it with `pip install 'arsm[pyro]'`.", name="pyro") from None
+    raise ModuleNotFoundError(
+        "arsm.pyro needs Pyro; install it with `pip install 'arsm[pyro]'`.", name="pyro"
+    ) from None
 
 __all__ = ["ELBO"]

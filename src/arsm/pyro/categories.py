@@ -51,9 +51,10 @@ def kl(q: Any, p: Any) -> Tensor | None:
     log_q, log_p = logits_of(q), logits_of(p)
     if log_q is None or log_p is None:
         try:
-            return kl_divergence(q, p)
+            known = kl_divergence(q, p)
         except NotImplementedError:
             return None
+        return known if isinstance(known, Tensor) else None  # Pyro has a plain 0 for what is masked throughout
     if _masks(q) or _masks(p) or log_q.shape[-1] != log_p.shape[-1]:
         return None
     log_q, log_p = log_q.log_softmax(-1), log_p.log_softmax(-1)

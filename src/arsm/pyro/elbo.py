@@ -10,8 +10,8 @@ Given the true values of all sites that do not depend on the stage, its gradient
 
 R are the plates that the stage shares with all of these terms; its other dimensions are variables. The queries of all
 stages are paths of further runs, with a plate around model and guide. On a path of stage t the sites that depend on t
-are drawn again, discrete ones with the noise of the true path as in `arsm.estimate_layers`; all others keep their
-true values. Scales and masks belong to the terms. A term's own gradient (parameters of the model, reparameterised
+are drawn again, discrete and normal ones with the noise of the true path as in `arsm.estimate_layers`; all others keep
+their true values. Scales and masks belong to the terms. A term's own gradient (parameters of the model, reparameterised
 sites, a KL) is autograd's, averaged over the live queries of the first stage that the term depends on.
 """
 

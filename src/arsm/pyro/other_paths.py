@@ -7,6 +7,7 @@ from typing import Any
 
 import pyro
 import torch
+from pyro import distributions as dist
 from pyro import poutine
 from pyro.infer.util import is_validation_enabled
 from pyro.ops.provenance import detach_provenance
@@ -15,7 +16,7 @@ from torch import Tensor
 from arsm.driver import attach
 from arsm.evaluate import NotFiniteError
 from arsm.noise import argmin_sample, race_noise
-from arsm.pyro.categories import logits_of, to_value
+from arsm.pyro.categories import logits_of, to_value, unwrap
 from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites
 from arsm.pyro.true_path import Choice, Program, Term, TruePath
 from arsm.types import Estimator
@@ -153,11 +154,9 @@ class OtherPaths:
         value = self._widen((choice.z if choice else detach_provenance(site["value"])).unsqueeze(0), batch)
         value = value.expand(len(queries), *value.shape[1:])
         if any(again := [t in self.above[name] for t, _ in queries]):
-            noise = self._widen(self.noise[name].unsqueeze(0), batch) if choice else None
-            drawn = fn() if noise is None else argmin_sample(_categorical(fn), noise)
-            value = torch.where(
-                torch.tensor(again, device=value.device).view(-1, *(1,) * (value.ndim - 1)), drawn, value
-            )
+            drawn = self._drawn(name, fn)
+            chosen = torch.tensor(again, device=value.device).view(-1, *(1,) * (value.ndim - 1))
+            value = torch.where(chosen, drawn, value)
         if choice is None:
             return value
         for t, stage in enumerate(self.stages):
@@ -166,6 +165,19 @@ class OtherPaths:
                 points = self._widen(stage.points(name, [queries[i][1] for i in mine]), batch)
                 value = value.index_copy(0, torch.tensor(mine, device=value.device), points)
         return to_value(site["fn"], value, detach_provenance(site["value"]))
+
+    def _drawn(self, name: str, fn: Any) -> Tensor:
+        """A guide site drawn again, with the noise of the true path where that is known: categories, or a value."""
+        site = self.path.guide_sites[name]
+        if name in self.noise:
+            logits = logits_of(fn)
+            assert logits is not None  # the site was discrete on the true path
+            return argmin_sample(logits, self._widen(self.noise[name].unsqueeze(0), len(site["fn"].batch_shape)))
+        now, then = unwrap(fn), unwrap(site["fn"])
+        if not isinstance(now, dist.Normal):
+            return fn()
+        noise = detach_provenance((site["value"] - then.loc) / then.scale).detach()
+        return now.loc + now.scale * self._widen(noise.unsqueeze(0), len(site["fn"].batch_shape))
 
     def _widen(self, x: Tensor, batch: int) -> Tensor:
         """[n, *batch, ...] with as many batch dimensions as there are plates."""
@@ -190,12 +202,6 @@ class OtherPaths:
                     f"Site {key[1]!r} changes with a discrete site although Pyro's provenance tracking finds no way "
                     "between them; use plain torch operations there, nothing compiled or scripted."
                 )
-
-
-def _categorical(fn: Any) -> Tensor:
-    logits = logits_of(fn)
-    assert logits is not None  # the site was a choice on the true path
-    return logits
 
 
 def _chunks(queries: list[Query], size: int) -> list[list[Query]]:

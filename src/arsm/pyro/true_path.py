@@ -102,6 +102,8 @@ class TruePath:
         if name not in self.model_sites:
             return False
         q, p = self.guide_sites[name], self.model_sites[name]
+        if q["is_observed"] or p["is_observed"]:  # deterministic ones
+            return False
         if not (plates_of(q) == plates_of(p) and same(q["scale"], p["scale"]) and same(q["mask"], p["mask"])):
             return False
         divergence = kl(q["fn"], p["fn"])
