@@ -16,9 +16,15 @@ PACKAGE = Path(arsm.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
 RL = {"torch", "numpy", "gymnasium", "ray"}
 PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe", "plotly", "arsm"}
-ALLOWED = {"core": {"torch"}, "rl": RL, "pyro": {"torch", "pyro"}, "experiments": RL | PAGES}
-OWN = {"core": "arsm", "rl": "arsm", "pyro": "arsm", "experiments": "arsm_experiments"}
-INNER = {"core": {"rl", "pyro"}, "rl": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}
+ALLOWED = {
+    "core": {"torch"},
+    "kernels": {"torch", "triton"},
+    "rl": RL,
+    "pyro": {"torch", "pyro"},
+    "experiments": RL | PAGES,
+}
+OWN = {"core": "arsm", "kernels": "arsm", "rl": "arsm", "pyro": "arsm", "experiments": "arsm_experiments"}
+INNER = {"core": {"rl", "pyro"}, "kernels": {"rl"}, "rl": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}
 """The rooms of the library that each room must not enter."""
 
 EXPERIMENTS = Path(arsm_experiments.__file__).parent
@@ -28,6 +34,8 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 def room(path: Path) -> str:
     if EXPERIMENTS in path.parents:
         return "experiments"
+    if path.name.startswith("gpu_"):
+        return "kernels"
     first = path.relative_to(PACKAGE).parts[0]
     return first if first in ("rl", "pyro") else "core"
 

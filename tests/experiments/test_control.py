@@ -21,8 +21,8 @@ from rich.console import Console
 from arsm.rl import Learning
 from arsm_experiments.cli import main
 from arsm_experiments.control import Control, train
-from arsm_experiments.record import read_run
-from arsm_experiments.report_control import control_sections, seed_series, solved_at
+from arsm_experiments.report.control import control_sections, seed_series, solved_at
+from arsm_experiments.runs.reader import read_run
 
 WALK = "tests.test_rl_environments:Walk"
 CLOCKS = ("seconds", "learning_seconds", "cpu_seconds")

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -22,13 +22,16 @@ import arsm
 from arsm.rl.settings import Learning, Settings
 from arsm_experiments.checks import check_least, check_name, check_some
 from arsm_experiments.progress import progress_bars
-from arsm_experiments.record import Run, RunError, open_run, plain_name, read_run
-from arsm_experiments.report_control import WINDOW, control_sections, paper_budget, variant
-from arsm_experiments.sections import print_results
+from arsm_experiments.runs.files import RunError, plain_name
+from arsm_experiments.runs.reader import load_checkpoint
+from arsm_experiments.runs.writer import Run, open_run
 
 if TYPE_CHECKING:  # gymnasium is an extra of its own: the other commands do without it
     from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
 
+WINDOW = 100
+"""True episodes that an average return is over."""
+PAPER_BUDGETS = {"CartPole-v0": 16, "CartPole-v1": 16, "Acrobot-v1": 64, "LunarLander-v3": 1024}
 SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "horizon": 1, "workers": 1}
 
 
@@ -44,8 +47,7 @@ def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned:
 class Control:
     """Learn to control an environment by policy gradients, and compare methods on it.
 
-    Writes one run folder for every method, optimizer and learning rate, holding all seeds, and prints a table made from
-    them.
+    Writes one run folder for every method, optimizer and learning rate, holding all seeds.
     """
 
     environment: str = "CartPole-v0"
@@ -88,6 +90,8 @@ class Control:
     resume: bool = False
     """Go on with the run folders that exist, from their last checkpoints."""
 
+    experiment: ClassVar[str] = "control"
+
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         try:
@@ -113,7 +117,7 @@ class Control:
             check_drawing(self.environment)
 
     def run(self, console: Console) -> None:
-        """Run every combination in turn, then print what they came to."""
+        """Run every combination in turn."""
         torch.set_num_threads(1)  # these tensors are too small to share among threads
         runs = self.runs()
         with progress_bars(console) as progress:
@@ -124,9 +128,6 @@ class Control:
                     progress.update(tasks[folder], completed=done)
                 if self.gif:
                     write_gif(config, folder)
-        for section in control_sections([read_run(folder) for folder in runs]):
-            print_results(console, section)
-        console.print(f"Run folders: {self.root / 'control'}; `arsm report` makes a page of figures from them.")
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders that it makes, each with what decides its results."""
@@ -146,6 +147,31 @@ class Control:
                         **{key: getattr(self, key) for key in common},
                         **dataclasses.asdict(self.learning),
                     }
+
+
+def paper_budget(environment: str) -> int:
+    """S_max of the paper's tasks, and 64 elsewhere."""
+    return PAPER_BUDGETS.get(environment, 64)
+
+
+def variant(config: dict[str, Any]) -> list[str]:
+    """The settings of a run that are not the default, in words: "budget 256", "common random numbers"."""
+    defaults = {"budget": paper_budget(config["environment"]), "schedule": "constant"}
+    defaults |= dataclasses.asdict(Learning())
+    words = []
+    for key, default in defaults.items():
+        value = config.get(key, default)
+        value = tuple(value) if isinstance(value, list) else value
+        if value != default:
+            words.append(_setting(key.replace("_", " "), value))
+    return words
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([name, *(f"{x:g}" if isinstance(x, float) else str(x) for x in values or ("none",))])
 
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
@@ -206,7 +232,8 @@ class Progress:
 
 def train(control: Control, config: dict[str, Any], name: str) -> Iterator[int]:
     """Train every seed in turn, recorded in one run folder; yields the episodes done."""
-    with open_run(control.root, "control", name, config, resume=control.resume) as run:
+    words = {"group": control.name, "label": ", ".join((config["method"], *variant(config)))}
+    with open_run(control.root, "control", name, config, **words, resume=control.resume) as run:
         done = run.step
         yield done
         for number in range(done // config["episodes"], config["seeds"]):
@@ -271,8 +298,6 @@ def write_gif(config: dict[str, Any], folder: Path) -> None:
     """One episode of the last seed's policy, its likeliest action at each step."""
     import gymnasium
     from PIL import Image
-
-    from arsm_experiments.record import load_checkpoint
 
     saved = load_checkpoint(folder / "checkpoint.pt")["state"]
     agent = make_agent(config, config["seed"] + saved["number"])
