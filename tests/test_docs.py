@@ -60,6 +60,9 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
         sum(page["scores"][-10:]) > sum(page["scores"][:10]) + 5
         and sum(page["performance"][-10:]) > 0.5 * sum(page["performance"][:10])
     ),
+    "docs/guides/your_pyro_model.md": lambda page: (
+        page["losses"][-1] < 0.6 * page["losses"][0] and min(page["right"]) > 0.9
+    ),
     "docs/mathematics/swap.md": lambda page: float((page["error"] / page["standard_error"]).abs().max()) < 6,
     "docs/mathematics/computing.md": lambda page: float((page["fast"] - page["slow"]).abs().max()) < 1e-12,
     "docs/mathematics/beyond.md": lambda page: abs(float(page["variance"]) / page["predicted"] - 1) < 0.1,
