@@ -1,6 +1,7 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
 from arsm import policy as policy
+from arsm.audit import Audit, audit, audit_advantages
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
@@ -50,6 +51,7 @@ __all__ = [
     "RELAX",
     "RLOO",
     "VIMCO",
+    "Audit",
     "Average",
     "DisARM",
     "DoubleControl",
@@ -70,6 +72,8 @@ __all__ = [
     "StraightThrough",
     "UnorderedSet",
     "argmin_sample",
+    "audit",
+    "audit_advantages",
     "compare",
     "dirichlet",
     "draw",

@@ -245,10 +245,10 @@ def _mean_of(truth: Truth, p: Tensor) -> Tensor:
 
 
 def _minimise(function: Callable[[float], float], low: float, high: float) -> float:
-    """The best point of a grid, refined twice."""
+    """The best point of a grid, refined three times."""
     best = low
-    for _ in range(3):
-        grid = torch.linspace(low, high, 41).tolist()
+    for _ in range(4):
+        grid = torch.linspace(low, high, 17).tolist()
         best = min(grid, key=function)
         step = grid[1] - grid[0]
         low, high = best - step, best + step

@@ -17,7 +17,7 @@ from arsm.audit.bounds import bernstein, student
 from arsm.audit.problems import Function, Problem, Truth, enumerate_problem
 
 Sign = Literal[1, -1]
-CALLS = 128
+CALLS = 64
 """Calls per problem with many copies."""
 FEWEST = 100
 """An entry is decided where each outcome that it depends on is expected this often."""
@@ -70,8 +70,6 @@ class Draws:
     """[calls, K]: each call's gradient in f's parameters, per row, less the truth; None if the loss gives none."""
     evaluations: float
     """Of f, per row and call."""
-    reached: bool
-    """Whether autograd found a way from the loss to the logits in any call."""
     relaxed: bool
     """Whether f was called at floating points."""
     rounding: float
@@ -131,46 +129,34 @@ def draw(
     calls = max(CALLS, samples // SMALL_SHARE) if problem.small else CALLS
     copies = 1 if problem.small else max(1, samples // calls)
     logits = problem.logits.to(dtype).repeat(copies, 1, 1)
-    rows = len(problem.logits)
+    f = problem.function(dtype)
+    found = []
+    for call in range(calls):
+        found.append(gradient(loss, logits, f, sign))
+        tick((call + 1) / calls)
+    zero = torch.zeros_like(logits)
+    estimates = torch.stack([zero if by_logits is None else by_logits for by_logits, _ in found]).double()
+    if not bool(estimates.isfinite().all()):
+        raise FloatingPointError("the gradient in the logits is not finite")
     target = truth.gradient.flatten(1)
     square = target.square().sum(1, keepdim=True)
-    direction = torch.where(square > 0, target / square, 0.0)
-    f = problem.function(dtype)
-    total = squares = torch.zeros(rows, target.shape[1] + 1, dtype=torch.float64)
-    low, high = torch.full_like(total, torch.inf), torch.full_like(total, -torch.inf)
-    means, thetas, reached = [], [], False
-    largest = float((truth.f.abs()).max())
-    for call in range(calls):
-        by_logits, by_theta = gradient(loss, logits, f, sign)
-        reached |= by_logits is not None
-        by_logits = torch.zeros_like(logits) if by_logits is None else by_logits
-        if not bool(by_logits.isfinite().all()):
-            raise FloatingPointError("the gradient in the logits is not finite")
-        error = by_logits.double().view(copies, rows, -1) - target
-        error = torch.cat([error, (error * direction).sum(-1, keepdim=True)], -1)
-        total = total + error.sum(0)
-        squares = squares + error.square().sum(0)
-        low, high = torch.minimum(low, error.amin(0)), torch.maximum(high, error.amax(0))
-        means.append(error.mean(0))
-        if by_theta is not None:
-            thetas.append(by_theta.double() / copies - truth.theta.sum(0))
-        tick((call + 1) / calls)
-    count = calls * copies
-    mean = total / count
+    error = estimates.view(calls, copies, len(target), -1) - target
+    along = (error * torch.where(square > 0, target / square, 0.0)).sum(-1, keepdim=True)
+    error = torch.cat([error, along], -1)  # [calls, copies, R, K C + 1]
+    thetas = [by_theta.double() / copies - truth.theta.sum(0) for _, by_theta in found if by_theta is not None]
     return Draws(
         problem,
         truth,
         len(logits),
-        count,
-        mean,
-        (squares / count - mean.square()).clamp_min(0) * (count / (count - 1)),
-        high - low,
-        torch.stack(means),
+        calls * copies,
+        error.mean((0, 1)),
+        error.var((0, 1)),
+        error.amax((0, 1)) - error.amin((0, 1)),
+        error.mean(1),
         torch.stack(thetas) if thetas else None,
         f.rows / (calls * len(logits)),
-        reached,
         f.relaxed,
-        64 * torch.finfo(dtype).eps * max(largest, 1e-3),
+        64 * torch.finfo(dtype).eps * max(float(truth.f.abs().max()), 1e-3),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from arsm.audit.bounds import student
 from arsm.audit.diagnose import Finding, Interval, Means, diagnose
-from arsm.audit.measure import REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, probe
+from arsm.audit.measure import CALLS, REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, probe
 from arsm.audit.problems import PROBLEMS, Problem
 from arsm.audit.result import Audit, Entry, Row, Verdict
 
@@ -37,8 +37,7 @@ def audit(
             [...].
         sign: -1 if the loss is to be minimised, so that its gradient is minus the estimate.
         parameters: whether the gradient of f's own parameters is judged too; it is always reported.
-        problems: those to run; leave out what the loss is not made for, e.g.
-            `[p for p in arsm.audit_problems if ...]`.
+        problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
         samples: draws per row; problems of small batches get a 32nd.
         false_alarm: the probability with which a correct loss may be called wrong.
         seed: of torch's, Python's and NumPy's global generators, which are set back afterwards.
@@ -157,8 +156,8 @@ def _judge(
         scale,
         missed,
         tuple(notes),
-        seconds,
-        next(iter(failures.values()), None),
+        seconds=seconds,
+        exception=next(iter(failures.values()), None),
     )
 
 
@@ -243,7 +242,7 @@ def _length(measured: Sequence[Draws], failure: float) -> tuple[Interval | None,
     log = math.log(4 / failure)
     rows, calls = (float((weight.square() * torch.cat(x)).sum()) for x in (by_row, by_call))
     width = math.sqrt(2 * log * rows) + 7 / 3 * log * float((weight * torch.cat(ranges)).max())
-    width = max(width, student(failure, 127) * math.sqrt(calls)) + 1e-5
+    width = max(width, student(failure, CALLS - 1) * math.sqrt(calls)) + 1e-5
     missed = width + POWER * math.sqrt(max(rows, calls))
     return Interval(1 + error, 1 + error - width, 1 + error + width), missed
 
