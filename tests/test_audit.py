@@ -19,7 +19,7 @@ from arsm.testing import assert_unbiased, assert_unbiased_advantages
 
 SAMPLES = 1 << 11
 """Draws per row in these tests, a 32nd of the default."""
-FEW = [p for p in PROBLEMS if p.role in ("f", "f+100") or p.small or "masked" in p.name]
+FEW = [p for p in PROBLEMS if p.role in ("f", "f+100") or p.learns or "masked" in p.name]
 
 Loss = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
@@ -94,14 +94,20 @@ DEFECTS: dict[str, tuple[Loss, str, str]] = {
         "relaxation",
         "relaxed points",
     ),
+    "straight-through": (by_estimator("straight-through"), "relaxation", "relaxed points"),
+    "reinmax": (by_estimator("reinmax"), "relaxation", "relaxed points"),
     "a sum over samples": (lambda x, f: 4 * group(leave_one_out)(x, f), "scale", "a sum over 4 samples"),
 }
+
+
+SUBTLE = ("the batch's mean, the row in it", "reinmax")
+"""These need more draws: the first shows in small batches only, the other is nearly right."""
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_defects_are_named(name: str) -> None:
     loss, kind, words = DEFECTS[name]
-    found = arsm.audit(loss, samples=SAMPLES if "batch" not in name else 8 * SAMPLES)
+    found = arsm.audit(loss, samples=SAMPLES if name not in SUBTLE else 1 << 14)
     assert found.verdict == "wrong"
     assert not found.passed
     assert found.diagnosis == kind, str(found)
@@ -252,11 +258,12 @@ def test_a_crash_in_one_problem_is_no_pass() -> None:
             raise ValueError("no masks, please")
         return group(leave_one_out)(logits, f)
 
-    found = arsm.audit(unmasked, samples=1024)
+    found = arsm.audit(unmasked, samples=1024, problems=FEW)
     assert found.verdict == "not decided"
     assert "no masks, please" in str(found)
     assert isinstance(found.exception, ValueError)
-    without = [p for p in PROBLEMS if p.name != "masked categories"]
+    assert found.diagnosis == "crash"
+    without = [p for p in FEW if p.name != "masked categories"]
     assert arsm.audit(unmasked, samples=1024, problems=without).passed
 
 
@@ -298,7 +305,7 @@ def test_the_gradient_of_f_s_own_parameters() -> None:
     learns = [p for p in PROBLEMS if p.learns]
 
     def judged(loss: Loss, parameters: bool = True) -> arsm.Audit:
-        return arsm.audit(loss, samples=1024, parameters=parameters, problems=learns)
+        return arsm.audit(loss, samples=1 << 13, parameters=parameters, problems=learns)
 
     assert "f's own parameters get no gradient" in str(judged(group(leave_one_out), False))
     assert judged(group(leave_one_out)).diagnosis == "parameters"
@@ -315,28 +322,36 @@ def test_the_gradient_of_f_s_own_parameters() -> None:
 
 
 def test_a_nearly_certain_row_is_not_decided() -> None:
-    found = arsm.audit(group(leave_one_out), samples=1024)
-    (row,) = (r for r in found.rows if r.problem == "one row nearly certain")
-    assert row.undecided == 4
-    assert row.rejected == 0
-    assert "Not decided:" in str(found)
+    problems = [p for p in PROBLEMS if p.name == "one row nearly certain"]
+    found = arsm.audit(group(leave_one_out), samples=1024, problems=problems)
+    assert found.passed
+    assert (found.rows[0].undecided, found.rows[0].rejected) == (4, 0)
+    assert "Not decided: 4 entries" in str(found)
+
+
+def test_too_few_draws_are_no_pass() -> None:
+    found = arsm.audit(group(leave_one_out), samples=1024, problems=[p for p in PROBLEMS if p.small])
+    assert found.verdict == "not decided"
+    assert found.diagnosis == "too few draws"
 
 
 def test_the_page_says_what_it_could_have_missed_and_an_error_beyond_it_is_caught() -> None:
-    found = arsm.audit(group(leave_one_out), samples=SAMPLES)
+    found = arsm.audit(group(leave_one_out), samples=SAMPLES, problems=FEW)
     assert found.passed
     assert found.missed is not None
     assert found.scale is not None
     assert found.scale.low <= 1 <= found.scale.high
     assert "It could have missed" in str(found)
     assert "fails with probability at most 1e-06" in str(found)
-    factor = 1 + arsm.audit(group(leave_one_out), samples=SAMPLES, problems=PROBLEMS[:2]).missed
+    missed = arsm.audit(group(leave_one_out), samples=SAMPLES, problems=PROBLEMS[:2]).missed
+    assert missed is not None
+    factor = 1 + missed
 
     def longer(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         return factor * group(leave_one_out)(logits, f)
 
     audits = [arsm.audit(longer, samples=SAMPLES, problems=PROBLEMS[:2], seed=seed) for seed in range(10)]
-    caught = [found.diagnosis == "scale" and not found.scale.low <= 1 <= found.scale.high for found in audits]
+    caught = [found.scale is not None and found.diagnosis == "scale" and found.scale.low > 1 for found in audits]
     assert sum(caught) >= 8  # with the probability 0.99 each
 
 
@@ -444,7 +459,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     (tmp_path / "losses.py").write_text(LOSSES)
     done = subprocess.run(
-        [sys.executable, "-m", "arsm.audit", "losses:right", "--samples", "1024"],
+        [sys.executable, "-m", "arsm.audit", "losses:right", "--samples", "16384"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -456,7 +471,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["losses.py:wrong", "--samples", "1024", "--figure", "audit.png"]) == 1
     assert "[sign]" in capsys.readouterr().out
     assert (tmp_path / "audit.png").exists()
-    assert main(["losses.py:wrong", "--samples", "1024", "--minimise"]) == 0
+    assert main(["losses.py:wrong", "--samples", "16384", "--minimise"]) == 0
     assert main(["losses.py:advantages", "--advantages"]) == 1
 
 

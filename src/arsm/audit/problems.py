@@ -14,9 +14,10 @@ from arsm.categorical import one_hot
 
 @dataclass(eq=False)
 class Function:
-    """f(z) = scale (u + bend u^2) + constant with u = sum_k theta_k w_k[z_k], at int64 [..., K] or relaxed [..., K, C].
+    """f(z) = scale (u + bend cos 3u) + constant with u = sum_k theta_k w_k[z_k].
 
-    It counts what a loss asks of it.
+    z is int64 [..., K] or relaxed [..., K, C]. A polynomial would not do: straight-through is exact for linear f, ReinMax for quadratic f. The function counts what
+    a loss asks of it.
     """
 
     weights: Tensor
@@ -50,7 +51,7 @@ class Function:
         points = one_hot(z, categories, self.weights.dtype)
         u = (points * (self.theta.unsqueeze(-1) * self.weights)).sum((-2, -1))
         self.rows += u.numel()
-        return self.scale * (u + self.bend * u.square()) + self.constant
+        return self.scale * (u + self.bend * (3 * u).cos()) + self.constant
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,11 @@ def _judge(
                 f"In {_list(crashed, problems)}, the loss raised {_words(crashed[first])}{_line(crashed[first])}.",
             )
         )
-    verdict: Verdict = "wrong" if rejected or infinite else "not decided" if crashed else "unbiased"
+    blind = [d.problem.name for d in measured if not bool(d.decided[:, :-1].any())]
+    if blind and not rejected:
+        sentence = f"Too few draws to decide anything in {', '.join(repr(x) for x in blind)}; raise samples."
+        findings.append(Finding("too few draws", sentence))
+    verdict: Verdict = "wrong" if rejected or infinite else "not decided" if crashed or blind else "unbiased"
     return Audit(
         name,
         verdict,
