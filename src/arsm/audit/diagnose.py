@@ -132,6 +132,12 @@ def _scale(means: Sequence[Means]) -> Finding | None:
     s = fitted_scale(means)
     if not all(m.agrees(s.value * m.gradient) for m in means):
         return None
+    if s.low <= 0 <= s.high:
+        return Finding(
+            "no gradient",
+            "In the mean the gradient is 0, although single draws are not: how the samples depend on the logits is "
+            "left out. Is the score term missing?",
+        )
     if s.low <= -1 <= s.high:
         return Finding("sign", "The sign is wrong: the gradient points the opposite way; minimise instead of maximise?")
     if s.value < 0:

@@ -16,8 +16,8 @@ from arsm.categorical import one_hot
 class Function:
     """f(z) = scale (u + bend cos 3u) + constant with u = sum_k theta_k w_k[z_k].
 
-    z is int64 [..., K] or relaxed [..., K, C]. A polynomial would not do: straight-through is exact for linear f, ReinMax for quadratic f. The function counts what
-    a loss asks of it.
+    z is int64 [..., K] or relaxed [..., K, C]. A polynomial would not do: straight-through is exact for linear f,
+    ReinMax for quadratic f. The function counts what a loss asks of it.
     """
 
     weights: Tensor
