@@ -32,17 +32,21 @@ class Values(NamedTuple):
 
 
 def share(points: Tensor) -> Tensor:
-    """same_as [M, *B]: for every query an identical one of its row that speaks for it, points [M, *B, K] int64.
+    """same_as [M, *B]: for every query an identical one of its row that speaks for it, points [M, *B, K].
 
     That is the first with the same hash, where the two agree in full: a collision costs an evaluation and never a wrong
     value.
     """
     queries, variables = points.shape[0], points.shape[-1]
-    code = (points * _odd_multipliers(variables, points.device)).sum(-1)
+    code = (points.int() * _multipliers(variables, points.device)).sum(-1)
     number = torch.arange(queries, device=points.device).view(-1, *(1,) * (points.ndim - 2))
     by_pairs = torch.compiler.is_compiling() and queries <= FEW
     first = _first_by_pairs(code) if by_pairs else _first_by_sorting(code, number)
-    same = (points.gather(0, first.unsqueeze(-1).expand_as(points)) == points).all(-1)
+    flat = points.flatten(0, -2)
+    rows = first[0].numel()
+    speaker = (first * rows + torch.arange(rows, device=points.device).view(first.shape[1:])).flatten()
+    # on a CPU several times faster than (x == y).all(-1)
+    same = ((flat.index_select(0, speaker) - flat).abs().sum(-1) == 0).view(first.shape)
     return torch.where(same, first, number)
 
 
@@ -58,10 +62,10 @@ def _first_by_sorting(code: Tensor, number: Tensor) -> Tensor:
     return torch.empty_like(order).scatter(0, order, first)
 
 
-def _odd_multipliers(count: int, device: torch.device) -> Tensor:
-    """Powers of an odd 64-bit constant: a hash by wrapping multiplication."""
+def _multipliers(count: int, device: torch.device) -> Tensor:
+    """The high halves of powers of an odd 64-bit constant: a hash by wrapping multiplication."""
     base = torch.full((count,), 6364136223846793005, dtype=torch.int64, device=device)
-    return base.cumprod(0)
+    return (base.cumprod(0) >> 32).int()
 
 
 def with_context(f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: torch.Size) -> Rowwise:
