@@ -5,12 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from arsm.audit.diagnose import Finding, Interval
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Verdict = Literal["unbiased", "wrong", "not decided"]
 WIDTH = 110
@@ -24,6 +21,12 @@ class Entry:
     index: tuple[int, ...]
     truth: float
     bias: Interval
+
+    @property
+    def relative(self) -> float:
+        """The bias in units of its interval's half-width; beyond 1 it is not 0."""
+        half = (self.bias.high - self.bias.low) / 2
+        return self.bias.value / half if half else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Audit:
     @property
     def bias(self) -> Entry | None:
         """The bias that is largest relative to its interval; the intervals hold together."""
-        return max((r.worst for r in self.rows if r.worst), key=_excess, default=None)
+        return max((r.worst for r in self.rows if r.worst), key=lambda worst: abs(worst.relative), default=None)
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.verdict.upper()}", ""]
@@ -119,32 +122,11 @@ class Audit:
         footer.append(f"{rate} {self.seconds:.1f} s.".strip())
         return footer
 
-    def figure(self) -> Figure:
-        """Every problem's worst bias in units of its interval's half-width: outside of [-1, 1] is wrong."""
-        from matplotlib.figure import Figure
+    def figure(self) -> Any:
+        """A matplotlib figure of every problem's worst bias in units of its interval's half-width."""
+        from arsm.audit.figure import draw
 
-        rows = [r for r in self.rows if r.worst is not None]
-        figure = Figure(figsize=(8, 1.2 + 0.35 * len(rows)), layout="constrained")
-        axes = figure.add_subplot()
-        axes.axvspan(-1, 1, color="0.9")
-        for place, row in enumerate(reversed(rows)):
-            assert row.worst is not None
-            relative = _relative(row.worst)
-            axes.plot([relative], [place], "o", color="tab:red" if row.rejected else "tab:green")
-        axes.set_yticks(range(len(rows)), [f"{r.problem} ({r.size})" for r in reversed(rows)])
-        axes.set_xscale("symlog", linthresh=2)
-        axes.set_xlabel("worst bias / half-width of its interval; outside of the band is wrong")
-        axes.set_title(f"{self.name}: {self.verdict}")
-        return figure
-
-
-def _relative(entry: Entry) -> float:
-    half = (entry.bias.high - entry.bias.low) / 2
-    return entry.bias.value / half if half else 0.0
-
-
-def _excess(entry: Entry) -> float:
-    return abs(_relative(entry))
+        return draw(self)
 
 
 def _cells(row: Row, count: int) -> list[str]:
