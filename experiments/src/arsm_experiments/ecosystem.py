@@ -197,7 +197,7 @@ def pyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
             if enumerate_:
                 guide = infer.config_enumerate(guide, "parallel")
             elbo = getattr(infer, name)(max_plate_nesting=1)
-            if name == "TraceEnum_ELBO":  # its loss_and_grads looks for pyro.param sites
+            if name != "TraceGraph_ELBO":  # loss_and_grads of the others looks for pyro.param sites
                 return torch.autograd.grad(-elbo.differentiable_loss(model, guide), logits)[0]
             elbo.loss_and_grads(model, guide)
             assert logits.grad is not None
