@@ -49,7 +49,8 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
     if draws is not None:
         logits = repeat_draws(logits, draws)
     exponential = _exponential(logits.detach(), generator)
-    return (exponential.log() - exponential.sum(-1, keepdim=True).log()).to(_noise_dtype(logits))
+    total = exponential.sum(-1, keepdim=True).log()
+    return exponential.log_().sub_(total).to(_noise_dtype(logits))
 
 
 def _noise_dtype(logits: Tensor) -> torch.dtype:
@@ -59,14 +60,15 @@ def _noise_dtype(logits: Tensor) -> torch.dtype:
 
 def _exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Positive and finite Exp(1) noise."""
-    # PyTorch's exponential_ draws on a CPU one by one; the logarithm of a float64 uniform is five times faster.
+    # In place, since a CPU takes longer to allocate than to compute. PyTorch's exponential_ draws one by one on a CPU;
+    # the logarithm of a float64 uniform is five times faster.
     on_cpu = like.device.type == "cpu"
     dtype = torch.float64 if on_cpu else _noise_dtype(like)
     noise = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
     if on_cpu:
-        noise = -(-noise.uniform_(generator=generator)).log1p()
+        noise.uniform_(generator=generator).neg_().log1p_().neg_()
     else:
-        noise = noise.exponential_(generator=generator)
+        noise.exponential_(generator=generator)
     # compiled for a GPU, one draw in 2^31 is infinite
     return noise.clamp(torch.finfo(dtype).tiny, LARGEST)
 
@@ -98,14 +100,14 @@ def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     ln pi of a float64 draw is above -800, so that a logit 2^11 below the maximum wins as little as any lower one.
     Masked logits stay -inf.
     """
-    logits, log_pi = logits.detach().double(), log_pi.detach().double()
-    below = logits - logits.amax(-1, keepdim=True)
-    phi = torch.where(logits == -torch.inf, -torch.inf, _round(below.clamp_min(LOWEST)))
-    return phi, _round(log_pi.clamp_min(LOWEST / 2))
+    logits, log_pi = logits.detach(), log_pi.detach()
+    phi = _round(logits.double() - logits.amax(-1, keepdim=True), LOWEST).masked_fill_(logits == -torch.inf, -torch.inf)
+    return phi, _round(log_pi.double(), LOWEST / 2)
 
 
-def _round(x: Tensor) -> Tensor:
-    return (x * (1 / RESOLUTION)).round() * RESOLUTION
+def _round(x: Tensor, lowest: float) -> Tensor:
+    """x above the lowest value, in fixed point; in place, since a CPU takes longer to allocate than to round."""
+    return x.clamp_min(lowest).mul_(1 / RESOLUTION).round_().mul_(RESOLUTION)
 
 
 def argmin_sample(logits: Tensor, log_pi: Tensor) -> Tensor:

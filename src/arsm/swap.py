@@ -135,11 +135,13 @@ def pair_table(race: Race) -> Tensor:
     low, high = F.pad(torch.triu_indices(categories, categories, 1, device=device), (1, 0))  # row 0: the pair (0, 0)
     wins = (a < theta.unsqueeze(1)).flatten(0, 1)  # [c j, *B, K]: c wins against j
     z = race.z.to(index_dtype(categories))
-    with_z = swap_with(race, race.z) - z
+    is_z, with_z = categories_of(race) == z, swap_with(race, race.z) - z
     of_low, of_high = (x.to(z.dtype).view(-1, *(1,) * z.ndim) for x in (low, high))
     low_wins, high_wins = (wins.index_select(0, x * categories + y) for x, y in ((low, high), (high, low)))
     table = z + low_wins * (of_low - z) + high_wins * (of_high - z)
-    return table + (of_low == z) * with_z.index_select(0, high) + (of_high == z) * with_z.index_select(0, low)
+    for one, other in ((low, high), (high, low)):
+        table = table + is_z.index_select(0, one) * with_z.index_select(0, other)
+    return table
 
 
 # ---------------------------------------------------------------- the definition, as a reference

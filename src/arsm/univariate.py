@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from arsm import kernels
@@ -86,4 +85,7 @@ def _sum_where(wins: Tensor, weight: Tensor) -> Tensor:
     """sum_j wins[c, j] weight[j]: [C, C, ...], [C, ...] -> [C, ...]."""
     if weight.numel() < SMALL:
         return (wins * weight).sum(1)
-    return sum((wins[:, j].to(weight.dtype) * weight[j] for j in range(len(weight))), torch.zeros_like(weight))
+    total = wins[:, 0].to(weight.dtype) * weight[0]
+    for j in range(1, len(weight)):
+        total.add_(wins[:, j].to(weight.dtype) * weight[j])
+    return total

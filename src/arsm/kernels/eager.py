@@ -8,7 +8,7 @@ from torch import Tensor
 
 from arsm.noise import RESOLUTION, fixed_point
 
-Z, SELF, OTHER = 0, 1, 2
+SELF, OTHER = 1, 2
 
 
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -23,35 +23,38 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
         o.scatter_(-1, first_three[-1].indices, torch.inf)
     (best, z), second, third = first_three
 
-    # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z.
+    # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the others is the second,
+    # or the third where c is the second.
+    lower = c < z
     of_c, of_z = torch.sub(a.gather(-1, z), phi, out=o), a - phi.gather(-1, z)
-    with_z = _winner(c, of_c, z, of_z, *second[::-1])
+    c_wins, other_wins = _winners(of_c, c, of_z, z, lower, *second)
     at = second.indices
-    with_z.scatter_(-1, at, _winner(at, of_c.gather(-1, at), z, of_z.gather(-1, at), *third[::-1]))
-    with_z.scatter_(-1, z, Z)
-    can_win = (with_z == SELF).scatter_(-1, z, True)
-    others = (with_z == OTHER).sum(-1, keepdim=True)
-    third_wins = with_z.gather(-1, at) == OTHER
-    _set(can_win, third.indices, third_wins)
-    _set(can_win, at, others > third_wins)
+    for flags, flag in zip(
+        (c_wins, other_wins),
+        _winners(of_c.gather(-1, at), at, of_z.gather(-1, at), z, at < z, *third),
+        strict=True,
+    ):
+        flags.scatter_(-1, at, flag).scatter_(-1, z, False)
+    with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
+    third_wins = other_wins.gather(-1, at)
+    second_wins = other_wins.scatter(-1, at, False).any(-1, keepdim=True)
 
-    theta = phi.add_(best).add_(RESOLUTION * (c < z)).scatter_(-1, z, -torch.inf)
+    theta = phi.add_(best).add_(lower, alpha=RESOLUTION).scatter_(-1, z, -torch.inf)
     wins, rank, count = _order(a.scatter_(-1, z, torch.inf), theta)
-    ahead = torch.cat([*(x.indices for x in first_three), count], -1)
-    return ahead, can_win.logical_or_(wins > 0), with_z, wins, rank
+    can_win = c_wins.logical_or_(wins > 0).scatter_(-1, z, True)
+    for index, flag in ((at, second_wins), (third.indices, third_wins)):
+        can_win.scatter_(-1, index, can_win.gather(-1, index) | flag)
+    return torch.cat([z, at, third.indices, count], -1), can_win, with_z, wins, rank
 
 
-def _winner(c: Tensor, of_c: Tensor, z: Tensor, of_z: Tensor, other: Tensor, of_other: Tensor) -> Tensor:
-    """Who wins among c, z and the first of the others, int8; values are in fixed point, ties go to the lowest index."""
-    z_limit = of_z + RESOLUTION * (c < z)
-    wins = (of_c < z_limit) & (of_c < of_other + RESOLUTION * (c < other))
-    other_beats_z = of_other < of_z + RESOLUTION * (other < z)
-    return torch.where(wins, SELF, other_beats_z * OTHER).to(torch.int8)
-
-
-def _set(flags: Tensor, index: Tensor, value: Tensor) -> None:
-    """flags[index] |= value: [R, C], [R, 1]."""
-    flags.scatter_(-1, index, flags.gather(-1, index) | value)
+def _winners(
+    of_c: Tensor, c: Tensor, of_z: Tensor, z: Tensor, lower: Tensor, of_other: Tensor, other: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Whether c, or the first of the others, wins against z and each other; in fixed point one unit decides a tie."""
+    c_wins = of_c < torch.add(of_z, lower, alpha=RESOLUTION)
+    c_wins.logical_and_(of_c < torch.add(of_other, c < other, alpha=RESOLUTION))
+    other_wins = of_z > torch.add(of_other, other < z, alpha=-RESOLUTION)
+    return c_wins, other_wins.logical_and_(~c_wins)
 
 
 def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ import argparse
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,19 +41,20 @@ class Method:
     """None: a `ValueHead` or a `Branch` with a critic, made with the networks of the run."""
     critic: str | None = None
     """"state" or "action": which network learns along."""
-    true_share: float = 1.0
-    """The share of the tokens that true sequences get; the rest is for rollouts."""
+    true_share: float | None = None
+    """The share of the tokens that true sequences get; the rest is a budget of rollouts. None: no budget, and as many
+    prompts as the tokens allow."""
 
 
 METHODS = {
-    "group 4": Method(Group(4)),
     "group 8": Method(Group(8)),
+    "token baseline 8": Method(Group(8, baseline="token")),
     "grpo 8": Method(Group(8, normalise="std")),
     "value head": Method(None, "state"),
     "vineppo 4": Method(VinePPO(4)),
-    "branch rloo 4": Method(Branch(arsm.RLOO(4)), None, 0.3),
-    "branch rloo 8": Method(Branch(arsm.RLOO(8)), None, 0.3),
-    "branch rloo 4, critic": Method(None, "action", 0.3),
+    "branch rloo 8": Method(Branch(arsm.RLOO(8))),
+    "branch rloo 8, a third of the tokens on prompts": Method(Branch(arsm.RLOO(8)), None, 0.3),
+    "branch rloo 8, critic": Method(None, "action"),
 }
 
 
@@ -64,12 +66,13 @@ class Spending:
         self.per_prompt, self.per_rollout = float(width), width / 2
         if isinstance(method.strategy, Group):
             self.per_prompt = float(width * method.strategy.n)
-        elif isinstance(method.strategy, VinePPO):
-            self.per_prompt = width * (1 + method.strategy.rollouts * width / 2)
+        elif method.true_share is None and method.critic != "state":
+            self.per_prompt = width * (1 + 4 * width / 2)  # until it is known
 
     def prompts(self) -> int:
         """N."""
-        return max(2, round(self.method.true_share * self.tokens / self.per_prompt))
+        share = 1.0 if self.method.true_share is None else self.method.true_share
+        return max(2, round(share * self.tokens / self.per_prompt))
 
     def budget(self, prompts: int, length: float) -> int:
         """The most rollouts."""
@@ -78,7 +81,7 @@ class Spending:
     def learn(self, out: Estimate, prompts: int) -> None:
         """Running means, which the next update is planned with."""
         true, generated, rollouts = int(out.mask.sum()), int(out.info["generated"]), int(out.info["rollouts"])
-        limited = self.method.true_share < 1
+        limited = self.method.true_share is not None
         self.per_prompt += 0.2 * ((true if limited else generated) / prompts - self.per_prompt)
         if rollouts:
             self.per_rollout += 0.2 * ((generated - true) / rollouts - self.per_rollout)
@@ -111,7 +114,7 @@ def train(
     spent = 0
     if method.critic is not None:
         critic = Critic(policy, actions=method.critic == "action")
-        strategy = ValueHead(critic) if method.critic == "state" else Branch(arsm.RLOO(4), critic=critic)
+        strategy = ValueHead(critic) if method.critic == "state" else Branch(arsm.RLOO(8), critic=critic)
     assert strategy is not None
     spending = Spending(method, per_update, width, 16)
     update = 0
@@ -128,7 +131,7 @@ def train(
                 return
         count = spending.prompts()
         prompts, answers = questions.batch(draw_rows(questions, count, generator), device)
-        if isinstance(strategy, Branch):
+        if isinstance(strategy, Branch) and method.true_share is not None:
             strategy = replace(strategy, budget=spending.budget(count, spending.per_prompt))
         out = sequences.estimate(
             strategy,
@@ -156,6 +159,12 @@ def train(
                 critic.fit(prompts[branches.row], branches.tokens, after, branches.rewards)
 
 
+def best_rates(records: list[dict[str, Any]], name: str) -> list[float]:
+    """The rate with the highest last accuracy of seed 0; none where there is no such run."""
+    ends = [r for r in records if r["method"] == name and r["seed"] == 0 and r["end"]]
+    return [max(ends, key=lambda r: r["accuracy"])["rate"]] if ends else []
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -165,7 +174,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=480, help="Start no new run after so long")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--rates", nargs="+", type=float, default=[1e-4])
+    parser.add_argument("--rates", nargs="+", type=float, help="None: each method's best rate of seed 0")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--tokens", type=int, default=4_000_000, help="Generated tokens of a run")
     parser.add_argument("--per-update", type=int, default=20_000, help="Generated tokens of an update, on average")
@@ -178,10 +187,11 @@ def main() -> None:
     if options.small:
         save_policy(new_policy(options.task, size, options.device), weights)
     path = options.out / f"curves-{options.task}.jsonl"
-    done = {(r["method"], r["rate"], r["seed"]) for r in read_lines(path) if r["end"]}
+    records = read_lines(path)
+    done = {(r["method"], r["rate"], r["seed"]) for r in records if r["end"]}
     for seed in options.seeds:
         for name in options.methods:
-            for rate in options.rates:
+            for rate in options.rates or best_rates(records, name):
                 if (name, rate, seed) in done:
                     continue
                 if time.time() > deadline:

@@ -40,9 +40,18 @@ def checkpoint_path(folder: Path, task: str, level: float) -> Path:
     return folder / "checkpoints" / f"{task}-{level}.pt"
 
 
-def pretrain(task: str, data: Data, size: Size, folder: Path, device: str, deadline: float, rate: float = 5e-4) -> None:
-    """Cross-entropy until every accuracy of LEVELS is reached."""
-    missing = [level for level in LEVELS if not checkpoint_path(folder, task, level).exists()]
+def pretrain(
+    task: str,
+    data: Data,
+    size: Size,
+    folder: Path,
+    device: str,
+    deadline: float,
+    levels: tuple[float, ...] = LEVELS,
+    rate: float = 5e-4,
+) -> None:
+    """Cross-entropy until each of these accuracies is reached."""
+    missing = [level for level in levels if not checkpoint_path(folder, task, level).exists()]
     if not missing:
         return
     torch.manual_seed(0)
@@ -156,6 +165,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480, help="Start nothing new after so long")
     parser.add_argument("--only", choices=["pretrain", "variance"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--levels", nargs="+", type=float, default=list(LEVELS), choices=LEVELS)
     parser.add_argument("--max-rows", type=int, default=16384)
     parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
     options = parser.parse_args()
@@ -166,13 +176,15 @@ def main() -> None:
             new_policy(options.task, size, options.device), checkpoint_path(options.out, options.task, LEVELS[0])
         )
     elif options.only != "variance":
-        pretrain(options.task, data, size, options.out, options.device, deadline)
+        pretrain(options.task, data, size, options.out, options.device, deadline, tuple(options.levels))
     if options.only == "pretrain":
         return
     train, held_out = data.split(size.held_out)
     path = options.out / f"variance-{options.task}.jsonl"
     done = {(record["level"], record["method"]) for record in read_lines(path)}
     for level in (*LEVELS[1:], LEVELS[0]):  # the first is the least telling
+        if level not in options.levels:
+            continue
         weights = checkpoint_path(options.out, options.task, level)
         names = [name for name in options.methods if (level, name) not in done]
         if not weights.exists() or not names:

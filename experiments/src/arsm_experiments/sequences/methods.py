@@ -45,6 +45,7 @@ METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "branch rloo 4": lambda _: Branch(arsm.RLOO(4)),
     "branch rloo 8": lambda _: Branch(arsm.RLOO(8)),
     "branch rloo 16": lambda _: Branch(arsm.RLOO(16)),
+    "branch rloo 32": lambda _: Branch(arsm.RLOO(32)),
     "branch arsm": lambda _: Branch(arsm.ARSM()),
     "branch arsm, 4 references": lambda _: Branch(arsm.ARSM(references=4)),
     "branch exact 1 + 1": lambda _: Branch(arsm.ExactPlusSampled(1, 1), keep=0.2),
@@ -53,6 +54,7 @@ METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "branch rloo 2, critic": lambda critics: Branch(arsm.RLOO(2), critic=critics.action),
     "branch rloo 4, critic": lambda critics: Branch(arsm.RLOO(4), critic=critics.action),
     "branch rloo 8, critic": lambda critics: Branch(arsm.RLOO(8), critic=critics.action),
+    "branch rloo 16, critic": lambda critics: Branch(arsm.RLOO(16), critic=critics.action),
     "branch rloo 4, critic, keep 0.3": lambda critics: Branch(arsm.RLOO(4), keep=0.3, critic=critics.action),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
 }
