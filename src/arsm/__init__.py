@@ -1,7 +1,7 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
 from arsm import policy as policy
-from arsm.audit import Audit, audit, audit_advantages
+from arsm.audit import Audit, audit, audit_advantages, audit_sequences
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
@@ -84,6 +84,7 @@ __all__ = [
     "argmin_sample",
     "audit",
     "audit_advantages",
+    "audit_sequences",
     "compare",
     "dirichlet",
     "draw",

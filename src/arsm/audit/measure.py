@@ -80,6 +80,8 @@ class Draws:
         """[R, K C + 1]: whether all outcomes are expected often enough; categories of probability 0 and 1 are none."""
         p = self.truth.p
         rare = torch.minimum(p, 1 - p)
+        if self.problem.reach is not None:
+            rare = rare * self.problem.reach.unsqueeze(-1)
         frequent = (rare * self.count >= FEWEST) | (rare < 1e-12)
         return torch.cat([frequent.flatten(1), frequent.flatten(1).all(1, keepdim=True)], 1)
 

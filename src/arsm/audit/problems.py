@@ -72,6 +72,8 @@ class Problem:
     """One copy per call: a genuinely small batch."""
     learns: bool = False
     """f has parameters of its own."""
+    reach: Tensor | None = None
+    """[R, K]: the probability that a variable is drawn at all; None where all are."""
 
     def function(self, dtype: torch.dtype) -> Function:
         theta = torch.ones(len(self.weights), dtype=dtype, requires_grad=self.learns)
@@ -135,12 +137,15 @@ def enumerate_problem(problem: Problem) -> Truth:
     function.theta = theta
     with torch.enable_grad():
         f = function(z)
-        by_theta = [torch.autograd.grad((row * f).sum(), theta, retain_graph=True)[0] for row in q]
+        expectation = q @ f
+        by_theta = torch.zeros(len(q), len(theta), dtype=torch.float64)
+        if expectation.requires_grad:
+            by_theta = torch.stack([torch.autograd.grad(x, theta, retain_graph=True)[0] for x in expectation])
     f = f.detach()
     x = points - p.unsqueeze(1)
     centred = f - (q * f).sum(-1, keepdim=True)
     gradient = torch.einsum("rz,rzkc->rkc", q * centred, x)
-    return Truth(p, q, f, x, gradient, torch.stack(by_theta), points)
+    return Truth(p, q, f, x, gradient, by_theta, points)
 
 
 def _problem(name: str, logits: list[list[list[float]]], weights: list[list[float]], **options: Any) -> Problem:
