@@ -193,8 +193,9 @@ def _deviation(means: Sequence[Means]) -> Finding | None:
     family = _family(means)
     if not {"f", "f/20", "20f"} <= family.keys():
         return None
-    small, middle, large = (float(family[role].mean.norm()) for role in ("f/20", "f", "20f"))
-    noise = float(family["f"].allowed.norm())
+    decided = family["f"].half_width.isfinite()
+    small, middle, large = (float(family[role].mean[decided].norm()) for role in ("f/20", "f", "20f"))
+    noise = float(family["f"].allowed[decided].norm())
     if middle <= noise or not (large < 4 * middle and middle < 4 * small):
         return None
     return Finding(
