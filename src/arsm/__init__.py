@@ -1,6 +1,7 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
 from arsm import policy as policy
+from arsm.audit import Audit, audit, audit_advantages, audit_sequences
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
@@ -11,13 +12,18 @@ from arsm.estimators import (
     ARS,
     ARSM,
     CARMS,
+    GRPO,
+    OTB,
     REBAR,
     RELAX,
     RLOO,
+    RODEO,
     VIMCO,
     Average,
+    DecoupledStraightThrough,
     DisARM,
     DoubleControl,
+    DrGRPO,
     Exact,
     ExactPlusSampled,
     GappedStraightThrough,
@@ -46,13 +52,19 @@ __all__ = [
     "ARS",
     "ARSM",
     "CARMS",
+    "GRPO",
+    "OTB",
     "REBAR",
     "RELAX",
     "RLOO",
+    "RODEO",
     "VIMCO",
+    "Audit",
     "Average",
+    "DecoupledStraightThrough",
     "DisARM",
     "DoubleControl",
+    "DrGRPO",
     "Draws",
     "Estimate",
     "Estimator",
@@ -70,6 +82,9 @@ __all__ = [
     "StraightThrough",
     "UnorderedSet",
     "argmin_sample",
+    "audit",
+    "audit_advantages",
+    "audit_sequences",
     "compare",
     "dirichlet",
     "draw",
