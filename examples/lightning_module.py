@@ -48,7 +48,7 @@ class Autoencoder(lightning.LightningModule):
         self.encoder = nn.Sequential(nn.Linear(SIDE**2, 64), nn.ReLU(), nn.Linear(64, K * C))
         self.decoder = nn.Sequential(nn.Linear(K * C, 64), nn.ReLU(), nn.Linear(64, SIDE**2))
         self.estimator = estimator
-        self.learned_parts = arsm.learned_parts(estimator)  # empty for most
+        self.learned = estimator.learned  # empty for most
         self.negative_elbo(estimator, bars())  # RELAX's network takes its size from the first logits that it meets
 
     def log_likelihood(self, z: Tensor, x: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map
 
 import arsm
 from arsm.types import Noise
-from arsm_experiments.model import stackable
 from tests.roster import ROSTER, Entry
 
 ROWS = 6
@@ -101,7 +100,7 @@ def test_replicas_mapped_are_replicas_one_by_one(entry: Entry) -> None:
 
     stacked = tree_map(lambda *parts: torch.stack(parts), *drawn)
     by_parameter, values = vmap(grad_and_value(value))(parameters, *stacked)
-    if stackable(replicas[0].estimator):
+    if replicas[0].estimator.vmappable:
         torch.testing.assert_close(vmap(value)(parameters, *stacked), values)
     for i, loss in enumerate(replicas):
         found = [values[i].detach(), *(by_parameter[name][i].detach() for name, _ in loss.named_parameters())]

@@ -49,7 +49,7 @@ def setting() -> tuple[Tensor, Tensor, Tensor]:
 def estimator(words: str) -> arsm.Estimator:
     """Float64, and with a control that is no constant."""
     made = arsm.RELAX(Cubic(), temperature=0.4) if words.startswith("relax") else arsm.estimator(words)
-    arsm.learned_parts(made).double()
+    made.learned.double()
     return made
 
 
@@ -156,7 +156,7 @@ def test_the_estimators_loss_has_the_slope_of_finite_differences(words: str, dra
     logits, theta, _ = setting()
     made = arsm.Average(estimator(words), draws)
     noise = made.noise(logits, torch.Generator().manual_seed(3))
-    parameters = list(arsm.learned_parts(made).parameters())
+    parameters = list(made.learned.parameters())
     slopes = torch.autograd.grad(loss_of(made, logits, theta, noise), parameters)
     assert len(slopes) == 2
     for parameter, slope in zip(parameters, slopes, strict=True):
@@ -183,7 +183,7 @@ def test_the_estimators_loss_reaches_its_own_parameters_alone(words: str) -> Non
 def test_a_fixed_control_variate_has_nothing_to_learn() -> None:
     logits, theta, log_pi = setting()
     learned, fixed = estimator(WORDS[1]), estimator(WORDS[1])
-    arsm.learned_parts(fixed).requires_grad_(False)
+    fixed.learned.requires_grad_(False)
     outs = [arsm.estimate(made, logits, f, theta, noise=log_pi) for made in (learned, fixed)]
     assert [out.estimator_loss is not None and out.estimator_loss.requires_grad for out in outs] == [True, False]
     torch.testing.assert_close(outs[0].grad, outs[1].grad)
@@ -194,7 +194,7 @@ class Learning(nn.Module):
 
     def __init__(self, made: arsm.Estimator) -> None:
         super().__init__()
-        self.made, self.learned = made, arsm.learned_parts(made)
+        self.made, self.learned = made, made.learned
 
     def forward(self, logits: Tensor, theta: Tensor, noise: Noise) -> Tensor:
         return loss_of(self.made, logits, theta, noise)
@@ -243,12 +243,12 @@ def test_rebar_learns_its_temperature_for_a_linear_f_too() -> None:
     made = estimator(WORDS[1])
     loss = arsm.estimate(made, logits, linear, theta, noise=log_pi).estimator_loss
     assert loss is not None
-    assert all(slope != 0 for slope in torch.autograd.grad(loss, list(arsm.learned_parts(made).parameters())))
+    assert all(slope != 0 for slope in torch.autograd.grad(loss, list(made.learned.parameters())))
 
 
 def test_learned_parts_are_found_through_the_average_and_are_the_estimators_own() -> None:
     rebar, relax = arsm.REBAR(), arsm.RELAX()
-    assert list(arsm.learned_parts(rebar)) == [rebar.control]
+    assert list(rebar.learned) == [rebar.control]
     assert list(arsm.learned_parts(arsm.Average(relax, 2))) == [relax.control]
     assert len(arsm.learned_parts(arsm.ARSM())) == 0
 
@@ -268,7 +268,7 @@ def test_learning_lowers_the_variance(words: str, rate: float, steps: int) -> No
     torch.manual_seed(0)
     logits, theta = normal(5, K, C).float(), normal(6, K * C).float() + 1
     made = arsm.estimator(words)
-    optimiser = torch.optim.Adam(arsm.learned_parts(made).parameters(), lr=rate)
+    optimiser = torch.optim.Adam(made.learned.parameters(), lr=rate)
     before = total_variance(made, logits, theta)
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
@@ -292,9 +292,9 @@ def test_a_learned_control_survives_a_checkpoint() -> None:
     made, fresh = arsm.estimator("2*relax"), arsm.estimator("2*relax")
     noise = made.noise(logits, torch.Generator().manual_seed(0))
     arsm.estimate(made, logits, f, theta, noise=noise)
-    for parameter in arsm.learned_parts(made).parameters():
+    for parameter in made.learned.parameters():
         nn.init.normal_(parameter)
-    arsm.learned_parts(fresh).load_state_dict(arsm.learned_parts(made).state_dict())
+    fresh.learned.load_state_dict(made.learned.state_dict())
     learned, loaded, other = (grad_of(x, logits, theta, noise) for x in (made, fresh, arsm.estimator("2*relax")))
     torch.testing.assert_close(learned, loaded, rtol=0, atol=0)
     assert not torch.allclose(learned, other)
@@ -325,7 +325,7 @@ def test_extreme_logits_masks_and_types(words: str, dtype: torch.dtype) -> None:
     assert (out.grad[logits.detach() == -torch.inf] == 0).all()
     assert out.grad[2, 1].abs().max() > 0
     if out.estimator_loss is not None:
-        for slope in torch.autograd.grad(out.estimator_loss, list(arsm.learned_parts(made).parameters())):
+        for slope in torch.autograd.grad(out.estimator_loss, list(made.learned.parameters())):
             assert slope.isfinite().all()
 
 
@@ -399,7 +399,7 @@ def test_a_mask_in_all_but_name_is_one(words: str) -> None:
     assert out.estimator_loss is not None
     assert out.grad.isfinite().all()
     out.estimator_loss.backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in arsm.learned_parts(made).parameters())
+    assert all(p.grad is None or p.grad.isfinite().all() for p in made.learned.parameters())
 
 
 def f_of_category(z: Tensor) -> Tensor:

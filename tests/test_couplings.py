@@ -11,7 +11,8 @@ from torch import Tensor
 
 import arsm
 from arsm.estimators.carms import pair_ratio
-from arsm.estimators.disarm import SHAPES, Coupling, ascending
+from arsm.estimators.disarm import Coupling
+from arsm.trees import SHAPES, ascending
 from tests.by_hand import normal
 from tests.problems import PROBLEMS, interacting
 from tests.statistics import SAMPLES, deviations

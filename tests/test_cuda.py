@@ -38,7 +38,7 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(entry: Entry) -> None:
         results = []
         for move in (lambda x: x, to_cuda):
             estimator = entry.make(*problem.size)
-            arsm.learned_parts(estimator).to(move(problem.logits).device)
+            estimator.learned.to(move(problem.logits).device)
             logits, theta = (move(x).requires_grad_() for x in (problem.logits.clone(), problem.theta.clone()))
             out = arsm.estimate(estimator, logits, problem.f, theta, noise=move(noise))
             by_logits, by_theta = torch.autograd.grad(out.value.sum(), (logits, theta))

@@ -82,7 +82,7 @@ def test_double_control_learns_alpha() -> None:
     """On a linear function the best alpha is 1."""
     logits, theta = normal(0, 50, 2, 3), normal(1, 50, 2, 3)
     estimator = arsm.DoubleControl(3, 0.2)
-    optimiser = torch.optim.SGD(arsm.learned_parts(estimator).parameters(), 0.2)
+    optimiser = torch.optim.SGD(estimator.learned.parameters(), 0.2)
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         out = arsm.estimate(

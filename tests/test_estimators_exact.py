@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import arsm
-from arsm.estimators.ars import ReferenceNoise
 from arsm.noise import dirichlet
+from arsm.references import ReferenceNoise
 from tests import by_definition
 from tests.races import Drawn, races, rounding
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import arsm
-from arsm.estimators.ars import ReferenceNoise
 from arsm.evaluate import FEW, Evaluation, evaluate, share
+from arsm.references import ReferenceNoise
 from arsm.types import Queries
 from tests.problems import PROBLEMS, Problem
 from tests.roster import ROSTER, Entry

@@ -3,6 +3,7 @@ false-alarm rate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
@@ -61,8 +62,7 @@ class Process:
             following, reward = self.step(state, actions, generator)
             total += factor * torch.where(time < HORIZON, reward, 0.0)
             state, time, factor = following, time + 1, factor * GAMMA
-            noise = arsm.AR().noise(self.logits[state], generator)
-            actions = arsm.AR().ask(self.logits[state], noise).z
+            actions = arsm.sample(self.logits[state], generator)
         return total
 
     def estimates(
@@ -73,45 +73,49 @@ class Process:
         *,
         weighted: bool = True,
         discounted: bool = True,
+        keep: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """[episodes, S, K, C], one plan an episode where there is a budget."""
+        """[episodes, S, K, C], one plan per episode where there is a budget."""
         generator = torch.Generator().manual_seed(3)
         state = torch.zeros(episodes, dtype=torch.int64)
-        noises = [estimator.noise(self.logits[state], generator) for _ in range(HORIZON)]
-        states, rewards = [], []
-        for noise in noises:
-            actions = estimator.ask(self.logits[state], noise).points[0]
+        states, chosen, rewards = [], [], []
+        for _ in range(HORIZON):
+            actions = arsm.sample(self.logits[state], generator)
             states.append(state)
+            chosen.append(actions)
             state, reward = self.step(state, actions, generator)
             rewards.append(reward)
-        returns = torch.zeros(HORIZON + 1, episodes, dtype=torch.float64)
+        ahead = torch.zeros(HORIZON + 1, episodes, dtype=torch.float64)
         for t in reversed(range(HORIZON)):
-            returns[t] = rewards[t] + GAMMA * returns[t + 1]
-        parts = (noises,) if isinstance(noises[0], Tensor) else tuple(zip(*noises, strict=True))
-        visited = torch.stack(states, 1)
-        returns = returns[:-1].T
-        stacked = [torch.stack(part, 1) for part in parts]  # pyright: ignore[reportArgumentType]
-        time = torch.arange(HORIZON)
-        size = 1 if budget is not None else episodes
+            ahead[t] = rewards[t] + GAMMA * ahead[t + 1]
+        visited, taken, returns = torch.stack(states, 1), torch.stack(chosen, 1), ahead[:-1].T
+        discount = GAMMA ** torch.arange(HORIZON).double().expand(episodes, HORIZON) if discounted else None
         grads = []
+        size = 1 if budget is not None else episodes
         for first in range(0, episodes, size):
             rows = slice(first, first + size)
-            noise = [part[rows].flatten(0, 1) for part in stacked]
-            noise = noise[0] if isinstance(noises[0], Tensor) else type(noises[0])(*noise)
-            seen = visited[rows].flatten()
+            seen = visited[rows]
             logits = self.logits[seen]
-            plan = policy.plan(estimator, logits, noise, budget, weighted=weighted, generator=generator)
+            plan = policy.plan(
+                estimator,
+                logits,
+                taken[rows],
+                budget=budget,
+                keep=None if keep is None else keep(seen, returns[rows]),
+                generator=generator,
+                weighted=weighted,
+            )
             assert budget is None or len(plan.step) <= budget
-            tried = self.play(seen[plan.step], plan.step % HORIZON, plan.action, generator)
-            discount = GAMMA ** time.double().repeat(size) if discounted else None
-            grad = policy.gradient(estimator, logits, plan, returns[rows].flatten(), tried, discount)
-            of_state = torch.zeros(size * STATES, *grad.shape[1:], dtype=torch.float64)
-            row = torch.arange(size).repeat_interleave(HORIZON) * STATES + seen
-            grads.append(of_state.index_add(0, row, grad.double()).unflatten(0, (size, STATES)))
+            tried = self.play(seen[plan.episode, plan.step], plan.step, plan.action, generator)
+            factor = None if discount is None else discount[rows]
+            grad = policy.gradient(estimator, logits, plan, returns[rows], tried, factor)
+            of_state = torch.zeros(size * STATES, *grad.shape[2:], dtype=torch.float64)
+            row = torch.arange(size).repeat_interleave(HORIZON) * STATES + seen.flatten()
+            grads.append(of_state.index_add(0, row, grad.double().flatten(0, 1)).unflatten(0, (size, STATES)))
         return torch.cat(grads)
 
 
-ESTIMATORS = [arsm.ARSM(), arsm.ARS(), arsm.RLOO(3), arsm.LocalExpectation()]
+ESTIMATORS = [arsm.ARSM(), arsm.ARS(), arsm.RLOO(3), arsm.LocalExpectation(), arsm.DisARM(), arsm.CARMS(3)]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
@@ -143,12 +147,22 @@ def test_without_gamma_t() -> None:
 )
 def test_the_smallest_budget(estimator: arsm.Estimator, one: int, several: int) -> None:
     for variables, smallest in ((1, one), (3, several)):
-        logits = torch.zeros(500, variables, 4)
-        noise = estimator.noise(logits, torch.Generator().manual_seed(0))
-        assert policy.plan(estimator, logits, noise).step.bincount().max() == smallest
-        policy.plan(estimator, logits, noise, smallest)
+        logits = torch.zeros(1, 500, variables, 4)
+        actions = arsm.sample(logits, torch.Generator().manual_seed(9))
+        assert policy.plan(estimator, logits, actions).step.bincount().max() == smallest
+        policy.plan(estimator, logits, actions, budget=smallest)
         with pytest.raises(ValueError, match=f"allow at least {smallest}"):
-            policy.plan(estimator, logits, noise, smallest - 1)
+            policy.plan(estimator, logits, actions, budget=smallest - 1)
+
+
+def test_keep_probabilities_may_depend_on_all_that_is_known() -> None:
+    process = Process(1, 3)
+
+    def keep(states: Tensor, returns: Tensor) -> Tensor:
+        return torch.where(returns > 0, 0.9, 0.2 + 0.2 * states)
+
+    estimates = process.estimates(arsm.RLOO(3), 20_000, None, keep=keep)
+    assert deviations(estimates, process.exact()).max() < 1
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS[:3], ids=lambda e: type(e).__name__)
@@ -168,85 +182,135 @@ def test_the_walk_weights_every_step_by_one_on_average(counts: tuple[int, ...], 
     torch.testing.assert_close(torch.stack(weights).mean(0), torch.ones(len(counts), dtype=torch.float64))
 
 
+def random_episodes(episodes: int, steps: int, variables: int, categories: int) -> tuple[Tensor, Tensor]:
+    """Logits [B, T, K, C] and actions [B, T, K]."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(episodes, steps, variables, categories, generator=generator, dtype=torch.float64)
+    return logits, arsm.sample(logits, generator)
+
+
 def test_reinforce_needs_no_rollouts_and_keeps_every_step() -> None:
     estimator = arsm.Reinforce()
-    logits = torch.randn(5, 3, dtype=torch.float64)
-    noise = estimator.noise(logits.unsqueeze(1))
-    plan = policy.plan(estimator, logits, noise, 2)
+    logits, actions = random_episodes(2, 5, 1, 3)
+    plan = policy.plan(estimator, logits, actions, budget=2)
     assert len(plan.step) == 0
-    returns = torch.randn(5, dtype=torch.float64)
-    grad = policy.gradient(estimator, logits, plan, returns, returns[:0])
-    score = arsm.one_hot(plan.actions, 3, torch.float64) - logits.softmax(-1)
-    torch.testing.assert_close(grad, returns.unsqueeze(-1) * score)
-
-
-@pytest.mark.parametrize("estimator", [arsm.ARSM(), arsm.ARS(), arsm.RLOO(4), arsm.Average(arsm.ARSM(), 2)])
-def test_race_noise_gives_the_true_actions(estimator: arsm.Estimator) -> None:
-    logits = torch.randn(50, 2, 4, dtype=torch.float64)
-    noise = policy.select_steps(estimator.noise(torch.zeros(60, 2, 4, dtype=torch.float64)), slice(50))
-    plan = policy.plan(estimator, logits, noise)
-    assert torch.equal((policy.race_noise(noise) - logits).argmin(-1), plan.actions)
+    returns = torch.randn(2, 5, dtype=torch.float64)
+    grad = policy.gradient(estimator, logits, plan, returns, returns[0, :0])
+    torch.testing.assert_close(grad, returns[..., None, None] * arsm.score(logits, actions))
 
 
 def test_equal_draws_share_a_rollout_and_never_repeat_the_true_action() -> None:
-    estimator = arsm.RLOO(5)
-    logits = torch.randn(40, 3, dtype=torch.float64)
-    plan = policy.plan(estimator, logits, estimator.noise(logits.unsqueeze(1)))
-    tried = list(zip(plan.step.tolist(), plan.action.tolist(), strict=True))
+    logits, actions = random_episodes(4, 10, 2, 3)
+    plan = policy.plan(arsm.RLOO(5), logits, actions)
+    tried = list(zip(plan.episode.tolist(), plan.step.tolist(), map(tuple, plan.action.tolist()), strict=True))
     assert len(set(tried)) == len(tried)
-    assert (plan.action != plan.actions[plan.step]).all()
+    assert tried == sorted(tried, key=lambda each: each[:2])
+    assert (plan.action != actions[plan.episode, plan.step]).any(-1).all()
 
 
 def test_masked_actions_are_never_tried_and_get_no_gradient() -> None:
-    logits = torch.randn(30, 3, dtype=torch.float64)
-    logits[:, 1] = -torch.inf
+    logits = random_episodes(1, 30, 1, 3)[0]
+    logits[..., 1] = -torch.inf
     estimator = arsm.ARSM()
-    plan = policy.plan(estimator, logits, estimator.noise(logits.unsqueeze(1)), budget=1)
+    plan = policy.plan(estimator, logits, arsm.sample(logits), budget=1)
     assert (plan.action != 1).all()
-    grad = policy.gradient(estimator, logits, plan, torch.zeros(30), torch.ones(len(plan.step)))
-    assert (grad[:, 1] == 0).all()
+    grad = policy.gradient(estimator, logits, plan, torch.zeros(1, 30), torch.ones(len(plan.step)))
+    assert (grad[..., 1] == 0).all()
     assert grad.isfinite().all()
 
 
+def test_steps_that_were_not_played_count_for_nothing() -> None:
+    """Whatever stands there, NaN included."""
+    logits, actions = random_episodes(3, 4, 1, 3)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    beyond = torch.where(mask[..., None, None], logits, torch.nan)
+    returns = torch.where(mask, 1.5, torch.nan)
+    whole = [
+        policy.plan(arsm.RLOO(4), x, actions, mask, generator=torch.Generator().manual_seed(1))
+        for x in (logits, beyond)
+    ]
+    grads = [
+        policy.gradient(arsm.RLOO(4), x, plan, returns, torch.arange(len(plan.step)).double())
+        for x, plan in zip((logits, beyond), whole, strict=True)
+    ]
+    assert torch.equal(*grads)
+    assert (grads[0][~mask] == 0).all()
+    assert (grads[0][mask] != 0).any()
+    assert mask[whole[0].episode, whole[0].step].all()
+    assert (whole[0].weight[~mask] == 0).all()
+
+
+def test_the_losss_gradient_is_the_gradient() -> None:
+    logits, actions = random_episodes(2, 3, 1, 4)
+    logits[0, 0, 0, 2] = -torch.inf
+    actions[0, 0] = 1
+    logits.requires_grad_()
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    plan = policy.plan(arsm.ARSM(), logits, actions, mask)
+    returns, tried = torch.randn(2, 3, dtype=torch.float64), torch.randn(len(plan.step), dtype=torch.float64)
+    loss = policy.loss(arsm.ARSM(), logits, plan, returns, tried)
+    torch.testing.assert_close(loss, -returns[:, 0].sum())
+    (found,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(found, -policy.gradient(arsm.ARSM(), logits, plan, returns, tried))
+
+
 def test_refusals() -> None:
-    logits = torch.zeros(4, 3)
-    noise = arsm.ARSM().noise(logits.unsqueeze(1))
+    logits, actions = torch.zeros(1, 4, 1, 3), torch.zeros(1, 4, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="less than the 2 pseudo actions"):
-        policy.plan(arsm.ARSM(), logits, noise, budget=1)
-    with pytest.raises(ValueError, match="LocalExpectation"):
-        policy.plan(arsm.Exact(), logits, arsm.Exact().noise(logits.unsqueeze(1)))
+        policy.plan(arsm.ARSM(), logits, actions, budget=1)
+    with pytest.raises(ValueError, match=r"Exact\(\) takes no given action; .*LocalExpectation"):
+        policy.plan(arsm.Exact(), logits, actions)
     for draws, least in ((2, 5), (4, 11)):  # draws that are averaged do not share a rollout
         average = arsm.Average(arsm.ARSM(), draws)
         with pytest.raises(ValueError, match=f"less than the {least} pseudo actions"):
-            policy.plan(average, logits, average.noise(logits.unsqueeze(1)), budget=least - 1)
-        policy.plan(average, logits, average.noise(logits.unsqueeze(1)), budget=least)
+            policy.plan(average, logits, actions, budget=least - 1)
+        policy.plan(average, logits, actions, budget=least)
     surrogate = arsm.RLOO(3, surrogate="logits")
     for biased in (surrogate, arsm.Average(surrogate, 2)):
         with pytest.raises(ValueError, match="leave surrogate out"):
-            policy.plan(biased, logits, biased.noise(logits.unsqueeze(1)))
+            policy.plan(biased, logits, actions)
     with pytest.raises(ValueError, match="estimates a bound"):
-        policy.plan(arsm.VIMCO(3), logits, arsm.VIMCO(3).noise(logits.unsqueeze(1)))
+        policy.plan(arsm.VIMCO(3), logits, actions)
     with pytest.raises(TypeError, match=r"arsm\.estimator"):
-        policy.plan("arsm", logits, noise)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"\[T, C\]"):
-        policy.plan(arsm.ARSM(), logits[0], noise)
+        policy.plan("arsm", logits, actions)  # pyright: ignore[reportArgumentType]
+    for short in (logits[0, 0, 0], logits[0, 0], logits.squeeze(2)):
+        with pytest.raises(ValueError, match=r"must be \[B, T, K, C\].*unsqueeze\(-2\)"):
+            policy.plan(arsm.ARSM(), short, actions)
     for odd in (torch.nan, torch.inf):
-        with pytest.raises(ValueError, match=r"logits\[0, 0\] is "):
-            policy.plan(arsm.ARSM(), logits + odd, noise)
+        with pytest.raises(ValueError, match=r"logits\[0, 0, 0\] is "):
+            policy.plan(arsm.ARSM(), logits + odd, actions)
     with pytest.raises(ValueError, match="-inf in every category"):
-        policy.plan(arsm.ARSM(), logits - torch.inf, noise)
-    for misfit in ((1, 1, 3), (4, 3), (4, 1, 2)):
-        with pytest.raises(ValueError, match=r"but the logits are \[4, 1, 3\]; draw it as estimator.noise"):
-            policy.plan(arsm.ARSM(), logits, torch.zeros(misfit))
-    plan = policy.plan(arsm.ARSM(), logits, noise)
-    returns, tried = torch.ones(4), torch.ones(len(plan.step))
-    for wrong in (0.9, returns[:1], returns.unsqueeze(1)):
-        with pytest.raises(ValueError, match=r"discount must be a tensor \[4\]"):
+        policy.plan(arsm.ARSM(), logits - torch.inf, actions)
+    for misfit in (actions.float(), actions.squeeze(-1), actions[:, :3]):
+        with pytest.raises(ValueError, match=r"actions must be int64 \[B, T, K\] = \[1, 4, 1\]"):
+            policy.plan(arsm.ARSM(), logits, misfit)
+    with pytest.raises(ValueError, match=r"z\[1, 0\] is 3, but the categories are 0 to 2"):
+        policy.plan(arsm.RLOO(), logits, torch.tensor([0, 3, 0, 0]).view(1, 4, 1))
+    impossible = logits.index_fill(-1, torch.tensor([0]), -torch.inf)
+    for estimator in (arsm.ARSM(), arsm.RLOO(), arsm.CARMS(), arsm.DisARM()):
+        with pytest.raises(ValueError, match=r"z\[0, 0\] is 0, which has probability 0"):
+            policy.plan(estimator, impossible, actions)
+    for wrong in (torch.ones(1, 4), torch.ones(4, dtype=torch.bool)):
+        with pytest.raises(ValueError, match=r"mask must be bool \[B, T\] = \[1, 4\]"):
+            policy.plan(arsm.ARSM(), logits, actions, wrong)
+    with pytest.raises(ValueError, match="mask is False everywhere"):
+        policy.plan(arsm.ARSM(), logits, actions, torch.zeros(1, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="not both"):
+        policy.plan(arsm.ARSM(), logits, actions, budget=4, keep=torch.ones(1, 4))
+    for wrong in (torch.zeros(1, 4), torch.full((1, 4), 1.1)):
+        with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\]"):
+            policy.plan(arsm.ARSM(), logits, actions, keep=wrong)
+    with pytest.raises(ValueError, match=r"keep must be floating \[B, T\] = \[1, 4\]"):
+        policy.plan(arsm.ARSM(), logits, actions, keep=torch.ones(4))
+    plan = policy.plan(arsm.ARSM(), logits, actions)
+    returns, tried = torch.ones(1, 4), torch.ones(len(plan.step))
+    for wrong in (0.9, returns[0], returns[:, :1]):
+        with pytest.raises(ValueError, match=r"discount must be a tensor \[1, 4\]"):
             policy.gradient(arsm.ARSM(), logits, plan, returns, tried, wrong)  # pyright: ignore[reportArgumentType]
     for one, other, name in ((returns.long(), tried, "returns"), (returns, tried.long(), "rollout_returns")):
         with pytest.raises(TypeError, match=f"^{name} must be a floating tensor, but are torch.int64"):
             policy.gradient(arsm.ARSM(), logits, plan, one, other)
     with pytest.raises(ValueError, match="returns must be finite"):
         policy.gradient(arsm.ARSM(), logits, plan, returns * torch.nan, tried)
-    with pytest.raises(ValueError, match="One return a step"):
-        policy.gradient(arsm.ARSM(), logits, plan, torch.zeros(3), torch.zeros(len(plan.step)))
+    with pytest.raises(ValueError, match="One return per step"):
+        policy.gradient(arsm.ARSM(), logits, plan, torch.zeros(1, 3), torch.zeros(len(plan.step)))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.estimators.gumbel_rao import RaoNoise, conditional_perturbed
+from arsm.estimators.gumbel_rao import RaoNoise
 from arsm.noise import argmin_sample, dirichlet
+from arsm.relaxations import conditional_perturbed
 from arsm.types import Noise
 from tests.by_hand import normal
 from tests.statistics import CRITICAL, FALSE_ALARM

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.categorical import score
 from arsm.estimators import NAMES
+from arsm.scores import score
 from arsm.types import Queries
 from tests.problems import PROBLEMS, Problem, enumerate_target
 from tests.roster import ROSTER, Entry, expectation

@@ -3,6 +3,7 @@
 from arsm import policy as policy
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
+from arsm.checks import NotFiniteError
 from arsm.comparison import compare
 from arsm.driver import estimate
 from arsm.estimators import (
@@ -30,10 +31,12 @@ from arsm.estimators import (
     UnorderedSet,
     estimator,
     estimator_names,
-    learned_parts,
 )
-from arsm.evaluate import NotFiniteError
+from arsm.evaluate import share
 from arsm.layers import estimate_layers
+from arsm.noise import argmin_sample, dirichlet, race_noise
+from arsm.samples import Draws, draw, sample, samples
+from arsm.scores import score, weighted_scores
 from arsm.types import Estimate, Estimator, Queries
 
 __version__ = "0.1.0"
@@ -50,6 +53,7 @@ __all__ = [
     "Average",
     "DisARM",
     "DoubleControl",
+    "Draws",
     "Estimate",
     "Estimator",
     "Exact",
@@ -65,14 +69,23 @@ __all__ = [
     "Reinforce",
     "StraightThrough",
     "UnorderedSet",
+    "argmin_sample",
     "compare",
+    "dirichlet",
+    "draw",
     "entropy",
     "estimate",
     "estimate_bound",
     "estimate_layers",
     "estimator",
     "estimator_names",
-    "learned_parts",
     "log_prob",
     "one_hot",
+    "policy",
+    "race_noise",
+    "sample",
+    "samples",
+    "score",
+    "share",
+    "weighted_scores",
 ]

@@ -13,18 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.categorical import log_prob
-from arsm.driver import legal_rows
-from arsm.estimators.vimco import VIMCO, leave_one_out_signals, log_mean_exp
-from arsm.layers import Layer, layer_logits
-from arsm.noise import argmin_sample, dirichlet, working_dtype
-from arsm.types import Estimate
+from arsm.checks import check_estimator, legal_rows
+from arsm.layers import Layer, Path, run_layer
+from arsm.noise import working_dtype
+from arsm.samples import sample
+from arsm.types import Estimate, Estimator, Queries
 
 
 def estimate_bound(
-    vimco: VIMCO,
+    estimator: Estimator,
     layers: Sequence[Layer],
     f: Callable[..., Tensor],
     *context: Tensor,
@@ -33,36 +34,39 @@ def estimate_bound(
     """Estimate L and its gradient in every layer's logits; the shapes are static.
 
     Args:
-        vimco: with n paths a row.
-        layers: as for `arsm.estimate_layers`.
+        estimator: one whose target is a bound, such as `VIMCO(10)`: ten paths per row.
+        layers: as for `arsm.estimate_layers`, without a state.
         f: `f(zs, logits, *context) -> [N]`, the logarithm of a path's weight, row by row. The logits have their graph:
             where f holds ln q, as ln p(x, z) - ln q(z) does, the rest of L's gradient comes through f.
         context: tensors [N, ...]; layers and f receive the rows that belong to each path.
-        generator: where the noise comes from.
+        generator: the noise is drawn from it.
 
     Returns:
         L^ [N] as the value, whose backward is the estimate, and the paths as z [N, n, sum_t K_t]. Each path has logits
-        of its own, so that there is no `grad`.
+        of its own, so there is no `grad`.
     """
-    if not isinstance(vimco, VIMCO):
-        raise TypeError(f"estimate_bound takes a VIMCO, such as arsm.VIMCO(10), but got {vimco!r}.")
+    check_estimator(estimator)
+    if estimator.target != "bound":
+        raise TypeError(f"estimate_bound takes an estimator of a bound, such as arsm.VIMCO(10), but got {estimator!r}.")
     if not layers:
         raise ValueError("estimate_bound needs at least one layer.")
-    n = vimco.samples
+    phi, _ = run_layer(layers[0], Path(context))
+    queries = estimator.ask(phi, estimator.noise(phi, generator))
+    if queries.aux is not None:
+        raise TypeError(f"{estimator!r} does not compare whole paths; give VIMCO more samples instead.")
+    n = queries.points.shape[0]
     rows = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in context)
-    zs: list[Tensor] = []
-    logits: list[Tensor] = []
-    log_q: list[Tensor] = []
-    for t, layer in enumerate(layers):
-        phi = layer_logits(layer, t, zs, rows if t else context)
-        logits.append(phi if t else phi.repeat(n, 1, 1))
-        zs.append(argmin_sample(logits[t], dirichlet(logits[t], generator)))
-        log_q.append(log_prob(logits[t].log_softmax(-1), zs[t]).sum(-1))
+    zs, logits = [queries.points.flatten(0, 1)], [phi.repeat(n, 1, 1)]
+    for layer in layers[1:]:
+        phi, _ = run_layer(layer, Path(rows, tuple(zs), tuple(logits)))
+        logits.append(phi)
+        zs.append(sample(phi, generator))
+    log_q = torch.stack([log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]).sum(0)
     values = f(zs, logits, *rows)
-    if values.shape != log_q[0].shape:
-        raise ValueError(f"f must return one value a path, {list(log_q[0].shape)}, but returned {list(values.shape)}.")
+    if values.shape != log_q.shape:
+        raise ValueError(f"f must return one value per path, {list(log_q.shape)}, but returned {list(values.shape)}.")
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))
-    scored = (leave_one_out_signals(values.detach()) * torch.stack(log_q).sum(0).unflatten(0, (n, -1))).sum(0)
+    scored = (signals(estimator, values.detach()) * log_q.unflatten(0, (n, -1))).sum(0)
     legal = torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits]).all(0).unflatten(0, (n, -1))
     info = {
         "asked": torch.full((), n, device=values.device),
@@ -70,4 +74,20 @@ def estimate_bound(
         "finite": (values.detach().isfinite() & legal).all(0),
     }
     z = torch.cat(zs, -1).unflatten(0, (n, -1)).movedim(0, 1)
-    return Estimate(log_mean_exp(values) + scored - scored.detach(), z, None, info)
+    return Estimate(estimator.value(queries, values) + scored - scored.detach(), z, None, info)
+
+
+def signals(estimator: Estimator, values: Tensor) -> Tensor:
+    """The factor of each sample's score in the estimate, from f's values: [n, N] -> [n, N].
+
+    The estimate is sum_i signal_i (onehot(z_i) - p). With one variable whose category i is taken by sample i alone,
+    and a last category that has all the probability, that is the signals themselves.
+    """
+    n, rows = values.shape
+    logits = F.pad(torch.full((rows, 1, n), -torch.inf, dtype=values.dtype, device=values.device), (0, 1))
+    number = torch.arange(n, device=values.device).view(n, 1, 1)
+    points = number.expand(n, rows, 1)
+    queries = Queries(points, points.movedim(0, -2), points.squeeze(-1), torch.ones(n, device=values.device))
+    told = estimator.tell(logits, queries, values)
+    assert told is not None  # only relaxations tell nothing, and they bound nothing
+    return told[:, 0, :n].T

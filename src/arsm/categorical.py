@@ -1,4 +1,4 @@
-"""A few words about Cat(softmax(logits)) that f and the estimators share."""
+"""Cat(softmax(logits)): what f and the estimators share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,3 @@ def entropy(logits: Tensor) -> Tensor:
     """-sum_c q_c ln q_c in nats: [..., C] -> [...]."""
     log_q = logits.log_softmax(-1)
     return -log_prob(log_q, log_q.exp())
-
-
-def score(logits: Tensor, z: Tensor) -> Tensor:
-    """d ln q(z) / d logits = 1[z = c] - softmax(logits)_c: [..., K, C], detached."""
-    p = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
-    return one_hot(z, logits.shape[-1], p.dtype) - p

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.checks import check_logits
 from arsm.diagnostics import Moments, check_target, gradient_moments
-from arsm.driver import check_logits, estimate, graph_nodes
-from arsm.estimators import RLOO, Average, Exact, UnorderedSet, estimator, learned_parts
+from arsm.driver import estimate, graph_nodes
+from arsm.estimators import RLOO, Average, Exact, estimator
 from arsm.types import Estimate, Estimator
 
 ENUMERABLE = 1 << 14
@@ -42,7 +41,7 @@ class Compared(NamedTuple):
     estimator: Estimator
     """As it was fitted to the budget."""
     evaluations: float
-    """Distinct evaluations of f an estimate and row, on average."""
+    """Distinct evaluations of f per estimate and row, on average."""
     milliseconds: float
     """One estimate of the whole batch with its backward, the median of several."""
     variance: float
@@ -58,23 +57,15 @@ class Compared(NamedTuple):
         return (self.variance + self.bias**2) * self.evaluations
 
 
-def fit_budget(fitted: Estimator, budget: int, asked: int, categories: int) -> Estimator:
-    """The estimator with as many samples, or draws, as a budget of evaluations has room for, at least one.
+def fit_budget(chosen: Estimator, budget: int, asked: int) -> Estimator:
+    """The estimator resized to a budget of evaluations, or the average of as many draws as fit, at least one.
 
-    `asked` is how many evaluations it asks for as it is. Where it has an option `samples` that counts them, up to
-    a fixed number of others, that option takes up the budget. What it has learned stays with it.
+    `asked` is how many evaluations it asks for as it is.
     """
-    samples = getattr(fitted, "samples", None)
-    if samples is not None and asked >= max(samples, 2):
-        room = max(2, budget - (asked - samples))
-        if isinstance(fitted, UnorderedSet):
-            room = min(room, categories)
-        with contextlib.suppress(ValueError):  # it takes no more than its own limit
-            larger = dataclasses.replace(fitted, samples=room)  # pyright: ignore[reportArgumentType, reportCallIssue]
-            if getattr(fitted, "learns", False):
-                object.__setattr__(larger, "control", fitted.control)  # pyright: ignore[reportAttributeAccessIssue]
-            return larger
-    return Average(fitted, budget // asked) if budget >= 2 * asked else fitted
+    resized = chosen.within(budget)
+    if resized is not None:
+        return resized
+    return Average(chosen, budget // asked) if budget >= 2 * asked else chosen
 
 
 @torch.enable_grad()
@@ -95,8 +86,8 @@ def compare(
 
     Args:
         logits: [*B, K, C] or [C], as for `arsm.estimate`; f and context likewise.
-        budget: evaluations an estimate: those with a `samples` option take that many samples, the others are averaged
-            over as many draws as fit by what they ask for, and one that needs more stays as it is. None: all stay as
+        budget: evaluations per estimate: estimators that can be resized (`within`) are, the others are averaged over
+            as many draws as fit by what they ask for, and one that needs more stays as it is. None: all stay as
             they are.
         estimators: words for `arsm.estimator`, or estimators, of whose learned parts a copy is trained.
         samples: draws of each estimate to measure its mean and variance from.
@@ -109,7 +100,7 @@ def compare(
     """
     if isinstance(estimators, str):
         raise TypeError(f'estimators must be a list of words or estimators, but is a word; say ["{estimators}"].')
-    check_logits(logits, "packed")
+    check_logits(logits, read=True)
     logits = logits.detach()
     named = [(e, estimator(e)) if isinstance(e, str) else (str(e), _apart(e)) for e in estimators]
     for _, chosen in named:
@@ -120,9 +111,7 @@ def compare(
     for label, chosen in named:
         progress(label)
         if budget is not None:
-            if isinstance(chosen, UnorderedSet):
-                chosen = dataclasses.replace(chosen, samples=min(chosen.samples, logits.shape[-1]))
-            chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]), logits.shape[-1])
+            chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
         problem.train(chosen, training)
         rows.append(problem.measure(label, chosen, samples, reference))
     return sorted(rows, key=lambda row: row.cost)
@@ -142,7 +131,7 @@ def reference_gradient(
 
 def _apart(chosen: Estimator) -> Estimator:
     """With learned parts of its own."""
-    return copy.deepcopy(chosen) if len(learned_parts(chosen)) else chosen
+    return copy.deepcopy(chosen) if len(chosen.learned) else chosen
 
 
 @dataclass(frozen=True)
@@ -195,7 +184,7 @@ class _Problem:
 
     def train(self, learner: Estimator, steps: int) -> None:
         """Fit the estimator's learned parts, if it has any, to the problem."""
-        parameters = [parameter for parameter in learned_parts(learner).parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in learner.learned.parameters() if parameter.requires_grad]
         if not parameters:
             return
         optimiser = torch.optim.Adam(parameters, 3e-3)

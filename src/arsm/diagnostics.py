@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.driver import check_estimator, estimate
-from arsm.estimators.average import bounds
+from arsm.checks import check_estimator
+from arsm.driver import estimate
 from arsm.estimators.exact import Exact
 from arsm.swap import run_race, sort_race
 from arsm.types import Estimator
@@ -79,7 +79,7 @@ def gradient_variance(
 
     A bounded number of draws is held at a time, whatever `samples` is.
     """
-    if isinstance(estimator, Exact):  # it draws nothing; what would be left is rounding
+    if estimator.deterministic:  # only rounding would be left
         return torch.zeros_like(logits, dtype=torch.float64, requires_grad=False)
     return gradient_moments(
         estimator, logits, f, *context, samples=samples, generator=generator, max_rows=max_rows
@@ -107,7 +107,7 @@ def bias(
 
 def check_target(estimator: Estimator) -> None:
     """Refuse an estimator of another gradient than that of E[f]."""
-    if bounds(estimator):
+    if estimator.target != "mean":
         raise ValueError(f"{estimator} estimates the gradient of its bound and not of E[f]; leave it out here.")
 
 
@@ -211,7 +211,7 @@ def _draws(
     # several variables cost a table of pairs, C entries for every logit
     elements = logits.numel() * (logits.shape[-1] if logits.shape[-2] > 1 else 1)
     # rows that lend each other anything must be those of one draw
-    apart = getattr(estimator, "couples_rows", False)
+    apart = estimator.couples_rows
     at_once = 1 if apart else max(1, ELEMENTS_AT_ONCE // elements)
     for start in range(0, samples, at_once):
         n = min(at_once, samples - start)

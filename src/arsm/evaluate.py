@@ -9,14 +9,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.checks import NotFiniteError
 from arsm.noise import working_dtype
-from arsm.types import Estimator, Queries
+from arsm.types import Queries
 
 Evaluation = Literal["packed", "dense"]
 Graph = Literal["none", "live", "all"]
-"""Of which queries f's graph is kept."""
+"""The queries whose graph is kept."""
+Rowwise = Callable[[Tensor, Tensor, bool], Tensor]
+"""f as `evaluate` calls it: z [N, ...], the batch row [N] of each, whether their graph is kept -> [N]."""
 FEW = 64
-"""So many queries are compared in pairs where that is compiled: one kernel of a GPU, where sorting takes seven."""
+"""Up to this many queries are compared in pairs when compiled: one GPU kernel, where sorting takes seven."""
 
 
 class Values(NamedTuple):
@@ -61,14 +64,15 @@ def _odd_multipliers(count: int, device: torch.device) -> Tensor:
     return base.cumprod(0)
 
 
-class NotFiniteError(ValueError):
-    """Logits or a value of f that are NaN or infinite."""
+def with_context(f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: torch.Size) -> Rowwise:
+    """f(z, *context) with each row's context, tensors [*B, ...]."""
+    rows = tuple(x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context)
+    return lambda z, row, attached: f(z, *(x.index_select(0, row) for x in rows))
 
 
 def evaluate(
-    f: Callable[..., Tensor],
+    f: Rowwise,
     queries: Queries,
-    context: tuple[Tensor, ...],
     *,
     evaluation: Evaluation,
     max_rows: int | None,
@@ -79,7 +83,6 @@ def evaluate(
     count, batch = same_as.shape[0], same_as.shape[1:]
     points = queries.points.flatten(0, len(batch))
     rows = batch.numel()
-    context = tuple(x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context)
     live_rows = queries.weight.shape[0] * rows
     # the row of `points` that speaks for each query: itself, or the one it is the same as
     own = (same_as * rows + torch.arange(rows, device=same_as.device).view(batch)).flatten()
@@ -96,7 +99,7 @@ def evaluate(
     for part, attached in [(asked, False)] if graph == "none" else [(live, True), (rest, graph == "all")]:
         if part.shape[0]:
             with nullcontext() if attached else torch.no_grad():
-                values.append(_call(f, points, context, part, rows, max_rows))
+                values.append(_call(f, points, part, rows, max_rows, attached))
 
     if evaluation == "packed":
         _check_finite(torch.cat([part.detach() for part in values]), points, asked, rows)
@@ -105,28 +108,12 @@ def evaluate(
     return Values(live_values, everything.index_select(0, place).unflatten(0, (count, *batch)))
 
 
-def value_of(estimator: Estimator, queries: Queries, live: Tensor) -> Tensor:
-    """The value [*B] from f at the live queries [L, *B]: the estimator's own, else the weighted sum."""
-    if hasattr(estimator, "value"):
-        return estimator.value(queries, live)  # pyright: ignore[reportAttributeAccessIssue]
-    weight = queries.weight.to(live.dtype)
-    return (weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live).sum(0)
-
-
-def _call(
-    f: Callable[..., Tensor],
-    points: Tensor,
-    context: tuple[Tensor, ...],
-    asked: Tensor,
-    rows: int,
-    max_rows: int | None,
-) -> Tensor:
-    """f at points[asked], at most max_rows a call, promoted to at least float32."""
+def _call(f: Rowwise, points: Tensor, asked: Tensor, rows: int, max_rows: int | None, attached: bool) -> Tensor:
+    """f at points[asked], at most max_rows per call, promoted to at least float32."""
     values = []
     for part in asked.split(max_rows or asked.shape[0]):
-        row = part % rows
         z = points.index_select(0, part)
-        value = f(z, *(x.index_select(0, row) for x in context))
+        value = f(z, part % rows, attached)
         _check(value, z)
         # a simulator may write its next values where it wrote these
         values.append(value.to(working_dtype(value.dtype), copy=not value.requires_grad))
@@ -135,10 +122,10 @@ def _call(
 
 def _check(value: Tensor, z: Tensor) -> None:
     if not isinstance(value, Tensor):
-        raise TypeError(f"f must return a tensor [N], one value a row of z, but returned {type(value).__name__}.")
+        raise TypeError(f"f must return a tensor [N], one value per row of z, but returned {type(value).__name__}.")
     if value.shape != z.shape[:1]:
         raise ValueError(
-            f"f must return one value a row of z: shape [{z.shape[0]}] for z of shape {list(z.shape)}, "
+            f"f must return one value per row of z: shape [{z.shape[0]}] for z of shape {list(z.shape)}, "
             f"but returned shape {list(value.shape)}."
         )
     if not value.is_floating_point():

@@ -4,16 +4,16 @@ r"""`estimate_layers`: T stochastic layers, one below the other.
 
 For layer t this is `estimate` with f_t(z_t) = f(z_t and a draw of the layers below it) in the place of f, given the
 true z_{1:t-1}: f_t is random, but its expectation is the one wanted. At the true sample, f_t's draw is the true path
-itself, which the estimators of the layers below make, so that one value carries the gradients of all layers and f at
-the true path is evaluated once.
+itself, which the estimators of the layers below make. One value therefore carries the gradients of all layers, and f
+at the true path is evaluated once.
 
 All paths of a row run the same races: below a pseudo vector the samples are argmin(ln pi - phi) with the noise of the
-(first) true path, so that they differ by what the pseudo vector changes and not by chance. Given that noise f_t is a
+(first) true path, so they differ by what the pseudo vector changes and not by chance. Given that noise f_t is a
 fixed function, whatever it is, hence the estimate is unbiased. An estimator need not say which noise led to its true
 sample: `given_winner` draws it from the sample. Only a layer whose own estimator relaxes z draws afresh.
 
 Reference: Yin, Yue and Zhou, ARSM, ICML 2019, algorithm 2. There the layers below are drawn afresh for every pair
-(c, j), which costs more and has more variance.
+(c, j), which costs more and has more variance: `afresh`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,57 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from arsm.driver import check_estimator, estimate
-from arsm.estimators.average import bounds
+from arsm.checks import check_estimator, check_logits
+from arsm.driver import check_evaluation, estimate_rows
 from arsm.evaluate import Evaluation
 from arsm.noise import argmin_sample, dirichlet, given_winner
 from arsm.types import Estimate, Estimator
 
-Layer = Callable[..., Tensor]
-"""`layer(zs, *context) -> logits [N, K_t, C_t]`, zs being the samples of the layers above, [N, K] each."""
+Layer = Callable[..., Any]
+"""`layer(zs, *context) -> logits [N, K_t, C_t]`, zs being the samples of the layers above, [N, K] each; with a state,
+`layer(state, zs, *context) -> (logits, state)`."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayersEstimate:
-    """What `arsm.estimate_layers` returns."""
+    """The result of `arsm.estimate_layers`."""
 
     value: Tensor
     """[N]: f at the true path. Its backward gives every layer's logits their estimate, and the parameters of the layers
     and of f, and the context, their gradient."""
     layers: tuple[Estimate, ...]
-    """Each layer's own estimate, the top layer's first; `layers[t].z` is the true path. Below an estimator with several
-    live queries a layer has one row for each of them that was evaluated."""
+    """Each layer's own estimate, the top layer's first; `layers[t].z` is the true path and `layers[t].logits` what it
+    was drawn from. Below an estimator with several live queries a layer has one row for each of them that was
+    evaluated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """N rows of context, the layers that were drawn for them, and the state below the last."""
+
+    context: tuple[Tensor, ...]
+    zs: tuple[Tensor, ...] = ()
+    """[N, K_t] of each layer so far."""
+    logits: tuple[Tensor, ...] = ()
+    """[N, K_t, C_t] of each layer so far, detached."""
+    state: Any = None
+    """Tensors [N, ...] in tuples, lists or dicts; None if the layers carry none."""
+
+    def select(self, rows: Tensor) -> Path:
+        """These rows, repeated or left out."""
+        pick = lambda x: x.index_select(0, rows)  # noqa: E731
+        context, zs, logits = (tuple(map(pick, xs)) for xs in (self.context, self.zs, self.logits))
+        return Path(context, zs, logits, tree_map(pick, self.state) if self.state is not None else None)
+
+    def extend(self, z: Tensor, logits: Tensor, state: Any) -> Path:
+        """One layer further down."""
+        return Path(self.context, (*self.zs, z), (*self.logits, logits.detach()), state)
 
 
 def estimate_layers(
@@ -52,10 +79,12 @@ def estimate_layers(
     layers: Sequence[Layer],
     f: Callable[..., Tensor],
     *context: Tensor,
+    state: Any = None,
     generator: torch.Generator | None = None,
     evaluation: Evaluation = "packed",
     max_rows: int | None = 1024,
     frozen: bool = False,
+    afresh: bool = False,
 ) -> LayersEstimate:
     """Estimate E[f(z_1, ..., z_T)] and its gradient in every layer's logits.
 
@@ -65,10 +94,14 @@ def estimate_layers(
             layers above, int64 [N, K] each, or floating [N, K, C] from an estimator that `needs_gradient`.
         f: `f(zs, logits, *context) -> [N]`, row by row, with the samples and the detached logits of all layers.
         context: tensors [N, ...]; layers and f receive the rows that belong to each path.
-        generator: where the noise comes from.
+        state: tensors [N, ...] in tuples, lists or dicts that the layers pass down, such as hidden activations or a
+            cache: `layers[t](state, zs, *context) -> (logits, state)`. A branch starts from its own rows of the state
+            below the layers above it, which are not computed again.
+        generator: the noise is drawn from it.
         evaluation: as for `arsm.estimate`.
         max_rows: as for `arsm.estimate`.
         frozen: as for `arsm.estimate`; the layers learn all the same.
+        afresh: draw the layers below every query afresh, below equal queries too, as Algorithm 2 is printed.
 
     An estimator with L live queries starts L paths below each of its rows: give `RLOO` a small `live`, and all
     layers together cost the sum of their evaluations. `Exact` enumerates everything below.
@@ -77,89 +110,100 @@ def estimate_layers(
     chosen = list(estimators) if isinstance(estimators, (list, tuple)) else [estimators] * depth
     for estimator in chosen:
         check_estimator(estimator)
+    check_evaluation(evaluation, max_rows)
     if depth == 0 or len(chosen) != depth:
         raise ValueError(
             "estimate_layers needs at least one layer, and one estimator for all or for each, but has "
             f"{depth} layers and {len(chosen)} estimators."
         )
     for estimator in chosen if depth > 1 else []:
-        if bounds(estimator):
+        if estimator.target == "bound":
             raise ValueError(
                 f"{type(estimator).__name__} bounds f by several samples, which cannot be done layer by layer; use "
                 "arsm.estimate_bound."
             )
     made: list[list[Estimate]] = [[] for _ in layers]
 
-    def descend(zs: list[Tensor], logits: list[Tensor], *rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The estimate of everything below zs: [N], attached; and its true path's noise [N, K, C] of each layer."""
-        t = len(zs)
-        below = layer_logits(layers[t], t, zs, rows)
+    def descend(path: Path) -> tuple[Tensor, list[Tensor]]:
+        """The estimate of everything below the path: [N], attached; and its true path's noise [N, K, C] per layer."""
+        t = len(path.zs)
+        last = t + 1 == depth
+        logits, below = run_layer(layers[t], path)
+        check_logits(logits, read=evaluation == "packed")
         noises: list[list[Tensor]] = []  # of each chunk of the true rows, which come first
 
-        def value_of(z: Tensor, row: Tensor, *passed: Tensor) -> Tensor:
-            path, known, own = [*passed[:t], z], list(passed[t : 2 * t + 1]), passed[2 * t + 1 :]
-            if t + 1 < depth and torch.is_grad_enabled():
-                value, noise = descend(path, known, *own)
+        def value_of(z: Tensor, row: Tensor, true: bool) -> Tensor:
+            above = path.select(row)
+            state = tree_map(lambda x: x.index_select(0, row), below) if below is not None else None
+            branch = above.extend(z, logits.index_select(0, row), state)
+            if true and not last:
+                value, noise = descend(branch)
                 noises.append(noise)
                 return value
-            common = [torch.cat(parts).index_select(0, row) for parts in zip(*noises, strict=True)]
-            return f(*_complete(path, known, common, own), *own)
+            common = [] if afresh else [torch.cat(parts).index_select(0, row) for parts in zip(*noises, strict=True)]
+            branch = _complete(branch, common)
+            return f(list(branch.zs), list(branch.logits), *branch.context)
 
-        passed = (torch.arange(below.shape[0], device=below.device), *zs, *logits, below.detach(), *rows)
-        out = estimate(
+        out = estimate_rows(
             chosen[t],
-            below,
+            logits,
             value_of,
-            *passed,
             generator=generator,
             evaluation=evaluation,
             max_rows=max_rows,
-            frozen=frozen and t + 1 == depth,
+            frozen=frozen and last,
+            shared=last or not afresh,
         )
         made[t].append(out)
-        if t == 0:
+        if t == 0 or afresh:
             return out.value, []
-        z = out.z.reshape(below.shape[0], -1, below.shape[1])[:, 0]
-        own = given_winner(below, z, dirichlet(below, generator))
-        return out.value, [own, *(torch.cat(parts)[: below.shape[0]] for parts in zip(*noises, strict=True))]
+        z = out.z.reshape(logits.shape[0], -1, logits.shape[1])[:, 0]
+        own = given_winner(logits, z, dirichlet(logits, generator))
+        return out.value, [own, *(torch.cat(parts)[: logits.shape[0]] for parts in zip(*noises, strict=True))]
 
-    def _complete(
-        zs: list[Tensor], logits: list[Tensor], common: list[Tensor], rows: tuple[Tensor, ...]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Draw the layers below zs, with this noise where there is any."""
-        for t, noise in itertools.zip_longest(range(len(zs), depth), common):
-            below = layer_logits(layers[t], t, zs, rows).detach()
-            zs, logits = [*zs, _draw(chosen[t], below, noise, generator)], [*logits, below]
-        return zs, logits
+    def _complete(path: Path, common: list[Tensor]) -> Path:
+        """Draw the layers below the path, with this noise where there is any."""
+        for t, noise in itertools.zip_longest(range(len(path.zs), depth), common):
+            logits, state = run_layer(layers[t], path)
+            logits = logits.detach()
+            path = path.extend(_draw(chosen[t], logits, noise, generator), logits, state)
+        return path
 
-    learning = torch.is_grad_enabled()
-    with torch.enable_grad():  # by which a true path is told from a pseudo one
-        value, _ = descend([], [], *context)
-    return LayersEstimate(value if learning else value.detach(), tuple(_merge(parts) for parts in made))
+    value, _ = descend(Path(context, state=state))
+    return LayersEstimate(value, tuple(_merge(parts) for parts in made))
 
 
 def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator: torch.Generator | None) -> Tensor:
-    """A sample as the estimator's own true path has it, relaxed where that is."""
+    """A sample like the estimator's own true path: relaxed where that is relaxed."""
     if estimator.needs_gradient:
         return estimator.ask(logits, estimator.noise(logits, generator)).points[0]
     return argmin_sample(logits, dirichlet(logits, generator) if noise is None else noise)
 
 
-def layer_logits(layer: Layer, t: int, zs: list[Tensor], rows: tuple[Tensor, ...]) -> Tensor:
-    """What layer t gives for its paths, refused if it is no [N, K, C]."""
-    logits = layer(zs, *rows)
-    known = (*zs, *rows)
+def run_layer(layer: Layer, path: Path) -> tuple[Tensor, Any]:
+    """The next layer's logits [N, K, C] and the state below it."""
+    t, zs = len(path.zs), list(path.zs)
+    if path.state is None:
+        logits, state = layer(zs, *path.context), None
+    else:
+        made = layer(path.state, zs, *path.context)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ValueError(
+                f"Layer {t} must return (logits, state) where a state is given, but returned {type(made).__name__}."
+            )
+        logits, state = made
+    known = (*zs, *path.context)
     if not isinstance(logits, Tensor) or logits.ndim != 3 or (known and logits.shape[0] != known[0].shape[0]):
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         expected = known[0].shape[0] if known else "N"
         raise ValueError(
             f"Layer {t} must return logits [{expected}, K, C], one row for each path, but returned {found}."
         )
-    return logits
+    return logits, state
 
 
 def _merge(parts: list[Estimate]) -> Estimate:
-    """One layer's estimates, which its rows' chunks gave."""
+    """One layer's estimate from those of its chunks."""
     if len(parts) == 1:
         return parts[0]
     info = {
@@ -178,4 +222,5 @@ def _merge(parts: list[Estimate]) -> Estimate:
         grad=torch.cat(gradients) if gradients else None,
         info=info,
         estimator_loss=torch.stack(losses).mean() if losses else None,
+        logits=torch.cat([part.logits for part in parts if part.logits is not None]),
     )

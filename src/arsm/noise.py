@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from arsm.checks import check_given
+
 # The race is run in fixed point, multiples of 2^-40 below 2^13: float64 adds, subtracts and compares those exactly,
 # so that every way of computing a pseudo action decides every near tie alike.
 RESOLUTION = 2.0**-40
@@ -15,6 +17,31 @@ LARGEST = 2.0**10
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type to compute in: float32, or float64 where the input is float64."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def race_noise(
+    logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None, draws: int | None = None
+) -> Tensor:
+    """ln pi as `dirichlet` draws it; with z [*B, K], given that z wins the (first) race."""
+    log_pi = dirichlet(logits, generator, draws)
+    if z is None:
+        return log_pi
+    check_given(logits, z)
+    if draws is None:
+        return _given_winner_exactly(logits, z, log_pi)
+    first, rest = log_pi[..., 0, :, :], log_pi[..., 1:, :, :]
+    return torch.cat([_given_winner_exactly(logits, z, first).unsqueeze(-3), rest.double()], -3)
+
+
+def _given_winner_exactly(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
+    """As `given_winner`, normalised, in float64, and such that z wins the fixed-point race whatever was rounded."""
+    logits = logits.detach().double()
+    log_pi = given_winner(logits, z, log_pi.double())
+    log_pi = log_pi - log_pi.logsumexp(-1, keepdim=True)
+    wins = torch.arange(logits.shape[-1], device=z.device) == z.unsqueeze(-1)
+    phi = logits - logits.amax(-1, keepdim=True)
+    runner_up = (log_pi - phi).masked_fill(wins, torch.inf).amin(-1, keepdim=True)
+    return torch.where(wins, torch.minimum(log_pi, runner_up + phi - 4 * RESOLUTION), log_pi)
 
 
 def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: int | None = None) -> Tensor:
@@ -31,7 +58,7 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
 
 
 def given_winner(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
-    """The noise of a race that z won, up to a constant a row, from fresh noise: [..., C], z [...] -> [..., C].
+    """The noise of a race that z won, up to a constant per row, from fresh noise: [..., C], z [...] -> [..., C].
 
         E_z = p_z pi_z,    E_i = pi_i + p_i pi_z,    p = softmax(phi)
 

@@ -1,17 +1,20 @@
 r"""Policy gradients by try-and-see: which actions of an episode to try again, and the gradient from what they return.
 
-A true episode plays a_t, the estimator's first query at the logits phi_t of step t. Every other query that differs from
-it is a pseudo action: taken in the same state s_t and followed by the policy to the episode's end, its return is an
-unbiased estimate of Q(s_t, a). The queries that agree with a_t use the true return. With q_t the estimator's gradient
-from those values,
+B episodes of at most T steps played the actions a_t; whoever drew them, from softmax(phi_t). The estimator draws its
+noise given a_t, which makes a_t its first query. Every query that differs from a_t is a pseudo action: taken in the
+same state s_t and followed by the policy to the episode's end, its return is an unbiased estimate of Q(s_t, a). The
+queries that agree with a_t use the true return. With q_t the estimator's gradient from those values,
 
     dJ/dtheta = E[ sum_t gamma^t w_t sum_c q_tc dphi_tc/dtheta ],    w_t = 1 for all t.
 
-A budget limits the rollouts of one episode: walk the M steps that have pseudo actions in random order, keep a step
-while the total of pseudo actions stays within the budget, and stop at the first that does not fit. For the kept steps
-H w_t = M/|H|, else 0. This is unbiased: {|H| >= n} depends on the first n steps as a set, so that their mean is a
-reverse martingale stopped at |H|; it needs |H| >= 1, i.e. a budget of at least the most pseudo actions a step can
-have. Unweighted, w_t = 1 for the kept steps, is Algorithm 3 as printed, and biased.
+A budget limits the rollouts: walk the M steps that have pseudo actions in random order, keep a step while the total of
+pseudo actions stays within the budget, and stop at the first that does not fit. For the kept steps H w_t = M/|H|, else
+0. This is unbiased: {|H| >= n} depends on the first n steps as a set, so their mean is a reverse martingale stopped at
+|H|; it needs |H| >= 1, i.e. a budget of at least the most pseudo actions a step can have. Unweighted, w_t = 1 for the
+kept steps, is Algorithm 3 as printed, and biased.
+
+Keep-probabilities rho_t limit them too: a step that has pseudo actions is kept with probability rho_t, independently,
+and w_t = 1/rho_t. They may depend on everything that is known before the coins are tossed, the true returns included.
 
 Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 4.2 and Algorithm 3.
 """
@@ -19,113 +22,102 @@ Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 4.2 and Algorithm 3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from arsm.driver import check_estimator, check_logits
-from arsm.estimators.average import Average, bounds
-from arsm.estimators.local_expectation import LocalExpectation
-from arsm.evaluate import NotFiniteError
+from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole
+from arsm.driver import attach
 from arsm.types import Estimator, Queries
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """What to play after a true episode of T steps: R rollouts, in the order of their steps."""
+    """What to play after the true episodes: R rollouts, ordered by episode and step."""
 
+    episode: Tensor
+    """[R] int64: the episode to go back to."""
     step: Tensor
     """[R] int64: the step to go back to."""
     action: Tensor
-    """[R] or [R, K] int64: the pseudo action to take there."""
+    """[R, K] int64: the pseudo action to take there."""
     query: Tensor
     """[R] int64: which of the estimator's queries it answers."""
     weight: Tensor
-    """[T] float64: w_t, each step's weight in the gradient."""
+    """[B, T] float64: w_t, each step's weight in the gradient; 0 where no step was played."""
+    played: Tensor
+    """[S] int64: where the S played steps lie in [B T]."""
+    row: Tensor
+    """[R] int64: where each rollout's step lies in those S."""
     queries: Queries
-    """The estimator's queries at every step, [M, T, K]."""
-
-    @property
-    def actions(self) -> Tensor:
-        """[T] or [T, K] int64: the true actions."""
-        return self.queries.points[0].squeeze(-1) if self.action.ndim == 1 else self.queries.points[0]
-
-
-def race_noise(noise: Any) -> Tensor:
-    """ln varpi [T, K, C] with a_t = argmin_i (ln varpi_ti - phi_ti), from an estimator's noise for T steps.
-
-    Noise depends on the logits' shape only: draw it as `estimator.noise(torch.zeros(T, K, C))` before the episode.
-    """
-    log_pi = noise if isinstance(noise, Tensor) else noise.log_pi
-    return log_pi[(slice(None), *(0,) * (log_pi.ndim - 3))]
-
-
-def select_steps(noise: Any, index: Tensor | slice) -> Any:
-    """The noise of some steps: those that an episode reached before its end."""
-    return noise[index] if isinstance(noise, Tensor) else type(noise)(*(x[index] for x in noise))
+    """The estimator's queries at the played steps, [M, S, K]."""
 
 
 def plan(
     estimator: Estimator,
     logits: Tensor,
-    noise: Any,
+    actions: Tensor,
+    mask: Tensor | None = None,
     budget: int | None = None,
+    keep: Tensor | None = None,
+    generator: torch.Generator | None = None,
     *,
     weighted: bool = True,
-    generator: torch.Generator | None = None,
 ) -> Rollouts:
-    """Choose the rollouts of a true episode.
+    """Choose the rollouts of B true episodes.
 
     Args:
-        estimator: ARSM, ARS, RLOO without a surrogate, LocalExpectation, Reinforce, or an average of one.
-        logits: [T, C], one action a step, or [T, K, C], K of them; -inf masks an action. The steps of several episodes
-            may be given as one.
-        noise: as `estimator.noise(torch.zeros(T, K, C))` drew it; with these logits it gives the true actions.
-        budget: S_max, the most rollouts; None for no limit.
-        weighted: False leaves out M/|H|, as Algorithm 3 is printed.
-        generator: where the random order of the walk comes from.
+        estimator: any that takes a given sample and needs f's values alone, such as RLOO, ARSM or LocalExpectation.
+        logits: [B, T, K, C], K actions per step of at most T steps; -inf masks an action. One episode has B = 1, one
+            action K = 1.
+        actions: int64 [B, T, K], the true actions, drawn from softmax(logits) by anybody.
+        mask: bool [B, T], True where a step was played; None if all were.
+        budget: S_max, the most rollouts of the whole call; None for no limit.
+        keep: [B, T], the probability in (0, 1] with which each step is kept, instead of a budget.
+        generator: the noise, the order of the walk and the coins are drawn from it.
+        weighted: False leaves out M/|H|, as Algorithm 3 is printed, which is biased.
     """
-    check_estimator(estimator)
-    episode = _with_variables(logits).detach()
-    if estimator.needs_gradient:
-        raise ValueError(f"{estimator} needs f's derivative, which a rollout does not have; use one such as ARSM().")
-    if getattr(estimator, "couples_rows", False):
+    _check_episodes(estimator, logits, actions, mask)
+    if budget is not None and keep is not None:
+        raise ValueError("Give a budget or keep-probabilities, not both.")
+    played = _played(logits, mask)
+    steps, true = logits.detach().flatten(0, 1)[played], actions.flatten(0, 1)[played]
+    check_logits(steps, read=True)
+    queries = estimator.ask(steps, estimator.noise(steps, generator, true))
+    if not torch.equal(queries.points[0], true):
         raise ValueError(
-            f"{estimator} learns from a step what it subtracts at another, which biases an episode's gradient, since "
-            "its steps depend on each other; leave surrogate out."
+            f"{estimator} did not ask for the given action first; its noise(logits, generator, z) must make z the "
+            "first query."
         )
-    if bounds(estimator):
-        raise ValueError(f"{estimator} estimates a bound, not the expected return; use one such as RLOO() or ARSM().")
-    race = race_noise(noise).shape
-    if race != episode.shape:
-        raise ValueError(
-            f"The noise is for a race of {list(race)}, but the logits are {list(episode.shape)}; draw it as "
-            f"estimator.noise(torch.zeros{tuple(episode.shape)}) of an estimator that races, such as ARSM()."
-        )
-    queries = estimator.ask(episode, noise)
-    if queries.weight.ndim > 1:
-        raise ValueError(f"{estimator} draws no true action; use LocalExpectation() to try every action.")
     number = torch.arange(queries.same_as.shape[0], device=logits.device).unsqueeze(-1)
     pseudo = (queries.same_as == number) & (number > 0)
     counts = pseudo.sum(0)
-    pending = counts.nonzero().squeeze(-1)
-    order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
-    if budget is not None:
-        largest = _most_pseudo_actions(estimator, queries, episode)
-        if budget < largest:
-            raise ValueError(
-                f"A budget of {budget} rollouts is less than the {largest} pseudo actions that one step can have, and "
-                f"would bias the gradient; allow at least {largest}."
-            )
-    weight = walk(counts, order, budget, weighted=weighted)
-    step, query = (pseudo & (weight > 0)).T.nonzero().unbind(-1)
-    action = queries.points[query, step]
-    return Rollouts(step, action.squeeze(-1) if logits.ndim == 2 else action, query, weight, queries)
+    if keep is not None:
+        weight = _tossed(counts, _check_keep(keep, logits).flatten()[played], generator)
+    else:
+        pending = counts.nonzero().squeeze(-1)
+        order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
+        if budget is not None:
+            _check_budget(estimator, steps, budget)
+        weight = walk(counts, order, budget, weighted=weighted)
+    row, query = (pseudo & (weight > 0)).T.nonzero().unbind(-1)
+    place = played[row]
+    episodes, length = logits.shape[:2]
+    whole = torch.zeros(episodes * length, dtype=torch.float64, device=logits.device).index_put((played,), weight)
+    return Rollouts(
+        episode=place // length,
+        step=place % length,
+        action=queries.points[query, row],
+        query=query,
+        weight=whole.view(episodes, length),
+        played=played,
+        row=row,
+        queries=queries,
+    )
 
 
 def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = True) -> Tensor:
-    """w_t [T] from the steps' numbers of pseudo actions |S_t| [T] and the order [M] of those that have any.
+    """w_t [S] from the steps' numbers of pseudo actions |S_t| [S] and the order [M] of those that have any.
 
     A step without pseudo actions needs no rollout and keeps its weight of 1.
     """
@@ -133,6 +125,12 @@ def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = 
     scale = order.shape[0] / max(kept.shape[0], 1) if weighted else 1.0
     weight = (counts == 0).double()
     return weight.index_fill(0, kept, scale)
+
+
+def _tossed(counts: Tensor, keep: Tensor, generator: torch.Generator | None) -> Tensor:
+    """w_t [S]: 1/rho_t for the steps that a coin keeps; steps without pseudo actions need none."""
+    coin = torch.empty(keep.shape, dtype=torch.float64, device=keep.device).uniform_(generator=generator)
+    return torch.where(counts == 0, 1.0, torch.where(coin < keep, 1 / keep, 0.0))
 
 
 def gradient(
@@ -143,7 +141,7 @@ def gradient(
     rollout_returns: Tensor,
     discount: Tensor | None = None,
 ) -> Tensor:
-    """The estimate of dJ/dlogits, shaped like the logits [T, (K,) C].
+    """The estimate of dJ/dlogits, summed over the episodes: [B, T, K, C], 0 where no step was played.
 
     It is detached, unless the estimator has learned parts: then minimising its squared norm teaches them.
 
@@ -151,53 +149,121 @@ def gradient(
         estimator: the one that the rollouts were planned with.
         logits: those given to `plan`.
         rollouts: the plan.
-        returns: [T], the true episode's discounted return from each step on.
+        returns: [B, T], the true episodes' discounted return from each step on.
         rollout_returns: [R], each rollout's discounted return from its step on.
-        discount: [T], gamma^t; None leaves it out, as Algorithm 3 does.
+        discount: [B, T], gamma^t; None leaves it out, as Algorithm 3 does.
     """
-    episode = _with_variables(logits).detach()
-    queries = rollouts.queries
+    _check_returns(rollouts, returns, rollout_returns, discount)
+    queries, played = rollouts.queries, rollouts.played
+    steps = logits.detach().flatten(0, 1)[played]
+    values = returns.detach().flatten()[played].expand(queries.same_as.shape)
+    values = values.index_put((rollouts.query, rollouts.row), rollout_returns.detach().to(values.dtype))
+    estimate = estimator.tell(steps, queries, values.gather(0, queries.same_as))
+    assert estimate is not None  # only estimators that need f's gradient tell nothing
+    weight = rollouts.weight if discount is None else rollouts.weight * discount
+    estimate = estimate * weight.flatten()[played].to(estimate.dtype)[:, None, None]
+    estimate = estimate.masked_fill(steps == -torch.inf, 0).to(logits.dtype)
+    if played.shape[0] == rollouts.weight.numel():
+        return estimate.view_as(logits)
+    return estimate.new_zeros(logits.shape).flatten(0, 1).index_put((played,), estimate).view_as(logits)
+
+
+def loss(
+    estimator: Estimator,
+    logits: Tensor,
+    rollouts: Rollouts,
+    returns: Tensor,
+    rollout_returns: Tensor,
+    discount: Tensor | None = None,
+) -> Tensor:
+    """[]: what to call backward on, to ascend J. Its value is minus the episodes' returns, summed.
+
+    The arguments are those of `gradient`, with the logits' graph.
+    """
+    estimate = gradient(estimator, logits, rollouts, returns, rollout_returns, discount).detach()
+    counted = torch.zeros_like(rollouts.weight, dtype=torch.bool).flatten()
+    counted = counted.index_fill(0, rollouts.played, True).view_as(rollouts.weight)
+    usable = counted[..., None, None] & (logits.detach() > -torch.inf)
+    moved = attach(torch.zeros_like(returns), torch.where(usable, logits, 0), estimate)  # 0 in value
+    return -(torch.where(counted[:, 0], returns[:, 0].detach(), 0).sum() + moved.sum())
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask: Tensor | None) -> None:
+    check_estimator(estimator)
+    if estimator.needs_gradient:
+        raise ValueError(f"{estimator} needs f's derivative, which a rollout does not have; use one such as RLOO().")
+    if estimator.couples_rows:
+        raise ValueError(
+            f"{estimator} learns from a step what it subtracts at another, which biases an episode's gradient, since "
+            "its steps depend on each other; leave surrogate out."
+        )
+    if estimator.target != "mean":
+        raise ValueError(f"{estimator} estimates a bound, not the expected return; use one such as RLOO() or ARSM().")
+    if not estimator.given_sample:
+        raise ValueError(f"{estimator} takes no given action; use RLOO(), or LocalExpectation() to try every action.")
+    check_logits(logits, read=False)
+    if logits.ndim != 4:
+        raise ValueError(
+            f"Episodes' logits must be [B, T, K, C], but are {list(logits.shape)}; one action per step is "
+            "logits.unsqueeze(-2), and one episode logits.unsqueeze(0)."
+        )
+    if not isinstance(actions, Tensor) or actions.dtype != torch.int64 or actions.shape != logits.shape[:3]:
+        found = f"{actions.dtype} {list(actions.shape)}" if isinstance(actions, Tensor) else type(actions).__name__
+        raise ValueError(f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are {found}.")
+    if mask is not None and (
+        not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != logits.shape[:2]
+    ):
+        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {found}.")
+
+
+def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Where steps were played in [B T]: [S]."""
+    if mask is None:
+        return torch.arange(logits.shape[0] * logits.shape[1], device=logits.device)
+    played = mask.flatten().nonzero().squeeze(-1)
+    if not played.shape[0]:
+        raise ValueError("mask is False everywhere, but at least one step must have been played.")
+    return played
+
+
+def _check_keep(keep: Tensor, logits: Tensor) -> Tensor:
+    if not isinstance(keep, Tensor) or not keep.is_floating_point() or keep.shape != logits.shape[:2]:
+        found = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+        raise ValueError(f"keep must be floating [B, T] = {list(logits.shape[:2])}, but is {found}.")
+    if not bool(((keep > 0) & (keep <= 1)).all()):
+        raise ValueError("keep must lie in (0, 1]; a step that is never kept would bias the gradient.")
+    return keep.detach().double()
+
+
+def _check_budget(estimator: Estimator, logits: Tensor, budget: int) -> None:
+    check_whole("budget", budget)
+    largest = estimator.most_queries(logits) - 1
+    if budget < largest:
+        raise ValueError(
+            f"A budget of {budget} rollouts is less than the {largest} pseudo actions that one step can have, and "
+            f"would bias the gradient; allow at least {largest}."
+        )
+
+
+def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor, discount: Tensor | None) -> None:
     for what, values in (("returns", returns), ("rollout_returns", rollout_returns)):
         if not isinstance(values, Tensor) or not values.is_floating_point():
             found = values.dtype if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(f"{what} must be a floating tensor, but are {found}; convert them with .float().")
-        if not bool(values.isfinite().all()):
-            raise NotFiniteError(f"{what} must be finite; look for the reward that is not.")
     if returns.shape != rollouts.weight.shape or rollout_returns.shape != rollouts.step.shape:
         raise ValueError(
-            f"One return a step, {list(rollouts.weight.shape)}, and one a rollout, {list(rollouts.step.shape)}, are "
-            f"wanted, but there are {list(returns.shape)} and {list(rollout_returns.shape)}."
+            f"One return per step, {list(rollouts.weight.shape)}, and one per rollout, {list(rollouts.step.shape)}, "
+            f"are wanted, but there are {list(returns.shape)} and {list(rollout_returns.shape)}."
         )
+    for what, values in (("returns", returns.flatten()[rollouts.played]), ("rollout_returns", rollout_returns)):
+        if not bool(values.isfinite().all()):
+            raise NotFiniteError(f"{what} must be finite; look for the reward that is not.")
     if discount is not None and (not isinstance(discount, Tensor) or discount.shape != rollouts.weight.shape):
         raise ValueError(
-            f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** torch.arange(T), but is "
-            f"{list(discount.shape) if isinstance(discount, Tensor) else discount}."
+            f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** torch.arange(T).expand(B, T), "
+            f"but is {list(discount.shape) if isinstance(discount, Tensor) else discount}."
         )
-    values = returns.detach().expand(queries.same_as.shape)
-    values = values.index_put((rollouts.query, rollouts.step), rollout_returns.detach().to(values.dtype))
-    estimate = estimator.tell(episode, queries, values.gather(0, queries.same_as))
-    assert estimate is not None  # only estimators that need f's gradient tell nothing
-    weight = rollouts.weight if discount is None else rollouts.weight * discount
-    estimate = estimate * weight.to(estimate.dtype)[:, None, None]
-    return estimate.masked_fill(episode == -torch.inf, 0).to(logits.dtype).view_as(logits)
-
-
-def _with_variables(logits: Tensor) -> Tensor:
-    check_logits(logits, "packed")
-    if logits.ndim not in (2, 3):
-        raise ValueError(f"An episode's logits must be [T, C] or [T, K, C], but are {list(logits.shape)}.")
-    return logits.unsqueeze(-2) if logits.ndim == 2 else logits
-
-
-def _most_pseudo_actions(estimator: Estimator, queries: Queries, logits: Tensor) -> int:
-    """The largest |S_t| that any noise could give: all queries but the first, or all joint actions but the true one.
-
-    Draws that are averaged do not share their evaluations.
-    """
-    draws = 1
-    while isinstance(estimator, Average):
-        draws, estimator = draws * estimator.n, estimator.estimator
-    choices = (logits > -torch.inf).sum(-1).double()  # [T, K]
-    # local expectation changes one action at a time
-    distinct = 1 + (choices - 1).sum(-1) if isinstance(estimator, LocalExpectation) else choices.prod(-1)
-    return int(min(queries.same_as.shape[0], draws * float(distinct.max()))) - 1

@@ -1,22 +1,21 @@
-"""The contract between estimators and the driver: ask, evaluate, tell."""
+"""The contract between estimators and their callers: ask, evaluate, tell."""
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Noise = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Where an estimator wants f evaluated.
-
-    M queries a row of the batch, of which the first L carry f's own graph.
-    """
+    """Where an estimator wants f evaluated: M queries per batch row; the first L keep f's graph."""
 
     points: Tensor
     """[M, *B, K] int64; or [M, *B, K, C] floating and attached to the logits (`needs_gradient`)."""
@@ -28,40 +27,95 @@ class Queries:
     weight: Tensor
     """[L] or [L, *B]: the value is sum_l weight_l f(points_l)."""
     aux: Any = None
-    """What `tell` needs besides."""
+    """Whatever else `tell` needs."""
 
 
-@runtime_checkable
-class Estimator(Protocol):
-    """A gradient estimator: pure functions of logits [*B, K, C] and noise, which never call f."""
+class Estimator(ABC):
+    """A gradient estimator: pure functions of logits [*B, K, C] and noise, which never call f.
 
-    @property
-    def unbiased(self) -> bool:
-        """The claim E[estimate] = dE[f]/dlogits, which the test suite checks against enumeration."""
-        ...
+    A subclass is a frozen dataclass that defines `unbiased`, `noise`, `ask` and `tell`. The other members have
+    defaults. Callers ask for nothing that is not declared here, so a wrapper that forwards these members behaves as the
+    estimator that it wraps.
+    """
 
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether f must be differentiable in z, and is then handed floating points [N, K, C]."""
-        ...
+    unbiased: bool
+    """The claim E[estimate] = dE[f]/dlogits, which the test suite checks against enumeration."""
+    needs_gradient: bool = False
+    """Whether f must be differentiable in z; f is then given floating points [N, K, C]."""
+    target: Literal["mean", "bound"] = "mean"
+    """What is estimated: the gradient of E[f], or of a multi-sample bound."""
+    couples_rows: bool = False
+    """Whether a row's estimate depends on other rows' samples."""
+    given_sample: bool = True
+    """Whether `noise` can be drawn given the true sample z."""
+    vmappable: bool = True
+    """Whether torch.func.vmap maps `ask` and `tell` inside autograd."""
+    deterministic: bool = False
+    """Whether the estimate is the same for all noise."""
+    learned: nn.ModuleList = nn.ModuleList()
+    """The learned parts, for the optimiser, `.to(device)` and checkpoints; empty for most estimators."""
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
-        """Draw all the randomness; every tensor leads with *B."""
-        ...
+    @abstractmethod
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Any:
+        """Draw all the randomness; every tensor leads with *B.
 
+        With z [*B, K], draw it given that z was the true sample: then `ask(logits, noise).points[0] == z`. The values
+        of the logits are used only in that case.
+        """
+
+    @abstractmethod
     def ask(self, logits: Tensor, noise: Any) -> Queries:
         """Say where f is wanted."""
-        ...
 
+    @abstractmethod
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor | None:
-        """Turn f's values [M, *B] into the gradient [*B, K, C], or None where autograd through the
-        points is the estimate."""
-        ...
+        """Turn f's values [M, *B] into the gradient [*B, K, C].
+
+        Return None where autograd through the points is the estimate.
+        """
+
+    def value(self, queries: Queries, live: Tensor) -> Tensor:
+        """The value [*B] from f at the live queries [L, *B]: their weighted sum."""
+        weight = queries.weight.to(live.dtype)
+        return (weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live).sum(0)
+
+    def most_queries(self, logits: Tensor) -> int:
+        """The most distinct evaluations that a row of these logits can need."""
+        asked = self.ask(logits, self.noise(logits, torch.Generator(logits.device))).same_as.shape[0]
+        return at_most_all(asked, logits)
+
+    def within(self, budget: int) -> Estimator | None:
+        """This estimator, resized to a budget of evaluations per row; None if it has no such size.
+
+        What it has learned stays with it.
+        """
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        """Equal options; tensors and modules are equal if they are the same object."""
+        if type(self) is not type(other) or not dataclasses.is_dataclass(self):
+            return self is other
+        options = [(getattr(self, name), getattr(other, name)) for name in _options(self)]
+        return all(a is b or (not isinstance(a, Tensor | nn.Module) and a == b) for a, b in options)
+
+    def __hash__(self) -> int:
+        options = (getattr(self, name) for name in _options(self)) if dataclasses.is_dataclass(self) else (id(self),)
+        return hash((type(self), *options))
+
+
+def at_most_all(count: int, logits: Tensor) -> int:
+    """A count of distinct evaluations per row, of which there are no more than values of z: logits [*B, K, C]."""
+    values = (logits > -torch.inf).sum(-1).double().prod(-1).max()
+    return int(min(count, float(values)))
+
+
+def _options(estimator: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(estimator)]
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What `arsm.estimate` returns."""
+    """The result of `arsm.estimate`."""
 
     value: Tensor
     """[*B]: f at the true sample (the mean over several, weighted where the estimator weights them; the expectation for
@@ -73,8 +127,10 @@ class Estimate:
     grad: Tensor | None
     """Shaped like the logits: the estimate of dE[f]/dlogits, detached; None for pure relaxations."""
     info: dict[str, Tensor] = field(default_factory=dict)
-    """`asked`: queries a row; `distinct` [*B]: evaluations that they need; `finite` [*B]: whether
-    logits and values were all finite."""
+    """`asked`: queries per row; `distinct` [*B]: the evaluations that they need; `finite` [*B]: whether logits and
+    values were all finite."""
     estimator_loss: Tensor | None = None
     """[]: the squared norm of the gradient, averaged over the batch, of an estimator that learns; minimise it together
     with the model's loss."""
+    logits: Tensor | None = None
+    """The logits that z was drawn from, with their graph; None where each sample has its own."""

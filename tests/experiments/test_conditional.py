@@ -17,7 +17,6 @@ import arsm
 from arsm_experiments.conditional import HALF, Conditional, ConditionalNetwork
 from arsm_experiments.data import load_mnist
 from arsm_experiments.engine import Engine, Layout
-from arsm_experiments.model import stackable
 from arsm_experiments.record import read_run
 from arsm_experiments.training import initial_parameters, multi_sample_bound, probes, train
 from tests.experiments.interrupted import assert_goes_on_when_killed, assert_same
@@ -113,7 +112,7 @@ def projected(network: ConditionalNetwork, gradients: Tensor) -> Tensor:
 def sampled_gradients(network: ConditionalNetwork, x: Tensor, n: int = 3000) -> Tensor:
     """n independent gradients of the loss, [n, P]: mapped, or one by one where the estimator cannot be mapped."""
     settings = {"dropout": torch.tensor(DROPOUT)}
-    if not stackable(network.estimator):
+    if not network.estimator.vmappable:
         # the mean over copies of the images is an estimate too, and quicker than as many losses
         x = x.repeat(30, 1)
         losses = (network(total_loss, x, settings)[0] for _ in range(n // 15))
@@ -249,7 +248,7 @@ def test_the_likelihood_in_pieces_comes_close_to_enumeration(stacked: bool, path
 def test_each_estimator_trains_in_turn_and_stacked(words: str) -> None:
     samples = 3 if words in ("vimco", "ars", "gumbel-softmax") else 1
     config = replace(TINY, estimator=words, seeds=(0, 1), bound_samples=samples, dropouts=(DROPOUT,))
-    for stacked, dense in [(False, False), (False, True)] + [(True, True)] * stackable(arsm.estimator(words)):
+    for stacked, dense in [(False, False), (False, True)] + [(True, True)] * arsm.estimator(words).vmappable:
         engine = engine_of(config, load_mnist().train[:10], stacked=stacked, dense=dense)
         start = engine.parameters.detach().clone()
         metrics = engine.epoch()

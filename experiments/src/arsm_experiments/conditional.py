@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -142,8 +142,8 @@ class ConditionalNetwork(Model):
 
     def __init__(self, config: Conditional, *, dense: bool = False) -> None:
         estimator = arsm.estimator(config.estimator)
-        if isinstance(estimator, arsm.VIMCO):
-            estimator = replace(estimator, samples=config.bound_samples)
+        if estimator.target == "bound":
+            estimator = estimator.within(config.bound_samples) or estimator
         super().__init__(estimator, dense=dense)
         self.config, self.paths = config, config.paths
         self.shape = (config.variables, config.categories)
@@ -206,7 +206,7 @@ class ConditionalNetwork(Model):
             return self.likelihood(zs[1], x_l, *kept[1:])
 
         layers = [lambda zs, *context: top, second]
-        if isinstance(self.estimator, arsm.VIMCO):
+        if self.estimator.target == "bound":
             out = estimate_bound(self.estimator, layers, f, *context, generator=generator)
             made = (out,)
         else:

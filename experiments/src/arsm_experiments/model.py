@@ -29,7 +29,7 @@ class Model(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
-        self.learned = nn.ModuleList(arsm.learned_parts(self.estimator))
+        self.learned = self.estimator.learned
         if self.learned:
             logits = torch.zeros(1, variables, categories)
             arsm.estimate(self.estimator, logits, lambda z: z.flatten(1).float().sum(-1))
@@ -93,9 +93,3 @@ def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Te
 def learning_loss(layers: Sequence[arsm.Estimate]) -> Tensor | float:
     """What the learned parts of the layers' estimators minimise; 0 where there are none."""
     return sum(layer.estimator_loss for layer in layers if layer.estimator_loss is not None)
-
-
-def stackable(estimator: arsm.Estimator) -> bool:
-    """Whether torch.vmap maps it inside autograd: not where `tell` differentiates f by torch.autograd."""
-    inner = estimator.estimator if isinstance(estimator, arsm.Average) else estimator
-    return not isinstance(inner, arsm.DoubleControl | arsm.MuProp | arsm.REBAR)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import arsm
 from arsm.diagnostics import gradient_variance, pseudo_action_share
-from arsm.estimators import learned_parts
 from arsm.noise import dirichlet
 from arsm_experiments.checks import check_asks, check_least, check_name, check_positive, check_some
 from arsm_experiments.progress import progress_bars
@@ -213,9 +212,9 @@ class SeedEstimators:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config["seed"])
             shared = arsm.estimator(config["estimator"])
-            learns = len(learned_parts(shared)) > 0
+            learns = len(shared.learned) > 0
             self.each = [arsm.estimator(config["estimator"]) for _ in range(config["seeds"])] if learns else [shared]
-            self.parts = nn.ModuleList(part for estimator in self.each for part in learned_parts(estimator))
+            self.parts = nn.ModuleList(part for estimator in self.each for part in estimator.learned)
             if learns:  # they learn their sizes from their first logits
                 phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
                 self.estimate(phi, torch.Generator())

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
-from arsm.evaluate import NotFiniteError
+from arsm.checks import NotFiniteError
 from arsm_experiments.checks import check_asks, check_least, check_name, check_positive
 from arsm_experiments.data import TRAINING, VALIDATION, Mnist, load_mnist
 from arsm_experiments.engine import Engine, Schedule, Task, compiles_slopes, pack, seed_of
-from arsm_experiments.model import Model, stackable
+from arsm_experiments.model import Model
 from arsm_experiments.record import Run, open_run, plain_name, read_run
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def train_together(
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
     module = config.model(dense=on_gpu).to(device)
     # what cannot be stacked takes turns on a GPU too, inside the same CUDA graph
-    stacked = on_gpu and stackable(module.estimator)
+    stacked = on_gpu and module.estimator.vmappable
     settings = {
         "rate": torch.tensor([group.rate for group, _ in replicas]),
         "dropout": torch.tensor([group.dropout for group, _ in replicas]),

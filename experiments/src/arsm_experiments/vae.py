@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 import arsm
 from arsm.diagnostics import pseudo_action_share
-from arsm.estimators.average import bounds
 from arsm.layers import estimate_layers
 from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
@@ -77,7 +76,7 @@ class Vae(Training):
         check_least(self, bound_samples=0)
         check_positive(hidden=self.hidden)
         self.check_draws("bound_samples")
-        if bounds(arsm.estimator(self.estimator)):
+        if arsm.estimator(self.estimator).target == "bound":
             raise ValueError(f'"{self.estimator}" trains on a bound of several samples, which `arsm conditional` can.')
 
     @property

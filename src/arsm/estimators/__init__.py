@@ -7,8 +7,6 @@ import dataclasses
 import difflib
 from typing import Any
 
-from torch import nn
-
 from arsm.estimators.ar import AR
 from arsm.estimators.ars import ARS
 from arsm.estimators.arsm import ARSM
@@ -83,7 +81,6 @@ __all__ = [
     "UnorderedSet",
     "estimator",
     "estimator_names",
-    "learned_parts",
 ]
 
 
@@ -124,15 +121,3 @@ def estimator(words: str) -> Estimator:
                 raise ValueError(f'"{value}" is no value for {key}; write a number, True, False or None.') from None
             chosen[key] = value
     return kind(**chosen)
-
-
-def learned_parts(estimator: Estimator) -> nn.ModuleList:
-    """The modules that an estimator learns: for the optimiser, `.to(device)` and checkpoints; empty for most."""
-    parts = nn.ModuleList()
-    for field in dataclasses.fields(estimator) if dataclasses.is_dataclass(estimator) else ():
-        part = getattr(estimator, field.name)
-        if isinstance(part, nn.Module):
-            parts.append(part)
-        elif isinstance(part, Estimator):
-            parts.extend(learned_parts(part))
-    return parts

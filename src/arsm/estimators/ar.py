@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.estimators.reinforce import one_sample
-from arsm.noise import argmin_sample, dirichlet
-from arsm.types import Queries
+from arsm.noise import argmin_sample, race_noise
+from arsm.samples import one_sample
+from arsm.types import Estimator, Queries
 
 
-@dataclass(frozen=True)
-class AR:
+@dataclass(frozen=True, eq=False)
+class AR(Estimator):
     """Augment-REINFORCE: the score of the Dirichlet noise instead of the score of z.
 
         g_kc = f(z) (1 - C pi_kc),    z_k = argmin_i (ln pi_ki - phi_ki)
@@ -23,11 +23,10 @@ class AR:
     """
 
     unbiased = True
-    needs_gradient = False
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
         """ln pi [*B, K, C]."""
-        return dirichlet(logits, generator)
+        return race_noise(logits, generator, z)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         return one_sample(argmin_sample(logits, noise), aux=noise)

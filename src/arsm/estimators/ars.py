@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from arsm.evaluate import share
-from arsm.noise import dirichlet
-from arsm.swap import Race, run_race, swap_with
-from arsm.types import Queries
+from arsm.noise import race_noise
+from arsm.references import ReferenceNoise, ask_references, tell_references
+from arsm.types import Estimator, Queries
 
 
-class ReferenceNoise(NamedTuple):
-    """The noise of estimators that draw their references."""
-
-    log_pi: Tensor
-    """[*B, K, C]."""
-    references: Tensor
-    """int64: [*B, K], one a variable (ARS), or [*B, J], each common to all variables (ARSM)."""
-
-
-class Swapped(NamedTuple):
-    """What `tell_references` needs."""
-
-    weight: Tensor
-    """[*B, J, K]: 1 - C pi_kj."""
-    pseudo: Tensor
-    """[*B, J, K, C]: z_k^{c<->j}."""
-    cells: Tensor
-    """[1 + J C, *B]: each query's share of a distinct pair, for pooling: z is asked once more for every reference, a
-    pair of two references twice."""
-
-
-@dataclass(frozen=True)
-class ARS:
-    """Compare the pseudo actions that swaps with one random reference a variable give.
+@dataclass(frozen=True, eq=False)
+class ARS(Estimator):
+    """Compare the pseudo actions that swaps with one random reference per variable give.
 
         g_kc = [f(z^{c<->j}) - mean_m f(z^{m<->j})] (1 - C pi_{k j_k}),    j_k ~ Uniform{1..C}
 
@@ -46,93 +23,15 @@ class ARS:
     """
 
     unbiased = True
-    needs_gradient = False
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> ReferenceNoise:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> ReferenceNoise:
         references = torch.randint(logits.shape[-1], logits.shape[:-1], generator=generator, device=logits.device)
-        return ReferenceNoise(dirichlet(logits, generator), references)
+        return ReferenceNoise(race_noise(logits, generator, z), references)
 
     def ask(self, logits: Tensor, noise: ReferenceNoise) -> Queries:
         return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-2))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         return tell_references(queries, values, pooled=False)
-
-
-def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of one variable: z, then every category, of which those that cannot win stand for z unevaluated.
-
-    z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
-    """
-    can_win = can_win.squeeze(-2).movedim(-1, 0)
-    z = z.squeeze(-1).unsqueeze(0)
-    c = torch.arange(can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
-    same_as = torch.where(can_win & (c != z), c + 1, 0)
-    points = torch.cat([z, c.expand_as(same_as)]).unsqueeze(-1)
-    return points, torch.cat([torch.zeros_like(z), same_as])
-
-
-def values_by_category(values: Tensor) -> Tensor:
-    """f at every category, [1 + C, *B] -> [*B, 1, C]."""
-    return values[1:].movedim(0, -1).unsqueeze(-2)
-
-
-def pool(points: Tensor, values: Tensor, weight: Tensor, categories: int) -> Tensor:
-    """The weighted mean of the evaluations in which variable k took value c, 0 where it never did.
-
-    points [M, *B, K], values and weight [M, *B] -> [*B, K, C].
-    """
-    index = points.movedim(0, -1)
-    zero = values.new_zeros(*index.shape[:-1], categories)
-    total, count = (
-        zero.scatter_add(-1, index, x.movedim(0, -1).unsqueeze(-2).expand(index.shape))
-        for x in (values * weight, weight)
-    )
-    return total / torch.where(count > 0, count, 1)
-
-
-def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Queries:
-    """z, then the pseudo vector of every reference and category; references [*B, J, 1 or K]."""
-    variables, categories = logits.shape[-2:]
-    race = run_race(logits, log_pi)
-    references = references.expand(*references.shape[:-1], variables)
-    shape = (*references.shape, categories)
-    each = Race(
-        *(x.unsqueeze(-3).expand(shape) for x in race[:2]), *(x.unsqueeze(-2).expand(shape[:-1]) for x in race[2:])
-    )
-    pseudo = swap_with(each, references)
-    pi = log_pi.detach().double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
-    if variables == 1:
-        won = torch.zeros(race.phi.shape, dtype=torch.bool, device=logits.device)
-        won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2), True)
-        points, same_as = by_category(race.z, won)
-    else:
-        points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1)])
-        same_as = share(points)
-    aux = Swapped(1 - categories * pi, pseudo, _cells(references, categories))
-    return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), aux)
-
-
-def _cells(references: Tensor, categories: int) -> Tensor:
-    """[1 + J C, *B] from references [*B, J, K] that are common to all variables."""
-    j = references[..., :1]
-    c = torch.arange(categories, device=j.device)
-    also_reference = (j == c).any(-2, keepdim=True)
-    cells = torch.where(j == c, 0.0, torch.where(also_reference, 0.5, 1.0)).movedim((-2, -1), (0, 1)).flatten(0, 1)
-    return torch.cat([torch.ones_like(cells[:1]), cells])
-
-
-def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor:
-    """mean_j [F_cj - mean_m F_mj] (1 - C pi_kj): values [M, *B] -> [*B, K, C]."""
-    weight, pseudo, cells = queries.aux
-    count, variables, categories = pseudo.shape[-3:]
-    if variables > 1 and not pooled:
-        f = values[1:].unflatten(0, (count, categories)).movedim((0, 1), (-2, -1)).unsqueeze(-2)
-    else:
-        q = values_by_category(values)
-        if variables > 1:
-            q = pool(queries.points, values - values[0], cells.to(values.dtype), categories)
-        f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo)
-    f = f - f[..., :1]  # values that agree leave exactly nothing
-    f = f - f.mean(-1, keepdim=True)
-    return (f * weight.unsqueeze(-1)).mean(-3)

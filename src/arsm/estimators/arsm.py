@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.driver import check_whole
-from arsm.estimators.ars import (
+from arsm.checks import check_whole
+from arsm.evaluate import share
+from arsm.noise import race_noise
+from arsm.references import (
     ReferenceNoise,
     ask_references,
     by_category,
@@ -17,10 +19,8 @@ from arsm.estimators.ars import (
     tell_references,
     values_by_category,
 )
-from arsm.evaluate import share
-from arsm.noise import dirichlet
 from arsm.swap import Sorted, arsm_sorted, pair_row, pair_table, run_race, sort_race
-from arsm.types import Queries
+from arsm.types import Estimator, Queries
 
 
 class Merged(NamedTuple):
@@ -32,8 +32,8 @@ class Merged(NamedTuple):
     """Each variable's race, where the univariate formula is applied to it."""
 
 
-@dataclass(frozen=True)
-class ARSM:
+@dataclass(frozen=True, eq=False)
+class ARSM(Estimator):
     """Average ARS over all references.
 
         g_kc = sum_j [f(z^{c<->j}) - mean_m f(z^{m<->j})] (1/C - pi_kj)
@@ -51,11 +51,12 @@ class ARSM:
     expectation given that noise: the same evaluations, a fraction of the variance."""
 
     unbiased = True
-    needs_gradient = False
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor | ReferenceNoise:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor | ReferenceNoise:
         """ln pi [*B, K, C], with J distinct references where they are drawn."""
-        log_pi = dirichlet(logits, generator)
+        log_pi = race_noise(logits, generator, z)
         if self.references is None:
             return log_pi
         check_whole("references", self.references)

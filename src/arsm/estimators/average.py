@@ -2,55 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from arsm.driver import check_estimator, check_whole
-from arsm.evaluate import value_of
+from arsm.checks import check_estimator, check_whole
 from arsm.noise import repeat_draws
+from arsm.samples import sample
 from arsm.types import Estimator, Noise, Queries
 
+FORWARDED = ("unbiased", "needs_gradient", "target", "couples_rows", "given_sample", "vmappable", "deterministic")
 
-@dataclass(frozen=True)
-class Average:
+
+@dataclass(frozen=True, eq=False)
+class Average(Estimator):
     """n independent draws of an estimator, averaged: 1/n of its variance at n times its evaluations."""
 
     estimator: Estimator
     n: int
+    learned: nn.ModuleList = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_estimator(self.estimator)
         check_whole("n", self.n)
         if self.n < 1:
             raise ValueError(f"Average needs at least one draw, but n = {self.n}.")
+        for name in (*FORWARDED, "learned"):
+            object.__setattr__(self, name, getattr(self.estimator, name))
 
-    @property
-    def unbiased(self) -> bool:
-        return self.estimator.unbiased
-
-    @property
-    def needs_gradient(self) -> bool:
-        return self.estimator.needs_gradient
-
-    @property
-    def learns(self) -> bool:
-        return getattr(self.estimator, "learns", False)
-
-    @property
-    def couples_rows(self) -> bool:
-        return getattr(self.estimator, "couples_rows", False)
-
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
-        """The estimator's own, for logits [*B, n, K, C]."""
-        return self.estimator.noise(repeat_draws(logits, self.n), generator)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Noise:
+        """The estimator's own, for logits [*B, n, K, C]. Given z, the first draw's true sample is z."""
+        each = repeat_draws(logits, self.n)
+        if z is not None:
+            z = torch.cat([z.unsqueeze(-2), sample(each[..., 1:, :, :], generator)], -2)
+        return self.estimator.noise(each, generator, z)
 
     def ask(self, logits: Tensor, noise: Any) -> Queries:
-        """Query m of draw i becomes query m n + i, so that the live ones stay in front."""
+        """Query m of draw i becomes query m n + i, which keeps the live ones in front."""
         inner = self.estimator.ask(repeat_draws(logits, self.n), noise)
-        draws = logits.ndim - 1  # the draws' dimension of what leads with M
+        draws = logits.ndim - 1  # the draws' dimension of tensors that lead with M
 
         def interleave(x: Tensor) -> Tensor:
             return x.movedim(draws, 1).flatten(0, 1)
@@ -71,9 +63,8 @@ class Average:
         return None if gradient is None else gradient.mean(-3)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
-        return value_of(self.estimator, queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)).mean(-1)
+        return self.estimator.value(queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)).mean(-1)
 
-
-def bounds(estimator: Estimator) -> bool:
-    """Whether its value is not linear in f."""
-    return bounds(estimator.estimator) if isinstance(estimator, Average) else hasattr(estimator, "value")
+    def most_queries(self, logits: Tensor) -> int:
+        """Draws do not share their evaluations."""
+        return self.n * self.estimator.most_queries(logits)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arsm.estimators.disarm import ascending, first_stop, log_probability
-from arsm.estimators.rloo import check_samples, less_mean
+from arsm.checks import check_given, check_samples
 from arsm.evaluate import share
 from arsm.noise import dirichlet
-from arsm.types import Queries
+from arsm.samples import EDGE, mean_weight, open_uniforms
+from arsm.scores import less_mean, log_probability
+from arsm.trees import ascending, first_stop, stick_position
+from arsm.types import Estimator, Queries, at_most_all
 
 
-@dataclass(frozen=True)
-class CARMS:
+@dataclass(frozen=True, eq=False)
+class CARMS(Estimator):
     """Leave-one-out REINFORCE over n antithetic samples, with the ratio that makes every pair count as independent.
 
         g_k = 1/(n (n-1)) sum_{i<j} r_k(z_ik, z_jk) (f_i - f_j) (onehot(z_ik) - onehot(z_jk))
@@ -37,15 +39,25 @@ class CARMS:
     """How many of the samples carry f's own graph (all, if None): f's parameters get their average."""
 
     unbiased = True
-    needs_gradient = False
 
     def __post_init__(self) -> None:
         check_samples("CARMS", self.samples, self.live)
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln d [*B, K, C - 1, n]."""
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+        """ln d [*B, K, C - 1, n]. Given z, the first sample passes every node before z's and stops there."""
         nodes = logits.detach()[..., 1:, None]
-        return dirichlet(nodes.expand(*nodes.shape[:-1], self.samples), generator)
+        if z is None:
+            return dirichlet(nodes.expand(*nodes.shape[:-1], self.samples), generator)
+        check_given(logits, z)
+        order, log_stop = _stick(logits.double())
+        position = stick_position(order, z).unsqueeze(-1)
+        node = torch.arange(log_stop.shape[-1], device=z.device)
+        v = open_uniforms(log_stop.shape, logits.device, generator).clamp(EDGE, 1 - EDGE)
+        passes = torch.log(v + (1 - v) * log_stop.exp())  # ln of a uniform number above pi
+        log_u = torch.where(node < position, passes, torch.where(node == position, v.log() + log_stop, v.log()))
+        log_others = (log_u / (self.samples - 1)).unsqueeze(-1)  # ln(1 - d_0)
+        rest = dirichlet(nodes.double().expand(*nodes.shape[:-1], self.samples - 1), generator)
+        return torch.cat([(-log_others.exp()).log1p(), log_others + rest], -1)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         order, log_stop = _stick(logits)
@@ -53,9 +65,14 @@ class CARMS:
         others = (d.sum(-1, keepdim=True) - d).movedim(-1, 0)  # 1 - d, [n, *B, K, C - 1]
         stop = others.log() < log_stop / (self.samples - 1)
         position, points = first_stop(order, stop)
-        live = self.live or self.samples
-        weight = torch.full((live,), 1 / live, dtype=torch.float64, device=points.device)
+        weight = mean_weight(self.live or self.samples, points.device)
         return Queries(points, points.movedim(0, -2), share(points), weight, position)
+
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.samples, logits)
+
+    def within(self, budget: int) -> CARMS:
+        return replace(self, samples=max(2, budget))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n = self.samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,9 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm.checks import check_given
 from arsm.evaluate import share
-from arsm.noise import dirichlet, working_dtype
-from arsm.types import Queries
+from arsm.noise import working_dtype
+from arsm.samples import EDGE, mean_weight, open_uniforms
+from arsm.scores import log_probability
+from arsm.trees import SHAPES
+from arsm.types import Estimator, Queries
 
 Coupling = Literal["tree", "stick-breaking"]
 
@@ -26,8 +29,8 @@ class Choices(NamedTuple):
     """[2, *B, K, N] bool: whether the walk came by."""
 
 
-@dataclass(frozen=True)
-class DisARM:
+@dataclass(frozen=True, eq=False)
+class DisARM(Estimator):
     """Two antithetic samples, each a walk down a tree of C - 1 binary choices.
 
     Node i goes left with probability sigma(alpha_i), where alpha_i is the log odds of its left against its right
@@ -49,25 +52,35 @@ class DisARM:
     the other, the least likely first."""
 
     unbiased = True
-    needs_gradient = False
 
     def __post_init__(self) -> None:
         if self.coupling not in SHAPES:
             raise ValueError(f'coupling must be "tree" or "stick-breaking", but is {self.coupling!r}.')
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """l [*B, K, N], logistic; N nodes a variable."""
-        nodes = SHAPES[self.coupling].nodes(logits.shape[-1])
-        pair = dirichlet(logits.detach()[..., :1, None].expand(*logits.shape[:-1], nodes, 2), generator)
-        return pair[..., 0] - pair[..., 1]
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+        """l [*B, K, N], logistic; N nodes per variable. Given z, the first walk turns towards it at every node."""
+        shape = SHAPES[self.coupling]
+        nodes = shape.nodes(logits.shape[-1])
+        u = open_uniforms((*logits.shape[:-1], nodes), logits.device, generator)
+        if z is None:
+            return u.logit()
+        check_given(logits, z)
+        log_p = log_probability(logits.double())
+        alpha = shape.log_odds(log_p)
+        left, reached = shape.path(log_p, z)
+        toward = torch.where(left, alpha, -alpha)  # the walk turns right where -l < -alpha
+        # below `toward`: logit(u sigma(toward)), of which u near 1 would round to the threshold itself
+        below = u.clamp_max(1 - EDGE).log() + F.logsigmoid(toward)
+        given = below - (-below.exp()).log1p()
+        return torch.where(reached, torch.where(left, given, -given), u.logit())
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         shape = SHAPES[self.coupling]
         alpha = shape.log_odds(log_probability(logits))
         left = torch.stack([noise < alpha, -noise < alpha])
         points, reached = shape.walk(log_probability(logits), left)
-        weight = torch.full((2,), 0.5, dtype=torch.float64, device=logits.device)
-        return Queries(points, points.movedim(0, -2), share(points), weight, Choices(left, reached))
+        z = points.movedim(0, -2)
+        return Queries(points, z, share(points), mean_weight(2, z.device), Choices(left, reached))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         left, reached = queries.aux
@@ -80,103 +93,3 @@ class DisARM:
         by_node = torch.where(reached.all(0), both, torch.where(reached[0], first, second))
         by_node = torch.where(reached.any(0), by_node, 0)
         return shape.pull_back(log_p, (values[0] - values[1])[..., None, None] / 2 * by_node)
-
-
-def log_probability(logits: Tensor) -> Tensor:
-    """ln p = ln softmax(phi), detached: [..., C]."""
-    return logits.detach().to(working_dtype(logits.dtype)).log_softmax(-1)
-
-
-class Shape(NamedTuple):
-    """A family of trees over C categories; ln p [*B, K, C]."""
-
-    nodes: Callable[[int], int]
-    """C -> N."""
-    log_odds: Callable[[Tensor], Tensor]
-    """ln p -> alpha [*B, K, N]."""
-    walk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    """ln p, left [2, *B, K, N] -> z [2, *B, K], reached [2, *B, K, N]."""
-    pull_back: Callable[[Tensor, Tensor], Tensor]
-    """ln p, gradient by alpha [*B, K, N] -> gradient by phi [*B, K, C]."""
-
-
-# ---------------------------------------------------------------- stick-breaking
-
-
-def ascending(log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From the least to the most likely category: the order, ln p in it, and the ln of the mass from each one on."""
-    log_p, order = log_p.sort(dim=-1, stable=True)
-    return order, log_p, log_p.flip(-1).logcumsumexp(-1).flip(-1)
-
-
-def _stick_log_odds(log_p: Tensor) -> Tensor:
-    _, log_p, mass = ascending(log_p)
-    return log_p[..., :-1] - mass[..., 1:]
-
-
-def first_stop(order: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """The first node that stops, else the last category: [..., C], [..., C - 1] -> position and z [...]."""
-    position = F.pad(stop.to(torch.uint8), (0, 1), value=1).argmax(-1)
-    return position, order.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
-
-
-def _stick_walk(log_p: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-    position, z = first_stop(ascending(log_p)[0], left)
-    return z, torch.arange(left.shape[-1], device=z.device) <= position.unsqueeze(-1)
-
-
-def _stick_pull_back(log_p: Tensor, gradient: Tensor) -> Tensor:
-    """dalpha_i/dphi_c = 1[c = i] - 1[c > i] p_c / sum_{m > i} p_m; in ascending order no such sum is below 1/C."""
-    order, log_p, mass = ascending(log_p)
-    passed = F.pad((gradient / mass[..., 1:].exp()).cumsum(-1), (1, 0))
-    sorted_gradient = F.pad(gradient, (0, 1)) - log_p.exp() * passed
-    return torch.empty_like(sorted_gradient).scatter(-1, order, sorted_gradient)
-
-
-# ---------------------------------------------------------------- balanced tree
-
-
-def _depth(categories: int) -> int:
-    return (categories - 1).bit_length()
-
-
-def _levels(log_p: Tensor) -> list[Tensor]:
-    """The ln mass below every node, from the root [..., 1] to the leaves [..., 2^depth]; absent leaves have none."""
-    depth = _depth(log_p.shape[-1])
-    levels = [F.pad(log_p, (0, 2**depth - log_p.shape[-1]), value=-torch.inf)]
-    for _ in range(depth):
-        levels.append(levels[-1].unflatten(-1, (-1, 2)).logsumexp(-1))
-    return levels[::-1]
-
-
-def _tree_log_odds(log_p: Tensor) -> Tensor:
-    odds = [level[..., 0::2] - level[..., 1::2] for level in _levels(log_p)[1:]]
-    return torch.cat([log_p[..., :0], *odds], -1).nan_to_num(0.0, torch.inf, -torch.inf)
-
-
-def _tree_walk(log_p: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-    here = torch.ones_like(log_p[..., :1], dtype=torch.bool).expand(*left.shape[:-1], 1)
-    reached = []
-    for turn in left.split([2**level for level in range(_depth(log_p.shape[-1]))], -1):
-        reached.append(here)
-        here = torch.stack([here & turn, here & ~turn], -1).flatten(-2)
-    return here.to(torch.uint8).argmax(-1), torch.cat([left[..., :0], *reached], -1)
-
-
-def _tree_pull_back(log_p: Tensor, gradient: Tensor) -> Tensor:
-    """dalpha_i/dphi_c = p_c / p_left for c on the left, -p_c / p_right for c on the right."""
-    leaves = torch.arange(log_p.shape[-1], device=log_p.device)
-    depth = _depth(log_p.shape[-1])
-    total = torch.zeros_like(log_p, dtype=gradient.dtype)
-    by_level = gradient.split([2**level for level in range(depth)], -1)
-    for level, (mass, node_gradient) in enumerate(zip(_levels(log_p)[1:], by_level, strict=True)):
-        child = leaves >> (depth - level - 1)
-        share_of_child = (log_p - mass[..., child]).exp().nan_to_num(0.0)
-        total = total + (1 - 2 * (child & 1)) * share_of_child * node_gradient[..., child >> 1]
-    return total
-
-
-SHAPES = {
-    "tree": Shape(lambda C: 2 ** _depth(C) - 1, _tree_log_odds, _tree_walk, _tree_pull_back),
-    "stick-breaking": Shape(lambda C: C - 1, _stick_log_odds, _stick_walk, _stick_pull_back),
-}

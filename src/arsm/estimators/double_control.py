@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from arsm.categorical import one_hot
-from arsm.estimators.muprop import slopes_at_queries
-from arsm.estimators.rloo import centred, check_samples, less_mean, weighted_scores
-from arsm.estimators.straight_through import probabilities
+from arsm.checks import check_samples
 from arsm.evaluate import share
-from arsm.noise import argmin_sample, dirichlet, repeat_draws
-from arsm.types import Queries
+from arsm.relaxations import slopes_at_queries
+from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.scores import centred, less_mean, probabilities, weighted_scores
+from arsm.types import Estimator, Queries, at_most_all
 
 
 class Slope(nn.Module):
@@ -25,7 +25,7 @@ class Slope(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class DoubleControl:
+class DoubleControl(Estimator):
     """Leave-one-out REINFORCE of f less its linear part, as the slopes at the other samples have it.
 
         b_i = mean_{j != i} h_j.(z_i - p)
@@ -45,28 +45,37 @@ class DoubleControl:
     control: Slope = field(init=False, repr=False)
     """Holds alpha as it is learned; to keep it fixed, say `control.requires_grad_(False)`."""
 
+    learned: nn.ModuleList = field(init=False, repr=False)
+
     unbiased = True
     needs_gradient = True
-    learns = True
+    vmappable = False  # tell calls torch.autograd.grad
 
     def __post_init__(self) -> None:
         check_samples("DoubleControl", self.samples)
         object.__setattr__(self, "control", Slope(self.alpha))
+        object.__setattr__(self, "learned", nn.ModuleList([self.control]))
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, n, K, C]."""
-        return dirichlet(logits, generator, self.samples)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, self.samples, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        n = self.samples
-        z = argmin_sample(repeat_draws(logits, n), noise)
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise)
         # attached to the logits at no slope: what is compiled cannot begin a graph of its own
         no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
         points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
         if not points.requires_grad:
             points.requires_grad_()
-        same_as = share(z.movedim(-2, 0))
-        return Queries(points, z, same_as, torch.full((n,), 1 / n, dtype=torch.float64, device=z.device))
+        return Queries(points, z, share(z.movedim(-2, 0)), mean_weight(self.samples, z.device))
+
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.samples, logits)
+
+    def within(self, budget: int) -> DoubleControl:
+        resized = replace(self, samples=max(2, budget))
+        object.__setattr__(resized, "control", self.control)
+        object.__setattr__(resized, "learned", self.learned)
+        return resized
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n = self.samples

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import log_prob
-from arsm.noise import argmin_sample, dirichlet, working_dtype
-from arsm.types import Queries
+from arsm.noise import working_dtype
+from arsm.samples import Draws, draw, samples
+from arsm.types import Estimator, Queries
 
 LIMIT = 1 << 20
 
 
-@dataclass(frozen=True)
-class Exact:
+@dataclass(frozen=True, eq=False)
+class Exact(Estimator):
     """Enumerate all C^K values of z.
 
         dE[f]/dphi_kc = sum_z q(z) f(z) (1[z_k = c] - softmax(phi_k)_c)
@@ -25,18 +26,21 @@ class Exact:
     """
 
     unbiased = True
-    needs_gradient = False
+    given_sample = False
+    deterministic = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, K, C], for the true sample alone."""
-        return dirichlet(logits, generator)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        """For the true sample alone."""
+        if z is not None:
+            raise ValueError("Exact enumerates and has no true sample; use LocalExpectation() to try every category.")
+        return draw(logits, 1, generator)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
         variables, categories = logits.shape[-2:]
         count = categories**variables
         if count > LIMIT:
             raise ValueError(
-                f"Exact would enumerate {categories}^{variables} values of z a row, and stops at {LIMIT:,}; "
+                f"Exact would enumerate {categories}^{variables} values of z per row, and stops at {LIMIT:,}; "
                 "use an estimator that samples, such as ARSM or RLOO."
             )
         batch = logits.shape[:-2]
@@ -47,7 +51,7 @@ class Exact:
         q = log_prob(log_q.expand(count, *log_q.shape), points).sum(-1).exp()
         mode = q.argmax(0)
         same_as = torch.where(q > 0, number, mode)
-        return Queries(points, argmin_sample(logits, noise), same_as, q)
+        return Queries(points, samples(logits, noise).squeeze(-2), same_as, q)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         weighted = queries.weight * (values - (queries.weight * values).sum(0))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from arsm.driver import check_whole
-from arsm.estimators.rloo import weighted_scores
-from arsm.estimators.unordered_set import one_variable
+from arsm.checks import check_one_variable, check_whole
 from arsm.evaluate import share
-from arsm.noise import argmin_sample, dirichlet, fixed_point, repeat_draws
-from arsm.types import Queries
+from arsm.noise import fixed_point, race_noise, repeat_draws
+from arsm.scores import probabilities_for, weighted_scores
+from arsm.types import Estimator, Queries, at_most_all
 
 
-@dataclass(frozen=True)
-class ExactPlusSampled:
+@dataclass(frozen=True, eq=False)
+class ExactPlusSampled(Estimator):
     """Sum the k likeliest categories H of one variable exactly, and sample m from the tail.
 
         E[f] ~ sum_{c in H} p_c f(c) + q/m sum_i f(v_i),    v_i ~ p / q outside H,    q = 1 - sum_{c in H} p_c
@@ -33,7 +32,6 @@ class ExactPlusSampled:
     """m."""
 
     unbiased = True
-    needs_gradient = False
 
     def __post_init__(self) -> None:
         check_whole("exact", self.exact)
@@ -44,12 +42,12 @@ class ExactPlusSampled:
                 f"{self.exact} and samples = {self.samples}; use RLOO to sample them all."
             )
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
         """ln pi [*B, m, 1, C]."""
-        return dirichlet(logits, generator, self.samples)
+        return race_noise(logits, generator, z, self.samples)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        one_variable(self, logits)
+        check_one_variable(self, logits)
         if self.exact >= logits.shape[-1]:
             raise ValueError(
                 f"exact = {self.exact} leaves none of the {logits.shape[-1]} categories to sample; use Exact."
@@ -58,23 +56,33 @@ class ExactPlusSampled:
         head_p, head = p.topk(self.exact)
         phi, a = fixed_point(repeat_draws(logits, self.samples), noise)
         taken = head[..., None, None, :].expand(*a.shape[:-1], self.exact)
-        tail = (a - phi).scatter(-1, taken, torch.inf).argmin(-1)  # [*B, m, 1]
-        points = torch.cat([head.movedim(-1, 0).unsqueeze(-1), tail.movedim(-2, 0)])
+        race = a - phi
+        tail = race.scatter(-1, taken, torch.inf).argmin(-1)  # [*B, m, 1]
+        # the true sample is in the head or is v_1, so that asking for it first costs nothing
+        z = race[..., 0, :, :].argmin(-1)
+        points = torch.cat([z.unsqueeze(0), head.movedim(-1, 0).unsqueeze(-1), tail.movedim(-2, 0)])
         tail_p = p.scatter(-1, head, 0).sum(-1, keepdim=True) / self.samples
-        weight = torch.cat([head_p, tail_p.expand(*tail_p.shape[:-1], self.samples)], -1).movedim(-1, 0)
+        tail_p = tail_p.expand(*tail_p.shape[:-1], self.samples)
+        weight = torch.cat([torch.zeros_like(head_p[..., :1]), head_p, tail_p], -1).movedim(-1, 0)
         # A tail without mass may hold masked categories alone: f is not asked there.
         same_as = torch.where(weight > 0, share(points), 0)
-        return Queries(points, argmin_sample(logits, noise[..., 0, :, :]), same_as, weight)
+        return Queries(points, z, same_as, weight)
+
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.exact + self.samples, logits)
+
+    def within(self, budget: int) -> ExactPlusSampled:
+        return replace(self, samples=max(2, budget - self.exact))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         k, m = self.exact, self.samples
-        f = values - values[0]
-        weight = queries.weight
+        f = (values - values[0])[1:]
+        weight = queries.weight[1:]
         head, tail = (weight[:k] * f[:k]).sum(0), f[k:]
         if m == 1:
             baseline = (head / weight[:k].sum(0)).unsqueeze(0)
         else:
             baseline = head + m * weight[k] * (tail.sum(0) - tail) / (m - 1)  # [m, *B]
         advantage = torch.cat([f[:k] - baseline.mean(0), tail - baseline])
-        p = logits.detach().to(torch.promote_types(f.dtype, logits.dtype)).softmax(-1)
-        return weighted_scores(p, queries.points, (weight * advantage).to(p.dtype))
+        p = probabilities_for(f, logits)
+        return weighted_scores(p, queries.points[1:], (weight * advantage).to(p.dtype))

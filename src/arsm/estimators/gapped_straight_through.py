@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.estimators.gumbel_softmax import check_temperature
-from arsm.estimators.straight_through import hard_point, softmax_tangent
-from arsm.noise import argmin_sample, dirichlet, working_dtype
-from arsm.types import Queries
+from arsm.checks import check_temperature
+from arsm.noise import working_dtype
+from arsm.relaxations import hard_point, softmax_tangent
+from arsm.samples import Draws, draw, samples
+from arsm.types import Estimator, Queries
 
 
-@dataclass(frozen=True)
-class GappedStraightThrough:
+@dataclass(frozen=True, eq=False)
+class GappedStraightThrough(Estimator):
     """Shift the logits, without noise, until the sample leads by a gap.
 
         zeta_z = max phi,    zeta_i = min(phi_i, max phi - gap) for i != z,    s = softmax(zeta / tau)
@@ -35,12 +36,11 @@ class GappedStraightThrough:
         if not self.gap >= 0:
             raise ValueError(f"gap must not be negative, but is {self.gap}.")
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, K, C]."""
-        return dirichlet(logits, generator)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, 1, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        z = argmin_sample(logits, noise)
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise).squeeze(-2)
         phi = logits.detach().to(working_dtype(logits.dtype))
         below = phi - phi.amax(-1, keepdim=True)
         wins = torch.arange(logits.shape[-1], device=z.device) == z.unsqueeze(-1)

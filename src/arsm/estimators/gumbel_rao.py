@@ -8,30 +8,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.driver import check_whole
-from arsm.estimators.gumbel_softmax import check_temperature
-from arsm.estimators.straight_through import hard_point, softmax_tangent
-from arsm.noise import argmin_sample, dirichlet, given_winner, repeat_draws
-from arsm.types import Queries
+from arsm.checks import check_temperature, check_whole
+from arsm.noise import dirichlet, repeat_draws
+from arsm.relaxations import conditional_perturbed, hard_point, softmax_tangent
+from arsm.samples import Draws, draw, samples
+from arsm.types import Estimator, Queries
 
 
 class RaoNoise(NamedTuple):
-    """The sample's noise, and what is drawn again given the sample."""
+    """The sample's noise as in `Draws`, and the noise that is drawn given the sample."""
 
-    log_pi: Tensor
-    """[*B, K, C]."""
+    uniform: Tensor
+    """[*B, 1 - g, K]."""
+    given: Tensor
+    """[*B, g, K]."""
     conditional: Tensor
     """[*B, samples, K, C]."""
 
 
-def conditional_perturbed(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
-    """The noisy logits given that z wins, up to a constant a row: [..., C], z [...] -> [..., C], detached."""
-    noise = given_winner(logits, z, log_pi)
-    return logits.detach().to(noise.dtype).log_softmax(-1) - noise
-
-
-@dataclass(frozen=True)
-class GumbelRao:
+@dataclass(frozen=True, eq=False)
+class GumbelRao(Estimator):
     """Straight-through Gumbel-Softmax, Rao-Blackwellised: its Jacobian is averaged over the noise given z.
 
         g_k = 1/n sum_m (diag(s_km) - s_km s_km') / tau  df(z)/dz_k,    s_km = softmax(zeta_km / tau)
@@ -53,11 +49,11 @@ class GumbelRao:
         if self.samples < 1:
             raise ValueError(f"GumbelRao needs at least one draw of the noise, but samples = {self.samples}.")
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> RaoNoise:
-        return RaoNoise(dirichlet(logits, generator), dirichlet(logits, generator, self.samples))
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> RaoNoise:
+        return RaoNoise(*draw(logits, 1, generator, z), dirichlet(logits, generator, self.samples))
 
     def ask(self, logits: Tensor, noise: RaoNoise) -> Queries:
-        z = argmin_sample(logits, noise.log_pi)
+        z = samples(logits, Draws(noise.uniform, noise.given)).squeeze(-2)
         each = repeat_draws(logits, self.samples)
         zeta = conditional_perturbed(each, z.unsqueeze(-2).expand(each.shape[:-1]), noise.conditional)
         tangent = softmax_tangent(each, (zeta / self.temperature).softmax(-1)) / self.temperature

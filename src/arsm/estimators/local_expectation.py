@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.noise import argmin_sample, dirichlet
-from arsm.types import Queries
+from arsm.samples import Draws, draw, samples
+from arsm.scores import centred
+from arsm.types import Estimator, Queries
 
 
-@dataclass(frozen=True)
-class LocalExpectation:
+@dataclass(frozen=True, eq=False)
+class LocalExpectation(Estimator):
     """Sum each variable out exactly, given a sample of the others.
 
         g_kc = p_kc (f(z_k = c, z_-k) - sum_m p_km f(z_k = m, z_-k)),    p_k = softmax(phi_k)
@@ -22,14 +23,12 @@ class LocalExpectation:
     """
 
     unbiased = True
-    needs_gradient = False
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, K, C]."""
-        return dirichlet(logits, generator)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, 1, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        z = argmin_sample(logits, noise)
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise).squeeze(-2)
         variables, categories = logits.shape[-2:]
         column = (variables, categories, *(1,) * (z.ndim - 1))
         k = torch.arange(variables, device=z.device)
@@ -47,4 +46,8 @@ class LocalExpectation:
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         f = (values[1:] - values[0]).unflatten(0, logits.shape[-2:]).movedim((0, 1), (-2, -1))
         p = logits.detach().to(f.dtype).softmax(-1)
-        return p * (f - (p * f).sum(-1, keepdim=True))
+        return p * centred(p, f)
+
+    def most_queries(self, logits: Tensor) -> int:
+        choices = (logits > -torch.inf).sum(-1)
+        return int(1 + (choices - 1).sum(-1).max())

@@ -8,37 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from arsm.categorical import score
-from arsm.estimators.gumbel_softmax import check_temperature, perturbed
-from arsm.estimators.muprop import sample_and_point, slopes_at_queries
-from arsm.estimators.straight_through import probabilities
-from arsm.noise import argmin_sample, dirichlet
-from arsm.types import Queries
-
-IMPOSSIBLE = -1e30
-"""A logit below this is a mask in all but name, and would overflow when it is divided by a temperature."""
-
-
-def relaxed(zeta: Tensor, temperature: Tensor | float) -> Tensor:
-    """softmax(zeta / tau), also differentiable in tau where a category is masked: [..., C]."""
-    masked = zeta < IMPOSSIBLE
-    return (zeta.masked_fill(masked, 0) / temperature).masked_fill(masked, -torch.inf).softmax(-1)
-
-
-def tied_gradient(
-    logits: Tensor,
-    z: Tensor,
-    zeta: Tensor,
-    temperature: Tensor | float,
-    s: Tensor,
-    slope: Tensor,
-    residual: Tensor,
-) -> Tensor:
-    """The gradient of REBAR and RELAX from the control variate's slope at s [*B, K, C] and f(z) - c(s) [*B]."""
-    p = probabilities(logits)
-    w = s * (slope - (s * slope).sum(-1, keepdim=True)) / temperature
-    x = (zeta - zeta.amax(-1, keepdim=True)).exp() * w
-    return residual[..., None, None] * score(logits, z) + x - p * x.sum(-1, keepdim=True)
+from arsm.checks import check_temperature
+from arsm.noise import argmin_sample, race_noise
+from arsm.relaxations import IMPOSSIBLE, perturbed, relaxed, sample_and_point, slopes_at_queries, tied_gradient
+from arsm.types import Estimator, Queries
 
 
 class RelaxedObjective(nn.Module):
@@ -51,15 +24,16 @@ class RelaxedObjective(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class REBAR:
+class REBAR(Estimator):
     """Score only what f at a relaxed sample leaves over, and add back that control variate's gradient.
 
         c = eta f(s),    s = softmax(zeta / tau),    zeta = phi - ln pi,    z = argmax zeta
         g = [f(z) - c] dln q(z)/dphi + dc/dphi - dc~/dphi
 
-    where c~ is c with the noise rewritten as what is left of it given z (`arsm.estimators.gumbel_rao`): zeta_z - max
-    does not move with phi then, and the others do by dzeta_i/dln p_i = 1 - k_i, k_i = exp(zeta_i - zeta_z). The paper
-    ties the two noises, so that c~ = c in value, and for each variable k what remains of the slopes w = dc/dzeta_k is
+    where c~ is c with the noise rewritten as what is left of it given z (`relaxations.conditional_perturbed`):
+    zeta_z - max does not move with phi then, and the others do by dzeta_i/dln p_i = 1 - k_i, k_i = exp(zeta_i -
+    zeta_z). The paper ties the two noises, so c~ = c in value, and for each variable k what remains of the slopes
+    w = dc/dzeta_k is
 
         g_k = [f(z) - c] (z_k - p_k) + x - p_k sum_i x_i,    x_i = exp(zeta_i - max zeta) w_i
 
@@ -76,17 +50,20 @@ class REBAR:
     control: RelaxedObjective = field(init=False, repr=False)
     """Holds ln tau and eta as they are learned."""
 
+    learned: nn.ModuleList = field(init=False, repr=False)
+
     unbiased = True
     needs_gradient = True
-    learns = True
+    vmappable = False  # tell calls torch.autograd.grad
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         object.__setattr__(self, "control", RelaxedObjective(self.temperature, self.scale))
+        object.__setattr__(self, "learned", nn.ModuleList([self.control]))
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
         """ln pi [*B, K, C]."""
-        return dirichlet(logits, generator)
+        return race_noise(logits, generator, z)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         s = relaxed(perturbed(logits, noise), self.control.log_temperature.detach().exp())

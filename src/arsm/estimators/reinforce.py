@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from arsm.categorical import score
-from arsm.noise import argmin_sample, dirichlet
-from arsm.types import Queries
-
-
-def one_sample(z: Tensor, aux: Any = None) -> Queries:
-    """Ask for f at the true sample z [*B, K] and nowhere else."""
-    return Queries(z.unsqueeze(0), z, torch.zeros_like(z[..., 0]).unsqueeze(0), torch.ones(1, device=z.device), aux)
+from arsm.samples import Draws, draw, one_sample, samples
+from arsm.scores import score
+from arsm.types import Estimator, Queries
 
 
 @dataclass(frozen=True, eq=False)
-class Reinforce:
+class Reinforce(Estimator):
     """The score-function estimator with a constant baseline.
 
         g_kc = (f(z) - b) (1[z_k = c] - softmax(phi_k)_c)
@@ -32,14 +26,12 @@ class Reinforce:
     """b: a number or a tensor [*B]; it must not depend on the sample."""
 
     unbiased = True
-    needs_gradient = False
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, K, C]."""
-        return dirichlet(logits, generator)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, 1, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        return one_sample(argmin_sample(logits, noise))
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        return one_sample(samples(logits, noise).squeeze(-2))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         baseline = 0.0 if self.baseline is None else self.baseline

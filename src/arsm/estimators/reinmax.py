@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import one_hot
-from arsm.estimators.gumbel_softmax import check_temperature
-from arsm.estimators.straight_through import hard_point, probabilities, softmax_tangent
-from arsm.noise import argmin_sample, dirichlet
-from arsm.types import Queries
+from arsm.checks import check_temperature
+from arsm.relaxations import hard_point, softmax_tangent
+from arsm.samples import Draws, draw, samples
+from arsm.scores import probabilities
+from arsm.types import Estimator, Queries
 
 
-@dataclass(frozen=True)
-class ReinMax:
+@dataclass(frozen=True, eq=False)
+class ReinMax(Estimator):
     """Heun's second-order rule for the differences of f, where straight-through uses Euler's.
 
         g_k = [2 J(m_k) - J(p_k) / 2] df(z)/dz_k,    m_k = (z_k + softmax(phi_k / tau)) / 2,    J(q) = diag(q) - q q'
@@ -33,12 +34,11 @@ class ReinMax:
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, K, C]."""
-        return dirichlet(logits, generator)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, 1, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        z = argmin_sample(logits, noise)
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise).squeeze(-2)
         p = probabilities(logits)
         middle = (one_hot(z, logits.shape[-1], p.dtype) + probabilities(logits, self.temperature)) / 2
         tangent = 2 * softmax_tangent(logits, middle) - softmax_tangent(logits, p) / 2

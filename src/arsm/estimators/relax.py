@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from arsm.estimators.gumbel_softmax import check_temperature, perturbed
-from arsm.estimators.rebar import relaxed, tied_gradient
-from arsm.estimators.reinforce import one_sample
-from arsm.estimators.straight_through import probabilities
-from arsm.noise import argmin_sample, dirichlet
-from arsm.types import Queries
+from arsm.checks import check_temperature
+from arsm.noise import argmin_sample, race_noise
+from arsm.relaxations import perturbed, relaxed, tied_gradient
+from arsm.samples import one_sample
+from arsm.scores import probabilities
+from arsm.types import Estimator, Queries
 
 
 class MLPControl(nn.Module):
@@ -36,7 +36,7 @@ class MLPControl(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class RELAX:
+class RELAX(Estimator):
     """Score only what a learned c leaves over, and add back c's gradient.
 
         g = [f(z) - c(s)] dln q(z)/dphi + dc/dphi - dc~/dphi,    s = softmax((phi - ln pi) / tau)
@@ -52,18 +52,19 @@ class RELAX:
     p = softmax(phi) [N, K, C], by which it can tell the rows of a batch apart."""
     temperature: float = 0.5
 
+    learned: nn.ModuleList = field(init=False, repr=False)
+
     unbiased = True
-    needs_gradient = False
-    learns = True
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if not isinstance(self.control, nn.Module):
             raise TypeError(f"control must be an nn.Module (s, p) -> [N], but is {type(self.control).__name__}.")
+        object.__setattr__(self, "learned", nn.ModuleList([self.control]))
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
         """ln pi [*B, K, C]."""
-        return dirichlet(logits, generator)
+        return race_noise(logits, generator, z)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         return one_sample(argmin_sample(logits, noise), aux=noise)
@@ -90,7 +91,7 @@ class RELAX:
             c = self.control(s, p)
             if c.shape != s.shape[:1]:
                 raise ValueError(
-                    f"control must return one value a row, shape {list(s.shape[:1])}, but returned {list(c.shape)}."
+                    f"control must return one value per row, shape {list(s.shape[:1])}, but returned {list(c.shape)}."
                 )
             return c.sum(), c
 

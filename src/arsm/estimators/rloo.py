@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from arsm.categorical import one_hot
-from arsm.driver import check_whole
+from arsm.checks import check_samples
 from arsm.evaluate import share
-from arsm.noise import argmin_sample, dirichlet, repeat_draws
-from arsm.types import Queries
+from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.scores import centred, less_mean, probabilities_for, weighted_scores
+from arsm.types import Estimator, Queries, at_most_all
 
 
-def check_samples(name: str, samples: int, live: int | None = None) -> None:
-    """Refuse fewer samples than can be compared, or more live ones than there are."""
-    check_whole("samples", samples)
-    if samples < 2:
-        raise ValueError(f"{name} compares samples with each other and needs at least 2, but samples = {samples}.")
-    if live is not None and not 1 <= live <= samples:
-        raise ValueError(f"live must lie between 1 and samples = {samples}, but is {live}.")
-
-
-@dataclass(frozen=True)
-class RLOO:
+@dataclass(frozen=True, eq=False)
+class RLOO(Estimator):
     """Leave-one-out REINFORCE over n independent samples, with an optional ridge regression as its baseline.
 
         g = 1/n sum_i (f_i - mean_{m != i} f_m) x_i,    x_i = onehot(z_i) - softmax(phi)
@@ -55,11 +47,10 @@ class RLOO:
     """How many of the samples carry f's own graph (all, if None): f's parameters get their average."""
 
     unbiased = True
-    needs_gradient = False
 
     @property
-    def couples_rows(self) -> bool:
-        """Whether a row's estimate depends on the other rows' samples."""
+    def couples_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Rows lend each other the surrogate's coefficient."""
         return self.surrogate is not None
 
     def __post_init__(self) -> None:
@@ -69,18 +60,22 @@ class RLOO:
         if isinstance(self.surrogate, str) and self.surrogate != "logits":
             raise ValueError(f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.')
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, n, K, C]."""
-        return dirichlet(logits, generator, self.samples)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, self.samples, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        z = argmin_sample(repeat_draws(logits, self.samples), noise)
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise)
         points = z.movedim(-2, 0)
-        live = self.live or self.samples
-        return Queries(points, z, share(points), torch.full((live,), 1 / live, dtype=torch.float64, device=z.device))
+        return Queries(points, z, share(points), mean_weight(self.live or self.samples, z.device))
+
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.samples, logits)
+
+    def within(self, budget: int) -> RLOO:
+        return replace(self, samples=max(2, budget))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        p = logits.detach().to(torch.promote_types(values.dtype, logits.dtype)).softmax(-1)
+        p = probabilities_for(values, logits)
         z = queries.points
         f = less_mean(values).to(p.dtype)  # [n, *B]
         known = torch.zeros_like(p)
@@ -122,17 +117,6 @@ class RLOO:
         return sampled + p * centred(p, h)  # G h
 
 
-def less_mean(values: Tensor) -> Tensor:
-    """f less its mean over the samples, exactly whatever constant f carries: [n, *B] -> [n, *B]."""
-    f = values - values[0]
-    return f - f.mean(0)
-
-
-def centred(p: Tensor, h: Tensor) -> Tensor:
-    """h less its mean under p; G h = p centred(h) and h.x = sum_k centred(h)[k, z_k]: [*B, K, C]."""
-    return h - (p * h).sum(-1, keepdim=True)
-
-
 def other_rows_slope(f: Tensor, hx: Tensor) -> Tensor:
     """beta [*B], each row's from all the others: f, centred, and h.x [n, *B]."""
     if f.shape[1:].numel() < 2:
@@ -145,10 +129,3 @@ def other_rows_slope(f: Tensor, hx: Tensor) -> Tensor:
     rest = variance.sum() - variance
     least = torch.finfo(torch.float64).eps * variance.sum() + torch.finfo(torch.float64).tiny
     return ((covariance.sum() - covariance) / rest.clamp_min(least)).to(f.dtype)
-
-
-def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-    """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] -> [*B, K, C]."""
-    z = z.movedim(0, -1)
-    weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
-    return (-weight.sum(-1, keepdim=True) * p).scatter_add(-1, z, weight)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from arsm.driver import check_whole
-from arsm.estimators.rloo import weighted_scores
-from arsm.noise import dirichlet, fixed_point
-from arsm.types import Queries
+from arsm.checks import check_one_variable, check_whole
+from arsm.noise import fixed_point, race_noise
+from arsm.scores import probabilities_for, weighted_scores
+from arsm.types import Estimator, Queries, at_most_all
 
 LIMIT = 10
 MASKED_LOG_P = -1e30
 
 
-@dataclass(frozen=True)
-class UnorderedSet:
+@dataclass(frozen=True, eq=False)
+class UnorderedSet(Estimator):
     r"""k distinct categories of one variable, drawn without replacement, as a set S whose order is summed out.
 
         E[f] ~ sum_{s in S} p(s) R(S, s) f(s),    R(S, s) = p^{D\s}(S\s) / p(S)
@@ -30,10 +30,9 @@ class UnorderedSet:
     """
 
     samples: int = 4
-    """k: from 2 to C, and few, since the ratios cost O(k^2 2^k)."""
+    """k: all C categories where there are fewer, and few, since the ratios cost O(k^2 2^k)."""
 
     unbiased = True
-    needs_gradient = False
 
     def __post_init__(self) -> None:
         check_whole("samples", self.samples)
@@ -43,42 +42,35 @@ class UnorderedSet:
                 f"but samples = {self.samples}."
             )
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
         """ln pi [*B, 1, C]."""
-        return dirichlet(logits, generator)
+        return race_noise(logits, generator, z)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        one_variable(self, logits)
-        if self.samples > logits.shape[-1]:
-            raise ValueError(
-                f"UnorderedSet cannot draw samples = {self.samples} of {logits.shape[-1]} categories without "
-                "replacement; lower samples."
-            )
+        check_one_variable(self, logits)
+        k = min(self.samples, logits.shape[-1])
         phi, a = fixed_point(logits, noise)
-        s = (a - phi).topk(self.samples, largest=False).indices.squeeze(-2)  # [*B, k], in the order of the draws
+        s = (a - phi).topk(k, largest=False).indices.squeeze(-2)  # [*B, k], in the order of the draws
         log_p = logits.detach().double().log_softmax(-1).squeeze(-2).clamp_min(MASKED_LOG_P)
         rest = log_p.scatter(-1, s, MASKED_LOG_P).logsumexp(-1)
         first, second = set_weights(log_p.gather(-1, s).movedim(-1, 0), rest)
         s = s.movedim(-1, 0)
-        number = torch.arange(self.samples, device=s.device).view(-1, *(1,) * (s.ndim - 1))
+        number = torch.arange(k, device=s.device).view(-1, *(1,) * (s.ndim - 1))
         # Where fewer than k categories are left unmasked, the set holds masked ones, which weigh nothing.
         same_as = torch.where(first > 0, number, first.argmax(0))
         return Queries(s.unsqueeze(-1), s[0].unsqueeze(-1), same_as, first, second)
 
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.samples, logits)
+
+    def within(self, budget: int) -> UnorderedSet | None:
+        return None if budget > LIMIT else replace(self, samples=max(2, budget))
+
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         f = values - values[0]
         advantage = f - (queries.aux * f).sum(1)
-        p = logits.detach().to(torch.promote_types(f.dtype, logits.dtype)).softmax(-1)
+        p = probabilities_for(f, logits)
         return weighted_scores(p, queries.points, (queries.weight * advantage).to(p.dtype))
-
-
-def one_variable(estimator: object, logits: Tensor) -> None:
-    """Refuse logits of several variables."""
-    if logits.shape[-2] != 1:
-        raise ValueError(
-            f"{type(estimator).__name__} is for one variable, logits [C] or [*B, 1, C], but they are "
-            f"{list(logits.shape)}; use RLOO or ARSM, or enumerate the {logits.shape[-2]} variables jointly as one."
-        )
 
 
 def set_weights(log_w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:

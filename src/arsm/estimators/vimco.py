@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from arsm.estimators.rloo import check_samples, weighted_scores
+from arsm.checks import check_samples
 from arsm.evaluate import share
-from arsm.noise import argmin_sample, dirichlet, repeat_draws
-from arsm.types import Queries
+from arsm.samples import Draws, draw, samples
+from arsm.scores import probabilities_for, weighted_scores
+from arsm.types import Estimator, Queries, at_most_all
 
 
-@dataclass(frozen=True)
-class VIMCO:
+@dataclass(frozen=True, eq=False)
+class VIMCO(Estimator):
     """The multi-sample bound of n independent samples; f is the logarithm of an importance weight.
 
         L = E[L^],    L^(f_1..f_n) = ln 1/n sum_i exp f(z_i)
@@ -30,27 +31,32 @@ class VIMCO:
     samples: int = 4
 
     unbiased = True
-    needs_gradient = False
+    target = "bound"
 
     def __post_init__(self) -> None:
         check_samples("VIMCO", self.samples)
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """ln pi [*B, n, K, C]."""
-        return dirichlet(logits, generator, self.samples)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, self.samples, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        z = argmin_sample(repeat_draws(logits, self.samples), noise)
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise)
         points = z.movedim(-2, 0)
         return Queries(points, z, share(points), torch.ones(self.samples, device=z.device))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        p = logits.detach().to(torch.promote_types(values.dtype, logits.dtype)).softmax(-1)
+        p = probabilities_for(values, logits)
         return weighted_scores(p, queries.points, leave_one_out_signals(values).to(p.dtype))
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """L^ [*B]."""
         return log_mean_exp(live)
+
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.samples, logits)
+
+    def within(self, budget: int) -> VIMCO:
+        return replace(self, samples=max(2, budget))
 
 
 def log_mean_exp(values: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from arsm import policy
 from arsm.categorical import entropy
+from arsm.checks import check_estimator, legal_rows
 from arsm.diagnostics import MovingVariance
-from arsm.driver import check_estimator, legal_rows
-from arsm.estimators import ARSM, learned_parts
-from arsm.noise import argmin_sample
+from arsm.estimators import ARSM
+from arsm.noise import dirichlet
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
 from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee, mlp
@@ -123,7 +123,7 @@ class PolicyGradient:
         if isinstance(estimator, ActionConditioned):
             return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
         check_estimator(estimator)
-        if len(learned_parts(estimator)):
+        if len(estimator.learned):
             raise ValueError(
                 f"{type(estimator).__name__} learns a control variate of relaxed samples, which an episode does not "
                 'have; use ActionConditioned(), the method "relax" of `arsm control`.'
@@ -136,23 +136,11 @@ class PolicyGradient:
         left = 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
         return left * self.settings.learning_rate
 
-    @property
-    def _no_race(self) -> ValueError:
-        return ValueError(
-            f"{self.learner.estimator} does not choose its true action by a race of its noise against the logits, as "
-            "an episode needs it; use ARSM(), ARS(), RLOO() or LocalExpectation()."
-        )
-
     def _check_budget(self) -> None:
         """Refuse what a plan would refuse, before anything is played."""
-        logits = self._mask(torch.zeros(CHECKED_STEPS, *self._logits_shape, dtype=torch.float64))
-        noise = self.learner.estimator.noise(torch.zeros_like(logits), torch.Generator())
-        race = policy.race_noise(noise)
-        if race.shape != logits.shape:
-            raise self._no_race
-        plan = policy.plan(self.learner.estimator, logits, noise, self._budget, generator=torch.Generator())
-        if not torch.equal(plan.actions, argmin_sample(logits, race)):
-            raise self._no_race
+        logits = self._mask(torch.zeros(1, CHECKED_STEPS, *self._logits_shape, dtype=torch.float64))
+        first = torch.zeros(logits.shape[:-1], dtype=torch.int64)
+        policy.plan(self.learner.estimator, logits, first, budget=self._budget, generator=torch.Generator())
 
     @property
     def _logits_shape(self) -> tuple[int, int]:
@@ -199,8 +187,8 @@ class PolicyGradient:
         # every iteration has random numbers of its own, so that one that resumes needs no generator's state
         streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(2 + count, np.uint64)
         generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
-        noise = estimator.noise(torch.zeros(count * horizon, *self._logits_shape, dtype=torch.float64), generator)
-        units = race_units(policy.race_noise(noise).numpy()).reshape(count, horizon, *self._logits_shape)
+        log_pi = dirichlet(torch.zeros(count, horizon, *self._logits_shape, dtype=torch.float64), generator)
+        units = race_units(log_pi.numpy())
         current = self.policy
         seeds = [int(stream >> np.uint64(33)) for stream in streams[2:]]
         played = play_episodes(world, current, seeds, units)
@@ -211,13 +199,14 @@ class PolicyGradient:
                 f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
                 f"{settings.learning_rate:g}."
             )
-        reached = torch.cat([number * horizon + torch.arange(length) for number, length in enumerate(batch.lengths)])
-        noise = policy.select_steps(noise, reached)
         plan = policy.plan(
-            estimator, batch.logits, noise, self._budget, weighted=settings.weighted, generator=generator
+            estimator,
+            batch.logits.unsqueeze(0),
+            torch.from_numpy(np.concatenate([one.actions for one in played])).unsqueeze(0),
+            budget=self._budget,
+            generator=generator,
+            weighted=settings.weighted,
         )
-        if not np.array_equal(plan.actions.numpy(), np.concatenate([one.actions for one in played])):
-            raise self._no_race
         common = units if settings.common_random_numbers else None
         branches = self._branches(plan, played, int(streams[1]), common)
         rollouts = self._engine.play(current, branches)
@@ -242,7 +231,7 @@ class PolicyGradient:
         )
 
     def _branches(self, plan: policy.Rollouts, played: list[Episode], key: int, noise: Array | None) -> Branches:
-        """The plan's steps, which count through all episodes, as steps of each."""
+        """The plan's steps, which are numbered through all episodes, as steps of each."""
         offset = np.cumsum([0, *(len(one.rewards) for one in played)])
         step = plan.step.numpy()
         episode = np.searchsorted(offset, step, "right") - 1

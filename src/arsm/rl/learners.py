@@ -48,6 +48,14 @@ class Batch:
     terminated: tuple[bool, ...]
     """Whether an episode ended by itself, not at the time limit."""
 
+    def gradient(
+        self, estimator: Estimator, rollouts: policy.Rollouts, returns: Tensor, rollout_returns: Tensor
+    ) -> Tensor:
+        """`arsm.policy.gradient` with these returns [T]: [T, K, C]."""
+        discount = None if self.discount is None else self.discount.unsqueeze(0)
+        logits = self.logits.unsqueeze(0)
+        return policy.gradient(estimator, logits, rollouts, returns.unsqueeze(0), rollout_returns, discount).squeeze(0)
+
 
 class Learner(Protocol):
     """An estimator in a training loop, with what it learns itself."""
@@ -77,7 +85,7 @@ class TryAndSee:
     def gradient(
         self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        grad = policy.gradient(self.estimator, batch.logits, rollouts, batch.returns, rollout_returns, batch.discount)
+        grad = batch.gradient(self.estimator, rollouts, batch.returns, rollout_returns)
         return grad, None
 
 
@@ -118,7 +126,7 @@ class Critic:
         value = self.value(batch.observations).squeeze(-1)
         targets = self._targets(batch, value.detach())
         estimator = Reinforce(baseline=value.detach())
-        grad = policy.gradient(estimator, batch.logits, rollouts, targets, rollout_returns, batch.discount)
+        grad = batch.gradient(estimator, rollouts, targets, rollout_returns)
         return grad, (value - targets).square().sum() / 2
 
     def _targets(self, batch: Batch, value: Tensor) -> Tensor:
@@ -176,5 +184,5 @@ class Relax:
         self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         self.control.observations = batch.observations
-        grad = policy.gradient(self.estimator, batch.logits, rollouts, batch.returns, rollout_returns, batch.discount)
+        grad = batch.gradient(self.estimator, rollouts, batch.returns, rollout_returns)
         return grad.detach(), grad.square().sum()

@@ -1,0 +1,108 @@
+"""Refuse arguments that cannot mean anything, each in one sentence, before they cost anything."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from arsm.types import Estimator
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LEAST_LOG_PROBABILITY = math.log(torch.finfo(torch.float64).tiny)
+
+
+class NotFiniteError(ValueError):
+    """Logits or a value of f that are NaN or infinite."""
+
+
+def check_estimator(estimator: object) -> None:
+    """Require an estimator, not its name or its class."""
+    if not isinstance(estimator, Estimator):
+        words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
+        raise TypeError(
+            f"estimator must be an estimator such as arsm.ARSM(), a subclass of arsm.Estimator, but is {estimator!r}; "
+            f"arsm.estimator({words}) makes one from words."
+        )
+
+
+def check_whole(name: str, count: int) -> None:
+    """Require an integer."""
+    if not isinstance(count, Integral):
+        raise ValueError(f"{name} must be a whole number, but is {count!r}.")
+
+
+def check_samples(name: str, samples: int, live: int | None = None) -> None:
+    """Require at least two samples, and no more live ones than there are."""
+    check_whole("samples", samples)
+    if samples < 2:
+        raise ValueError(f"{name} compares samples with each other and needs at least 2, but samples = {samples}.")
+    if live is not None and not 1 <= live <= samples:
+        raise ValueError(f"live must lie between 1 and samples = {samples}, but is {live}.")
+
+
+def check_temperature(temperature: float) -> None:
+    """Require a temperature that softmax can be divided by."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
+
+
+def check_one_variable(estimator: object, logits: Tensor) -> None:
+    """Require logits of one variable."""
+    if logits.shape[-2] != 1:
+        raise ValueError(
+            f"{type(estimator).__name__} is for one variable, logits [C] or [*B, 1, C], but they are "
+            f"{list(logits.shape)}; use RLOO or ARSM, or enumerate the {logits.shape[-2]} variables jointly as one."
+        )
+
+
+def check_logits(logits: Tensor, *, read: bool) -> None:
+    """Require legal logits [C] or [*B, K, C]; `read` their values too, which synchronises with the device."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"logits must be a floating tensor [*B, K, C], but are {type(logits).__name__}; convert them with "
+            "torch.tensor."
+        )
+    if logits.dtype not in DTYPES:
+        raise TypeError(
+            f"logits must be a floating tensor [*B, K, C] of 16, 32 or 64 bits, but are {logits.dtype}; convert them "
+            "with .float()."
+        )
+    if logits.ndim == 0 or 0 in logits.shape:
+        raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
+    if read and not bool((legal := legal_rows(logits.detach())).all()):
+        where = (~legal).nonzero()[0].tolist()
+        row = logits.detach()[tuple(where)]
+        if bool((row == -torch.inf).all()):
+            raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
+        category = int((~(row < torch.inf)).nonzero()[0])
+        raise NotFiniteError(
+            f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
+        )
+
+
+def legal_rows(logits: Tensor) -> Tensor:
+    """[*B, K]: whether no logit is NaN or +inf and at least one is finite."""
+    return (logits < torch.inf).all(-1) & (logits > -torch.inf).any(-1)
+
+
+def check_given(logits: Tensor, z: Tensor) -> None:
+    """Require a sample z [*B, K] that these logits [*B, K, C] can draw."""
+    if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.shape != logits.shape[:-1]:
+        found = f"{z.dtype} {list(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        raise ValueError(f"The sample z must be int64 {list(logits.shape[:-1])} for these logits, but is {found}.")
+    categories = logits.shape[-1]
+    outside = (z < 0) | (z >= categories)
+    if bool(outside.any()):
+        where = outside.nonzero()[0].tolist()
+        raise ValueError(f"z{where} is {int(z[tuple(where)])}, but the categories are 0 to {categories - 1}.")
+    logits = logits.detach()
+    below = logits.gather(-1, z.unsqueeze(-1)).squeeze(-1).double() - logits.amax(-1).double()
+    if bool((impossible := below < LEAST_LOG_PROBABILITY).any()):
+        where = impossible.nonzero()[0].tolist()
+        raise ValueError(
+            f"z{where} is {int(z[tuple(where)])}, which has probability 0 under these logits; give the logits that it "
+            "was drawn from."
+        )

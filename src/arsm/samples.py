@@ -1,0 +1,64 @@
+"""The noise of estimators that need samples alone: one uniform number per sample and variable."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from arsm.checks import check_given
+from arsm.sampling import inverse_sample, uniforms
+from arsm.types import Queries
+
+EDGE = 1e-12
+"""So close to a threshold a conditioned uniform number is moved off it: rounding must not decide."""
+
+
+class Draws(NamedTuple):
+    """n samples of Cat(softmax(logits)) before they are made: g given ones, then n - g fresh ones."""
+
+    uniform: Tensor
+    """[*B, n - g, K] float64 in [0, 1)."""
+    given: Tensor
+    """[*B, g, K] int64: samples that were drawn elsewhere."""
+
+
+def draw(logits: Tensor, n: int, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+    """The noise of n independent samples, of which z [*B, K], if it is given, is the first."""
+    if z is None:
+        return Draws(uniforms(logits, n, generator), _no_samples(logits))
+    check_given(logits, z)
+    return Draws(uniforms(logits, n - 1, generator), z.unsqueeze(-2))
+
+
+def _no_samples(logits: Tensor) -> Tensor:
+    return torch.empty((*logits.shape[:-2], 0, logits.shape[-2]), dtype=torch.int64, device=logits.device)
+
+
+def samples(logits: Tensor, noise: Draws) -> Tensor:
+    """The samples: [*B, n, K] int64."""
+    if noise.uniform.shape[-2] == 0:
+        return noise.given
+    return torch.cat([noise.given, inverse_sample(logits.detach(), noise.uniform)], -2)
+
+
+def sample(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """One sample of Cat(softmax(logits)): [*B, K, C] -> [*B, K] int64."""
+    return samples(logits, draw(logits, 1, generator)).squeeze(-2)
+
+
+def open_uniforms(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Uniform numbers in (0, 1), float64."""
+    u = torch.empty(shape, dtype=torch.float64, device=device).uniform_(generator=generator)
+    return u.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def one_sample(z: Tensor, aux: Any = None) -> Queries:
+    """Ask for f at the true sample z [*B, K] and nowhere else."""
+    return Queries(z.unsqueeze(0), z, torch.zeros_like(z[..., 0]).unsqueeze(0), torch.ones(1, device=z.device), aux)
+
+
+def mean_weight(live: int, device: torch.device) -> Tensor:
+    """The weights of a mean over the first `live` queries: [L]."""
+    return torch.full((live,), 1 / live, dtype=torch.float64, device=device)

@@ -1,0 +1,82 @@
+r"""Samples of a categorical by inverse cumulative sums: one uniform per choice.
+
+z = min{c : S_c > u S_C} with S_c = sum_{i <= c} p_i. Probabilities are rounded to multiples of 2^-52, which float64
+adds without error: the sums are the same in every order of summation and never decrease. Since S_z > S_{z-1}, a
+category of probability zero is never chosen.
+
+Many categories are cut into blocks. The uniform chooses a block; what remains of it is again uniform and chooses a
+category of that block. Only the blocks' sums and one block per choice are held in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arsm.noise import working_dtype
+
+UNIT = 2.0**52
+IN_ONE_PIECE = 512
+"""More categories are cut into blocks."""
+BLOCK = 64
+"""Least categories per block."""
+BLOCKS = 4096
+"""Most blocks of the usual size; more categories make larger blocks."""
+FEW = 32
+"""Up to this many categories, a CPU counts sums faster than it searches them, for..."""
+MANY = 1 << 14
+"""... at least this many samples."""
+
+
+def uniforms(logits: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw one uniform in [0, 1) per choice, float64: logits [*B, K, C] -> [*B, n, K]."""
+    # Laid out as [n, *B, K], like the queries that it becomes; empty_like keeps vmap's batch dimension.
+    like = logits.detach().select(-1, 0).unsqueeze(0).expand(n, *logits.shape[:-1])
+    u = torch.empty_like(like, dtype=torch.float64, memory_format=torch.contiguous_format)
+    return u.uniform_(generator=generator).movedim(0, -2)
+
+
+def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
+    """n samples per variable from n uniforms: logits [*B, K, C], u [*B, n, K] in [0, 1) -> z [*B, n, K] int64."""
+    logits = logits.detach()
+    dtype, categories = working_dtype(logits.dtype), logits.shape[-1]
+    p = logits.softmax(-1, dtype=dtype)
+    if categories <= IN_ONE_PIECE:
+        return _search(*_sums(p, u.mT)).mT
+    size = max(BLOCK, 1 << (categories // BLOCKS).bit_length())
+    whole = categories // size * size
+    of_blocks = p[..., :whole].unflatten(-1, (-1, size)).sum(-1)
+    if whole < categories:
+        of_blocks = torch.cat([of_blocks, p[..., whole:].sum(-1, keepdim=True)], -1)
+    del p
+    sums, x = _sums(of_blocks, u.mT)
+    block = _search(sums, x)
+    below = F.pad(sums, (1, 0)).gather(-1, block)
+    rest = (x - below) / (sums.gather(-1, block) - below)
+
+    first = block.mT.unsqueeze(-1) * size  # [*B, n, K, 1]
+    members = first + torch.arange(size, device=u.device)
+    chosen = logits.unsqueeze(-3).expand(*members.shape[:-1], -1).gather(-1, members.clamp_max(categories - 1))
+    chosen = torch.where(members < categories, chosen, -torch.inf)
+    place = _search(*_sums(chosen.softmax(-1, dtype=dtype), rest.mT.unsqueeze(-1)))
+    return (first + place).squeeze(-1).clamp_max(categories - 1)
+
+
+def _sums(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums S [..., C] of probabilities p [..., C], in units of 2^-52, and x = u S_C [..., n] of uniforms u."""
+    sums = (p.double() * UNIT).round().cumsum(-1)
+    return sums, u * sums[..., -1:]
+
+
+def _search(sums: Tensor, x: Tensor) -> Tensor:
+    """How many sums do not exceed x: [..., C], [..., n] -> [..., n]; not all, since u <= 1 - 2^-53 makes x < S_C."""
+    categories = sums.shape[-1]
+    if categories > FEW or x.numel() < MANY or x.is_cuda:
+        # The clamp is for logits that are NaN, which the caller reports: an index beyond the last would stop a GPU.
+        return torch.searchsorted(sums, x.contiguous(), right=True).clamp_max(categories - 1)
+    of_category = sums.movedim(-1, 0).contiguous().unsqueeze(-1)
+    count = torch.zeros_like(x, dtype=torch.uint8)
+    for c in range(categories - 1):
+        count = count + (of_category[c] <= x)
+    return count.long()

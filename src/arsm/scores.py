@@ -1,0 +1,48 @@
+"""Scores of Cat(softmax(logits)): x = onehot(z) - p, their weighted sums, and their covariance G = diag(p) - p p'."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arsm.categorical import one_hot
+from arsm.noise import working_dtype
+
+
+def probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """softmax(phi / tau) in the working dtype, detached: [..., C]."""
+    return (logits.detach().to(working_dtype(logits.dtype)) / temperature).softmax(-1)
+
+
+def probabilities_for(values: Tensor, logits: Tensor) -> Tensor:
+    """softmax(phi) in a dtype that holds both values and logits, detached: [..., C]."""
+    return logits.detach().to(torch.promote_types(values.dtype, logits.dtype)).softmax(-1)
+
+
+def log_probability(logits: Tensor) -> Tensor:
+    """ln p = ln softmax(phi), detached: [..., C]."""
+    return logits.detach().to(working_dtype(logits.dtype)).log_softmax(-1)
+
+
+def score(logits: Tensor, z: Tensor) -> Tensor:
+    """d ln q(z) / d logits = 1[z = c] - softmax(logits)_c: [..., K, C], detached."""
+    p = probabilities(logits)
+    return one_hot(z, logits.shape[-1], p.dtype) - p
+
+
+def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+    """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] -> [*B, K, C]."""
+    z = z.movedim(0, -1)
+    weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
+    return (-weight.sum(-1, keepdim=True) * p).scatter_add(-1, z, weight)
+
+
+def less_mean(values: Tensor) -> Tensor:
+    """f less its mean over the samples, exactly whatever constant f carries: [n, *B] -> [n, *B]."""
+    f = values - values[0]
+    return f - f.mean(0)
+
+
+def centred(p: Tensor, h: Tensor) -> Tensor:
+    """h less its mean under p; G h = p centred(h) and h.x = sum_k centred(h)[k, z_k]: [*B, K, C]."""
+    return h - (p * h).sum(-1, keepdim=True)
