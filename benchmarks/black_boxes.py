@@ -43,7 +43,7 @@ def maxsat(instance: int) -> BlackBox:
     """Satisfied clauses of a uniform random 3-SAT formula with 100 variables and 430 clauses.
 
     Each clause has three different variables, each negated with probability 1/2. Reference: Mitchell, Selman and
-    Levesque, Hard and easy distributions of SAT problems, AAAI 1992, who find the hardest near 4.3 clauses per variable.
+    Levesque, Hard and easy distributions of SAT problems, AAAI 1992; the hardest have about 4.3 clauses per variable.
     """
     rng = np.random.default_rng([2, instance])
     variables = np.stack([rng.choice(100, 3, replace=False) for _ in range(430)])

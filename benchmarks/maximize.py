@@ -17,12 +17,11 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from benchmarks.black_boxes import FAMILIES
 from benchmarks.measure import hardware
-from benchmarks.rivals import PARALLEL, RIVALS, Budget, Spent
+from benchmarks.rivals import RIVALS, Budget, Spent
 
 RESULTS = Path(__file__).parent.parent / "results" / "maximize"
 BUDGETS = (1_000, 3_000, 10_000)
@@ -31,24 +30,18 @@ CURVE = tuple(round(16 * 625 ** (i / 28)) for i in range(29))
 """Evaluations after which a run's best is kept: 16 to 10,000."""
 
 
-def ours(estimator: str | None, budget: Budget, seed: int) -> None:
-    """`arsm.maximize` as it comes, or with another estimator."""
+def ours(budget: Budget, seed: int) -> None:
+    """`arsm.maximize` as it comes."""
     import arsm
 
-    chosen = None if estimator is None else arsm.estimator(estimator)
-    arsm.maximize(
-        lambda z: budget(z.numpy()),
-        budget.box.sizes,
-        batched=True,
-        evaluations=budget.evaluations,
-        samples=PARALLEL,
-        estimator=chosen,
-        seed=seed,
-        progress=False,
+    box = budget.box
+    found = arsm.maximize(
+        lambda z: box.f(z.numpy()), box.sizes, batched=True, evaluations=budget.evaluations, seed=seed, progress=False
     )
+    budget.best = found.history.tolist()
 
 
-METHODS: dict[str, Callable[[Budget, int], None]] = {"arsm.maximize": partial(ours, None), **RIVALS}
+METHODS: dict[str, Callable[[Budget, int], None]] = {"arsm.maximize": ours, **RIVALS}
 
 
 def commit() -> str:

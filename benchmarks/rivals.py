@@ -108,9 +108,7 @@ def optuna_tpe(budget: Budget, seed: int) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    )
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
     space = {
         f"x{k}": optuna.distributions.CategoricalDistribution(list(range(size)))
         for k, size in enumerate(budget.box.sizes)
@@ -123,13 +121,13 @@ def optuna_tpe(budget: Budget, seed: int) -> None:
 
 
 def nevergrad(name: str, budget: Budget, seed: int) -> None:
-    """One of nevergrad's optimisers over an array of integers, which it handles a hundred times faster than `Choice`."""
+    """One of nevergrad's optimisers over an array of integers, a hundred times faster than over `Choice`."""
     import nevergrad as ng  # pyright: ignore[reportMissingImports]
 
     warnings.filterwarnings("ignore", module="nevergrad")
     largest = np.array(budget.box.sizes) - 1
     array = ng.p.Array(init=largest / 2).set_bounds(np.zeros(len(largest)), largest).set_integer_casting()
-    array.random_state = np.random.RandomState(seed)  # noqa: NPY002
+    array.random_state = np.random.RandomState(seed)
     optimiser = ng.optimizers.registry[name](array, budget=budget.evaluations, num_workers=PARALLEL)
     while True:
         asked = [optimiser.ask() for _ in range(PARALLEL)]

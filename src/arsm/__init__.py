@@ -34,7 +34,9 @@ from arsm.estimators import (
 )
 from arsm.evaluate import share
 from arsm.layers import estimate_layers
+from arsm.maximize import Maximum, maximize
 from arsm.noise import argmin_sample, dirichlet, race_noise
+from arsm.rows import ragged, rowwise
 from arsm.samples import Draws, draw, sample, samples
 from arsm.scores import score, weighted_scores
 from arsm.types import Estimate, Estimator, Queries
@@ -62,6 +64,7 @@ __all__ = [
     "GumbelRao",
     "GumbelSoftmax",
     "LocalExpectation",
+    "Maximum",
     "MuProp",
     "NotFiniteError",
     "Queries",
@@ -80,9 +83,12 @@ __all__ = [
     "estimator",
     "estimator_names",
     "log_prob",
+    "maximize",
     "one_hot",
     "policy",
     "race_noise",
+    "ragged",
+    "rowwise",
     "sample",
     "samples",
     "score",
