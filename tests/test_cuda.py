@@ -27,7 +27,7 @@ def to_cuda(x):
 
 def to_gpu(loss: Loss) -> Loss:
     """The model and the estimator's learned parts."""
-    arsm.learned_parts(loss.estimator).cuda()
+    loss.estimator.learned.cuda()
     return loss.cuda()
 
 

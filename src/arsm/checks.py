@@ -20,12 +20,13 @@ class NotFiniteError(ValueError):
 
 def check_estimator(estimator: object) -> None:
     """Require an estimator, not its name or its class."""
-    if not isinstance(estimator, Estimator):
-        words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
-        raise TypeError(
-            f"estimator must be an estimator such as arsm.ARSM(), a subclass of arsm.Estimator, but is {estimator!r}; "
-            f"arsm.estimator({words}) makes one from words."
-        )
+    if isinstance(estimator, Estimator):
+        return
+    words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
+    mend = f"arsm.estimator({words}) makes one from words"
+    if not isinstance(estimator, str | type):
+        mend = "an estimator of your own must be a subclass of arsm.Estimator, and " + mend
+    raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; {mend}.")
 
 
 def check_whole(name: str, count: int) -> None:
@@ -60,16 +61,11 @@ def check_one_variable(estimator: object, logits: Tensor) -> None:
 
 def check_logits(logits: Tensor, *, read: bool) -> None:
     """Require legal logits [C] or [*B, K, C]; `read` their values too, which synchronises with the device."""
-    if not isinstance(logits, Tensor):
-        raise TypeError(
-            f"logits must be a floating tensor [*B, K, C], but are {type(logits).__name__}; convert them with "
-            "torch.tensor."
+    if not isinstance(logits, Tensor) or logits.dtype not in DTYPES:
+        found, mend = (
+            (logits.dtype, ".float()") if isinstance(logits, Tensor) else (type(logits).__name__, "torch.tensor")
         )
-    if logits.dtype not in DTYPES:
-        raise TypeError(
-            f"logits must be a floating tensor [*B, K, C] of 16, 32 or 64 bits, but are {logits.dtype}; convert them "
-            "with .float()."
-        )
+        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with {mend}.")
     if logits.ndim == 0 or 0 in logits.shape:
         raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
     if read and not bool((legal := legal_rows(logits.detach())).all()):

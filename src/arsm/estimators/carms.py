@@ -49,7 +49,8 @@ class CARMS(Estimator):
         if z is None:
             return dirichlet(nodes.expand(*nodes.shape[:-1], self.samples), generator)
         check_given(logits, z)
-        order, log_stop = _stick(logits.double())
+        order, log_stop = _stick(logits)
+        log_stop = log_stop.double()
         position = stick_position(order, z).unsqueeze(-1)
         node = torch.arange(log_stop.shape[-1], device=z.device)
         v = open_uniforms(log_stop.shape, logits.device, generator).clamp(EDGE, 1 - EDGE)
@@ -62,7 +63,7 @@ class CARMS(Estimator):
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         order, log_stop = _stick(logits)
         d = noise.double().exp()
-        others = (d.sum(-1, keepdim=True) - d).movedim(-1, 0)  # 1 - d, [n, *B, K, C - 1]
+        others = (_before(d) + _after(d)).movedim(-1, 0)  # 1 - d without cancellation, [n, *B, K, C - 1]
         stop = others.log() < log_stop / (self.samples - 1)
         position, points = first_stop(order, stop)
         weight = mean_weight(self.live or self.samples, points.device)

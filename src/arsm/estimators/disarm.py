@@ -65,8 +65,8 @@ class DisARM(Estimator):
         if z is None:
             return u.logit()
         check_given(logits, z)
-        log_p = log_probability(logits.double())
-        alpha = shape.log_odds(log_p)
+        log_p = log_probability(logits)
+        alpha = shape.log_odds(log_p).double()
         left, reached = shape.path(log_p, z)
         toward = torch.where(left, alpha, -alpha)  # the walk turns right where -l < -alpha
         # below `toward`: logit(u sigma(toward)), of which u near 1 would round to the threshold itself
