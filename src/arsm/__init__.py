@@ -4,6 +4,7 @@ from arsm import policy as policy
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
+from arsm.choice import Choice, choices
 from arsm.comparison import compare
 from arsm.driver import estimate
 from arsm.estimators import (
@@ -14,6 +15,7 @@ from arsm.estimators import (
     REBAR,
     RELAX,
     RLOO,
+    SIMPLE,
     VIMCO,
     Average,
     DisARM,
@@ -28,6 +30,7 @@ from arsm.estimators import (
     Reinforce,
     ReinMax,
     StraightThrough,
+    SubsetRLOO,
     UnorderedSet,
     estimator,
     estimator_names,
@@ -39,6 +42,7 @@ from arsm.noise import argmin_sample, dirichlet, race_noise
 from arsm.rows import ragged, rowwise
 from arsm.samples import Draws, draw, sample, samples
 from arsm.scores import score, weighted_scores
+from arsm.subsets import subset_log_prob, subset_marginals
 from arsm.types import Estimate, Estimator, Queries
 
 __version__ = "0.1.0"
@@ -51,8 +55,10 @@ __all__ = [
     "REBAR",
     "RELAX",
     "RLOO",
+    "SIMPLE",
     "VIMCO",
     "Average",
+    "Choice",
     "DisARM",
     "DoubleControl",
     "Draws",
@@ -71,8 +77,10 @@ __all__ = [
     "ReinMax",
     "Reinforce",
     "StraightThrough",
+    "SubsetRLOO",
     "UnorderedSet",
     "argmin_sample",
+    "choices",
     "compare",
     "dirichlet",
     "draw",
@@ -93,5 +101,7 @@ __all__ = [
     "samples",
     "score",
     "share",
+    "subset_log_prob",
+    "subset_marginals",
     "weighted_scores",
 ]

@@ -45,7 +45,7 @@ def below_maximum(logits: Tensor) -> Tensor:
 def subset_marginals(logits: Tensor, k: int) -> Tensor:
     """mu_c, the probability that c is among the k chosen: [..., C] -> [..., C] float64, sum k; differentiable.
 
-        mu_c = exp(phi_c) e_{k-1}(all but c) / e_k,    e_{k-1}(all but c) = sum_j e_j(before c) e_{k-1-j}(after c)
+    mu_c = exp(phi_c) e_{k-1}(all but c) / e_k,    e_{k-1}(all but c) = sum_j e_j(before c) e_{k-1-j}(after c)
     """
     phi = below_maximum(logits)
     after = log_polynomials(phi, k)

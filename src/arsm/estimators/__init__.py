@@ -26,7 +26,9 @@ from arsm.estimators.reinforce import Reinforce
 from arsm.estimators.reinmax import ReinMax
 from arsm.estimators.relax import RELAX
 from arsm.estimators.rloo import RLOO
+from arsm.estimators.simple import SIMPLE
 from arsm.estimators.straight_through import StraightThrough
+from arsm.estimators.subset_rloo import SubsetRLOO
 from arsm.estimators.unordered_set import UnorderedSet
 from arsm.estimators.vimco import VIMCO
 from arsm.types import Estimator
@@ -64,6 +66,7 @@ __all__ = [
     "REBAR",
     "RELAX",
     "RLOO",
+    "SIMPLE",
     "VIMCO",
     "Average",
     "DisARM",
@@ -78,6 +81,7 @@ __all__ = [
     "ReinMax",
     "Reinforce",
     "StraightThrough",
+    "SubsetRLOO",
     "UnorderedSet",
     "estimator",
     "estimator_names",
