@@ -160,7 +160,7 @@ def step_times(repetitions: int) -> dict[str, list[float]]:
     return {name: [t.median, t.low, t.high] for name, t in interleaved(calls, repetitions).items()}
 
 
-def main(steps: int = 1500, seeds: int = 5, repetitions: int = 200) -> None:
+def main(steps: int = 1000, seeds: int = 3, repetitions: int = 200) -> None:
     torch.set_num_threads(1)
     times = step_times(repetitions)
     base = times["RLOO(4) by hand"][0]
@@ -189,7 +189,7 @@ def main(steps: int = 1500, seeds: int = 5, repetitions: int = 200) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=200)
     main(**vars(parser.parse_args()))

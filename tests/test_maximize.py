@@ -101,6 +101,23 @@ def test_a_batched_f_may_return_numpy() -> None:
     assert same(by_row, maximize(lambda z: np.array([additive(row) for row in z]), batched=True, evaluations=50))
 
 
+def trained(z: Tensor) -> Tensor:
+    """f may train something, whose gradient must not be switched off."""
+    weight = torch.ones(6, requires_grad=True)
+    (weight * z).sum().backward()
+    assert weight.grad is not None
+    return weight.grad.sum()
+
+
+def test_f_may_use_autograd() -> None:
+    best = maximize(trained, raise_errors=True, evaluations=40)
+    assert same(best, maximize(lambda z: torch.stack([trained(row) for row in z]), batched=True, evaluations=40))
+    with ProcessPoolExecutor(1) as processes:
+        assert same(best, maximize(trained, map=processes.map, evaluations=40))
+    logits = arsm.ragged(SIZES)
+    assert float(arsm.estimate(arsm.RLOO(2), logits, arsm.rowwise(trained), frozen=True).value) >= 0
+
+
 # ---------------------------------------------------------------- failures
 
 

@@ -87,8 +87,9 @@ class _Table:
         new = list(dict.fromkeys(point for point in points if point not in self.index))
         affordable = new[: self.evaluations - len(self.values)]
         if affordable:
-            for point, (value, error) in zip(affordable, self.evaluate(torch.tensor(affordable)), strict=True):
-                self.add(point, value, error)
+            with torch.enable_grad():  # f may train something, also in processes that start here
+                for point, (value, error) in zip(affordable, self.evaluate(torch.tensor(affordable)), strict=True):
+                    self.add(point, value, error)
         if len(affordable) < len(new):
             raise _Stop("evaluations")
         known = [value for value in self.values if math.isfinite(value)]

@@ -56,8 +56,11 @@ def rowwise(f: Callable[..., Any], map: Map | None = None) -> Callable[..., Tens
     one = _OneRow(f)
 
     def rows(z: Tensor, *context: Tensor) -> Tensor:
-        points = zip(z.detach().cpu(), *(x.detach().cpu() for x in context), strict=True)
-        values = list((map or in_this_process)(one, points))
+        # clone: a view's whole storage would travel to another process
+        columns = [[row.clone() for row in x.detach().cpu()] for x in (z, *context)]
+        points = zip(*columns, strict=True)
+        with torch.enable_grad():  # f may train something, also in processes that start here
+            values = list((map or in_this_process)(one, points))
         return torch.tensor(values, dtype=torch.float64, device=z.device)
 
     return rows
@@ -70,8 +73,7 @@ class _OneRow:
         self.f = f
 
     def __call__(self, row: tuple[Tensor, ...]) -> float:
-        # clone: a view's whole storage would travel to another process
-        return number(self.f(*(x.clone() for x in row)))
+        return number(self.f(*row))
 
 
 def in_this_process(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
