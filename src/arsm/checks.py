@@ -59,29 +59,49 @@ def check_one_variable(estimator: object, logits: Tensor) -> None:
         )
 
 
-def check_logits(logits: Tensor, *, read: bool) -> None:
-    """Require legal logits [C] or [*B, K, C]; `read` their values too, which synchronises with the device."""
-    if not isinstance(logits, Tensor) or logits.dtype not in DTYPES:
-        found, mend = (
-            (logits.dtype, ".float()") if isinstance(logits, Tensor) else (type(logits).__name__, "torch.tensor")
+def check_logits(logits: Tensor, *, read: bool) -> bool:
+    """Require legal logits [C] or [*B, K, C]; `read` their values too, which synchronises with the device.
+
+    Returns whether a category may be masked: False only where the values were read.
+    """
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"logits must be a floating tensor [*B, K, C], but are {type(logits).__name__}; convert them with "
+            "torch.tensor."
         )
-        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with {mend}.")
+    if logits.dtype not in DTYPES:
+        raise TypeError(
+            f"logits must be a floating tensor [*B, K, C] of 16, 32 or 64 bits, but are {logits.dtype}; convert them "
+            "with .float()."
+        )
     if logits.ndim == 0 or 0 in logits.shape:
         raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
-    if read and not bool((legal := legal_rows(logits.detach())).all()):
-        where = (~legal).nonzero()[0].tolist()
-        row = logits.detach()[tuple(where)]
-        if bool((row == -torch.inf).all()):
-            raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
-        category = int((~(row < torch.inf)).nonzero()[0])
-        raise NotFiniteError(
-            f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
-        )
+    if not read:
+        return True
+    low, high = torch.stack(logits.detach().aminmax()).tolist()
+    if -math.inf < low <= high < math.inf:
+        return False
+    _check_rows(logits.detach())
+    return True
+
+
+def _check_rows(logits: Tensor) -> None:
+    """Name the first row that cannot mean anything."""
+    if bool((legal := legal_rows(logits)).all()):
+        return
+    where = (~legal).nonzero()[0].tolist()
+    row = logits[tuple(where)]
+    if bool((row == -torch.inf).all()):
+        raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
+    category = int((~(row < torch.inf)).nonzero()[0])
+    raise NotFiniteError(
+        f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
+    )
 
 
 def legal_rows(logits: Tensor) -> Tensor:
     """[*B, K]: whether no logit is NaN or +inf and at least one is finite."""
-    return (logits < torch.inf).all(-1) & (logits > -torch.inf).any(-1)
+    return logits.amax(-1).isfinite()
 
 
 def check_given(logits: Tensor, z: Tensor) -> None:
