@@ -33,8 +33,8 @@ def pairwise(instance: int) -> BlackBox:
     together = [rng.normal(size=(sizes[i], sizes[j])) for i, j in pairs]
 
     def f(z: Array) -> Array:
-        own = sum(term[z[:, k]] for k, term in enumerate(alone))
-        return own + sum(term[z[:, i], z[:, j]] for (i, j), term in zip(pairs, together, strict=True))
+        own = np.sum([term[z[:, k]] for k, term in enumerate(alone)], 0)
+        return own + np.sum([term[z[:, i], z[:, j]] for (i, j), term in zip(pairs, together, strict=True)], 0)
 
     return BlackBox("pairwise", instance, sizes, f)
 

@@ -156,7 +156,9 @@ def step_times(repetitions: int) -> dict[str, list[float]]:
         model.zero_grad()
         way(model, *batch).backward()
 
-    calls = {name: partial(step, way) for name, way in WAYS.items() if name != "one expert"}
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(step, way) for name, way in WAYS.items() if name != "one expert"
+    }
     return {name: [t.median, t.low, t.high] for name, t in interleaved(calls, repetitions).items()}
 
 
