@@ -63,6 +63,8 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "docs/guides/your_pyro_model.md": lambda page: (
         page["losses"][-1] < 0.6 * page["losses"][0] and min(page["right"]) > 0.9
     ),
+    "docs/guides/choice.md": lambda page: page["accuracy"] > 0.75 and page["selected"] == [[1, 4]],
+    "docs/guides/your_black_box.md": lambda page: page["best"].point.tolist() == [1, 5, 1],
     "docs/mathematics/swap.md": lambda page: float((page["error"] / page["standard_error"]).abs().max()) < 6,
     "docs/mathematics/computing.md": lambda page: float((page["fast"] - page["slow"]).abs().max()) < 1e-12,
     "docs/mathematics/beyond.md": lambda page: abs(float(page["variance"]) / page["predicted"] - 1) < 0.1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_router() -> None:
     reached = load("router").main(steps=60)
     best_alone = max(share for name, share in reached.items() if name.startswith("always"))
     assert reached["arsm:pooled=True"] > best_alone
+
+
+def test_moe_router() -> None:
+    reached = load("moe_router").main(steps=120)
+    assert reached["RLOO(4)"] < 0.5 * min(reached["untrained router"], reached["one expert"])
+
+
+def test_black_box() -> None:
+    module = load("black_box")
+    sys.modules[module.__name__] = module  # other processes import f by its name
+    reached = module.main(evaluations=32)
+    assert reached["maximize"] > reached["average"] + 0.2
 
 
 def test_simulator() -> None:

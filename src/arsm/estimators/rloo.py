@@ -53,6 +53,11 @@ class RLOO(Estimator):
         """Rows lend each other the surrogate's coefficient."""
         return self.surrogate is not None
 
+    @property
+    def paths(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Ridge and surrogate need the samples' common logits."""
+        return self.samples if self.ridge is None and self.surrogate is None else 0
+
     def __post_init__(self) -> None:
         check_samples("RLOO", self.samples, self.live)
         if self.ridge is not None and not 0 < self.ridge < math.inf:
