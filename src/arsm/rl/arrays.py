@@ -23,6 +23,13 @@ class Arrays:
     name: ClassVar[str]
     observations: ClassVar[int]
     choices: ClassVar[tuple[int, ...]]
+    masks: ClassVar[bool] = False
+    agents: ClassVar[int] = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an observation."""
+        return (self.observations,)
 
     def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
         """One episode's state [S] and observation [D]."""
@@ -42,8 +49,10 @@ class Arrays:
         fresh = [self.initial(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))) for seed in seeds]
         return ArrayLanes(self, np.stack([state for state, _ in fresh], 1)), np.stack([seen for _, seen in fresh])
 
-    def branch(self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int) -> ArrayLanes:
-        """The states at these steps of these episodes."""
+    def branch(
+        self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int, streams: Sequence[Sequence[int]]
+    ) -> ArrayLanes:
+        """The states at these steps of these episodes; nothing in them is random."""
         states = [trail.states for trail in trails if trail.states is not None]
         offset = np.cumsum([0] + [state.shape[1] for state in states])
         return ArrayLanes(self, np.concatenate(states, 1)[:, offset[episode] + step])

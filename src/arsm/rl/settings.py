@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
+
+LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -14,15 +17,15 @@ class Learning:
     episodes_an_iteration: int = 1
     """True episodes whose gradients are averaged before each update."""
     gamma: float = 0.99
-    """What a reward one step later counts."""
+    """Discount factor."""
     reward_scale: float = 1.0
-    """What rewards are multiplied by before anything is learned from them; returns are reported as they are."""
+    """Factor of the rewards before anything is learned from them; returns are reported as they are."""
     entropy: float = 0.0
     """The weight of the policy's entropy, summed over steps, in what is maximised."""
     hidden: tuple[int, ...] = (10, 10)
     """Hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
-    """On, the steps that the budget keeps weigh M/|H|, so that the gradient is unbiased; off, 1, as in the paper."""
+    """Reweight the steps that the budget keeps by M/|H|, which keeps the gradient unbiased; the paper does not."""
     discounting: Literal["none", "gamma^t"] = "none"
     """Weight step t by gamma^t, as the discounted objective has it, or not, as the paper's algorithm does."""
     common_random_numbers: bool = False
@@ -34,7 +37,7 @@ class Settings(Learning):
     """What an agent learns with."""
 
     budget: int | None = 16
-    """S_max: the most rollouts a true episode; None for all."""
+    """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
     decay_over: int | None = None
@@ -43,18 +46,41 @@ class Settings(Learning):
 
     def __post_init__(self) -> None:
         for name in ("budget", "decay_over", "episodes_an_iteration"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but is {value}.")
-        if not isinstance(self.hidden, (tuple, list)) or not all(isinstance(n, int) and n >= 1 for n in self.hidden):
+            if getattr(self, name) is not None or name == "episodes_an_iteration":
+                check_count(name, getattr(self, name))
+        whole = isinstance(self.hidden, (tuple, list)) and all(_is_whole(n) and n >= 1 for n in self.hidden)
+        if not whole:
             raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}.")
+        for name in ("gamma", "learning_rate", "reward_scale", "entropy"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+                raise ValueError(f"{name} must be a finite number, but is {value!r}.")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
         for name in ("learning_rate", "reward_scale"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, but is {getattr(self, name)}.")
         if not math.isfinite(self.entropy):
-            raise ValueError(f"entropy must be finite, but is {self.entropy}.")
+            raise ValueError(f"entropy must be a finite number, but is {self.entropy}.")
         for name, known in (("optimizer", ("adam", "rmsprop")), ("discounting", ("none", "gamma^t"))):
             if getattr(self, name) not in known:
                 raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".')
+        check_seed(self.seed)
+
+
+def check_count(name: str, count: Any) -> None:
+    """Require a whole number of at least 1."""
+    if not _is_whole(count):
+        raise ValueError(f"{name} must be a whole number, but is {count!r}.")
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, but is {count}.")
+
+
+def check_seed(seed: Any) -> None:
+    """Require a seed that generators take."""
+    if not _is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
+
+
+def _is_whole(count: Any) -> bool:
+    return isinstance(count, Integral) and not isinstance(count, bool)
