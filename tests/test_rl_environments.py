@@ -342,7 +342,7 @@ class Stuck(Walk):
 def test_refusals() -> None:
     with pytest.raises(ValueError, match='There is no environment "CartPoole-v1": did you mean "CartPole-v1"'):
         make_environment("CartPoole-v1")
-    with pytest.raises(ValueError, match="has continuous actions .* give every number a few levels"):
+    with pytest.raises(ValueError, match="give every number a few levels"):
         make_environment("Pendulum-v1")
     with pytest.raises(ValueError, match="has continuous actions"):
         make_environment(Continuous, horizon=5)

@@ -242,10 +242,15 @@ class PolicyGradient:
         if not deterministic:
             noise = race_units(np.log(np.random.default_rng().standard_exponential(logits.shape)))
         actions = act(logits, noise)
-        return world.native(actions) if isinstance(world, Stepped) else actions[:, 0].tolist()
+        if not isinstance(world, Stepped):
+            return actions[:, 0].tolist()
+        team = world.team()
+        return world.native(actions) if team is None else [team.split(joint) for joint in actions]
 
     def _vector(self, observation: Any, mask: Any) -> Array:
         world = self.environment
+        if isinstance(world, Stepped) and (team := world.team()) is not None:
+            observation = team.join(observation)
         seen = world.encode(observation) if isinstance(world, Stepped) else np.asarray(observation, dtype=np.float64)
         if seen.shape != (world.observations,):
             raise ValueError(f"An observation must have {world.observations} numbers, but this has {list(seen.shape)}.")

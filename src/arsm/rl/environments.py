@@ -18,7 +18,7 @@ from gymnasium.wrappers import TimeLimit
 from arsm.rl.arrays import Acrobot, Arrays, CartPole
 from arsm.rl.branching import ENDLESS, EnvironmentFailure
 from arsm.rl.settings import check_count
-from arsm.rl.snapshots import Env, Snapshot, layers
+from arsm.rl.snapshots import Env, LastAction, Snapshot, layers
 from arsm.rl.spaces import Encoder, choices, encoded_shape
 from arsm.rl.stepped import Stepped
 from arsm.rl.teams import Team, is_parallel
@@ -94,7 +94,7 @@ class _MakeNamed:
 
             return TrimmedLunarLander()
         _spec(self.name)  # a worker process must import the module first
-        return gymnasium.make(self.name, max_episode_steps=-1, disable_env_checker=True, **self.options)
+        return _prepared(gymnasium.make(self.name, max_episode_steps=-1, disable_env_checker=True, **self.options))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,11 @@ class _WithoutLimit:
                 f"An environment must be a gymnasium.Env or a PettingZoo ParallelEnv, but {self.make} makes a "
                 f"{type(env).__name__}."
             )
-        return env.env if isinstance(env, TimeLimit) else env
+        return _prepared(env.env if isinstance(env, TimeLimit) else env)
+
+
+def _prepared(env: Env) -> Env:
+    return LastAction(env) if hasattr(env.unwrapped, "ale") else env
 
 
 def _check(which: object, horizon: object, snapshot: object, randomness: object, options: object) -> None:

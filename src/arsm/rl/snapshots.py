@@ -37,11 +37,11 @@ def snapshot_of(env: Env, way: Way, given: Snapshot | None) -> Snapshot | None:
         get, put = given
         return _with_random_numbers(lambda env: get(made(env)), lambda env, state: put(made(env), state))
     if way == "save_state" and hasattr(base, "save_state") and hasattr(base, "load_state"):
-        return _with_wrappers(lambda base: base.save_state(), lambda base, state: base.load_state(state))
+        return _with_wrappers(lambda env: env.unwrapped.save_state(), lambda env, x: env.unwrapped.load_state(x))
     if way == "ale" and hasattr(base, "clone_state") and hasattr(base, "ale"):
-        return _with_wrappers(lambda base: base.ale.cloneState(include_rng=True), _restore_ale)
+        return _with_wrappers(_get_ale, _set_ale)
     if way == "mujoco" and hasattr(base, "model") and hasattr(base, "data"):
-        return _with_wrappers(_get_mujoco, _set_mujoco)
+        return _with_wrappers(lambda env: _get_mujoco(env.unwrapped), lambda env, x: _set_mujoco(env.unwrapped, x))
     if way == "state":
         return get_data, set_data
     return None
@@ -66,15 +66,54 @@ def _with_random_numbers(get: Callable[[Env], Any], put: Callable[[Env, Any], An
 
 def _with_wrappers(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> Snapshot:
     """The base environment's own snapshot, with its random numbers and the wrappers' attributes."""
-    get_base, set_base = _with_random_numbers(lambda env: get(env.unwrapped), lambda env, x: put(env.unwrapped, x))
+    get_base, set_base = _with_random_numbers(get, put)
     return (
         lambda env: (get_base(env), _dump(_variables(env)[:-1])),
         lambda env, state: (set_base(env, state[0]), _update(layers(env)[:-1], _variables(env)[:-1], state[1])),
     )
 
 
-def _restore_ale(base: Any, state: Any) -> None:
-    base.ale.restoreState(state)
+class LastAction(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Remembers the last action, which an Atari emulator may repeat but leaves out of its state."""
+
+    last: int | None = None
+
+    def reset(self, **arguments: Any) -> Any:
+        """Forget it."""
+        self.last = None
+        return self.env.reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        """Take an action."""
+        self.last = int(action)
+        return self.env.step(action)
+
+
+def _last_action(env: Env) -> int | None:
+    return next((layer.last for layer in layers(env) if isinstance(layer, LastAction)), None)
+
+
+def _get_ale(env: Env) -> Any:
+    base: Any = env.unwrapped
+    return base.ale.cloneState(include_rng=True), _last_action(env)
+
+
+STICKY_FRAMES = 8
+
+
+def _set_ale(env: Env, state: Any) -> None:
+    base: Any = env.unwrapped
+    emulator, last = state
+    if base.ale.getFloat("repeat_action_probability") > 0:
+        # Take the last action where it is not repeated itself: the coins of a fresh game are the same every time.
+        fresh = vars(base).get("_arsm_fresh")
+        if fresh is None:
+            env.reset(seed=0)
+            fresh = base._arsm_fresh = base.ale.cloneState(include_rng=True)
+        base.ale.restoreState(fresh)
+        for _ in range(STICKY_FRAMES):
+            base.ale.act(base._action_set[last] if last is not None else 0)
+    base.ale.restoreState(emulator)
 
 
 def _get_mujoco(base: Any) -> Any:

@@ -28,7 +28,7 @@ def encoded_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
     if isinstance(space, spaces.MultiDiscrete):
         return (int(space.nvec.sum()),)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        shapes = [encoded_shape(part) for part in _parts(space) if not isinstance(part, spaces.Text)]
+        shapes = [encoded_shape(part) for part in _parts(space) if not _is_text(part)]
         if shapes and all(shape is not None for shape in shapes):
             return (sum(math.prod(shape) for shape in shapes if shape is not None),)
     return None
@@ -52,12 +52,16 @@ def encode(space: spaces.Space[Any], seen: Any) -> Array:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         values = [seen[key] for key in space.spaces] if isinstance(space, spaces.Dict) else list(seen)
         pairs = zip(_parts(space), values, strict=True)
-        return np.concatenate([encode(part, value) for part, value in pairs if not isinstance(part, spaces.Text)])
+        return np.concatenate([encode(part, value) for part, value in pairs if not _is_text(part)])
     raise TypeError(f"An observation of {space} has no encoding.")
 
 
 def _parts(space: spaces.Dict | spaces.Tuple) -> list[spaces.Space[Any]]:
     return list(space.spaces.values()) if isinstance(space, spaces.Dict) else list(space.spaces)
+
+
+def _is_text(space: spaces.Space[Any]) -> bool:
+    return space.dtype is not None and space.dtype.kind == "U"
 
 
 def _one_hot(categories: Array, sizes: Array) -> Array:

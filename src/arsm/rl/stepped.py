@@ -88,6 +88,14 @@ class Stepped:
         """As many as make the policy's share of the time small."""
         return 32
 
+    def team(self) -> Any:
+        """One of its environments, where several agents are one environment; None for a single agent."""
+        if self.agents == 1:
+            return None
+        env = self._take()
+        self.give_back([env])
+        return env
+
     # ---------------------------------------------------------------- episodes and branches
 
     def start(self, seeds: Sequence[int]) -> tuple[SteppedLanes, Array]:

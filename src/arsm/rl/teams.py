@@ -47,21 +47,24 @@ class Team(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         seen, infos = self.parallel.reset(seed=seed, options=options)
-        return self._join(seen), self._info(infos)
+        return self.join(seen), self._info(infos)
 
     def step(self, action: Any) -> Any:
-        parts = np.split(np.asarray(action), self._cuts)
-        chosen = {
-            name: int(part[0] + first[0]) if single else part + first
-            for name, part, first, single in zip(self.names, parts, self._firsts, self._single, strict=True)
-            if name in self.parallel.agents
-        }
+        present = self.parallel.agents
+        chosen = {name: own for name, own in self.split(action).items() if name in present}
         seen, rewards, terminated, truncated, infos = self.parallel.step(chosen)
         gone = not self.parallel.agents or all(terminated[name] or truncated[name] for name in terminated)
         ended = gone and any(terminated.values())
-        return self._join(seen), float(sum(rewards.values())), ended, gone and not ended, self._info(infos)
+        return self.join(seen), float(sum(rewards.values())), ended, gone and not ended, self._info(infos)
 
-    def _join(self, seen: dict[str, Any]) -> Any:
+    def split(self, action: Any) -> dict[str, Any]:
+        """The joint action as {agent: action}."""
+        parts = np.split(np.asarray(action), self._cuts)
+        rows = zip(self.names, parts, self._firsts, self._single, strict=True)
+        return {name: int(part[0] + first[0]) if single else part + first for name, part, first, single in rows}
+
+    def join(self, seen: dict[str, Any]) -> Any:
+        """The observations {agent: observation} as one vector."""
         joined = np.zeros((self.size, self._longest))
         for row, name, space in zip(joined, self.names, self._spaces, strict=True):
             if name in seen:
