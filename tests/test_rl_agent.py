@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import math
+import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -15,6 +20,7 @@ import arsm
 from arsm import policy
 from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, PolicyGradient, Settings
 from arsm.rl.learners import Batch, Critic
+from arsm.rl.progress import Progress, clock
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
 
@@ -150,6 +156,129 @@ def test_saved_and_loaded_it_goes_on_as_if_never_stopped(tmp_path: Path) -> None
         other.load(tmp_path / "agent.pt")
 
 
+def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
+    first = PolicyGradient("CartPole-v1", arsm.RLOO(3, ridge=1.0), horizon=40, seed=1, hidden=(5,), gamma=0.9)
+    first.learn(3)
+    first.save(tmp_path / "agent.pt")
+    second = PolicyGradient.from_file(tmp_path / "agent.pt")
+    assert (second.settings, second.learner.estimator) == (first.settings, first.learner.estimator)
+    assert second.environment.horizon == 40
+    first.learn(2)
+    second.learn(2)
+    assert weights(first) == weights(second)
+    own = PolicyGradient(Walk, arsm.Average(arsm.RLOO(2), 2), horizon=9)
+    own.save(tmp_path / "own.pt")
+    with pytest.raises(ValueError, match="cannot hold the agent's environment and estimator; give the same"):
+        PolicyGradient.from_file(tmp_path / "own.pt")
+    assert PolicyGradient.from_file(tmp_path / "own.pt", environment=Walk, estimator=arsm.RLOO(2)).episodes == 0
+
+
+def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
+    agent = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40)
+    agent.learn(2)
+    agent.save(tmp_path / "agent.pt")
+    other = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=3)
+    other.learn(1)
+    before = copy.deepcopy(other.state_dict())
+    saved = torch.load(tmp_path / "agent.pt", weights_only=True)
+
+    def damage(**changes: Any) -> Path:
+        torch.save({**saved, "state": {**saved["state"], **changes}}, tmp_path / "damaged.pt")
+        return tmp_path / "damaged.pt"
+
+    for changes in ({"counters": [1]}, {"optimizers": []}, {"learner": [torch.zeros(3)]}, {"network": {}}):
+        with pytest.raises(ValueError, match=r"damaged.pt is damaged \(.*; the agent is as it was before"):
+            other.load(damage(**changes))
+        torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
+    for content in (b"", b"junk", (tmp_path / "agent.pt").read_bytes()[:500]):
+        (tmp_path / "junk.pt").write_bytes(content)
+        with pytest.raises(ValueError, match=r"junk.pt was not written by PolicyGradient.save, or is damaged"):
+            other.load(tmp_path / "junk.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match=r"list.pt was not written by PolicyGradient.save"):
+        PolicyGradient.from_file(tmp_path / "list.pt")
+    with pytest.raises(FileNotFoundError):
+        other.load(tmp_path / "nowhere.pt")
+    other.learn(1)
+    assert not list(tmp_path.glob(".*")), "no file is left half written"
+
+
+def test_learning_ends_at_the_first_limit() -> None:
+    agent = PolicyGradient("CartPole-v1", horizon=40)
+    assert [x.episodes for x in agent.learn(3, steps=10**9)] == [1, 2, 3]
+    before = agent.steps + agent.replayed
+    history = agent.learn(steps=1000)
+    assert agent.steps + agent.replayed - before >= 1000
+    assert history[-2].steps - before < 1000
+    began = time.perf_counter()
+    agent.learn(seconds=0.3)
+    assert 0.3 <= time.perf_counter() - began < 5
+    assert agent.learn(0) == agent.learn(episodes=5, seconds=0) == []
+    seen: list[int] = []
+
+    def stop(iteration: Any) -> bool:
+        seen.append(iteration.iteration)
+        return len(seen) < 3
+
+    assert [x.iteration for x in agent.learn(50, callback=stop)] == seen
+    assert len(seen) == 3
+
+
+def test_steps_that_are_played_again_count_as_steps() -> None:
+    agent = PolicyGradient("LunarLander-v3", horizon=40)
+    agent.learn(steps=1500)
+    assert agent.replayed > 0
+    assert agent.steps < 1500 <= agent.steps + agent.replayed
+
+
+def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    agent = PolicyGradient("CartPole-v1", horizon=20)
+    for terminal, wanted, shown in ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)):
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setattr("arsm.rl.progress.AFTER", 0.0)
+        agent.learn(2, progress=wanted)
+        assert ("left" in terminal.getvalue()) == shown
+    line = Progress(enabled=True)
+    assert clock(3723.4) == "1:02:03"
+    assert line._written == 0
+
+
+def test_an_evaluation_is_a_mean_with_its_error_and_changes_nothing() -> None:
+    agent = PolicyGradient("CartPole-v1", horizon=40)
+    agent.learn(3)
+    before = weights(agent), agent.steps, agent.episodes
+    found = agent.evaluate(episodes=70)
+    assert len(found.returns) == 70
+    assert found.mean == pytest.approx(np.mean(found.returns))
+    assert found.standard_error == pytest.approx(np.std(found.returns, ddof=1) / 70**0.5)
+    assert agent.evaluate(70) == found
+    assert agent.evaluate(70, seed=1) != found
+    sampled = agent.evaluate(70, deterministic=False)
+    assert sampled == agent.evaluate(70, deterministic=False) != found
+    assert (weights(agent), agent.steps, agent.episodes) == before
+    assert math.isnan(agent.evaluate(1).standard_error)
+
+
+def test_evaluation_plays_what_predict_says() -> None:
+    agent = PolicyGradient("CartPole-v1", horizon=100, learning_rate=0.03)
+    agent.learn(20)
+    env = gymnasium.make("CartPole-v1", max_episode_steps=100)
+    seeds = [int(x >> np.uint64(33)) for x in np.random.SeedSequence([0, 0, 0]).generate_state(4, np.uint64)[1:]]
+    totals = []
+    for seed in seeds:
+        seen, _ = env.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            seen, reward, terminated, truncated, _ = env.step(agent.predict(seen))
+            total, over = total + float(reward), terminated or truncated
+        totals.append(total)
+    assert agent.evaluate(3).returns == tuple(totals)
+
+
 def test_what_was_learned_before_a_failure_is_kept() -> None:
     agent = PolicyGradient(Failing, horizon=200)
     agent.learn(2)
@@ -176,12 +305,19 @@ def test_refusals() -> None:
         ("gamma", 1.5, r"gamma must lie in \(0, 1\]"),
         ("learning_rate", 0.0, "learning_rate must be positive"),
         ("learning_rate", float("inf"), "learning_rate must be positive and finite"),
-        ("entropy", float("nan"), "entropy must be finite"),
+        ("entropy", float("nan"), "entropy must be a finite number"),
         ("reward_scale", -1.0, "reward_scale must be positive"),
         ("decay_over", 0, "decay_over must be at least 1"),
         ("episodes_an_iteration", 0, "episodes_an_iteration must be at least 1"),
         ("hidden", 10, r"hidden must be the sizes of layers, such as \(10, 10\), but is 10"),
         ("hidden", (10, 0), r"hidden must be the sizes of layers, .*, but is \(10, 0\)"),
+        ("hidden", (True,), r"hidden must be the sizes of layers, .*, but is \(True,\)"),
+        ("budget", 2.5, "budget must be a whole number, but is 2.5"),
+        ("episodes_an_iteration", True, "episodes_an_iteration must be a whole number, but is True"),
+        ("gamma", "0.9", "gamma must be a finite number, but is '0.9'"),
+        ("seed", -1, r"seed must be a whole number from 0 to 2\^63 - 1, but is -1"),
+        ("seed", 2**64, r"seed must be a whole number from 0 to 2\^63 - 1"),
+        ("seed", 1.5, r"seed must be a whole number from 0 to 2\^63 - 1, but is 1.5"),
     ]
     for name, value, message in wrong:
         with pytest.raises(ValueError, match=message):
@@ -193,14 +329,29 @@ def test_refusals() -> None:
         ActorCritic(steps=0)
     with pytest.raises(ValueError, match="needs f's derivative"):
         PolicyGradient("CartPole-v1", arsm.estimator("gumbel-softmax"))
-    for words in ("carms", "carms:samples=2", "disarm"):
-        with pytest.raises(ValueError, match="takes no given action"):
-            PolicyGradient("CartPole-v1", arsm.estimator(words))
+    with pytest.raises(ValueError, match="takes no given action; use RLOO"):
+        PolicyGradient("CartPole-v1", arsm.Exact())
     for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):
         with pytest.raises(ValueError, match=r"use ActionConditioned\(\)"):
             PolicyGradient("CartPole-v1", learner)
     with pytest.raises(TypeError, match="give its name, its class or a function"):
         PolicyGradient(Walk())  # pyright: ignore[reportArgumentType]
+    for horizon, message in (
+        (1.5, "a whole number, but is 1.5"),
+        (True, "a whole number"),
+        (0, "at least 1, but is 0"),
+    ):
+        with pytest.raises(ValueError, match=f"horizon must be {message}"):
+            PolicyGradient("CartPole-v1", horizon=horizon)  # pyright: ignore[reportArgumentType]
+    agent = PolicyGradient("CartPole-v1")
+    with pytest.raises(ValueError, match="Say how long to learn: episodes, steps or seconds"):
+        agent.learn()
+    with pytest.raises(ValueError, match="episodes must be a whole number"):
+        agent.learn(1.5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="seconds must be finite and not negative, but is -1"):
+        agent.learn(seconds=-1)
+    with pytest.raises(ValueError, match="episodes must be at least 1, but is 0"):
+        agent.evaluate(0)
     with pytest.raises(EnvironmentFailure, match="gave a reward of nan; it must be a finite number"):
         PolicyGradient(WalkWithoutRewards, horizon=20)
 

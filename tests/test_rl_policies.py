@@ -105,7 +105,7 @@ class Meeting:
         return spaces.Discrete(3)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents = list(self.possible_agents)
+        self.agents: list[str] = list(self.possible_agents)
         self.at = dict(zip(self.agents, np.random.default_rng(seed).normal(size=3).tolist(), strict=True))
         self.time = 0
         return self.seen(), {}

@@ -181,7 +181,7 @@ def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: i
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
 def test_the_numpy_policy_is_the_network(rows: int) -> None:
     agent = PolicyGradient("CartPole-v1", hidden=(FEW_ROWS + 10, 3))
-    torch.nn.init.normal_(agent.network[0].bias)  # pyright: ignore[reportArgumentType]
+    torch.nn.init.normal_(list(agent.network.parameters())[1])
     seen = np.random.default_rng(0).normal(size=(rows, 4))
     held, expected = agent.policy, agent.network(torch.from_numpy(seen)).detach().numpy()
     np.testing.assert_allclose(held.logits(seen)[:, 0], expected, rtol=1e-12)

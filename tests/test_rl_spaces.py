@@ -33,7 +33,7 @@ NESTED = spaces.Dict(
         (spaces.Discrete(3, start=-1), np.int64(-1), (3,), [1, 0, 0]),
         (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), (3,), [1, 0, 1]),
         (spaces.MultiDiscrete([2, 3]), np.array([1, 0]), (5,), [0, 1, 1, 0, 0]),
-        (spaces.MultiDiscrete([[2, 2]], start=[[1, 1]]), np.array([[2, 1]]), (4,), [0, 1, 1, 0]),
+        (spaces.MultiDiscrete(np.array([[2, 2]]), start=np.array([[1, 1]])), np.array([[2, 1]]), (4,), [0, 1, 1, 0]),
         (spaces.Box(-1.0, 1.0, (2, 1)), np.array([[0.5], [-0.5]]), (2, 1), [0.5, -0.5]),
         (spaces.Box(0, 255, (1, 2), np.uint8), np.array([[255, 51]], np.uint8), (1, 2), [1.0, 0.2]),
         (spaces.Box(0.0, 1.0, ()), 0.25, (1,), [0.25]),

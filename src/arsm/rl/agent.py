@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from arsm import policy as rollouts
-from arsm.categorical import entropy
-from arsm.checks import check_estimator, legal_rows
-from arsm.diagnostics import MovingVariance
+from arsm.checks import check_estimator
 from arsm.estimators import RLOO
 from arsm.rl import files
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
-from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee
-from arsm.rl.networks import TeamNetwork, mlp, perceptron
-from arsm.rl.play import Branches, Episode, play_episodes
-from arsm.rl.policies import ModulePolicy, Policy, act
+from arsm.rl.learners import ActionConditioned, ActorCritic
+from arsm.rl.play import Branches, Played, play_episodes
+from arsm.rl.policies import Policy, act
 from arsm.rl.progress import Progress
 from arsm.rl.rollouts import make_engine
 from arsm.rl.settings import Settings, check_count, check_seed
@@ -34,39 +27,11 @@ from arsm.rl.snapshots import Snapshot
 from arsm.rl.spaces import Encoder, exists, full_mask
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Still, Tape, race_units
+from arsm.rl.training import Iteration, Training
 from arsm.types import Estimator
 
-DECAY = 0.99
-CHECKED_STEPS = 50
 TOGETHER = 32
 """Episodes of an evaluation that are played at once."""
-KINDS = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """The record of one iteration."""
-
-    iteration: int
-    episodes: int
-    """True episodes so far."""
-    steps: int
-    """Environment steps so far, rollouts included, but not the way back to where they begin."""
-    replayed: int
-    """Steps of this iteration that were played again on that way."""
-    returns: tuple[float, ...]
-    """Undiscounted, of this iteration's true episodes."""
-    rollouts: int
-    pseudo_actions: float
-    """Mean pseudo actions per step, before the budget."""
-    entropy: float
-    """Of the policy, averaged over steps and actions, in nats."""
-    log_variance: float
-    """Of the policy's gradient: moving averages with decay 0.99, averaged over all parameters."""
-    seconds: float
-    """Of this iteration."""
-    cpu_seconds: float
-    """Of this iteration, worker processes included."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +43,7 @@ class Evaluation:
     returns: tuple[float, ...]
 
 
-class PolicyGradient:
+class PolicyGradient(Training):
     """A policy that learns from true episodes and from rollouts of the actions that it might have taken.
 
         agent = PolicyGradient("CartPole-v1")
@@ -124,28 +89,13 @@ class PolicyGradient:
         address: str | None = None,
         **changes: Any,
     ) -> None:
-        self.settings = replace(settings or Settings(), **changes)
         estimator = estimator or RLOO(2)
-        if isinstance(estimator, Estimator):
-            _check_learned(estimator)
-        elif not isinstance(estimator, ActorCritic | ActionConditioned):
-            check_estimator(estimator)
-        if policy is not None and not (isinstance(policy, nn.Module) and list(policy.parameters())):
-            raise TypeError(f"policy must be a torch.nn.Module with parameters, but is {policy!r}.")
-        self.environment = make_environment(
+        _check_parts(estimator, policy)
+        settings = replace(settings or Settings(), **changes)
+        world = make_environment(
             environment, horizon, encoder, snapshot=snapshot, randomness=randomness, options=options
         )
-        generator = torch.Generator().manual_seed(self.settings.seed)
-        self.network = self._mlp(shared_policy, generator) if policy is None else policy.eval()
-        self._made = policy is None
-        self.learner = self._learner(estimator, self.settings.hidden, generator)
-        self._optimizers = [
-            KINDS[self.settings.optimizer](parameters, lr=self.settings.learning_rate, foreach=True)
-            for parameters in (list(self.network.parameters()), self.learner.parameters())
-            if parameters
-        ]
-        self._variance = MovingVariance(DECAY)
-        self.iteration = self.episodes = self.steps = self.replayed = 0
+        super().__init__(world, estimator, policy, settings, shared_policy=shared_policy)
         self._arguments = {
             "environment": environment if isinstance(environment, str) else None,
             "horizon": horizon,
@@ -155,71 +105,13 @@ class PolicyGradient:
             "encoder": encoder is not None,
             "snapshot": snapshot is not None,
             "policy": policy is not None,
+            "settings": asdict(settings),
+            "estimator": files.in_words(estimator),
         }
-        self._kind = estimator
-        self._check_policy()
-        self._engine = make_engine(engine, self.environment, workers, address)
+        self._engine = make_engine(engine, world, workers, address)
 
-    def _mlp(self, shared: bool, generator: torch.Generator) -> nn.Module:
-        world, hidden = self.environment, self.settings.hidden
-        inputs, outputs = world.observations // world.agents, len(world.choices) * max(world.choices) // world.agents
-        if world.agents == 1:
-            return mlp(inputs, hidden, outputs, generator)
-        if len(world.choices) % world.agents:
-            raise ValueError(
-                f"The {world.agents} agents of {world.name} have {len(world.choices)} actions together, but an MLP per "
-                "agent needs as many for each; give a policy of your own."
-            )
-        count = 1 if shared else world.agents
-        return TeamNetwork([mlp(inputs, hidden, outputs, generator) for _ in range(count)], world.agents)
-
-    def _learner(
-        self,
-        estimator: Estimator | ActorCritic | ActionConditioned,
-        hidden: tuple[int, ...],
-        generator: torch.Generator,
-    ) -> Learner:
-        inputs, choices = self.environment.observations, self.environment.choices
-        if isinstance(estimator, ActorCritic):
-            return Critic(estimator, inputs, hidden, self.settings.gamma, generator)
-        if isinstance(estimator, ActionConditioned):
-            return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
-        return TryAndSee(estimator)
-
-    @property
-    def _learning_rate(self) -> float:
-        over = self.settings.decay_over
-        left = 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
-        return left * self.settings.learning_rate
-
-    def _check_policy(self) -> None:
-        """Refuse a budget or a module that would fail later, before anything is played."""
-        world = self.environment
-        seen = np.zeros((CHECKED_STEPS, world.observations))
-        if world.masks:
-            seen = np.concatenate([seen, np.ones((CHECKED_STEPS, math.prod(self._logits_shape)))], 1)
-            seen[:, world.observations :] *= exists(world.choices).reshape(-1)
-        like = self.policy.logits(seen)
-        logits = torch.from_numpy(np.where(like > -np.inf, 0.0, -np.inf)).unsqueeze(0)
-        first = torch.zeros(logits.shape[:-1], dtype=torch.int64)
-        rollouts.plan(self.learner.estimator, logits, first, budget=self._budget, generator=torch.Generator())
-
-    @property
-    def _logits_shape(self) -> tuple[int, int]:
-        return len(self.environment.choices), max(self.environment.choices)
-
-    @property
-    def _budget(self) -> int | None:
-        return None if self.settings.budget is None else self.settings.budget * self.settings.episodes_an_iteration
-
-    @property
-    def policy(self) -> Policy:
-        """The policy as it is now: a copy that plays."""
-        world = self.environment
-        if self._made:
-            assert isinstance(self.network, nn.Sequential | TeamNetwork)
-            return perceptron(self.network, world.choices)
-        return ModulePolicy(copy.deepcopy(self.network), world.shape, world.choices)
+    def _play(self, policy: Policy, branches: Branches) -> Played:
+        return self._engine.play(policy, branches)
 
     # ---------------------------------------------------------------- playing
 
@@ -341,151 +233,7 @@ class PolicyGradient:
     def _clock(self) -> dict[str, float]:
         return {"episodes": self.episodes, "steps": self.steps + self.replayed, "seconds": time.perf_counter()}
 
-    def _iterate(self) -> Iteration:
-        begin, begin_cpu = time.perf_counter(), time.process_time()
-        settings, world, estimator = self.settings, self.environment, self.learner.estimator
-        count = settings.episodes_an_iteration
-        # every iteration has random numbers of its own, so that one that resumes needs no generator's state
-        streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(3 + count, np.uint64)
-        generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
-        true, branched = int(streams[1]), int(streams[2])
-        current = self.policy
-        seeds = [int(stream >> np.uint64(33)) for stream in streams[3:]]
-        played = play_episodes(world, current, seeds, Tape(true, count, self._logits_shape))
-
-        batch = self._batch(played)
-        if not bool(legal_rows(batch.logits).all()):
-            raise FloatingPointError(
-                f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
-                f"{settings.learning_rate:g}."
-            )
-        plan = rollouts.plan(
-            estimator,
-            batch.logits.unsqueeze(0),
-            torch.from_numpy(np.concatenate([one.actions for one in played])).unsqueeze(0),
-            budget=self._budget,
-            generator=generator,
-            weighted=settings.weighted,
-        )
-        branches = self._branches(plan, played, branched, true if settings.common_random_numbers else None)
-        tried = self._engine.play(current, branches)
-        mean_entropy = self._update(batch, plan, torch.from_numpy(settings.reward_scale * tried.returns))
-
-        self.iteration += 1
-        self.episodes += count
-        self.steps += sum(batch.lengths) + tried.steps
-        self.replayed += tried.replayed
-        number = torch.arange(plan.queries.same_as.shape[0]).unsqueeze(-1)
-        return Iteration(
-            iteration=self.iteration,
-            episodes=self.episodes,
-            steps=self.steps,
-            replayed=tried.replayed,
-            returns=tuple(float(one.rewards.sum()) for one in played),
-            rollouts=len(branches),
-            pseudo_actions=float(((plan.queries.same_as == number) & (number > 0)).sum()) / sum(batch.lengths),
-            entropy=mean_entropy,
-            log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
-            seconds=time.perf_counter() - begin,
-            cpu_seconds=time.process_time() - begin_cpu + tried.cpu_seconds,
-        )
-
-    def _branches(self, plan: rollouts.Rollouts, played: list[Episode], key: int, shared: int | None) -> Branches:
-        """The plan's steps, which are numbered through all episodes, as steps of each."""
-        offset = np.cumsum([0, *(len(one.rewards) for one in played)])
-        step = plan.step.numpy()
-        episode = np.searchsorted(offset, step, "right") - 1
-        return Branches(
-            trails=tuple(one.trail for one in played),
-            episode=episode,
-            step=step - offset[episode],
-            action=plan.action.numpy(),
-            key=key,
-            number=np.arange(len(step)),
-            gamma=self.settings.gamma,
-            shared=shared,
-        )
-
-    def _batch(self, played: list[Episode]) -> Batch:
-        gamma, scale = self.settings.gamma, self.settings.reward_scale
-
-        def join(parts: list[Array]) -> Tensor:
-            return torch.from_numpy(np.concatenate(parts))
-
-        lengths = tuple(len(one.rewards) for one in played)
-        discount = None
-        if self.settings.discounting == "gamma^t":
-            discount = gamma ** torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
-        return Batch(
-            observations=join([one.observations for one in played])[:, : self.environment.observations],
-            logits=join([one.logits for one in played]),
-            rewards=scale * join([one.rewards for one in played]),
-            returns=scale * join([one.returns(gamma) for one in played]),
-            discount=discount,
-            lengths=lengths,
-            last_observations=torch.from_numpy(np.stack([one.last_observation for one in played]))[
-                :, : self.environment.observations
-            ],
-            terminated=tuple(one.terminated for one in played),
-        )
-
-    def _logits(self, batch: Batch) -> Tensor:
-        """[T, K, C]: the network's logits with their graph, masked as the batch's."""
-        world = self.environment
-        module = ModulePolicy(self.network, world.shape, world.choices)
-        return module.outputs(batch.observations).cpu().masked_fill(batch.logits == -torch.inf, -torch.inf)
-
-    def _update(self, batch: Batch, plan: rollouts.Rollouts, rollout_returns: Tensor) -> float:
-        """One step uphill; returns the policy's entropy."""
-        grad, loss = self.learner.gradient(batch, plan, rollout_returns)
-        logits = self._logits(batch)
-        total_entropy = entropy(logits).sum()
-        scale = 1 / len(batch.lengths)
-        for optimizer in self._optimizers:
-            optimizer.zero_grad()
-        objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
-        if self.settings.entropy:
-            objective = objective + self.settings.entropy * total_entropy
-        (-scale * objective).backward()
-        if loss is not None:
-            (scale * loss).backward()
-        self._variance.update([p.grad.cpu() for p in self.network.parameters() if p.grad is not None])
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate
-            optimizer.step()
-        return float(total_entropy.detach()) / (batch.logits.shape[0] * batch.logits.shape[1])
-
     # ---------------------------------------------------------------- files
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that learning goes on from."""
-        return {
-            "network": self.network.state_dict(),
-            "learner": [parameter.detach().clone() for parameter in self.learner.parameters()],
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "variance": self._variance.state_dict(),
-            "counters": [self.iteration, self.episodes, self.steps, self.replayed],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; a state that does not fit leaves the agent as it was."""
-        before = copy.deepcopy(self.state_dict())
-        try:
-            self._set_state(state)
-        except Exception:
-            self._set_state(before)
-            raise
-
-    def _set_state(self, state: dict[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
-        with torch.no_grad():
-            for parameter, saved in zip(self.learner.parameters(), state["learner"], strict=True):
-                parameter.copy_(saved)
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self._variance.load_state_dict(state["variance"])
-        self.iteration, self.episodes, self.steps, self.replayed = map(int, state["counters"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the agent to a file, whole or not at all."""
@@ -519,7 +267,7 @@ class PolicyGradient:
 
     def arguments(self) -> dict[str, Any]:
         """What `from_file` makes the agent from."""
-        return {**self._arguments, "settings": asdict(self.settings), "estimator": files.in_words(self._kind)}
+        return self._arguments
 
     def close(self) -> None:
         """End the engine's workers, and close the environments."""
@@ -527,9 +275,13 @@ class PolicyGradient:
         self.environment.close()
 
 
-def _check_learned(estimator: Estimator) -> None:
-    if len(estimator.learned):
+def _check_parts(estimator: object, policy: object) -> None:
+    if not isinstance(estimator, ActorCritic | ActionConditioned):
+        check_estimator(estimator)
+    if isinstance(estimator, Estimator) and len(estimator.learned):
         raise ValueError(
             f"{type(estimator).__name__} learns a control variate of relaxed samples, which an episode does not "
             'have; use ActionConditioned(), the method "relax" of `arsm control`.'
         )
+    if policy is not None and not (isinstance(policy, nn.Module) and list(policy.parameters())):
+        raise TypeError(f"policy must be a torch.nn.Module with parameters, but is {policy!r}.")

@@ -44,7 +44,8 @@ def load(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     try:
         agent.load_state_dict(saved["state"])
     except Exception as error:
-        raise ValueError(f"{path} is damaged ({error}); the agent is as it was before.") from error
+        why = " ".join(str(error).split())
+        raise ValueError(f"{path} is damaged ({why}); the agent is as it was before.") from error
 
 
 def make(kind: type[PolicyGradient], path: str | os.PathLike[str], given: dict[str, Any]) -> PolicyGradient:

@@ -11,7 +11,8 @@ from gymnasium import spaces
 
 from arsm.rl.branching import Array
 
-Encoder = Callable[[Any], Array]
+Encoder = Callable[[Any], Any]
+"""Makes an array, or numbers for one, of an observation."""
 
 
 # ---------------------------------------------------------------- observations
