@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,14 @@ from torch.nn.utils import parameters_to_vector
 
 import arsm
 from arsm import policy
-from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, PolicyGradient, Settings
+from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, Learning, PolicyGradient, Settings
 from arsm.rl.learners import Batch, Critic
 from arsm.rl.progress import Progress, clock
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
+
+one_by_one = partial(PolicyGradient, settings=Settings(**dataclasses.asdict(Learning())))
+"""One episode per iteration, and the paper's other settings."""
 
 
 def weights(agent: PolicyGradient) -> list[list[float]]:
@@ -44,9 +49,7 @@ METHODS = [
 def test_every_method_learns_and_repeats_itself(method: Any) -> None:
     runs = []
     for _ in range(2):
-        agent = PolicyGradient(
-            "CartPole-v1", method, horizon=40, budget=4, episodes_an_iteration=2, entropy=0.01, seed=5
-        )
+        agent = one_by_one("CartPole-v1", method, horizon=40, budget=4, episodes_an_iteration=2, entropy=0.01, seed=5)
         begin = weights(agent)
         history = agent.learn(8)
         assert [x.episodes for x in history] == [2, 4, 6, 8]
@@ -60,9 +63,7 @@ def test_every_method_learns_and_repeats_itself(method: Any) -> None:
 def test_engines_give_the_same_weights(common: bool) -> None:
     results = []
     for engine in ("in-process", "pool"):
-        agent = PolicyGradient(
-            "CartPole-v1", horizon=40, engine=engine, workers=2, common_random_numbers=common, seed=2
-        )
+        agent = one_by_one("CartPole-v1", horizon=40, engine=engine, workers=2, common_random_numbers=common, seed=2)
         agent.learn(3)
         agent.close()
         results.append(weights(agent))
@@ -80,7 +81,7 @@ class Pair(Walk):
 
 
 def test_several_actions_a_step() -> None:
-    agent = PolicyGradient(Pair, arsm.ARSM(), horizon=10, budget=20, learning_rate=0.1)
+    agent = one_by_one(Pair, arsm.ARSM(), horizon=10, budget=20, learning_rate=0.1)
     history = agent.learn(30)
     assert history[0].returns[0] < 15
     assert np.mean([x.returns[0] for x in history[-10:]]) > 18
@@ -92,7 +93,7 @@ def test_several_actions_a_step() -> None:
 def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: Any) -> None:
     found = []
     for scale in (1.0, 0.25):
-        agent = PolicyGradient("CartPole-v1", method, horizon=40, reward_scale=scale)
+        agent = one_by_one("CartPole-v1", method, horizon=40, reward_scale=scale)
         for parameter in agent.learner.parameters():  # a critic that says nothing yet
             torch.nn.init.zeros_(parameter)
         (iteration,) = agent.learn(1)
@@ -105,8 +106,24 @@ def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: 
     assert first.returns == second.returns
 
 
+class WalkForMore(Walk):
+    def step(self, action: Any) -> Any:
+        seen, reward, *rest = super().step(action)
+        return seen, 100 * reward, *rest
+
+
+@pytest.mark.parametrize(("scale", "alike"), [(None, True), (1.0, False)])
+def test_measured_scales_make_the_unit_of_rewards_immaterial(scale: float | None, alike: bool) -> None:
+    found = []
+    for kind in (Walk, WalkForMore):
+        agent = PolicyGradient(kind, horizon=20, reward_scale=scale, entropy=0.1)
+        agent.learn(12)
+        found.append(parameters_to_vector(agent.network.parameters()).detach())
+    assert torch.allclose(*found, rtol=1e-6) == alike
+
+
 def test_the_learning_rate_falls_to_nothing() -> None:
-    agent = PolicyGradient("CartPole-v1", horizon=40, learning_rate=0.1, decay_over=4)
+    agent = one_by_one("CartPole-v1", horizon=40, learning_rate=0.1, decay_over=4)
     sizes = []
     for _ in range(5):
         before = parameters_to_vector(agent.network.parameters()).detach().clone()
@@ -121,7 +138,7 @@ def test_common_random_numbers_change_nothing_but_the_noise() -> None:
     """A policy that is all but certain takes the same rollouts either way."""
     returns = []
     for common in (False, True):
-        agent = PolicyGradient("CartPole-v1", horizon=40, common_random_numbers=common)
+        agent = one_by_one("CartPole-v1", horizon=40, common_random_numbers=common)
         with torch.no_grad():
             list(agent.network.parameters())[-1].copy_(torch.tensor([40.0, 0.0], dtype=torch.float64))
         returns.append([x.returns for x in agent.learn(2)])
@@ -129,7 +146,7 @@ def test_common_random_numbers_change_nothing_but_the_noise() -> None:
 
 
 def test_predict_takes_the_likeliest_action_or_samples() -> None:
-    agent = PolicyGradient("CartPole-v1")
+    agent = one_by_one("CartPole-v1")
     with torch.no_grad():
         weight, bias = list(agent.network.parameters())[-2:]
         weight.zero_()
@@ -141,23 +158,23 @@ def test_predict_takes_the_likeliest_action_or_samples() -> None:
 
 
 def test_saved_and_loaded_it_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    whole = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    whole = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
     whole.learn(6)
-    first = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    first = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
     first.learn(3)
     first.save(tmp_path / "agent.pt")
-    second = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    second = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
     second.load(tmp_path / "agent.pt")
     history = second.learn(3)
     assert weights(second) == weights(whole)
     assert history[-1].episodes == 6
-    other = PolicyGradient("CartPole-v1", ActorCritic(), hidden=(5,))
+    other = one_by_one("CartPole-v1", ActorCritic(), hidden=(5,))
     with pytest.raises(ValueError, match=r"another hidden \(\[10, 10\]\)"):
         other.load(tmp_path / "agent.pt")
 
 
 def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
-    first = PolicyGradient("CartPole-v1", arsm.RLOO(3, ridge=1.0), horizon=40, seed=1, hidden=(5,), gamma=0.9)
+    first = one_by_one("CartPole-v1", arsm.RLOO(3, ridge=1.0), horizon=40, seed=1, hidden=(5,), gamma=0.9)
     first.learn(3)
     first.save(tmp_path / "agent.pt")
     second = PolicyGradient.from_file(tmp_path / "agent.pt")
@@ -166,7 +183,7 @@ def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
     first.learn(2)
     second.learn(2)
     assert weights(first) == weights(second)
-    own = PolicyGradient(Walk, arsm.Average(arsm.RLOO(2), 2), horizon=9)
+    own = one_by_one(Walk, arsm.Average(arsm.RLOO(2), 2), horizon=9)
     own.save(tmp_path / "own.pt")
     with pytest.raises(ValueError, match="cannot hold the agent's environment and estimator; give the same"):
         PolicyGradient.from_file(tmp_path / "own.pt")
@@ -174,10 +191,10 @@ def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
 
 
 def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
-    agent = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40)
+    agent = one_by_one("CartPole-v1", ActorCritic(), horizon=40)
     agent.learn(2)
     agent.save(tmp_path / "agent.pt")
-    other = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=3)
+    other = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=3)
     other.learn(1)
     before = copy.deepcopy(other.state_dict())
     saved = torch.load(tmp_path / "agent.pt", weights_only=True)
@@ -204,7 +221,7 @@ def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
 
 
 def test_learning_ends_at_the_first_limit() -> None:
-    agent = PolicyGradient("CartPole-v1", horizon=40)
+    agent = one_by_one("CartPole-v1", horizon=40)
     assert [x.episodes for x in agent.learn(3, steps=10**9)] == [1, 2, 3]
     before = agent.steps + agent.replayed
     history = agent.learn(steps=1000)
@@ -225,7 +242,7 @@ def test_learning_ends_at_the_first_limit() -> None:
 
 
 def test_steps_that_are_played_again_count_as_steps() -> None:
-    agent = PolicyGradient("LunarLander-v3", horizon=40)
+    agent = one_by_one("LunarLander-v3", horizon=40)
     agent.learn(steps=1500)
     assert agent.replayed > 0
     assert agent.steps < 1500 <= agent.steps + agent.replayed
@@ -236,7 +253,7 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
         def isatty(self) -> bool:
             return True
 
-    agent = PolicyGradient("CartPole-v1", horizon=20)
+    agent = one_by_one("CartPole-v1", horizon=20)
     for terminal, wanted, shown in ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)):
         monkeypatch.setattr("sys.stderr", terminal)
         monkeypatch.setattr("arsm.rl.progress.AFTER", 0.0)
@@ -248,7 +265,7 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_evaluation_is_a_mean_with_its_error_and_changes_nothing() -> None:
-    agent = PolicyGradient("CartPole-v1", horizon=40)
+    agent = one_by_one("CartPole-v1", horizon=40)
     agent.learn(3)
     before = weights(agent), agent.steps, agent.episodes
     found = agent.evaluate(episodes=70)
@@ -264,7 +281,7 @@ def test_an_evaluation_is_a_mean_with_its_error_and_changes_nothing() -> None:
 
 
 def test_evaluation_plays_what_predict_says() -> None:
-    agent = PolicyGradient("CartPole-v1", horizon=100, learning_rate=0.03)
+    agent = one_by_one("CartPole-v1", horizon=100, learning_rate=0.03)
     agent.learn(20)
     env = gymnasium.make("CartPole-v1", max_episode_steps=100)
     seeds = [int(x >> np.uint64(33)) for x in np.random.SeedSequence([0, 0, 0]).generate_state(4, np.uint64)[1:]]
@@ -280,7 +297,7 @@ def test_evaluation_plays_what_predict_says() -> None:
 
 
 def test_what_was_learned_before_a_failure_is_kept() -> None:
-    agent = PolicyGradient(Failing, horizon=200)
+    agent = one_by_one(Failing, horizon=200)
     agent.learn(2)
     kept = weights(agent)
     object.__setattr__(agent.environment, "horizon", 300)
@@ -298,7 +315,7 @@ class WalkWithoutRewards(Walk):
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="less than the 3 pseudo actions"):
-        PolicyGradient("LunarLander-v3", arsm.ARSM(), budget=2)
+        one_by_one("LunarLander-v3", arsm.ARSM(), budget=2)
     wrong: list[tuple[str, Any, str]] = [
         ("optimizer", "sgd", '"adam" or "rmsprop", but is "sgd"'),
         ("discounting", "half", '"none" or "gamma'),
@@ -324,26 +341,26 @@ def test_refusals() -> None:
             PolicyGradient("CartPole-v1", settings=Settings(**{name: value}))
     for words in ("arsm", arsm.ARSM, ActorCritic):
         with pytest.raises(TypeError, match="estimator must be an estimator such as"):
-            PolicyGradient("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
+            one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="steps must be at least 1, or None for the whole return, but is 0"):
         ActorCritic(steps=0)
     with pytest.raises(ValueError, match="needs f's derivative"):
-        PolicyGradient("CartPole-v1", arsm.estimator("gumbel-softmax"))
+        one_by_one("CartPole-v1", arsm.estimator("gumbel-softmax"))
     with pytest.raises(ValueError, match="takes no given action; use RLOO"):
-        PolicyGradient("CartPole-v1", arsm.Exact())
+        one_by_one("CartPole-v1", arsm.Exact())
     for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):
         with pytest.raises(ValueError, match=r"use ActionConditioned\(\)"):
-            PolicyGradient("CartPole-v1", learner)
+            one_by_one("CartPole-v1", learner)
     with pytest.raises(TypeError, match="give its name, its class or a function"):
-        PolicyGradient(Walk())  # pyright: ignore[reportArgumentType]
+        one_by_one(Walk())  # pyright: ignore[reportArgumentType]
     for horizon, message in (
         (1.5, "a whole number, but is 1.5"),
         (True, "a whole number"),
         (0, "at least 1, but is 0"),
     ):
         with pytest.raises(ValueError, match=f"horizon must be {message}"):
-            PolicyGradient("CartPole-v1", horizon=horizon)  # pyright: ignore[reportArgumentType]
-    agent = PolicyGradient("CartPole-v1")
+            one_by_one("CartPole-v1", horizon=horizon)  # pyright: ignore[reportArgumentType]
+    agent = one_by_one("CartPole-v1")
     with pytest.raises(ValueError, match="Say how long to learn: episodes, steps or seconds"):
         agent.learn()
     with pytest.raises(ValueError, match="episodes must be a whole number"):
@@ -353,12 +370,12 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="episodes must be at least 1, but is 0"):
         agent.evaluate(0)
     with pytest.raises(EnvironmentFailure, match="gave a reward of nan; it must be a finite number"):
-        PolicyGradient(WalkWithoutRewards, horizon=20)
+        one_by_one(WalkWithoutRewards, horizon=20)
 
 
 @pytest.mark.parametrize("method", [arsm.ARSM(), ActorCritic()])
 def test_a_policy_that_is_not_finite_is_an_error(method: Any) -> None:
-    agent = PolicyGradient("CartPole-v1", method, horizon=20, learning_rate=1e200)
+    agent = one_by_one("CartPole-v1", method, horizon=20, learning_rate=1e200)
     with pytest.raises(FloatingPointError, match=r"not finite after episode 1; try a smaller .* than 1e\+200"):
         agent.learn(5)
 
@@ -397,7 +414,7 @@ def test_n_step_targets_against_a_loop() -> None:
 
 def test_the_update_is_the_planned_gradient() -> None:
     """The network's gradient is that of sum_t phi_t g_t, averaged over episodes, plus the entropy's."""
-    agent = PolicyGradient("CartPole-v1", horizon=30, episodes_an_iteration=2, entropy=0.1, discounting="gamma^t")
+    agent = one_by_one("CartPole-v1", horizon=30, episodes_an_iteration=2, entropy=0.1, discounting="gamma^t")
     seen: dict[str, Any] = {}
     plain = agent.learner.gradient
 

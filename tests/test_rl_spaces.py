@@ -138,7 +138,7 @@ def test_dictionary_observations_need_no_encoder_and_no_horizon() -> None:
         "state",
         False,
     )
-    agent = PolicyGradient(Room, arsm.ARSM(), learning_rate=0.05)
+    agent = PolicyGradient(Room, arsm.ARSM(), learning_rate=0.05, episodes_an_iteration=1)
     history = agent.learn(40)
     assert np.mean([x.returns[0] for x in history[-10:]]) > 7 > history[0].returns[0]
     assert agent.predict({"room": 0, "time": np.zeros(1), "note": ""}) == 2
@@ -242,7 +242,7 @@ class Flagged(Walk):
 @pytest.mark.parametrize("method", [ActorCritic(None), arsm.ARSM()], ids=repr)
 def test_flags_may_be_numbers(flag: Any, method: Any) -> None:
     kind = type("Kind", (Flagged,), {"flag": staticmethod(flag)})
-    agent = PolicyGradient(kind, method, horizon=30)
+    agent = PolicyGradient(kind, method, horizon=30, episodes_an_iteration=1)
     (iteration,) = agent.learn(1)
     assert 7 <= iteration.steps <= 7 + 7 * iteration.rollouts
     assert len(agent.environment.start([0])[0].step(np.zeros((1, 1), int))[3]) == 1

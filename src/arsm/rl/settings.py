@@ -18,8 +18,9 @@ class Learning:
     """True episodes whose gradients are averaged before each update."""
     gamma: float = 0.99
     """Discount factor."""
-    reward_scale: float = 1.0
-    """Factor of the rewards before anything is learned from them; returns are reported as they are."""
+    reward_scale: float | None = 1.0
+    """Factor of the rewards before anything is learned from them; returns are reported as they are. None divides by
+    the standard deviation of the returns of earlier iterations."""
     entropy: float = 0.0
     """The weight of the policy's entropy, summed over steps, in what is maximised."""
     hidden: tuple[int, ...] = (10, 10)
@@ -34,8 +35,12 @@ class Learning:
 
 @dataclass(frozen=True)
 class Settings(Learning):
-    """What an agent learns with."""
+    """What an agent learns with. The defaults are for a new environment; those of `Learning` are the paper's."""
 
+    episodes_an_iteration: int = 4
+    reward_scale: float | None = None
+    entropy: float = 0.01
+    hidden: tuple[int, ...] = (32, 32)
     budget: int | None = 16
     """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01
@@ -53,12 +58,14 @@ class Settings(Learning):
             raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}.")
         for name in ("gamma", "learning_rate", "reward_scale", "entropy"):
             value = getattr(self, name)
+            if name == "reward_scale" and value is None:
+                continue
             if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
                 raise ValueError(f"{name} must be a finite number, but is {value!r}.")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
         for name in ("learning_rate", "reward_scale"):
-            if not 0 < getattr(self, name) < math.inf:
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, but is {getattr(self, name)}.")
         if not math.isfinite(self.entropy):
             raise ValueError(f"entropy must be a finite number, but is {self.entropy}.")

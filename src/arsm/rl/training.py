@@ -83,6 +83,7 @@ class Training(ABC):
             if parameters
         ]
         self._variance = MovingVariance(DECAY)
+        self._returns = torch.zeros(2, dtype=torch.float64)
         self.iteration = self.episodes = self.steps = self.replayed = 0
         self._check_policy()
 
@@ -163,7 +164,8 @@ class Training(ABC):
         seeds = [int(stream >> np.uint64(33)) for stream in streams[3:]]
         played = play_episodes(world, current, seeds, Tape(true, count, self._logits_shape))
 
-        batch = self._batch(played)
+        scale = self._measure_scale(played)
+        batch = self._batch(played, scale)
         if not bool(legal_rows(batch.logits).all()):
             raise FloatingPointError(
                 f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
@@ -179,7 +181,7 @@ class Training(ABC):
         )
         branches = self._branches(plan, played, branched, true if settings.common_random_numbers else None)
         tried = self._play(current, branches)
-        mean_entropy = self._update(batch, plan, torch.from_numpy(settings.reward_scale * tried.returns))
+        mean_entropy = self._update(batch, plan, torch.from_numpy(scale * tried.returns))
 
         self.iteration += 1
         self.episodes += count
@@ -216,8 +218,18 @@ class Training(ABC):
             shared=shared,
         )
 
-    def _batch(self, played: list[Episode]) -> Batch:
-        gamma, scale = self.settings.gamma, self.settings.reward_scale
+    def _measure_scale(self, played: list[Episode]) -> float:
+        """The factor of the rewards; a measured one comes from earlier iterations, the first measures itself."""
+        if self.settings.reward_scale is not None:
+            return self.settings.reward_scale
+        earlier = self._returns.clone()
+        square = float(np.var(np.concatenate([one.returns(self.settings.gamma) for one in played])))
+        self._returns = DECAY * self._returns + (1 - DECAY) * torch.tensor([square, 1.0], dtype=torch.float64)
+        total, weight = (earlier if earlier[0] > 0 else self._returns).tolist()
+        return 1 / math.sqrt(total / weight) if total > 0 else 1.0
+
+    def _batch(self, played: list[Episode], scale: float) -> Batch:
+        gamma = self.settings.gamma
 
         def join(parts: list[Array]) -> Tensor:
             return torch.from_numpy(np.concatenate(parts))
@@ -273,6 +285,7 @@ class Training(ABC):
             "learner": [parameter.detach().clone() for parameter in self.learner.parameters()],
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "variance": self._variance.state_dict(),
+            "returns": self._returns.clone(),
             "counters": [self.iteration, self.episodes, self.steps, self.replayed],
         }
 
@@ -293,4 +306,5 @@ class Training(ABC):
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self._variance.load_state_dict(state["variance"])
+        self._returns = state["returns"].clone()
         self.iteration, self.episodes, self.steps, self.replayed = map(int, state["counters"])
