@@ -62,8 +62,10 @@ def test_spaces_without_an_encoding_have_no_shape(space: Any) -> None:
 
 
 def test_an_observation_outside_its_space_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"the observation \[4\] lies outside its space of \[4\] values"):
+    with pytest.raises(ValueError, match="the observation 4 lies outside its space of 4 values"):
         encode(spaces.Discrete(4), 4)
+    with pytest.raises(ValueError, match=r"the observation \[0, 3\] lies outside its space of \[2, 3\] values"):
+        encode(spaces.MultiDiscrete([2, 3]), [0, 3])
 
 
 def test_actions_of_every_discrete_space() -> None:
@@ -270,8 +272,7 @@ def test_these_run_without_an_encoder(name: str, shape: Any, actions: Any, optio
     if ":" in name:
         pytest.importorskip(name.partition(":")[0])
     agent = PolicyGradient(name, budget=4, **options)
-    assert isinstance(agent.environment, Stepped)
     assert (agent.environment.shape, agent.environment.choices) == (shape, actions)
-    assert agent.environment.way in ("state", "copy")
+    assert not isinstance(agent.environment, Stepped) or agent.environment.way in ("state", "copy")
     agent.learn(1)
     agent.close()

@@ -143,7 +143,7 @@ class PolicyGradient(Training):
         world = self.environment
         if isinstance(world, Stepped) and (team := world.team()) is not None:
             observation = team.join(observation)
-        seen = world.encode(observation) if isinstance(world, Stepped) else np.asarray(observation, dtype=np.float64)
+        seen = world.encode(observation)
         if seen.shape != (world.observations,):
             raise ValueError(f"An observation must have {world.observations} numbers, but this has {list(seen.shape)}.")
         if not world.masks and mask is None:

@@ -21,9 +21,10 @@ from arsm.rl.settings import check_count
 from arsm.rl.snapshots import Env, LastAction, Snapshot, layers
 from arsm.rl.spaces import Encoder, choices, encoded_shape
 from arsm.rl.stepped import Stepped
+from arsm.rl.tabular import NAMES, Tabular, tabulate
 from arsm.rl.teams import Team, is_parallel
 
-Environment = Arrays | Stepped
+Environment = Arrays | Tabular | Stepped
 ARRAYS: dict[str, type[Arrays]] = {"CartPole-v0": CartPole, "CartPole-v1": CartPole, "Acrobot-v1": Acrobot}
 Randomness = Literal["same", "fresh"]
 
@@ -56,6 +57,9 @@ def make_environment(
             return ARRAYS[which](_earliest(horizon, limit))
         name, make = which, _MakeNamed(which, options or {})
         env = make()
+        if which in NAMES and encoder is None and snapshot is None and not options:
+            with closing(env):
+                return tabulate(env, which, _needed(_earliest(horizon, limit), which), randomness)
     else:
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
         made = which()
@@ -166,6 +170,12 @@ def _time_limit(env: Any) -> int | None:
 def _earliest(horizon: int | None, limit: int | None) -> int:
     known = [end for end in (horizon, limit) if end is not None and end > 0]  # Gymnasium has -1 for no limit
     return min(known, default=ENDLESS)
+
+
+def _needed(horizon: int, name: str) -> int:
+    if horizon == ENDLESS:
+        raise ValueError(f"{name} has no time limit; give one as horizon.")
+    return horizon
 
 
 def _masks(env: Env) -> Literal["info", "method"] | None:

@@ -165,20 +165,24 @@ def _update(targets: list[Env], before: list[dict[str, Any]], data: bytes) -> No
 
 def _variables(env: Env) -> list[dict[str, Any]]:
     """The attributes of each layer, but for those that never change."""
-    known = set(map(id, layers(env)))
-
-    def changes(layer: Env, name: str, x: Any) -> bool:
-        constant = CONSTANT.get(type(layer).__module__.rpartition(".")[0], ())
+    stack = layers(env)
+    known = set(map(id, stack))
+    found = []
+    for layer in stack:
         # _saved_kwargs are the arguments of Gymnasium's wrappers
-        return id(x) not in known and not _is_constant(x) and name != "_saved_kwargs" and name not in constant
-
-    return [{name: x for name, x in vars(layer).items() if changes(layer, name, x)} for layer in layers(env)]
+        skipped = {"_saved_kwargs", *CONSTANT.get(type(layer).__module__.rpartition(".")[0], ())}
+        own = vars(layer).items()
+        found.append({name: x for name, x in own if name not in skipped and id(x) not in known and not _is_constant(x)})
+    return found
 
 
 def _is_constant(x: Any) -> bool:
     if isinstance(x, FunctionType):
         return x.__closure__ is None  # which could hold state
-    return isinstance(x, (gymnasium.Space, EnvSpec, type))
+    return isinstance(x, _FIXED)
+
+
+_FIXED = (gymnasium.Space, EnvSpec, type)
 
 
 class _DataPickler(pickle.Pickler):

@@ -45,7 +45,11 @@ def encode(space: spaces.Space[Any], seen: Any) -> Array:
         vector = np.asarray(seen, dtype=np.float64).reshape(-1)
         return vector / 255 if space.dtype == np.uint8 else vector
     if isinstance(space, spaces.Discrete):
-        return _one_hot(np.array([int(seen) - int(space.start)]), np.array([space.n]))
+        vector, category = np.zeros(int(space.n)), int(seen) - int(space.start)
+        if not 0 <= category < len(vector):
+            raise ValueError(f"the observation {seen} lies outside its space of {len(vector)} values")
+        vector[category] = 1.0
+        return vector
     if isinstance(space, spaces.MultiDiscrete):
         return _one_hot((np.asarray(seen) - space.start).reshape(-1), space.nvec.reshape(-1))
     if isinstance(space, spaces.MultiBinary):

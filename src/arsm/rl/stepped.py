@@ -380,8 +380,8 @@ class SteppedLanes:
         return stacked
 
     def drop(self, keep: Array) -> None:
-        done = np.setdiff1d(range(len(self.environments)), keep)
-        self.environment.give_back(self.environments[lane] for lane in done)
+        kept = set(keep.tolist())
+        self.environment.give_back(env for lane, env in enumerate(self.environments) if lane not in kept)
         self.environments = [self.environments[lane] for lane in keep]
         if not self.environments:
             self.source.close()
