@@ -43,7 +43,7 @@ def test_a_table_knows_every_transition_of_gymnasium(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["FrozenLake8x8-v1", "CliffWalkingSlippery-v1"])
 def test_random_transitions_have_the_tables_law(name: str) -> None:
-    """Pearson's statistic of 30,000 transitions from one state, below its 1 - 1e-9 quantile only if the law is right."""
+    """Pearson's statistic of 30,000 transitions from one state, below its 1 - 1e-9 quantile if the law is right."""
     ours = table(name)
     base: Any = gymnasium.make(name).unwrapped
     start, count = 20, 30_000
