@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import arsm
+from arsm.samples import Draws
 from tests.problems import interacting
 
 
@@ -29,3 +32,14 @@ def cosine(z: Tensor, theta: Tensor) -> Tensor:
 
 def exact(logits: Tensor, theta: Tensor) -> arsm.Estimate:
     return arsm.estimate(arsm.Exact(), logits, cosine, theta)
+
+
+def given(z: Tensor) -> Draws:
+    """The noise of estimators that need samples alone, which makes these: [*B, n, K]."""
+    return Draws(torch.empty((*z.shape[:-2], 0, z.shape[-1]), dtype=torch.float64), z)
+
+
+def noise_for(estimator: arsm.Estimator, logits: Tensor, log_pi: Tensor) -> Any:
+    """This race's noise [*B, K, C], or just its winner for an estimator that needs samples alone."""
+    needs = estimator.noise(logits)
+    return given(arsm.argmin_sample(logits, log_pi).unsqueeze(-2)) if isinstance(needs, Draws) else log_pi

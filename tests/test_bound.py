@@ -75,7 +75,7 @@ def test_one_layer_is_vimco() -> None:
 
 
 def test_values_of_the_wrong_shape_are_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"one value a path, \[4\], but returned \[4, 1\]"):
+    with pytest.raises(ValueError, match=r"one value per path, \[4\], but returned \[4, 1\]"):
         estimate_bound(
             arsm.VIMCO(samples=2), [lambda zs, x: torch.zeros(2, 1, 3)], lambda zs, phi, x: x, torch.zeros(2, 1)
         )
@@ -96,8 +96,12 @@ def test_what_estimate_layers_refuses_is_refused_here() -> None:
     def f(zs: list[Tensor], logits: list[Tensor]) -> Tensor:
         return zs[0].sum(-1).float()
 
-    for wrong in (arsm.RLOO(4), "vimco"):
-        with pytest.raises(TypeError, match="takes a VIMCO"):
+    for wrong, sentence in (
+        (arsm.RLOO(4), "takes a VIMCO"),
+        ("vimco", "must be an estimator"),
+        (arsm.Average(arsm.VIMCO(2), 2), "give VIMCO more samples"),
+    ):
+        with pytest.raises(TypeError, match=sentence):
             estimate_bound(wrong, [lambda zs: torch.zeros(2, 2, 3)], f)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="at least one layer"):
         estimate_bound(arsm.VIMCO(2), [], f)

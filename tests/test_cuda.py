@@ -8,7 +8,8 @@ from torch import Tensor
 
 import arsm
 from arsm.noise import dirichlet
-from arsm.swap import pair_table, run_race, sort_race
+from arsm.swap import pair_table, run_race
+from arsm.univariate import merge, swap_all
 from tests.problems import PROBLEMS
 from tests.roster import ROSTER, Entry
 from tests.statistics import deviations
@@ -27,7 +28,7 @@ def to_cuda(x):
 
 def to_gpu(loss: Loss) -> Loss:
     """The model and the estimator's learned parts."""
-    arsm.learned_parts(loss.estimator).cuda()
+    loss.estimator.learned.cuda()
     return loss.cuda()
 
 
@@ -51,7 +52,20 @@ def test_pseudo_actions_are_the_same_on_both() -> None:
     log_pi = dirichlet(logits, torch.Generator().manual_seed(1))
     here, there = run_race(logits, log_pi), run_race(logits.cuda(), log_pi.cuda())
     assert torch.equal(pair_table(here), pair_table(there).cpu())
-    assert torch.equal(sort_race(here, log_pi).can_win, sort_race(there, log_pi.cuda()).can_win.cpu())
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
+def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:
+    logits = scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    log_pi = dirichlet(logits, torch.Generator().manual_seed(1))
+    here, there = swap_all(logits, log_pi), swap_all(logits.cuda(), log_pi.cuda())
+    assert torch.equal(here.can_win, there.can_win.cpu())
+    f = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    f = torch.where(here.can_win, f, f.gather(-1, here.z.unsqueeze(-1)))
+    found = merge(there, f.cuda())
+    torch.testing.assert_close(found.cpu(), merge(here, f), rtol=0, atol=1e-11)
+    assert torch.equal(found, merge(swap_all(logits.cuda(), log_pi.cuda()), f.cuda()))
 
 
 def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from tests.by_hand import assert_equal, cosine, exact, forced, normal
+from tests.by_hand import assert_equal, cosine, exact, given, normal
 
 
 def double_control_by_hand(logits: Tensor, z: Tensor, theta: Tensor, alpha: float) -> Tensor:
@@ -35,7 +35,7 @@ def test_double_control_by_hand_and_in_the_mean(n: int, alpha: float) -> None:
     logits, theta = normal(0, 2, 3), normal(1, 2, 3)
     z = torch.tensor(list(product(range(3), repeat=2 * n))).view(-1, n, 2)
     rows = [x.expand(len(z), 2, 3) for x in (logits, theta)]
-    out = arsm.estimate(arsm.DoubleControl(n, alpha), rows[0], cosine, rows[1], noise=forced(z, 3))
+    out = arsm.estimate(arsm.DoubleControl(n, alpha), rows[0], cosine, rows[1], noise=given(z))
     by_hand = torch.stack([double_control_by_hand(logits, draws, theta, alpha) for draws in z])
     torch.testing.assert_close(out.grad, by_hand)
     probability = arsm.log_prob(logits.log_softmax(-1).expand(*z.shape, 3), z).sum((-2, -1)).exp()
@@ -84,7 +84,7 @@ def test_double_control_learns_alpha() -> None:
     estimator = arsm.DoubleControl(3, 0.2)
     optimiser = torch.optim.SGD(estimator.learned.parameters(), 0.2)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
+    for _ in range(120):
         out = arsm.estimate(
             estimator,
             logits,

@@ -223,7 +223,7 @@ def test_logits_are_checked() -> None:
 
 
 def test_what_f_returns_is_checked() -> None:
-    one = "f must return one value a row of z: shape [1] for z of shape [1, 1], but returned shape "
+    one = "f must return one value per row of z: shape [1] for z of shape [1, 1], but returned shape "
     certain = torch.tensor([0.0, -torch.inf])
     refused(f"{one}[1, 1].", ValueError, with_f(lambda z: z.float(), certain))
     refused(f"{one}[].", ValueError, with_f(lambda z: z.float().sum(), certain))
@@ -232,7 +232,7 @@ def test_what_f_returns_is_checked() -> None:
         TypeError,
         with_f(lambda z: z.sum(-1)),
     )
-    refused("f must return a tensor [N], one value a row of z, but returned float.", TypeError, with_f(lambda z: 1.0))
+    refused("f must return a tensor [N], one value per row of z, but returned float.", TypeError, with_f(lambda z: 1.0))
     refused(
         "f must return its values on cpu, where z lies, but returned them on meta.",
         ValueError,
@@ -336,7 +336,7 @@ def test_options_that_do_not_fit_the_logits() -> None:
     many = "references must lie between 1 and the 4 categories, but is 5."
     refused(many, ValueError, lambda: arsm.estimate(arsm.ARSM(references=5), GOOD, total))
     enumerated = (
-        "Exact would enumerate 10^20 values of z a row, and stops at 1,048,576; use an estimator that samples, "
+        "Exact would enumerate 10^20 values of z per row, and stops at 1,048,576; use an estimator that samples, "
         "such as ARSM or RLOO."
     )
     refused(enumerated, ValueError, lambda: arsm.estimate(arsm.Exact(), torch.zeros(20, 10), total))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import arsm
-from arsm.noise import dirichlet
 from arsm.references import ReferenceNoise
 from tests import by_definition
+from tests.by_hand import given as drawn_before
 from tests.races import Drawn, races, rounding
 
 small = races(max_variables=4, max_categories=8)
@@ -178,7 +178,7 @@ def test_ridge_is_a_regression_without_each_sample(
 def test_a_large_ridge_is_plain_leave_one_out() -> None:
     logits = torch.randn(50, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     f = wave(1, 3, 4)
-    noise = dirichlet(logits, torch.Generator().manual_seed(2), 5)
+    noise = arsm.RLOO(5).noise(logits, torch.Generator().manual_seed(2))
     plain, ridge = (arsm.estimate(arsm.RLOO(5, eta), logits, f, noise=noise).grad for eta in (None, 1e9))
     assert plain is not None
     torch.testing.assert_close(ridge, plain, rtol=0, atol=1e-7)
@@ -188,9 +188,9 @@ def test_a_large_ridge_is_plain_leave_one_out() -> None:
 # Equal logits: z is the smallest element's index, 0; z^{0<->c} = c, z^{1<->2} = 0.
 
 LOG_PI = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log().unsqueeze(0)
-REVERSED = LOG_PI.flip(-1)
 UNIFORM = torch.zeros(1, 3, dtype=torch.float64)
-BOTH = torch.stack([LOG_PI, REVERSED])
+FIRST = drawn_before(torch.tensor([[0]]))
+BOTH = drawn_before(torch.tensor([[0], [2]]))
 
 
 def table_f(z: Tensor) -> Tensor:
@@ -200,9 +200,9 @@ def table_f(z: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("estimator", "noise", "value", "gradient"),
     [
-        (arsm.Exact(), LOG_PI, 7 / 3, [-4 / 9, -1 / 9, 5 / 9]),
-        (arsm.Reinforce(), LOG_PI, 1, [2 / 3, -1 / 3, -1 / 3]),
-        (arsm.Reinforce(baseline=3.0), LOG_PI, 1, [-4 / 3, 2 / 3, 2 / 3]),
+        (arsm.Exact(), FIRST, 7 / 3, [-4 / 9, -1 / 9, 5 / 9]),
+        (arsm.Reinforce(), FIRST, 1, [2 / 3, -1 / 3, -1 / 3]),
+        (arsm.Reinforce(baseline=3.0), FIRST, 1, [-4 / 3, 2 / 3, 2 / 3]),
         (arsm.AR(), LOG_PI, 1, [0.4, 0.1, -0.5]),
         (arsm.ARS(), ReferenceNoise(LOG_PI, torch.tensor([1])), 1, [1 / 15, -1 / 30, -1 / 30]),
         (arsm.ARSM(references=1), ReferenceNoise(LOG_PI, torch.tensor([1])), 1, [1 / 15, -1 / 30, -1 / 30]),
@@ -211,7 +211,7 @@ def table_f(z: Tensor) -> Tensor:
         (arsm.RLOO(samples=2), BOTH, 2.5, [-1.5, 0, 1.5]),
         (arsm.RLOO(samples=2, live=1), BOTH, 1, [-1.5, 0, 1.5]),
         (arsm.RLOO(samples=2, ridge=1.0), BOTH, 2.5, [-1.5, 0, 1.5]),
-        (arsm.LocalExpectation(), LOG_PI, 1, [-4 / 9, -1 / 9, 5 / 9]),
+        (arsm.LocalExpectation(), FIRST, 1, [-4 / 9, -1 / 9, 5 / 9]),
     ],
     ids=lambda x: repr(x) if hasattr(x, "ask") else "",
 )
@@ -223,7 +223,7 @@ def test_one_variable_by_hand(estimator: arsm.Estimator, noise: Any, value: floa
 
 def test_average_by_hand() -> None:
     """pi reversed: z = 2, F = [[4, 4, 1], [4, 4, 2], [1, 2, 4]], w = (-5, 1, 4) / 30, g = (-29, -17, 46) / 90."""
-    out = arsm.estimate(arsm.Average(arsm.ARSM(), 2), UNIFORM, table_f, noise=BOTH)
+    out = arsm.estimate(arsm.Average(arsm.ARSM(), 2), UNIFORM, table_f, noise=torch.stack([LOG_PI, LOG_PI.flip(-1)]))
     assert float(out.value) == 2.5
     expected = torch.tensor([[-44 - 29, 10 - 17, 34 + 46]], dtype=torch.float64) / 180
     torch.testing.assert_close(out.grad, expected, rtol=0, atol=1e-14)
@@ -243,12 +243,12 @@ def test_two_variables_by_hand() -> None:
 
 def test_local_expectation_of_two_variables_by_hand() -> None:
     """g_k = p_k (f(z_k = c, z_-k) - mean), at z = (0, 1) with equal logits, f = 3 z_1 - z_2 + 2 z_1 z_2."""
-    log_pi = torch.tensor([[0.1, 0.9], [0.7, 0.3]], dtype=torch.float64).log()
+    logits = torch.zeros(2, 2, dtype=torch.float64)
 
     def f(z: Tensor) -> Tensor:
         return (3.0 * z[:, 0] - z[:, 1] + 2 * z[:, 0] * z[:, 1]).double()
 
-    out = arsm.estimate(arsm.LocalExpectation(), torch.zeros_like(log_pi), f, noise=log_pi)
+    out = arsm.estimate(arsm.LocalExpectation(), logits, f, noise=drawn_before(torch.tensor([[0, 1]])))
     expected = torch.tensor([[-1.25, 1.25], [0.25, -0.25]], dtype=torch.float64)
     torch.testing.assert_close(out.grad, expected, rtol=0, atol=1e-14)
 
@@ -265,7 +265,7 @@ def test_golden(case: dict[str, Any]) -> None:
     if "references" in case:
         noise: Any = ReferenceNoise(log_pi[:, 0], torch.tensor(case["references"]))
     else:
-        noise = log_pi if isinstance(estimator, arsm.RLOO) else log_pi[:, 0]
+        noise = drawn_before(torch.tensor(case["z"])) if isinstance(estimator, arsm.RLOO) else log_pi[:, 0]
     out = arsm.estimate(estimator, logits, lambda z: table[z[:, 0], z[:, 1]], noise=noise)
     assert out.z.tolist() == case["z"]
     torch.testing.assert_close(out.value, torch.tensor(case["value"], dtype=torch.float64), rtol=0, atol=1e-13)

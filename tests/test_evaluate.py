@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import arsm
-from arsm.evaluate import FEW, Evaluation, evaluate, share
+from arsm.evaluate import FEW, Evaluation, evaluate, share, with_context
 from arsm.references import ReferenceNoise
 from arsm.types import Queries
 from tests.problems import PROBLEMS, Problem
@@ -223,7 +223,8 @@ def test_a_query_takes_the_value_that_it_names() -> None:
     same_as = torch.tensor([[0, 0], [1, 1], [1, 2]])
     queries = Queries(points, points[0], same_as, torch.ones(1))
     for evaluation in ("packed", "dense"):
-        values = evaluate(lambda z: z.sum(-1).double(), queries, (), evaluation=evaluation, max_rows=None, graph="live")
+        f = with_context(lambda z: z.sum(-1).double(), (), same_as.shape[1:])
+        values = evaluate(f, queries, evaluation=evaluation, max_rows=None, graph="live")
         assert values.all.tolist() == [[0, 1], [2, 3], [2, 5]]
         assert values.live.tolist() == [[0, 1]]
 

@@ -16,9 +16,9 @@ PACKAGE = Path(arsm.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
 RL = {"torch", "numpy", "gymnasium", "ray"}
 PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe", "plotly", "arsm"}
-ALLOWED = {"core": {"torch"}, "rl": RL, "experiments": RL | PAGES}
-OWN = {"core": "arsm", "rl": "arsm", "experiments": "arsm_experiments"}
-INNER = {"core": {"rl"}, "rl": set(), "experiments": set()}
+ALLOWED = {"core": {"torch"}, "kernels": {"torch", "triton"}, "rl": RL, "experiments": RL | PAGES}
+OWN = {"core": "arsm", "kernels": "arsm", "rl": "arsm", "experiments": "arsm_experiments"}
+INNER = {"core": {"rl"}, "kernels": {"rl"}, "rl": set(), "experiments": set()}
 """The rooms of the library that each room must not enter."""
 
 EXPERIMENTS = Path(arsm_experiments.__file__).parent
@@ -28,6 +28,8 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 def room(path: Path) -> str:
     if EXPERIMENTS in path.parents:
         return "experiments"
+    if path.name.startswith("gpu_"):
+        return "kernels"
     return "rl" if path.relative_to(PACKAGE).parts[0] == "rl" else "core"
 
 

@@ -127,6 +127,68 @@ def test_exact_layers_enumerate_all_paths(network: Network) -> None:
         torch.testing.assert_close(samples[0], mean, rtol=1e-12, atol=1e-12)
 
 
+def test_layers_drawn_afresh_below_every_query_agree_too() -> None:
+    """Algorithm 2 as printed: equal queries are evaluated once each, and the layer above has more variance."""
+    parameters = tuple(p.repeat(SAMPLES, *(1,) * p.ndim).requires_grad_() for p in TWO.parameters())
+    generator = torch.Generator().manual_seed(1)
+    out = estimate_layers(
+        arsm.ARSM(), TWO.layers, TWO.f, *parameters, generator=generator, max_rows=1 << 14, afresh=True
+    )
+    samples = (out.value.detach(), *torch.autograd.grad(out.value.sum(), parameters))
+    for each, mean in zip(samples, TWO.truth(), strict=True):
+        assert float(deviations(each, mean).max()) <= 1
+    assert (out.layers[0].info["distinct"] == 4).all()
+    shared = draw(arsm.ARSM(), TWO, "packed").out
+    assert float(shared.layers[0].info["distinct"].float().mean()) < 4
+    assert out.layers[0].grad is not None
+    assert shared.layers[0].grad is not None
+    assert float(out.layers[0].grad.var(0).sum() / shared.layers[0].grad.var(0).sum()) > 1.1
+
+
+@pytest.mark.parametrize("estimator", [arsm.ARSM(), arsm.RLOO(samples=3)], ids=str)
+def test_a_state_is_passed_down_and_selected_for_branches(estimator: arsm.Estimator) -> None:
+    """The one-hot samples so far as the state: the same numbers as from zs, and no layer runs twice for a branch."""
+    network = THREE
+    parameters = tuple(p.repeat(50, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
+    calls: list[int] = []
+
+    def layer(t: int, state: dict[str, Tensor], zs: list[Tensor], *p: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        calls.append(t)
+        above = [state["inputs"], network.one_hot(zs)[-1]] if zs else [state["inputs"]]
+        inputs = torch.cat(above, -1)
+        return torch.einsum("ni,nio->no", inputs, p[t]).unflatten(-1, network.sizes[t]), {"inputs": inputs}
+
+    plain, with_state = (
+        estimate_layers(
+            estimator, layers, network.f, *parameters, state=state, generator=torch.Generator().manual_seed(1)
+        )
+        for layers, state in (
+            (network.layers, None),
+            (
+                [lambda *x, t=t: layer(t, *x) for t in range(3)],
+                {"inputs": torch.ones(50, 1, dtype=torch.float64)},
+            ),
+        )
+    )
+    torch.testing.assert_close(plain.value, with_state.value)
+    for a, b in zip(
+        torch.autograd.grad(plain.value.sum(), parameters),
+        torch.autograd.grad(with_state.value.sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+    assert calls.count(0) == 1  # nothing above a branch is computed twice
+
+
+def test_every_layer_returns_the_logits_of_the_true_path() -> None:
+    out = draw(arsm.ARSM(), TWO, "packed", n=3).out
+    parameters = tuple(p.repeat(3, *(1,) * p.ndim) for p in TWO.parameters())
+    for t, layer in enumerate(out.layers):
+        assert layer.logits is not None
+        assert layer.logits.requires_grad
+        torch.testing.assert_close(layer.logits, TWO.layer(t, [x.z for x in out.layers[:t]], *parameters))
+
+
 def test_gradients_through_a_fixed_draw_of_the_layers_below_are_caught() -> None:
     """The test can fail: a layer that hides from f what its sample does to the layers below."""
     blind = Network(TWO.sizes)
@@ -316,6 +378,16 @@ def test_without_gradients_the_value_is_the_same_and_detached(mode: type[torch.n
         found = estimated()
     assert not found.value.requires_grad
     torch.testing.assert_close(found.value, learning.value.detach(), rtol=0, atol=0)
+
+
+def test_a_layer_that_forgets_the_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Layer 0 must return \(logits, state\) where a state is given"):
+        estimate_layers(
+            arsm.ARSM(),
+            [lambda state, zs: torch.zeros(2, 1, 3)],
+            lambda zs, logits: zs[0][:, 0].float(),
+            state=torch.ones(2),
+        )
 
 
 def test_words_are_no_estimator() -> None:

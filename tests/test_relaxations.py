@@ -13,8 +13,9 @@ import arsm
 from arsm.estimators.gumbel_rao import RaoNoise
 from arsm.noise import argmin_sample, dirichlet
 from arsm.relaxations import conditional_perturbed
+from arsm.samples import Draws
 from arsm.types import Noise
-from tests.by_hand import normal
+from tests.by_hand import given, normal
 from tests.statistics import CRITICAL, FALSE_ALARM
 
 K, C = 3, 4
@@ -41,7 +42,7 @@ def gradient(words: str, logits: Tensor, theta: Tensor, noise: Noise) -> Tensor:
 
 
 def map_noise(function: Callable[[Tensor], Tensor], noise: Noise) -> Noise:
-    return RaoNoise(*map(function, noise)) if isinstance(noise, tuple) else function(noise)
+    return type(noise)(*map(function, noise)) if isinstance(noise, tuple) else function(noise)
 
 
 # ---------------------------------------------------------------- one variable's Jacobian dz/dphi, as each paper has it
@@ -112,9 +113,10 @@ def test_a_hard_sample_forward_and_the_papers_jacobian_backward(words: str) -> N
     logits, theta = normal(0, 5, K, C), normal(1, 5, K * C).requires_grad_()
     estimator = arsm.estimator(words)
     noise = estimator.noise(logits, torch.Generator().manual_seed(2))
-    log_pi, conditional = noise if isinstance(noise, tuple) else (noise, torch.empty(5, 0, K, C))
+    log_pi = noise if isinstance(noise, Tensor) else torch.empty(5, K, C)
+    conditional = noise.conditional if isinstance(noise, RaoNoise) else torch.empty(5, 0, K, C)
     out = arsm.estimate(estimator, logits, f, theta, noise=noise)
-    z = (log_pi - logits).argmin(-1)
+    z = (log_pi - logits).argmin(-1) if isinstance(noise, Tensor) else arsm.samples(logits, Draws(*noise[:2]))[:, 0]
     hard = torch.eye(C, dtype=logits.dtype)[z].requires_grad_()
     value = f(hard, theta)
     slope, by_theta = torch.autograd.grad(value.sum(), (hard, theta))
@@ -158,9 +160,7 @@ def mean_gradient(words: str, phi: Tensor, f: Callable[[Tensor], Tensor]) -> Ten
     p, total = phi.softmax(-1), torch.zeros_like(phi)
     for z in range(C):
         logits = phi.clone().requires_grad_()
-        noise = torch.full((1, C), -1.0, dtype=phi.dtype)
-        noise[0, z] = -100.0
-        value = arsm.estimate(arsm.estimator(words), logits, f, noise=noise).value
+        value = arsm.estimate(arsm.estimator(words), logits, f, noise=given(torch.tensor([[z]]))).value
         total += p[z] * torch.autograd.grad(value, logits)[0]
     return total
 
@@ -270,7 +270,7 @@ def test_masking_a_category_is_leaving_it_out(words: str) -> None:
     masked[..., 1] = -torch.inf
     kept = [0, 2, 3]
     noise = arsm.estimator(words).noise(logits, torch.Generator().manual_seed(2))
-    left = map_noise(lambda x: x[..., kept], noise)
+    left = map_noise(lambda x: x[..., kept] if x.shape[-1] == C else x, noise)
     whole = gradient(words, masked, theta.flatten(1), noise)
     part = gradient(words, logits[..., kept], theta[..., kept].flatten(1), left)
     torch.testing.assert_close(whole[..., kept], part)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import arsm
 from arsm.estimators.unordered_set import set_weights
-from tests.by_hand import assert_equal, cosine, exact, forced, normal
+from tests.by_hand import assert_equal, cosine, exact, forced, given, normal
 from tests.problems import PROBLEMS
 from tests.statistics import SAMPLES
 
@@ -162,8 +162,10 @@ def test_the_true_sample_of_exact_plus_sampled_is_a_sample() -> None:
     estimator = arsm.ExactPlusSampled(1, 2)
     noise = estimator.noise(logits, torch.Generator().manual_seed(0))
     queries = estimator.ask(logits, noise)
-    assert torch.equal(queries.z, arsm.Reinforce().ask(logits, noise[:, 0]).z)
-    assert bool((queries.points == queries.z).any(0).all())
+    assert torch.equal(queries.z, arsm.argmin_sample(logits, noise[:, 0]))
+    assert torch.equal(queries.points[0], queries.z)
+    number = torch.arange(len(queries.same_as)).unsqueeze(-1)
+    assert ((queries.same_as == number).sum(0) <= 3).all()
 
 
 # ---------------------------------------------------------------- VIMCO
@@ -183,7 +185,7 @@ def test_vimco_is_exact_in_the_mean() -> None:
         logits.detach().expand(81, 2, 3),
         cosine,
         theta.expand(81, 2, 3),
-        noise=forced(z[pairs], 3),
+        noise=given(z[pairs]),
     )
     probability = log_q[pairs].sum(-1).exp().detach()
     assert out.grad is not None
@@ -194,7 +196,7 @@ def test_vimco_is_exact_in_the_mean() -> None:
 def test_one_vimco_sample_by_hand() -> None:
     logits, theta = normal(0, 2, 3), normal(1, 2, 3)
     z = torch.tensor([[0, 2], [1, 1], [0, 0], [1, 1]])
-    out = arsm.estimate(arsm.VIMCO(4), logits, cosine, theta, noise=forced(z, 3))
+    out = arsm.estimate(arsm.VIMCO(4), logits, cosine, theta, noise=given(z))
     f = cosine(z, theta.expand(4, 2, 3)).tolist()
 
     def bound(values: list[float]) -> float:
@@ -292,7 +294,7 @@ def test_a_surrogate_is_exact_in_the_mean(ridge: float | None) -> None:
     mean = torch.zeros_like(logits)
     for draws in z:
         probability = arsm.log_prob(logits.log_softmax(-1).unsqueeze(1).expand(2, 2, 1, 3), draws).sum().exp()
-        grad = arsm.estimate(estimator, logits, cosine, theta, noise=forced(draws, 3)).grad
+        grad = arsm.estimate(estimator, logits, cosine, theta, noise=given(draws)).grad
         assert grad is not None
         mean += probability * grad
     assert_equal(mean, exact(logits, theta).grad)
@@ -352,6 +354,11 @@ def test_one_variable_only(estimator: arsm.Estimator) -> None:
         arsm.estimate(estimator, torch.zeros(4, 2, 3), lambda z: z.sum(-1).float())
 
 
+def test_more_samples_without_replacement_than_categories_are_all_categories() -> None:
+    logits, theta = normal(0, 1, 3), normal(1, 1, 3)
+    assert_equal(arsm.estimate(arsm.UnorderedSet(4), logits, cosine, theta).grad, exact(logits, theta).grad)
+
+
 def test_refusals() -> None:
     def run(estimator: arsm.Estimator, *shape: int) -> None:
         arsm.estimate(estimator, torch.zeros(shape), lambda z: z.sum(-1).float())
@@ -360,8 +367,6 @@ def test_refusals() -> None:
         arsm.UnorderedSet(1)
     with pytest.raises(ValueError, match="takes 2 to 10 of them, but samples = 11"):
         arsm.UnorderedSet(11)
-    with pytest.raises(ValueError, match="cannot draw samples = 4 of 3 categories"):
-        run(arsm.UnorderedSet(4), 3)
     with pytest.raises(ValueError, match="exact = 0 and samples = 2"):
         arsm.ExactPlusSampled(0, 2)
     with pytest.raises(ValueError, match="exact = 1 and samples = 0"):

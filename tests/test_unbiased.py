@@ -103,26 +103,21 @@ class OwnSampleRLOO(arsm.RLOO):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         centred = values - values.mean(0)
-        x = score(logits.unsqueeze(-3).expand(queries.aux), queries.z)
+        x = score(logits.unsqueeze(-3).expand((*logits.shape[:-2], self.samples, *logits.shape[-2:])), queries.z)
         return torch.einsum("n...,...nkc->...kc", centred / self.samples, x)
-
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        queries = super().ask(logits, noise)
-        return Queries(queries.points, queries.z, queries.same_as, queries.weight, noise.shape)
 
 
 @dataclass(frozen=True)
-class LightValue:
+class LightValue(arsm.Estimator):
     """REINFORCE that takes 95% of f at the true sample for its value."""
 
     unbiased = True
-    needs_gradient = False
     inner: ClassVar[arsm.Reinforce] = arsm.Reinforce()
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.inner.noise(logits, generator)
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> arsm.Draws:
+        return self.inner.noise(logits, generator, z)
 
-    def ask(self, logits: Tensor, noise: Tensor) -> Queries:
+    def ask(self, logits: Tensor, noise: arsm.Draws) -> Queries:
         queries = self.inner.ask(logits, noise)
         return Queries(queries.points, queries.z, queries.same_as, 0.95 * queries.weight)
 

@@ -47,7 +47,7 @@ def estimate_bound(
     """
     check_estimator(estimator)
     if estimator.target != "bound":
-        raise TypeError(f"estimate_bound takes an estimator of a bound, such as arsm.VIMCO(10), but got {estimator!r}.")
+        raise TypeError(f"estimate_bound takes a VIMCO, such as arsm.VIMCO(10), but got {estimator!r}.")
     if not layers:
         raise ValueError("estimate_bound needs at least one layer.")
     phi, _ = run_layer(layers[0], Path(context))

@@ -20,12 +20,13 @@ class NotFiniteError(ValueError):
 
 def check_estimator(estimator: object) -> None:
     """Require an estimator, not its name or its class."""
-    if not isinstance(estimator, Estimator):
-        words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
-        raise TypeError(
-            f"estimator must be an estimator such as arsm.ARSM(), a subclass of arsm.Estimator, but is {estimator!r}; "
-            f"arsm.estimator({words}) makes one from words."
-        )
+    if isinstance(estimator, Estimator):
+        return
+    words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
+    mend = f"arsm.estimator({words}) makes one from words"
+    if not isinstance(estimator, str | type):
+        mend = "an estimator of your own must be a subclass of arsm.Estimator, and " + mend
+    raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; {mend}.")
 
 
 def check_whole(name: str, count: int) -> None:
@@ -58,8 +59,11 @@ def check_one_variable(estimator: object, logits: Tensor) -> None:
         )
 
 
-def check_logits(logits: Tensor, *, read: bool) -> None:
-    """Require legal logits [C] or [*B, K, C]; `read` their values too, which synchronises with the device."""
+def check_logits(logits: Tensor, *, read: bool) -> bool:
+    """Require legal logits [C] or [*B, K, C]; `read` their values too, which synchronises with the device.
+
+    Returns whether a category may be masked: False only where the values were read.
+    """
     if not isinstance(logits, Tensor):
         raise TypeError(
             f"logits must be a floating tensor [*B, K, C], but are {type(logits).__name__}; convert them with "
@@ -72,20 +76,32 @@ def check_logits(logits: Tensor, *, read: bool) -> None:
         )
     if logits.ndim == 0 or 0 in logits.shape:
         raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
-    if read and not bool((legal := legal_rows(logits.detach())).all()):
-        where = (~legal).nonzero()[0].tolist()
-        row = logits.detach()[tuple(where)]
-        if bool((row == -torch.inf).all()):
-            raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
-        category = int((~(row < torch.inf)).nonzero()[0])
-        raise NotFiniteError(
-            f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
-        )
+    if not read:
+        return True
+    low, high = torch.stack(logits.detach().aminmax()).tolist()
+    if -math.inf < low <= high < math.inf:
+        return False
+    _check_rows(logits.detach())
+    return True
+
+
+def _check_rows(logits: Tensor) -> None:
+    """Name the first row that cannot mean anything."""
+    if bool((legal := legal_rows(logits)).all()):
+        return
+    where = (~legal).nonzero()[0].tolist()
+    row = logits[tuple(where)]
+    if bool((row == -torch.inf).all()):
+        raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
+    category = int((~(row < torch.inf)).nonzero()[0])
+    raise NotFiniteError(
+        f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
+    )
 
 
 def legal_rows(logits: Tensor) -> Tensor:
     """[*B, K]: whether no logit is NaN or +inf and at least one is finite."""
-    return (logits < torch.inf).all(-1) & (logits > -torch.inf).any(-1)
+    return logits.amax(-1).isfinite()
 
 
 def check_given(logits: Tensor, z: Tensor) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from arsm.checks import check_estimator
 from arsm.driver import estimate
 from arsm.estimators.exact import Exact
-from arsm.swap import run_race, sort_race
 from arsm.types import Estimator
+from arsm.univariate import swap_all
 
 ELEMENTS_AT_ONCE = 1 << 16
 
@@ -115,8 +115,8 @@ def pseudo_action_share(logits: Tensor, log_pi: Tensor) -> Tensor:
     """|{z^{c<->j}} without z| / (C - 1), the distinct pseudo actions of each variable: [..., C] -> [...]."""
     if logits.shape[-1] < 2:
         raise ValueError("A variable of one category has no pseudo actions; give logits of at least 2 categories.")
-    race = run_race(logits, log_pi)
-    differ = sort_race(race, log_pi).can_win.scatter(-1, race.z.unsqueeze(-1), False)
+    swaps = swap_all(logits, log_pi)
+    differ = swaps.can_win.scatter(-1, swaps.z.unsqueeze(-1), False)
     return differ.sum(-1) / (logits.shape[-1] - 1)
 
 

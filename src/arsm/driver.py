@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from arsm.checks import check_estimator, check_logits, legal_rows
-from arsm.evaluate import Evaluation, Rowwise, evaluate, with_context
-from arsm.types import Estimate, Estimator, Queries
+from arsm.evaluate import Evaluation, Rowwise, evaluate, speakers, with_context
+from arsm.types import Estimate, Estimator, Info, Queries
 
 
 def estimate(
@@ -50,7 +50,7 @@ def estimate(
     """
     check_estimator(estimator)
     check_evaluation(evaluation, max_rows)
-    check_logits(logits, read=evaluation == "packed")
+    masked = check_logits(logits, read=evaluation == "packed")
     if frozen and estimator.needs_gradient:
         raise ValueError(f"{type(estimator).__name__} needs f's gradient; leave frozen out.")
     batch = logits.shape[:-2]
@@ -69,6 +69,7 @@ def estimate(
         evaluation=evaluation,
         max_rows=max_rows,
         frozen=frozen,
+        masked=masked,
     )
 
 
@@ -91,10 +92,11 @@ def estimate_rows(
     max_rows: int | None = 1024,
     frozen: bool = False,
     shared: bool = True,
+    masked: bool = True,
 ) -> Estimate:
     """`estimate` for an f that is told the batch rows of its z and whether their graph is kept.
 
-    Without `shared`, equal queries are evaluated once each.
+    Without `shared`, equal queries are evaluated once each. Without `masked`, every logit is known to be finite.
     """
     bare, given = logits.ndim == 1, logits
     if bare:
@@ -123,21 +125,26 @@ def estimate_rows(
             "differentiable in one-hot z, or choose an estimator that only evaluates f, such as RLOO."
         )
     if gradient is not None:
-        masked = logits == -torch.inf
-        gradient = gradient.masked_fill(masked, 0)
+        finite = logits
+        if masked:
+            mask = logits == -torch.inf
+            finite, gradient = logits.masked_fill(mask, 0), gradient.masked_fill(mask, 0)
         # inside vmap nothing seems to require a gradient
         if gradient.requires_grad or len(estimator.learned) > 0:
             loss = gradient.square().sum((-2, -1)).mean()
             gradient = gradient.detach()
-        value = attach(value, logits.masked_fill(masked, 0), gradient)
+        value = attach(value, finite, gradient)
         gradient = gradient.squeeze(0) if bare else gradient
-    number = torch.arange(queries.same_as.shape[0], device=logits.device).view(-1, *(1,) * len(batch))
-    info = {
-        "asked": torch.full((), queries.same_as.shape[0], device=logits.device),
-        "distinct": (queries.same_as == number).sum(0),
-        "finite": values.all.detach().isfinite().all(0) & legal_rows(logits.detach()).all(-1),
-    }
+    info = _info(queries.same_as, values.all.detach(), logits.detach())
     return Estimate(value, queries.z, gradient, info, loss, given)
+
+
+def _info(same_as: Tensor, values: Tensor, logits: Tensor) -> Info:
+    return Info(
+        asked=lambda: torch.full((), same_as.shape[0], device=logits.device),
+        distinct=lambda: speakers(same_as).sum(0),
+        finite=lambda: values.isfinite().all(0) & legal_rows(logits).all(-1),
+    )
 
 
 def _unshare(queries: Queries) -> Queries:

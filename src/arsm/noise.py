@@ -48,13 +48,29 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
     """ln pi with pi ~ Dir(1_C): [*B, K, C], or [*B, draws, K, C]."""
     if draws is not None:
         logits = repeat_draws(logits, draws)
-    dtype = working_dtype(logits.dtype)
-    # float32 has too few values near zero for the smallest of this many exponentials: they would tie.
-    exact = torch.float64 if logits.shape[-1] >= 100_000 else dtype
-    exponential = torch.empty_like(logits, dtype=exact, requires_grad=False, memory_format=torch.contiguous_format)
+    exponential = _exponential(logits.detach(), generator)
+    total = exponential.sum(-1, keepdim=True).log()
+    return exponential.log_().sub_(total).to(_noise_dtype(logits))
+
+
+def _noise_dtype(logits: Tensor) -> torch.dtype:
+    """float32 has too few values near zero for the smallest of very many exponentials: they would tie."""
+    return torch.float64 if logits.shape[-1] >= 100_000 else working_dtype(logits.dtype)
+
+
+def _exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Positive and finite Exp(1) noise."""
+    # In place, since a CPU takes longer to allocate than to compute. PyTorch's exponential_ draws one by one on a CPU;
+    # the logarithm of a float64 uniform is five times faster.
+    on_cpu = like.device.type == "cpu"
+    dtype = torch.float64 if on_cpu else _noise_dtype(like)
+    noise = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    if on_cpu:
+        noise.uniform_(generator=generator).neg_().log1p_().neg_()
+    else:
+        noise.exponential_(generator=generator)
     # compiled for a GPU, one draw in 2^31 is infinite
-    exponential = exponential.exponential_(generator=generator).clamp(torch.finfo(exact).tiny, LARGEST)
-    return exponential.log() - exponential.sum(-1, keepdim=True).log()
+    return noise.clamp(torch.finfo(dtype).tiny, LARGEST)
 
 
 def given_winner(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
@@ -84,14 +100,14 @@ def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     ln pi of a float64 draw is above -800, so that a logit 2^11 below the maximum wins as little as any lower one.
     Masked logits stay -inf.
     """
-    logits, log_pi = logits.detach().double(), log_pi.detach().double()
-    below = logits - logits.max(-1, keepdim=True).values
-    phi = torch.where(logits == -torch.inf, -torch.inf, _round(below.clamp_min(LOWEST)))
-    return phi, _round(log_pi.clamp_min(LOWEST / 2))
+    logits, log_pi = logits.detach(), log_pi.detach()
+    phi = _round(logits.double() - logits.amax(-1, keepdim=True), LOWEST).masked_fill_(logits == -torch.inf, -torch.inf)
+    return phi, _round(log_pi.double(), LOWEST / 2)
 
 
-def _round(x: Tensor) -> Tensor:
-    return (x * (1 / RESOLUTION)).round() * RESOLUTION
+def _round(x: Tensor, lowest: float) -> Tensor:
+    """x above the lowest value, in fixed point; in place, since a CPU takes longer to allocate than to round."""
+    return x.clamp_min(lowest).mul_(1 / RESOLUTION).round_().mul_(RESOLUTION)
 
 
 def argmin_sample(logits: Tensor, log_pi: Tensor) -> Tensor:
@@ -100,4 +116,4 @@ def argmin_sample(logits: Tensor, log_pi: Tensor) -> Tensor:
     In the noise's own precision: the fixed point is for comparing swaps.
     """
     logits = logits.detach().to(torch.promote_types(logits.dtype, log_pi.dtype))
-    return (log_pi - (logits - logits.max(-1, keepdim=True).values)).argmin(-1)
+    return (log_pi - (logits - logits.amax(-1, keepdim=True))).argmin(-1)

@@ -70,14 +70,12 @@ def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Querie
     variables, categories = logits.shape[-2:]
     race = run_race(logits, log_pi)
     references = references.expand(*references.shape[:-1], variables)
-    shape = (*references.shape, categories)
-    each = Race(
-        *(x.unsqueeze(-3).expand(shape) for x in race[:2]), *(x.unsqueeze(-2).expand(shape[:-1]) for x in race[2:])
-    )
-    pseudo = swap_with(each, references)
+    count = references.shape[-2]
+    each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))
+    pseudo = swap_with(each, references).movedim(0, -1).long()
     pi = log_pi.detach().double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
     if variables == 1:
-        won = torch.zeros(race.phi.shape, dtype=torch.bool, device=logits.device)
+        won = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
         won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2), True)
         points, same_as = by_category(race.z, won)
     else:

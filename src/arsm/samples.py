@@ -40,6 +40,8 @@ def samples(logits: Tensor, noise: Draws) -> Tensor:
     """The samples: [*B, n, K] int64."""
     if noise.uniform.shape[-2] == 0:
         return noise.given
+    if noise.given.shape[-2] == 0:
+        return inverse_sample(logits, noise.uniform)
     return torch.cat([noise.given, inverse_sample(logits.detach(), noise.uniform)], -2)
 
 

@@ -1,28 +1,19 @@
 r"""Pseudo actions: who wins the race when two elements of the noise change places.
 
 z = argmin_i (a_i - phi_i) with a = ln pi; z^{c<->j} is the winner after a_c and a_j are swapped. The definition costs
-O(C) a pair. Three facts make it O(1) a pair, and all pairs of one variable together O(C log C).
-Write o_i = a_i - phi_i and o_z for its minimum; ties go to the lowest index, so that "x beats z" below means
+O(C) per pair. Three facts make it O(1) per pair; `arsm.univariate` sums all pairs of one variable in O(C).
+Write o_i = a_i - phi_i and o_z for its minimum. Ties go to the lowest index: "x beats z" means
 (value of x, index of x) < (o_z, z) in lexicographic order.
 
-**1. A pair that leaves z alone has one challenger at most.** For c, j != z everybody but c and j keeps a value that z
-beats, so the winner is z, or c if a_j - phi_c beats z, or j if a_c - phi_j beats z. Both cannot hold: z beats c
-before the swap, so if c beats z with a_j in place of a_c, then a_j < a_c; if j beats z with a_c, then a_c < a_j.
+**1. A pair without z has at most one challenger.** For c, j != z every other element keeps a value that z beats. The
+winner is z, or c if a_j - phi_c beats z, or j if a_c - phi_j beats z. Both cannot hold: z beats c before the swap, so
+if c beats z with a_j in place of a_c, then a_j < a_c; if j beats z with a_c, then a_c < a_j.
 
 **2. Each test is a threshold on one variable.** In fixed point (`noise.fixed_point`) sums are exact and "c beats z with
 a_j" reads a_j < theta_c, with theta_c = o_z + phi_c, plus one unit of the resolution where c < z.
 
-**3. A pair (z, c)** gives z the value a_c - phi_z and c the value a_z - phi_c; the best of the others is the runner-up
-of o, or the third where c is the runner-up. The first of these three wins.
-
-Hence for one variable, with w_j = 1/C - pi_j and d_c = f(c) - f(z), the sums R_c = sum_j (f(z^{c<->j}) - f(z)) w_j are
-
-    R_c = d_c sum_{j != z} w_j [a_j < theta_c]  +  sum_{j != z} w_j d_j [a_c < theta_j]  +  d(z^{c<->z}) w_z,   c != z
-    R_z = sum_j d(z^{z<->j}) w_j
-
-(j = c adds nothing to either sum, as z beats c). The first sum is a prefix sum of w in the order of a, the second a
-prefix sum of w d in the descending order of theta. Since sum_j w_j = 0, the ARSM gradient
-g_c = sum_j (F_cj - mean_m F_mj) w_j is R_c - mean(R).
+**3. A pair (c, j) leaves one of the first three of the race to the others.** The best of the others is the first of the
+race's first three that is neither c nor j. The winner is c with a_j - phi_c, j with a_c - phi_j, or that one.
 """
 
 from __future__ import annotations
@@ -37,50 +28,95 @@ from arsm.noise import RESOLUTION, fixed_point
 
 
 class Race(NamedTuple):
-    """One race a variable, in fixed point."""
+    """One race per variable, in fixed point; categories come first, so that a CPU compares many rows at once."""
 
     phi: Tensor
-    """[..., C] logits."""
+    """[C, ...] logits."""
     a: Tensor
-    """[..., C] ln pi."""
+    """[C, ...] ln pi."""
     z: Tensor
     """[...] the winner."""
     best: Tensor
     """[...] its value o_z."""
+    second: Tensor
+    """[...] the runner-up."""
+    second_value: Tensor
+    third: Tensor
+    """[...] the third; with fewer than three categories, anyone with the value infinity."""
+    third_value: Tensor
 
 
 def run_race(logits: Tensor, log_pi: Tensor) -> Race:
-    """Find the winner z and its value: [..., C] -> [...]."""
-    phi, a = fixed_point(logits, log_pi)
-    best, z = (a - phi).min(-1)
-    return Race(phi, a, z, best)
+    """Find the first three: [..., C] -> [...]."""
+    first = (x.detach().movedim(-1, 0).contiguous().movedim(0, -1) for x in (logits, log_pi))
+    phi, a = (x.movedim(-1, 0) for x in fixed_point(*first))
+    o = a - phi
+    best, z = _first(o)
+    o = replace(o, z, torch.inf)
+    second_value, second = _first(o)
+    third_value, third = _first(replace(o, second, torch.inf))
+    return Race(phi, a, z, best, second, second_value, third, third_value)
+
+
+def _first(o: Tensor) -> tuple[Tensor, Tensor]:
+    """The minimum and the lowest index that has it: [C, ...] -> [...]."""
+    if o.is_cuda:
+        return o.min(0)
+    # on a CPU half the time of min, which keeps track of the index
+    value, categories = o.amin(0), o.shape[0]
+    c = torch.arange(categories, 0, -1, device=o.device, dtype=index_dtype(categories))
+    return value, categories - ((o == value) * c.view(-1, *(1,) * value.ndim)).amax(0).clamp_min(1).long()
 
 
 def replace(x: Tensor, index: Tensor, value: float) -> Tensor:
-    """x [..., C] with x[..., index] = value, for index [...]."""
-    return torch.where(torch.arange(x.shape[-1], device=x.device) == index.unsqueeze(-1), value, x)
+    """x [C, ...] with x[index, ...] = value, for index [...]."""
+    return x.scatter(0, index.unsqueeze(0), value)
+
+
+def index_dtype(categories: int) -> torch.dtype:
+    """The smallest type that holds a category and the difference of two."""
+    return torch.int8 if categories < 128 else torch.int32
+
+
+def categories_of(race: Race) -> Tensor:
+    """c = 0..C-1 as [C, 1, ...], in `index_dtype`."""
+    categories = race.phi.shape[0]
+    c = torch.arange(categories, device=race.phi.device, dtype=index_dtype(categories))
+    return c.view(-1, *(1,) * (race.phi.ndim - 1))
 
 
 def swap_with(race: Race, reference: Tensor) -> Tensor:
-    """z^{c<->j} of every c with one j = reference: [...] -> [..., C]."""
-    phi, a, _, _ = race
-    j = reference.unsqueeze(-1)
-    c = torch.arange(phi.shape[-1], device=phi.device)
-    others = replace(a - phi, reference, torch.inf)
-    first_value, first = others.min(-1, keepdim=True)
-    second_value, second = replace(others, first.squeeze(-1), torch.inf).min(-1, keepdim=True)
-    winner = torch.where(c == first, second, first)
-    value = torch.where(c == first, second_value, first_value)
-    for index, challenge in ((c, a.gather(-1, j) - phi), (j, a - phi.gather(-1, j))):
-        beats = (challenge < value) | ((challenge == value) & (index < winner))
-        winner, value = torch.where(beats, index, winner), torch.where(beats, challenge, value)
-    return winner
+    """z^{c<->j} of every c with one j = reference: [...] -> [C, ...] in `index_dtype`."""
+    phi, a, _, best, _, second_value, _, third_value = race
+    c = categories_of(race)
+    j, z, second, third = (x.to(c.dtype) for x in (reference, race.z, race.second, race.third))
+    # the best two without j, then the best without j and c
+    first, first_value = torch.where(j == z, second, z), torch.where(j == z, second_value, best)
+    low = (j == z) | (j == second)
+    next_, next_value = torch.where(low, third, second), torch.where(low, third_value, second_value)
+    is_first = c == first
+    other, value = first + is_first * (next_ - first), torch.where(is_first, next_value, first_value)
+    of_c, of_j = a.gather(0, reference.unsqueeze(0)) - phi, a - phi.gather(0, reference.unsqueeze(0))
+    c_wins = (of_c < _ties(of_j, c < j)) & (of_c < _ties(value, c < other))
+    j_wins = (of_j < _ties(value, j < other)) & ~c_wins
+    # sums of products are several times faster than torch.where on a CPU
+    return other + c_wins * (c - other) + j_wins * (j - other)
+
+
+def _ties(x: Tensor, lower: Tensor) -> Tensor:
+    """The bound below which a value beats x: in fixed point, one unit more for a challenger of a lower index."""
+    return torch.add(x, lower, alpha=RESOLUTION)
 
 
 def threshold(race: Race) -> Tensor:
-    """theta [..., C]: for a pair without z, c wins iff a_j < theta_c."""
-    c = torch.arange(race.phi.shape[-1], device=race.phi.device)
-    return race.best.unsqueeze(-1) + race.phi + RESOLUTION * (c < race.z.unsqueeze(-1))
+    """theta [C, ...]: for a pair without z, c wins iff a_j < theta_c."""
+    c = categories_of(race)
+    return _ties(race.best + race.phi, c < race.z.to(c.dtype))
+
+
+def without_winner(race: Race) -> tuple[Tensor, Tensor]:
+    """(a, theta) [C, ...], such that z neither wins nor loses a pair."""
+    return replace(race.a, race.z, torch.inf), replace(threshold(race), race.z, -torch.inf)
 
 
 # ---------------------------------------------------------------- all pairs, as a table
@@ -93,82 +129,19 @@ def pair_row(c: Tensor, j: Tensor, categories: int) -> Tensor:
 
 
 def pair_table(race: Race) -> Tensor:
-    """z, then z^{c<->j} of all pairs c < j: [*B, K, C] race -> [1 + C(C-1)/2, *B, K]."""
-    categories, device = race.phi.shape[-1], race.phi.device
-    a, theta = race.a.movedim(-1, 0).contiguous(), threshold(race).movedim(-1, 0).contiguous()
-    z = race.z.int()
-    c = torch.arange(categories, device=device)
+    """z, then z^{c<->j} of all pairs c < j: [C, *B, K] race -> [1 + C(C-1)/2, *B, K] in `index_dtype`."""
+    categories, device = race.phi.shape[0], race.phi.device
+    a, theta = without_winner(race)
     low, high = F.pad(torch.triu_indices(categories, categories, 1, device=device), (1, 0))  # row 0: the pair (0, 0)
-    low_column, high_column = (x.int().view(-1, *(1,) * z.ndim) for x in (low, high))
-    # One of the two wins at most; sums of products are several times faster than torch.where on a CPU.
-    table = z + (a[high] < theta[low]) * (low_column - z) + (a[low] < theta[high]) * (high_column - z)
-    rows_with_z = pair_row(c.unsqueeze(-1), c, categories)[race.z]  # [*B, K, C]
-    with_z = swap_with(race, race.z).int()
-    return table.scatter(0, rows_with_z.movedim(-1, 0), with_z.movedim(-1, 0)).long()
-
-
-# ---------------------------------------------------------------- one variable, sorted
-
-
-class Sorted(NamedTuple):
-    """What the O(C log C) form keeps of a race, [..., C] each: see the formula for R above."""
-
-    weight: Tensor
-    """w = 1/C - pi, float64."""
-    z: Tensor
-    """[...] the winner."""
-    with_z: Tensor
-    """z^{z<->c}."""
-    noise_order: Tensor
-    """Order of a."""
-    wins: Tensor
-    """How many j, in that order, c wins against."""
-    threshold_order: Tensor
-    """Descending order of theta."""
-    losses: Tensor
-    """How many j, in that order, win against c."""
-
-    @property
-    def can_win(self) -> Tensor:
-        """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
-        return (self.wins > 0).scatter(-1, self.with_z, True)
-
-
-def sort_race(race: Race, log_pi: Tensor) -> Sorted:
-    """Sort once by noise and once by threshold: [..., C]."""
-    a, theta = replace(race.a, race.z, torch.inf), replace(threshold(race), race.z, -torch.inf)
-    weight = 1 / a.shape[-1] - log_pi.detach().double().exp()
-    return Sorted(weight, race.z, swap_with(race, race.z), *_count_below(a, theta), *_count_below(-theta, -a))
-
-
-def _count_below(keys: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys' order, and how many keys lie strictly below each limit."""
-    ordered, order = keys.sort(-1)
-    return order, torch.searchsorted(ordered, limits)
-
-
-def arsm_sorted(race: Sorted, f: Tensor) -> Tensor:
-    """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C].
-
-    Where a category cannot win, its f must equal f(z).
-    """
-    w = race.weight
-    f = f.to(w.dtype)
-    d = f - f.gather(-1, race.z.unsqueeze(-1))
-    swapped = d.gather(-1, race.with_z)
-    sums = (
-        d * _prefix_sum(w, race.noise_order, race.wins)
-        + _prefix_sum(w * d, race.threshold_order, race.losses)
-        + swapped * w.gather(-1, race.z.unsqueeze(-1))
-    )
-    of_z = (swapped * w).sum(-1, keepdim=True)
-    sums = sums.scatter(-1, race.z.unsqueeze(-1), of_z)
-    return sums - sums.mean(-1, keepdim=True)
-
-
-def _prefix_sum(x: Tensor, order: Tensor, count: Tensor) -> Tensor:
-    """The sum of the first `count` elements of x in this order."""
-    return F.pad(x.gather(-1, order).cumsum(-1), (1, 0)).gather(-1, count)
+    wins = (a < theta.unsqueeze(1)).flatten(0, 1)  # [c j, *B, K]: c wins against j
+    z = race.z.to(index_dtype(categories))
+    is_z, with_z = categories_of(race) == z, swap_with(race, race.z) - z
+    of_low, of_high = (x.to(z.dtype).view(-1, *(1,) * z.ndim) for x in (low, high))
+    low_wins, high_wins = (wins.index_select(0, x * categories + y) for x, y in ((low, high), (high, low)))
+    table = z + low_wins * (of_low - z) + high_wins * (of_high - z)
+    for one, other in ((low, high), (high, low)):
+        table = table + is_z.index_select(0, one) * with_z.index_select(0, other)
+    return table
 
 
 # ---------------------------------------------------------------- the definition, as a reference

@@ -31,7 +31,8 @@ class Shape(NamedTuple):
 def ascending(log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """From the least to the most likely category: the order, ln p in it, and the ln of the mass from each one on."""
     log_p, order = log_p.sort(dim=-1, stable=True)
-    return order, log_p, log_p.flip(-1).logcumsumexp(-1).flip(-1)
+    # the largest is among them, so that their sum does not underflow
+    return order, log_p, log_p.exp().flip(-1).cumsum(-1).flip(-1).log()
 
 
 def _stick_log_odds(log_p: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ def _levels(log_p: Tensor) -> list[Tensor]:
     depth = _depth(log_p.shape[-1])
     levels = [F.pad(log_p, (0, 2**depth - log_p.shape[-1]), value=-torch.inf)]
     for _ in range(depth):
-        levels.append(levels[-1].unflatten(-1, (-1, 2)).logsumexp(-1))
+        levels.append(torch.logaddexp(levels[-1][..., 0::2], levels[-1][..., 1::2]))
     return levels[::-1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -113,6 +114,22 @@ def _options(estimator: Any) -> list[str]:
     return [each.name for each in dataclasses.fields(estimator)]
 
 
+class Info(Mapping[str, Tensor]):
+    """Diagnostics, each computed when it is read."""
+
+    def __init__(self, **found: Callable[[], Tensor]) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._found[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 @dataclass(frozen=True, eq=False)
 class Estimate:
     """The result of `arsm.estimate`."""
@@ -126,7 +143,7 @@ class Estimate:
     """[*B, K] or [*B, n, K], the true sample(s)."""
     grad: Tensor | None
     """Shaped like the logits: the estimate of dE[f]/dlogits, detached; None for pure relaxations."""
-    info: dict[str, Tensor] = field(default_factory=dict)
+    info: Mapping[str, Tensor] = field(default_factory=dict)
     """`asked`: queries per row; `distinct` [*B]: the evaluations that they need; `finite` [*B]: whether logits and
     values were all finite."""
     estimator_loss: Tensor | None = None

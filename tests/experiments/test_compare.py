@@ -64,12 +64,12 @@ def test_draws_and_samples_fill_the_budget() -> None:
         for budget in (None, 8)
     )
     assert single.variance / averaged.variance == pytest.approx(8, rel=0.25)
-    assert fit_budget(arsm.RLOO(4), 46, 4, 10) == arsm.RLOO(46)
-    assert fit_budget(arsm.ExactPlusSampled(exact=2, samples=1), 6, 3, 10) == arsm.ExactPlusSampled(exact=2, samples=4)
-    assert fit_budget(arsm.ARSM(), 10, 4, 10) == arsm.Average(arsm.ARSM(), 2)
-    assert fit_budget(arsm.ARSM(), 3, 4, 10) == arsm.ARSM()
-    assert fit_budget(arsm.UnorderedSet(4), 16, 4, 30) == arsm.Average(arsm.UnorderedSet(4), 4)
-    assert isinstance(fit_budget(arsm.GumbelRao(samples=10), 5, 1, 10), arsm.Average)
+    assert fit_budget(arsm.RLOO(4), 46, 4) == arsm.RLOO(46)
+    assert fit_budget(arsm.ExactPlusSampled(exact=2, samples=1), 6, 3) == arsm.ExactPlusSampled(exact=2, samples=4)
+    assert fit_budget(arsm.ARSM(), 10, 4) == arsm.Average(arsm.ARSM(), 2)
+    assert fit_budget(arsm.ARSM(), 3, 4) == arsm.ARSM()
+    assert fit_budget(arsm.UnorderedSet(4), 16, 4) == arsm.Average(arsm.UnorderedSet(4), 4)
+    assert isinstance(fit_budget(arsm.GumbelRao(samples=10), 5, 1), arsm.Average)
 
 
 def test_a_biased_estimator_is_seen_and_ranked_by_its_error() -> None:
@@ -282,10 +282,10 @@ def test_a_budget_leaves_what_was_learned_and_asks_for_no_more_categories_than_t
         (row,) = arsm.compare(
             torch.randn(1, categories), lambda z: z[:, 0].float(), estimators=[words], budget=8, samples=10
         )
-        assert row.estimator == arsm.UnorderedSet(categories)
+        assert row.evaluations == categories  # all of them, without replacement
     learned = arsm.DoubleControl(samples=2, alpha=0.9)
     learned.control.requires_grad_(False)
-    fitted = fit_budget(learned, 8, 2, 10)
+    fitted = fit_budget(learned, 8, 2)
     assert isinstance(fitted, arsm.DoubleControl)
     assert fitted.samples == 8
     assert fitted.control is learned.control

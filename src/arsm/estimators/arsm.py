@@ -19,8 +19,9 @@ from arsm.references import (
     tell_references,
     values_by_category,
 )
-from arsm.swap import Sorted, arsm_sorted, pair_row, pair_table, run_race, sort_race
+from arsm.swap import pair_row, pair_table, run_race
 from arsm.types import Estimator, Queries
+from arsm.univariate import Swaps, merge, swap_all
 
 
 class Merged(NamedTuple):
@@ -28,8 +29,8 @@ class Merged(NamedTuple):
 
     log_pi: Tensor
     """[*B, K, C]."""
-    race: Sorted | None
-    """Each variable's race, where the univariate formula is applied to it."""
+    swaps: Swaps | None
+    """Each variable's swaps, where the univariate formula is applied to them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,30 +71,30 @@ class ARSM(Estimator):
     def ask(self, logits: Tensor, noise: Tensor | ReferenceNoise) -> Queries:
         if isinstance(noise, ReferenceNoise):
             return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-1))
+        one = torch.ones(1, device=logits.device)
+        if logits.shape[-2] == 1:
+            swaps = swap_all(logits, noise)
+            points, same_as = by_category(swaps.z, swaps.can_win)
+            return Queries(points, swaps.z, same_as, one, Merged(noise, swaps))
         race = run_race(logits, noise)
-        univariate = logits.shape[-2] == 1
-        sorted_race = sort_race(race, noise) if univariate or self.pooled else None
-        if univariate and sorted_race is not None:
-            points, same_as = by_category(race.z, sorted_race.can_win)
-        else:
-            points = pair_table(race)
-            same_as = share(points)
-        return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), Merged(noise, sorted_race))
+        table = pair_table(race)
+        swaps = swap_all(logits, noise, race) if self.pooled else None
+        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
             return tell_references(queries, values, pooled=self.pooled)
-        log_pi, race = queries.aux
+        log_pi, swaps = queries.aux
         variables, categories = logits.shape[-2:]
         values = values - values[0]
-        if race is not None:
+        if swaps is not None:
             pooled = variables > 1
             q = (
                 pool(queries.points, values, torch.ones_like(values), categories)
                 if pooled
                 else values_by_category(values)
             )
-            return arsm_sorted(race, q)
+            return merge(swaps, q)
         c = torch.arange(categories, device=logits.device)
         f = values.movedim(0, -1)[..., pair_row(c.unsqueeze(-1), c, categories)]  # [*B, j, c]
         f = f - f.mean(-1, keepdim=True)

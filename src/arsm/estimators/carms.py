@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,17 @@ from arsm.samples import EDGE, mean_weight, open_uniforms
 from arsm.scores import less_mean, log_probability
 from arsm.trees import ascending, first_stop, stick_position
 from arsm.types import Estimator, Queries, at_most_all
+
+
+class Stick(NamedTuple):
+    """What `tell` needs."""
+
+    position: Tensor
+    """[n, *B, K]: where the samples stand in the order."""
+    order: Tensor
+    """[*B, K, C]."""
+    log_stop: Tensor
+    """ln pi [*B, K, C - 1]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +61,8 @@ class CARMS(Estimator):
         if z is None:
             return dirichlet(nodes.expand(*nodes.shape[:-1], self.samples), generator)
         check_given(logits, z)
-        order, log_stop = _stick(logits.double())
+        order, log_stop = _stick(logits)
+        log_stop = log_stop.double()
         position = stick_position(order, z).unsqueeze(-1)
         node = torch.arange(log_stop.shape[-1], device=z.device)
         v = open_uniforms(log_stop.shape, logits.device, generator).clamp(EDGE, 1 - EDGE)
@@ -62,11 +75,12 @@ class CARMS(Estimator):
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         order, log_stop = _stick(logits)
         d = noise.double().exp()
-        others = (d.sum(-1, keepdim=True) - d).movedim(-1, 0)  # 1 - d, [n, *B, K, C - 1]
+        all_but_one = 1 - torch.eye(self.samples, dtype=d.dtype, device=d.device)
+        others = (d @ all_but_one).movedim(-1, 0)  # 1 - d without cancellation, [n, *B, K, C - 1]
         stop = others.log() < log_stop / (self.samples - 1)
         position, points = first_stop(order, stop)
         weight = mean_weight(self.live or self.samples, points.device)
-        return Queries(points, points.movedim(0, -2), share(points), weight, position)
+        return Queries(points, points.movedim(0, -2), share(points), weight, Stick(position, order, log_stop))
 
     def most_queries(self, logits: Tensor) -> int:
         return at_most_all(self.samples, logits)
@@ -76,9 +90,9 @@ class CARMS(Estimator):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n = self.samples
-        order, log_stop = _stick(logits)
+        position, order, log_stop = queries.aux
         ratio = F.pad(pair_ratio(log_stop, n), (0, 1))
-        position = queries.aux.movedim(0, -1)  # [*B, K, n]
+        position = position.movedim(0, -1)  # [*B, K, n]
         f = less_mean(values).to(torch.promote_types(values.dtype, ratio.dtype)).movedim(0, -1).unsqueeze(-2)
         zero = torch.zeros_like(ratio, dtype=f.dtype)
         count = zero.scatter_add(-1, position, torch.ones_like(f).expand(position.shape))

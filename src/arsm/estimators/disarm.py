@@ -65,8 +65,8 @@ class DisARM(Estimator):
         if z is None:
             return u.logit()
         check_given(logits, z)
-        log_p = log_probability(logits.double())
-        alpha = shape.log_odds(log_p)
+        log_p = log_probability(logits)
+        alpha = shape.log_odds(log_p).double()
         left, reached = shape.path(log_p, z)
         toward = torch.where(left, alpha, -alpha)  # the walk turns right where -l < -alpha
         # below `toward`: logit(u sigma(toward)), of which u near 1 would round to the threshold itself
@@ -76,9 +76,10 @@ class DisARM(Estimator):
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         shape = SHAPES[self.coupling]
-        alpha = shape.log_odds(log_probability(logits))
+        log_p = log_probability(logits)
+        alpha = shape.log_odds(log_p)
         left = torch.stack([noise < alpha, -noise < alpha])
-        points, reached = shape.walk(log_probability(logits), left)
+        points, reached = shape.walk(log_p, left)
         z = points.movedim(0, -2)
         return Queries(points, z, share(points), mean_weight(2, z.device), Choices(left, reached))
 
@@ -90,6 +91,6 @@ class DisARM(Estimator):
         b = left.to(alpha.dtype)
         both = (b[0] - b[1]) * alpha.abs().sigmoid()
         first, second = b[0] - alpha.sigmoid(), alpha.sigmoid() - b[1]
-        by_node = torch.where(reached.all(0), both, torch.where(reached[0], first, second))
-        by_node = torch.where(reached.any(0), by_node, 0)
+        by_node = torch.where(reached[0] & reached[1], both, torch.where(reached[0], first, second))
+        by_node = torch.where(reached[0] | reached[1], by_node, 0)
         return shape.pull_back(log_p, (values[0] - values[1])[..., None, None] / 2 * by_node)

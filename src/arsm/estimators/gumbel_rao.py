@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_temperature, check_whole
-from arsm.noise import dirichlet, repeat_draws
+from arsm.noise import dirichlet
 from arsm.relaxations import conditional_perturbed, hard_point, softmax_tangent
 from arsm.samples import Draws, draw, samples
 from arsm.types import Estimator, Queries
@@ -54,8 +54,8 @@ class GumbelRao(Estimator):
 
     def ask(self, logits: Tensor, noise: RaoNoise) -> Queries:
         z = samples(logits, Draws(noise.uniform, noise.given)).squeeze(-2)
-        each = repeat_draws(logits, self.samples)
-        zeta = conditional_perturbed(each, z.unsqueeze(-2).expand(each.shape[:-1]), noise.conditional)
+        each = logits.unsqueeze(-3)  # [*B, 1, K, C]
+        zeta = conditional_perturbed(each, z.unsqueeze(-2).expand(noise.conditional.shape[:-1]), noise.conditional)
         tangent = softmax_tangent(each, (zeta / self.temperature).softmax(-1)) / self.temperature
         return hard_point(logits, z, tangent.mean(-3))
 

@@ -1,0 +1,215 @@
+"""Variance of the gradient times generated tokens, at three accuracies of a model trained by cross-entropy.
+
+`python -m arsm_experiments.sequences.measure TASK` first trains to the accuracies, then measures every method at each
+checkpoint. Records are lines of JSON, one per method and checkpoint; those that are there are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from arsm import sequences
+from arsm_experiments.sequences.methods import (
+    METHODS,
+    SMALL,
+    Critics,
+    Size,
+    accuracy,
+    add_line,
+    cross_entropy,
+    draw_rows,
+    load_policy,
+    new_policy,
+    read_lines,
+    save_policy,
+    train_critics,
+)
+from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch, load
+from arsm_experiments.sequences.transformer import Transformer
+
+LEVELS = (0.1, 0.45, 0.8)
+
+
+def checkpoint_path(folder: Path, task: str, level: float) -> Path:
+    """Where the first weights that reached this accuracy lie."""
+    return folder / "checkpoints" / f"{task}-{level}.pt"
+
+
+def pretrain(
+    task: str,
+    data: Data,
+    size: Size,
+    folder: Path,
+    device: str,
+    deadline: float,
+    levels: tuple[float, ...] = LEVELS,
+    rate: float = 5e-4,
+) -> None:
+    """Cross-entropy until each of these accuracies is reached."""
+    missing = [level for level in levels if not checkpoint_path(folder, task, level).exists()]
+    if not missing:
+        return
+    torch.manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
+    train, test = data.split(size.held_out)
+    test = Data(test.prompts[: size.tested], test.answers[: size.tested])
+    policy = new_policy(task, size, device)
+    optimiser = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    warm = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / 200))
+    step, begun, last = 0, time.time(), 0.0
+    while missing and time.time() < deadline:
+        loss = cross_entropy(policy, *train.batch(draw_rows(train, size.batch, generator), device))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        warm.step()
+        step += 1
+        if step % (10 if last < 0.01 else 2) == 0:  # accuracy rises fast once it rises
+            last = accuracy(policy, task, test, torch.Generator(device).manual_seed(1))
+            while missing and last >= missing[0]:
+                save_policy(policy, checkpoint_path(folder, task, missing[0]))
+                add_line(
+                    folder / "pretraining.jsonl",
+                    {
+                        "task": task,
+                        "level": missing.pop(0),
+                        "accuracy": last,
+                        "steps": step,
+                        "seconds": time.time() - begun,
+                    },
+                )
+        if step % 500 == 0:
+            seconds = time.time() - begun
+            print(f"{task}: step {step}, loss {loss.item():.3f}, accuracy {last:.3f}, {seconds:.0f} s", flush=True)
+
+
+def one_gradient(
+    strategy: sequences.Strategy,
+    policy: Transformer,
+    prompts: Tensor,
+    reward: ExactMatch,
+    generator: torch.Generator,
+    max_rows: int,
+    width: int,
+) -> tuple[Tensor, int]:
+    """The mean reward's gradient in all parameters [D], and the tokens that it took."""
+    out = sequences.estimate(
+        strategy, policy, prompts, reward, max_tokens=width, eos=EOS, max_rows=max_rows, generator=generator
+    )
+    grads = torch.autograd.grad(out.value.mean(), list(policy.parameters()))
+    return torch.cat([grad.flatten() for grad in grads]), int(out.info["generated"])
+
+
+def measure(
+    name: str,
+    critics: Critics,
+    policy: Transformer,
+    task: str,
+    data: Data,
+    size: Size,
+    device: str,
+    max_rows: int,
+    truth: Tensor | None,
+    seed: int,
+) -> tuple[dict[str, float], Tensor]:
+    """Independent estimates on the same prompts: the covariance's trace, tokens, seconds; and their mean.
+
+    `squared_norm` is |mean|^2 with the noise taken out; `projection` is <mean, truth>, another method's mean.
+    """
+    prompts, answers = data.batch(torch.arange(size.prompts), device)
+    reward, strategy = ExactMatch(prompts, answers), METHODS[name](critics)
+    generator = torch.Generator(device).manual_seed(seed)
+    total, squares, tokens, repeats, begun = 0, 0.0, 0, 0, _now(device)
+    least = max(2, size.repeats // 4)
+    while repeats < least or (repeats < size.repeats and time.time() - begun < size.patience):
+        gradient, generated = one_gradient(
+            strategy, policy, prompts, reward, generator, max_rows, TASKS[task].answer_tokens
+        )
+        gradient = gradient.double()
+        total, squares, tokens = total + gradient, squares + float(gradient.square().sum()), tokens + generated
+        repeats += 1
+    seconds = (_now(device) - begun) / repeats
+    mean = total / repeats
+    assert isinstance(mean, Tensor)
+    norm = float(mean.square().sum())
+    trace = (squares - repeats * norm) / (repeats - 1)
+    record = {
+        "repeats": repeats,
+        "tokens": tokens / repeats,
+        "trace": trace,
+        "squared_norm": norm - trace / repeats,
+        "seconds": seconds,
+        "projection": 0.0 if truth is None else float(mean @ truth),
+    }
+    return record, mean
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.time()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=list(TASKS))
+    parser.add_argument("--data", type=Path, default=Path("runs/sequences/data"))
+    parser.add_argument("--out", type=Path, default=Path("runs/sequences"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=480, help="Start nothing new after so long")
+    parser.add_argument("--only", choices=["pretrain", "variance"])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--levels", nargs="+", type=float, default=list(LEVELS), choices=LEVELS)
+    parser.add_argument("--max-rows", type=int, default=16384)
+    parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
+    options = parser.parse_args()
+    deadline, size = time.time() + options.seconds, SMALL if options.small else Size()
+    data = load(options.data / f"{options.task}.pt", options.device)
+    if options.small:
+        save_policy(
+            new_policy(options.task, size, options.device), checkpoint_path(options.out, options.task, LEVELS[0])
+        )
+    elif options.only != "variance":
+        pretrain(options.task, data, size, options.out, options.device, deadline, tuple(options.levels))
+    if options.only == "pretrain":
+        return
+    train, held_out = data.split(size.held_out)
+    path = options.out / f"variance-{options.task}.jsonl"
+    done = {(record["level"], record["method"]) for record in read_lines(path)}
+    for level in (*LEVELS[1:], LEVELS[0]):  # the first is the least telling
+        if level not in options.levels:
+            continue
+        weights = checkpoint_path(options.out, options.task, level)
+        names = [name for name in options.methods if (level, name) not in done]
+        if not weights.exists() or not names:
+            continue
+        torch.manual_seed(0)
+        policy = load_policy(options.task, size, weights, options.device)
+        generator = torch.Generator(options.device).manual_seed(2)
+        reached = accuracy(policy, options.task, held_out, generator)
+        critics = train_critics(policy, options.task, train, size.critic_steps, size.batch, generator)
+        arguments = (critics, policy, options.task, held_out, size, options.device, options.max_rows)
+        truth_record, truth = measure("branch rloo 4", *arguments, None, seed=99)
+        for number, name in enumerate(names):
+            if time.time() > deadline:
+                print(f"{options.task}: out of time before {name} at {level}; run the command again.", flush=True)
+                return
+            record, _ = measure(name, *arguments, truth, seed=100 + number)
+            square = truth_record["squared_norm"]
+            record["agreement"] = record.pop("projection") / square if square > 0 else float("nan")
+            add_line(path, {"task": options.task, "level": level, "accuracy": reached, "method": name, **record})
+            print(
+                f"{options.task} {reached:.2f} {name}: trace x tokens {record['trace'] * record['tokens']:.0f}, "
+                f"agreement {record['agreement']:.2f}, {record['seconds']:.3f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

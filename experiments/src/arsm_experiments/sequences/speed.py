@@ -1,0 +1,127 @@
+"""Generated tokens per second with and without branches, and what planning and the gradient cost per token.
+
+`python -m arsm_experiments.sequences.speed` writes lines of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import arsm
+from arsm import policy
+from arsm.sequences import Prefixes, complete, live_tokens
+from arsm_experiments.sequences.methods import SMALL, Size, add_line, decoding, new_policy
+from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY
+
+
+def timed(call: Callable[[], Any], device: str, repeats: int) -> tuple[float, Any]:
+    """Median seconds per call, after one call to warm up."""
+    result, seconds = call(), []
+    for _ in range(repeats):
+        wait(device)
+        begun = time.perf_counter()
+        result = call()
+        wait(device)
+        seconds.append(time.perf_counter() - begun)
+    return sorted(seconds)[repeats // 2], result
+
+
+def wait(device: str) -> None:
+    """Until the device has done its work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def decoding_speed(task: str, rows: int, size: Size, device: str, repeats: int) -> dict[str, Any]:
+    """Plain sampling of `rows` sequences against rollouts from as many states, spread evenly over the steps."""
+    torch.manual_seed(0)
+    width = TASKS[task].answer_tokens
+    model = new_policy(task, size, device)
+    generator = torch.Generator(device).manual_seed(0)
+    prompts = torch.randint(2, VOCABULARY, (rows, TASKS[task].prompt_tokens), generator=generator, device=device)
+    row = torch.arange(rows, device=device)
+    how = decoding(task, rows)
+    with torch.no_grad():
+        model.head.bias[EOS] -= 100  # every sequence has its full length, as far as can be
+    plain, done = timed(
+        lambda: complete(model, prompts, None, Prefixes.bare(row, width), decoding(task, 2 * rows), generator),
+        device,
+        repeats,
+    )
+    few = max(2, rows // 16)
+    state = torch.randint(few * width, (rows - few,), generator=generator, device=device)
+    branch, step = state // width, state % width
+    prefixes = Prefixes(branch, step, torch.full_like(step, -1), done.tokens[:few])
+    branched, rolled = timed(lambda: complete(model, prompts[:few], None, prefixes, how, generator), device, repeats)
+    after = live_tokens(rolled.tokens, EOS) & (torch.arange(width, device=device) >= step.unsqueeze(-1))
+    return {
+        "measured": "decoding",
+        "task": task,
+        "rows": rows,
+        "plain tokens per second": int(live_tokens(done.tokens, EOS).sum()) / plain,
+        "branched tokens per second": int(after.sum()) / branched,
+        "plain seconds": plain,
+        "branched seconds": branched,
+    }
+
+
+def planning_cost(estimator: arsm.Estimator, vocabulary: int, states: int, device: str, repeats: int) -> dict[str, Any]:
+    """Seconds per token and peak memory, relative to the logits, of `policy.plan` and `policy.gradient`."""
+    generator = torch.Generator(device).manual_seed(0)
+    logits = 3 * torch.randn(8, states // 8, 1, vocabulary, generator=generator, device=device)
+    actions = logits.softmax(-1).flatten(0, 2).multinomial(1, generator=generator).view(logits.shape[:3])
+    size = logits.numel() * logits.element_size()
+
+    def peak(call: Callable[[], Any]) -> tuple[float, Any, float]:
+        seconds, result = timed(call, device, repeats)
+        if device != "cuda":
+            return seconds, result, float("nan")
+        del result
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = call()
+        return seconds, result, (torch.cuda.max_memory_allocated() - before) / size
+
+    plan_seconds, plan, plan_memory = peak(lambda: policy.plan(estimator, logits, actions, generator=generator))
+    returns = torch.rand(logits.shape[:2], generator=generator, device=device)
+    tried = torch.rand(plan.step.shape, generator=generator, device=device)
+    seconds, _, memory = peak(lambda: policy.gradient(estimator, logits, plan, returns, tried))
+    return {
+        "measured": "planning",
+        "estimator": str(estimator),
+        "vocabulary": vocabulary,
+        "states": states,
+        "plan microseconds per token": plan_seconds / states * 1e6,
+        "gradient microseconds per token": seconds / states * 1e6,
+        "plan memory / logits": plan_memory,
+        "gradient memory / logits": memory,
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/sequences"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--small", action="store_true", help="Small sizes, to try the command on a CPU")
+    options = parser.parse_args()
+    path = options.out / "speed.jsonl"
+    for rows in (64,) if options.small else (1024, 4096, 16384):
+        record = decoding_speed("number_sorting", rows, SMALL if options.small else Size(), options.device, 3)
+        add_line(path, record)
+        print(record, flush=True)
+    for vocabulary in (100,) if options.small else (1000, 32_000, 150_000):
+        for estimator in (arsm.RLOO(4), arsm.RLOO(16), arsm.ARSM(references=1)):
+            record = planning_cost(estimator, vocabulary, 64 if options.small else 512, options.device, 3)
+            add_line(path, record)
+            print(record, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The operators in plain PyTorch, on any device: shapes follow the data, and only what somebody beats is ordered."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arsm.noise import RESOLUTION, fixed_point
+
+SELF, OTHER = 1, 2
+
+
+def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`arsm.kernels.order` for rows [R, C]."""
+    phi, a = fixed_point(logits, log_pi)
+    c = torch.arange(phi.shape[-1], device=phi.device)
+
+    o = a - phi
+    first_three = []
+    for _ in range(3):
+        first_three.append(o.min(-1, keepdim=True))
+        o.scatter_(-1, first_three[-1].indices, torch.inf)
+    (best, z), second, third = first_three
+
+    # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the others is the second,
+    # or the third where c is the second.
+    lower = c < z
+    of_c, of_z = torch.sub(a.gather(-1, z), phi, out=o), a - phi.gather(-1, z)
+    c_wins, other_wins = _winners(of_c, c, of_z, z, lower, *second)
+    at = second.indices
+    for flags, flag in zip(
+        (c_wins, other_wins),
+        _winners(of_c.gather(-1, at), at, of_z.gather(-1, at), z, at < z, *third),
+        strict=True,
+    ):
+        flags.scatter_(-1, at, flag).scatter_(-1, z, False)
+    with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
+    third_wins = other_wins.gather(-1, at)
+    second_wins = other_wins.scatter(-1, at, False).any(-1, keepdim=True)
+
+    theta = phi.add_(best).add_(lower, alpha=RESOLUTION).scatter_(-1, z, -torch.inf)
+    wins, rank, count = _order(a.scatter_(-1, z, torch.inf), theta)
+    can_win = c_wins.logical_or_(wins > 0).scatter_(-1, z, True)
+    for index, flag in ((at, second_wins), (third.indices, third_wins)):
+        can_win.scatter_(-1, index, can_win.gather(-1, index) | flag)
+    return torch.cat([z, at, third.indices, count], -1), can_win, with_z, wins, rank
+
+
+def _winners(
+    of_c: Tensor, c: Tensor, of_z: Tensor, z: Tensor, lower: Tensor, of_other: Tensor, other: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Whether c, or the first of the others, wins against z and each other; in fixed point one unit decides a tie."""
+    c_wins = of_c < torch.add(of_z, lower, alpha=RESOLUTION)
+    c_wins.logical_and_(of_c < torch.add(of_other, c < other, alpha=RESOLUTION))
+    other_wins = of_z > torch.add(of_other, other < z, alpha=-RESOLUTION)
+    return c_wins, other_wins.logical_and_(~c_wins)
+
+
+def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many a lie below each theta, the rank of each a below some theta, [R, C] int32, and how many these are."""
+    active = a < theta.amax(-1, keepdim=True)
+    rank = torch.full_like(a, a.shape[-1], dtype=torch.int32)
+    count = active.sum(-1, keepdim=True)
+    most = int(count.max())
+    if most == 0:
+        return torch.zeros_like(rank), rank, count
+    row, column = active.nonzero(as_tuple=True)
+    place = torch.arange(row.shape[0], device=a.device) - (count.cumsum(0) - count)[row, 0]
+    packed = a.new_full((a.shape[0], most), torch.inf)
+    packed[row, place] = a[row, column]
+    ordered, order = packed.sort(-1)
+    ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(most, device=a.device).expand_as(order))
+    rank[row, column] = ranks[row, place].int()
+    return torch.searchsorted(ordered, theta, out_int32=True), rank, count
+
+
+def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
+    """`arsm.kernels.merge` for rows [R, C]."""
+    z, second, third, count = ahead.unsqueeze(-1).unbind(-2)
+    w = log_pi.double().exp().neg_().add_(1 / f.shape[-1])
+    d = f.double() - f.gather(-1, z)
+
+    swapped = torch.where(with_z == SELF, d, (with_z == OTHER) * d.gather(-1, second))
+    third_wins = with_z.gather(-1, second) == OTHER
+    swapped.scatter_(-1, second, torch.where(third_wins, d.gather(-1, third), swapped.gather(-1, second)))
+    of_z = (swapped * w).sum(-1, keepdim=True)
+    sums = swapped.mul_(w.gather(-1, z))
+
+    most = int(count.max())
+    if most:
+        row, column = (rank < most).nonzero(as_tuple=True)
+        place = rank[row, column].long()
+        index = wins.long()
+        prefix = w.new_zeros(w.shape[0], most)
+        prefix[row, place] = w[row, column]
+        sums.addcmul_(d, F.pad(prefix.cumsum(-1), (1, 0)).gather(-1, index))
+        # at place r_c, then summed from the end
+        beaten = w.new_zeros(w.shape[0], most + 1).scatter_add_(-1, index, d.mul_(w))
+        above = beaten.flip(-1).cumsum(-1).flip(-1)
+        sums[row, column] += above[row, place + 1]
+    sums.scatter_(-1, z, of_z)
+    return sums.sub_(sums.mean(-1, keepdim=True)).to(f.dtype)

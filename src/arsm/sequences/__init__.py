@@ -1,0 +1,26 @@
+"""Policy gradients for autoregressive models: generate, branch, give credit token by token."""
+
+from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
+from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
+from arsm.sequences.driver import estimate
+from arsm.sequences.model import Model, Recompute, State, pad_before
+from arsm.sequences.strategies import Branch, Group
+
+__all__ = [
+    "Batch",
+    "Branch",
+    "Branches",
+    "Completions",
+    "Decoding",
+    "Estimate",
+    "Group",
+    "Model",
+    "Prefixes",
+    "Recompute",
+    "State",
+    "Strategy",
+    "complete",
+    "estimate",
+    "live_tokens",
+    "pad_before",
+]

@@ -1,0 +1,101 @@
+"""What a sequence model must offer, and an adapter for any module that maps tokens to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class State(Protocol):
+    """N prefixes of equal length, ready for their next token; a model adds whatever it caches."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[N, V]: the logits of the next token, before temperature; -inf masks a token."""
+        ...
+
+
+class Model(Protocol):
+    """An autoregressive model: any object with these four methods, an `nn.Module` or not.
+
+    `mask` [N, P] is given only where prompts differ in length; it is true for tokens of the prompt. Padding then comes
+    first: the last column is always a token of the prompt.
+    """
+
+    def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
+        """The state after the prompts [N, P] int64."""
+        ...
+
+    def step(self, state: Any, tokens: Tensor) -> Any:
+        """The state after one more token per row, [N] int64. It may overwrite the state that it was given."""
+        ...
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        """A copy of some rows [R] int64, repeated, reordered or left out; the given state stays as it is."""
+        ...
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[N, T, V] in one pass, with the graph: `[:, t]` are the logits that tokens[:, t] is drawn from."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Prefixes:
+    """The state of `Recompute`: no cache, only the tokens."""
+
+    logits: Tensor
+    """[N, V]."""
+    tokens: Tensor
+    """[N, L], each row from its first column on."""
+    length: Tensor
+    """[N]: how many of them count."""
+
+
+class Recompute:
+    """A `Model` from a causal module `module(tokens [N, L]) -> logits [N, L, V]`.
+
+    It computes every prefix anew, which suits tests and small models. Padding is moved behind the tokens, where a
+    causal module cannot see it.
+    """
+
+    def __init__(self, module: Callable[[Tensor], Tensor]) -> None:
+        self.module = module
+
+    def start(self, prompts: Tensor, mask: Tensor | None = None) -> Prefixes:
+        return self._state(*_pad_behind(prompts, mask))
+
+    def step(self, state: Prefixes, tokens: Tensor) -> Prefixes:
+        longer = torch.cat([state.tokens, tokens.unsqueeze(-1)], -1)
+        return self._state(longer.scatter(-1, state.length.unsqueeze(-1), tokens.unsqueeze(-1)), state.length + 1)
+
+    def select(self, state: Prefixes, rows: Tensor) -> Prefixes:
+        return Prefixes(state.logits[rows], state.tokens[rows], state.length[rows])
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        prompts, length = _pad_behind(prompts, mask)
+        place = length.unsqueeze(-1) + torch.arange(tokens.shape[-1], device=tokens.device)
+        whole = torch.cat([prompts, tokens], -1).scatter(-1, place, tokens)
+        logits = self.module(whole[:, :-1])
+        return logits.gather(1, (place - 1).unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
+
+    def _state(self, tokens: Tensor, length: Tensor) -> Prefixes:
+        logits = self.module(tokens)
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
+        return Prefixes(logits[rows, length - 1], tokens, length)
+
+
+def _pad_behind(prompts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The prompts from their first column on, and their lengths [N]."""
+    if mask is None:
+        return prompts, torch.full_like(prompts[:, 0], prompts.shape[1])
+    return prompts.gather(-1, (~mask).byte().argsort(dim=-1, stable=True)), mask.sum(-1)
+
+
+def pad_before(prompts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Prompts and mask with the padding moved to the front, as a `Model` gets them."""
+    order = mask.byte().argsort(dim=-1, stable=True)
+    return prompts.gather(-1, order), mask.gather(-1, order)

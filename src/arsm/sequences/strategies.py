@@ -1,0 +1,178 @@
+r"""How credit is given: `Branch` token by token, `Group` sequence by sequence.
+
+With y_t the tokens, G_t the return from step t on and x_t = onehot(y_t) - p_t the score in the logits phi_t,
+
+    dJ/dtheta = E[ sum_t sum_c g_tc dphi_tc/dtheta ],    g_t = (G_t - b_t) x_t
+
+for any baseline b_t that does not depend on y_t or anything drawn after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from arsm import policy
+from arsm.sequences.batch import Attach, Batch, Branches
+from arsm.sequences.decode import Prefixes
+from arsm.types import Estimator
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    r"""Credit token by token: go back to a state, take another token that the estimator asks for, play on, compare.
+
+    One true sequence per prompt. At step t the estimator's queries other than y_t are each taken after y_{<t} and
+    followed by the model to the end; `policy.gradient` turns the returns into g_t. Equal tokens share one rollout, and
+    a state whose queries all agree costs nothing.
+
+    With a `critic` h_t(c), any guess of the return after token c in state t that does not depend on the draws there,
+
+        g_t = estimate from (G_t(c) - h_t(c))  +  p_tc (h_tc - sum_m p_tm h_tm)
+
+    which has the same mean, and less variance the better h is. The second term needs no rollout and is there for every
+    step, also those that a budget leaves out.
+    """
+
+    estimator: Estimator
+    """Any that `policy.plan` takes, such as `arsm.RLOO(8)`."""
+    budget: int | None = None
+    """Most rollouts of one call, spent by a random walk over all states; None for no limit."""
+    keep: float | Tensor | None = None
+    """The probability with which a state's branches are played, a number or [N, T]; its credit is divided by it."""
+    critic: Callable[[Tensor, Tensor], Tensor] | None = None
+    """`critic(prompts [N, P], tokens [N, T]) -> h [N, T, V]`."""
+
+    samples = None
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.keep is not None:
+            raise ValueError("Branch takes a budget or keep-probabilities, but both were given; leave one out.")
+        keep = torch.as_tensor(1.0 if self.keep is None else self.keep)
+        if not bool(((keep > 0) & (keep <= 1)).all()):
+            raise ValueError(f"keep must lie in (0, 1], but is {float(keep.min())} to {float(keep.max())}.")
+
+    @property
+    def unbiased(self) -> bool:
+        return self.estimator.unbiased
+
+    def check(self, logits: Tensor) -> None:
+        """Plan one state per prompt: what cannot be planned is refused here, before anything is sampled."""
+        state = logits.detach()[:, None, None]
+        policy.plan(
+            self.estimator, state, state.argmax(-1), budget=self.budget, generator=torch.Generator(state.device)
+        )
+
+    def surrogate(self, batch: Batch) -> tuple[Tensor, Branches]:
+        logits = batch.scaled_logits().unsqueeze(-2)
+        keep = None
+        if self.keep is not None:
+            keep = torch.as_tensor(self.keep, dtype=torch.float64, device=logits.device).expand(batch.tokens.shape)
+        plan = policy.plan(
+            self.estimator,
+            logits,
+            batch.tokens.unsqueeze(-1),
+            mask=batch.mask,
+            budget=self.budget,
+            keep=keep,
+            generator=batch.generator,
+        )
+        action = plan.action.squeeze(-1)
+        branches = batch.play(Prefixes(plan.episode, plan.step, action, batch.tokens))
+        returns, tried = batch.returns, branches.returns
+        if self.critic is None:
+            credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
+        else:
+            h = self._guess(batch)
+            returns = returns - h.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
+            tried = tried - h[plan.episode, plan.step, action]
+            credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
+            p = logits.squeeze(-2).softmax(-1)
+            known = p * (h - (p * h).sum(-1, keepdim=True))
+            credit = credit + known.masked_fill(~batch.mask.unsqueeze(-1), 0)
+        return Attach.apply(batch.logits, credit / batch.temperature), branches  # pyright: ignore[reportReturnType]
+
+    def _guess(self, batch: Batch) -> Tensor:
+        assert self.critic is not None
+        with torch.no_grad():
+            h = self.critic(batch.prompts, batch.tokens)
+        if h.shape != batch.logits.shape or not bool(h.isfinite().all()):
+            raise ValueError(
+                f"critic must return finite values {list(batch.logits.shape)}, one per token of the vocabulary, but "
+                f"returned {list(h.shape)}{'' if h.shape != batch.logits.shape else ' with NaN or infinities'}."
+            )
+        return h
+
+
+@dataclass(frozen=True)
+class Group:
+    r"""Credit for whole sequences, compared with the n - 1 others of the same prompt.
+
+    | | g_it / x_it | unbiased |
+    |---|---|---|
+    | `Group(n)`: leave-one-out (RLOO) | G_it - mean_{j != i} G_jt | yes |
+    | `Group(n, baseline="token")`: optimal token baseline | G_it - sum_{j != i} W_jt G_jt / sum_{j != i} W_jt | yes |
+    | `Group(n, baseline="mean")`: Dr. GRPO | G_it - mean_j G_jt | up to the factor (n - 1)/n |
+    | `Group(n, normalise="std")`: GRPO | (G_it - mean_j G_jt) / (std_j G_jt + 1e-4) | no |
+
+    W_jt = sum_{s <= t} |x_js|^2. References: Kool, van Hoof and Welling, 2019; Li and others, Optimal token baseline,
+    2025; Liu and others, Understanding R1-Zero-like training, 2025; Shao and others, DeepSeekMath, 2024, here without
+    its division by the sequence's length.
+    """
+
+    n: int
+    """Sequences per prompt."""
+    normalise: Literal["std"] | None = None
+    baseline: Literal["leave-one-out", "token", "mean"] | None = None
+    """The default is "leave-one-out", or "mean" with `normalise`."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, int) or self.n < 2:
+            raise ValueError(f"Group compares at least 2 sequences per prompt, but n = {self.n}.")
+        if self.normalise not in (None, "std"):
+            raise ValueError(f'normalise must be "std" or None, but is {self.normalise!r}.')
+        if self.baseline not in (None, "leave-one-out", "token", "mean"):
+            raise ValueError(f'baseline must be "leave-one-out", "token" or "mean", but is {self.baseline!r}.')
+        if self.normalise == "std" and self.baseline not in (None, "mean"):
+            raise ValueError(f'normalise="std" subtracts the mean, but baseline is {self.baseline!r}; leave it out.')
+
+    @property
+    def samples(self) -> int:
+        return self.n
+
+    @property
+    def unbiased(self) -> bool:
+        return self.normalise is None and self.baseline != "mean"
+
+    def check(self, logits: Tensor) -> None:
+        """Nothing to check: a group fits every model."""
+
+    def surrogate(self, batch: Batch) -> tuple[Tensor, None]:
+        returns = batch.returns.unflatten(0, (-1, self.n))  # [N, n, T]
+        others = self.n - 1
+        if self.normalise == "std":
+            centred = returns - returns.mean(1, keepdim=True)
+            advantage = centred / (returns.std(1, keepdim=True) + 1e-4)
+        elif self.baseline == "mean":
+            advantage = returns - returns.mean(1, keepdim=True)
+        elif self.baseline == "token":
+            weight = self._score_energy(batch)
+            total = weight.sum(1, keepdim=True) - weight
+            baseline = ((weight * returns).sum(1, keepdim=True) - weight * returns) / total
+            plain = (returns.sum(1, keepdim=True) - returns) / others
+            advantage = returns - torch.where(total > 0, baseline, plain)
+        else:
+            advantage = (returns - returns.mean(1, keepdim=True)) * self.n / others
+        surrogate = (advantage.flatten(0, 1).to(batch.logits.dtype) * batch.log_probs()).sum(-1)
+        return surrogate - surrogate.detach(), None
+
+    def _score_energy(self, batch: Batch) -> Tensor:
+        """W [N, n, T], with |x_t|^2 = 1 - 2 p_t(y_t) + sum_c p_tc^2."""
+        p = batch.scaled_logits().softmax(-1)
+        of_token = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
+        energy = 1 - 2 * of_token + p.square().sum(-1)
+        return energy.masked_fill(~batch.mask, 0).cumsum(-1).unflatten(0, (-1, self.n)).to(batch.returns.dtype)

@@ -1,0 +1,91 @@
+r"""ARSM of one variable: the sum over all pairs in O(C), without a table of pairs.
+
+With w_j = 1/C - pi_j and d_c = f(c) - f(z), the sums R_c = sum_j (f(z^{c<->j}) - f(z)) w_j are, by the facts of
+`arsm.swap`,
+
+    R_c = d_c sum_{j != z} w_j [a_j < theta_c]  +  sum_{j != z} w_j d_j [a_c < theta_j]  +  d(z^{c<->z}) w_z,   c != z
+    R_z = sum_j d(z^{z<->j}) w_j
+
+(j = c adds nothing to either sum, as z beats c). Since sum_j w_j = 0, the ARSM gradient
+g_c = sum_j (F_cj - mean_m F_mj) w_j is R_c - mean(R).
+
+Few categories are compared in pairs. Many are put in one order, that of a: r_c, the number of a_j below theta_c, says
+all there is to know. The first sum is the sum of w over the first r_c elements of the order; the second, for the
+element of rank k, is the sum of w_j d_j over all j with r_j > k. Only elements below max theta need be ordered: about
+C max p of them. `arsm.kernels` does that in one operator, which compiles, maps and is captured on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from arsm import kernels
+from arsm.swap import Race, run_race, swap_with, without_winner
+
+FEW = 32
+"""Up to this many categories, comparing all pairs is faster than ordering."""
+
+
+SMALL = 1 << 14
+"""From this many numbers on, a CPU takes longer to allocate C times as many than to add them up one by one."""
+
+
+class Swaps(NamedTuple):
+    """All swaps of one variable."""
+
+    log_pi: Tensor
+    """[..., C]."""
+    z: Tensor
+    """[...] the winner."""
+    can_win: Tensor
+    """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
+    compared: tuple[Tensor, Tensor] | None
+    """z^{z<->c} [C, ...], and whether c wins against j [C, C, ...]: few categories."""
+    ordered: tuple[Tensor, ...] | None
+    """What `kernels.order` found: many categories."""
+
+
+def swap_all(logits: Tensor, log_pi: Tensor, race: Race | None = None) -> Swaps:
+    """Find who wins each pair: [..., C]; the race, if it was run already."""
+    logits, log_pi = logits.detach(), log_pi.detach()
+    if logits.shape[-1] > FEW:
+        ahead, can_win, *rest = kernels.order(logits, log_pi)
+        return Swaps(log_pi, ahead[..., 0], can_win, None, (ahead, *rest))
+    race = race or run_race(logits, log_pi)
+    with_z = swap_with(race, race.z).long()
+    a, theta = without_winner(race)
+    wins = a < theta.unsqueeze(1)
+    can_win = (theta > a.amin(0)).scatter(0, with_z, True).movedim(0, -1)
+    return Swaps(log_pi, race.z, can_win, (with_z, wins), None)
+
+
+def merge(swaps: Swaps, f: Tensor) -> Tensor:
+    """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C].
+
+    Where a category cannot win, its f must equal f(z).
+    """
+    if swaps.ordered is not None:
+        return kernels.merge(swaps.log_pi, *swaps.ordered, f)
+    assert swaps.compared is not None
+    with_z, wins = swaps.compared
+    z = swaps.z.unsqueeze(0)
+    log_pi, f_first = (x.movedim(-1, 0).contiguous().double() for x in (swaps.log_pi, f))
+    w = 1 / f.shape[-1] - log_pi.exp()
+    d = f_first - f_first.gather(0, z)
+    swapped = d.gather(0, with_z)
+    first, second = _sum_where(wins, w), _sum_where(wins.transpose(0, 1), w * d)
+    sums = d * first + second + swapped * w.gather(0, z)
+    sums = sums.scatter(0, z, (swapped * w).sum(0, keepdim=True))
+    return (sums - sums.mean(0)).movedim(0, -1).to(f.dtype)
+
+
+def _sum_where(wins: Tensor, weight: Tensor) -> Tensor:
+    """sum_j wins[c, j] weight[j]: [C, C, ...], [C, ...] -> [C, ...]."""
+    if weight.numel() < SMALL:
+        return (wins * weight).sum(1)
+    total = wins[:, 0].to(weight.dtype) * weight[0]
+    for j in range(1, len(weight)):
+        total.add_(wins[:, j].to(weight.dtype) * weight[j])
+    return total

@@ -1,0 +1,149 @@
+"""The experiment's parts: tasks, the transformer and its cache, rivals, and the commands on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from arsm import sequences
+from arsm_experiments.sequences import curves, measure, speed, tasks
+from arsm_experiments.sequences.methods import METHODS, read_lines
+from arsm_experiments.sequences.rivals import ValueHead, VinePPO
+from arsm_experiments.sequences.transformer import Transformer
+from tests.statistics import deviations
+from tests.tables import Setting
+
+
+def test_cached_and_uncached_logits_agree() -> None:
+    model = Transformer(11, 12, width=16, layers=2, heads=2).double()
+    generator = torch.Generator().manual_seed(0)
+    prompts, tokens = (torch.randint(11, (5, n), generator=generator) for n in (4, 8))
+    whole = model.logits(prompts, tokens)
+    rows = torch.tensor([3, 0, 3, 4])
+    state = model.start(prompts)
+    for t in range(8):
+        torch.testing.assert_close(state.logits, whole[:, t])
+        kept = state.cache.clone()
+        branch = model.select(state, rows)
+        torch.testing.assert_close(branch.logits, whole[rows, t])
+        if t < 7:
+            torch.testing.assert_close(model.step(branch, tokens[rows, t]).logits, whole[rows, t + 1])
+            assert torch.equal(state.cache, kept), "a branch must not write into the state that it left"
+            state = model.step(state, tokens[:, t])
+
+
+def value(prompts: Tensor, tokens: Tensor) -> Tensor:
+    before = torch.cat([prompts[:, 1:2], tokens[:, :-1]], -1)
+    return 3 + torch.sin(before.cumsum(-1).double())
+
+
+@pytest.mark.parametrize("strategy", [ValueHead(value), VinePPO(2)], ids=["value head", "VinePPO"])
+def test_rivals_are_unbiased(strategy: sequences.Strategy) -> None:
+    setting = Setting(eos=1, temperature=0.8)
+    assert strategy.unbiased
+    assert deviations(setting.estimates(strategy, 6000), setting.exact()).max() < 1
+
+
+def test_a_short_trace_is_biased() -> None:
+    setting = Setting(eos=1)
+    strategy = ValueHead(value, trace=0.5)
+    assert not strategy.unbiased
+    assert deviations(setting.estimates(strategy, 6000), setting.exact()).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("task", "question", "answer", "expected"),
+    [
+        (
+            "number_sorting",
+            "Sort these numbers in descending order: 56.0, 5.0\nPlease follow",
+            "['56.0', '5.0']",
+            (">56 5", "56 5"),
+        ),
+        (
+            "spell_backward",
+            "Spell this word backward (example: sun -> nus): Overtrim",
+            "mirtrevO",
+            ("overtrim", "mirtrevo"),
+        ),
+        (
+            "chain_sum",
+            "State the final answer to the following arithmetic problem: 184 - 442 =",
+            "-258",
+            ("184-442", "-258"),
+        ),
+        (
+            "number_filtering",
+            "Keep all numbers smaller than 38 in this list: ['14', '-49', '52']\nReturn",
+            "['14', '-49']",
+            ("K<38 14 -49 52", "14 -49"),
+        ),
+    ],
+)
+def test_questions_are_shortened(task: str, question: str, answer: str, expected: tuple[str, str]) -> None:
+    found = tasks.TASKS[task].question(question), tasks.TASKS[task].answer(answer)
+    assert found == expected
+    for text in found:
+        assert tasks.decode([*tasks.encode(text), tasks.EOS, tasks.EOS]) == text
+
+
+def test_exact_match() -> None:
+    prompts, answers = torch.tensor([[3, 4], [5, 6], [4, 3]]), torch.tensor([[7, 1], [8, 1], [9, 1]])
+    reward = tasks.ExactMatch(prompts, answers)
+    assert reward(prompts, answers).tolist() == [1, 1, 1]
+    assert reward(prompts[[1, 1, 2]], torch.tensor([[8, 1], [7, 1], [9, 1]])).tolist() == [1, 0, 1]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Questions whose answer is often found by chance: a single end of sequence."""
+    task = tasks.TASKS["spell_backward"]
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(2, 40, (200, task.prompt_tokens), generator=generator, dtype=torch.uint8)
+    answers = torch.full((200, task.answer_tokens), tasks.EOS, dtype=torch.uint8)
+    tasks.save(tasks.Data(prompts, answers), tmp_path / "data" / "spell_backward.pt")
+    return tmp_path
+
+
+def run(main: object, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
+    main()  # pyright: ignore[reportCallIssue]
+
+
+def test_variances_are_measured_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["group 2", "grpo 8", "value head", "vineppo 2", "branch rloo 4", "branch rloo 4, critic"]
+    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small", "--methods"]
+    run(measure.main, monkeypatch, *words, *names[:2])
+    run(measure.main, monkeypatch, *words, *names)
+    records = read_lines(data / "variance-spell_backward.jsonl")
+    assert [record["method"] for record in records] == names
+    assert all(record["trace"] >= 0 and record["tokens"] > 0 for record in records)
+    assert records[-1]["trace"] > 0
+    assert set(names) <= set(METHODS)
+
+
+def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small"]
+    words += ["--tokens", 900, "--per-update", 200, "--seeds", 1]
+    path = data / "curves-spell_backward.jsonl"
+    run(curves.main, monkeypatch, *words)
+    records = read_lines(path)
+    assert {record["method"] for record in records if record["end"]} == set(curves.METHODS)
+    assert all(record["tokens"] >= 900 for record in records if record["end"])
+    of_groups = [record["tokens"] for record in records if record["end"] and record["method"].startswith("group")]
+    assert max(of_groups) < 1400
+    with path.open("a") as file:
+        file.write(json.dumps(records[0])[:20])  # a run that was killed while it wrote
+    run(curves.main, monkeypatch, *words)
+    assert read_lines(path) == records
+
+
+def test_speed_is_measured(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(speed.main, monkeypatch, "--out", data, "--device", "cpu", "--small")
+    records = read_lines(data / "speed.jsonl")
+    assert {record["measured"] for record in records} == {"decoding", "planning"}

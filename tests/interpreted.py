@@ -1,0 +1,52 @@
+"""The Triton kernels, run by Triton's interpreter on a CPU, against the operators in plain PyTorch.
+
+A program of its own, since Triton reads TRITON_INTERPRET when it is imported: `TRITON_INTERPRET=1 python -m
+tests.interpreted`.
+"""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from arsm.kernels import eager, gpu_merge, gpu_order
+from arsm.noise import dirichlet
+from tests.races import Drawn, races
+
+
+def compare(logits: Tensor, log_pi: Tensor) -> None:
+    """Equal orders, and gradients equal to rounding."""
+    expected, found = eager.order(logits, log_pi), gpu_order.order(logits, log_pi)
+    assert torch.equal(found[0][:, 0], expected[0][:, 0])
+    for one, other in zip(found[1:4], expected[1:4], strict=True):  # who can win, with z, how often
+        assert torch.equal(one, other)
+    f = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ahead, can_win, *rest = expected
+    f = torch.where(can_win, f, f.gather(-1, ahead[:, :1]))
+    expected = eager.merge(log_pi, ahead, *rest, f)
+    torch.testing.assert_close(gpu_merge.merge(log_pi, found[0], *found[2:], f), expected, rtol=0, atol=1e-11)
+    in_single = gpu_merge.merge(log_pi, found[0], *found[2:], f.float())
+    torch.testing.assert_close(in_single, expected.float(), rtol=0, atol=1e-5)
+
+
+@settings(max_examples=10, deadline=None, database=None)
+@given(races(max_variables=2))
+def compare_races(drawn: Drawn) -> None:
+    """Ties, masks and extremes, in one chunk."""
+    compare(drawn.logits.flatten(0, -2), drawn.log_pi.flatten(0, -2))
+
+
+def main() -> None:
+    """Few categories of every kind, then several chunks, crowded buckets and several parts of the rows."""
+    compare_races()
+    generator = torch.Generator().manual_seed(0)
+    gpu_order.BUCKETS, gpu_merge.AT_ONCE = 512, 5_000
+    for scale, dtype in ((0.0, torch.float32), (1.0, torch.float16), (4.0, torch.float64)):
+        logits = scale * torch.randn(3, 2_500, generator=generator).to(dtype)
+        compare(logits.masked_fill(logits > 1, -torch.inf), dirichlet(logits, generator))
+    print("equal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Sequence models so small that all their sequences can be enumerated.
+
+The first token of a prompt names the row of the batch, and every row has a table of its own: one backward pass gives as
+many independent gradients as there are prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from arsm import sequences
+from arsm.sequences.decode import live_tokens
+
+CODES = 29
+
+
+class Table:
+    """logits[row, code of the prefix]: tokens [N, L] -> [N, L, V], causal."""
+
+    def __init__(self, rows: int, vocabulary: int, *, banned: int | None = None) -> None:
+        generator = torch.Generator().manual_seed(11)
+        table = 0.5 * torch.randn(1, CODES, vocabulary, generator=generator, dtype=torch.float64)
+        if banned is not None:
+            table[:, ::2, banned] = -torch.inf
+        self.table = table.repeat(rows, 1, 1).requires_grad_()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        code, codes = torch.zeros_like(tokens[:, 0]), []
+        for token in tokens[:, 1:].unbind(-1):
+            codes.append(code)
+            code = (code * 5 + token + 1) % CODES
+        return self.table[tokens[:, :1], torch.stack([*codes, code], -1)]
+
+
+def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
+    """Of the whole completion and the prompt, far from additive."""
+    place = torch.arange(1, tokens.shape[1] + 1)
+    mixed = (tokens * place.square()).sum(-1) + prompts[:, 1:].sum(-1)
+    return torch.cos(mixed.double() * 1.7) + 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, its prompts and what is drawn from it."""
+
+    vocabulary: int = 3
+    max_tokens: int = 3
+    eos: int | None = None
+    temperature: float = 1.0
+    ragged: bool = False
+    banned: int | None = None
+    kl: float = 0.0
+
+    def prompts(self, rows: int) -> tuple[Tensor, Tensor | None]:
+        """[rows, 3]: the row's number, then the same content for all, or two of different lengths in turn."""
+        prompts = torch.tensor([0, 2, 1]).repeat(rows, 1)
+        prompts[:, 0] = torch.arange(rows)
+        if not self.ragged:
+            return prompts, None
+        mask = torch.ones_like(prompts, dtype=torch.bool)
+        mask[1::2, 2] = False
+        return prompts, mask
+
+    def model(self, rows: int) -> sequences.Recompute:
+        return sequences.Recompute(Table(rows, self.vocabulary, banned=self.banned))
+
+    def reference(self, rows: int) -> sequences.Recompute:
+        table = Table(rows, self.vocabulary, banned=self.banned)
+        table.table = 0.3 * table.table.detach()
+        return sequences.Recompute(table)
+
+    def log_p(self, model: sequences.Model, prompts: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
+        logits = model.logits(prompts, tokens) if mask is None else model.logits(prompts, tokens, mask)
+        log_p = (logits / self.temperature).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return torch.where(live_tokens(tokens, self.eos), log_p, 0).sum(-1)
+
+    def exact(self) -> Tensor:
+        """dE[return]/dtable of rows 0 and 1, by enumeration: [2, CODES, V]."""
+        every = torch.tensor(list(product(range(self.vocabulary), repeat=self.max_tokens)))
+        live = live_tokens(every, self.eos)
+        if self.eos is not None:
+            every = every.masked_fill(~live, self.eos).unique(dim=0)
+        table = Table(2, self.vocabulary, banned=self.banned)
+        model, prompts, mask = sequences.Recompute(table), *self.prompts(2)
+        total = torch.zeros((), dtype=torch.float64)
+        for row in range(2):
+            some = prompts[row : row + 1].repeat(len(every), 1)
+            some_mask = None if mask is None else mask[row : row + 1].repeat(len(every), 1)
+            log_p = self.log_p(model, some, some_mask, every)
+            possible = (log_p > -torch.inf).nonzero().squeeze(-1)
+            log_p = log_p[possible]
+            value = reward(some, every)[possible]
+            if self.kl:
+                of_reference = self.log_p(self.reference(2), some, some_mask, every)[possible]
+                value = value - self.kl * (log_p - of_reference)
+            total = total + (log_p.exp() * value).sum()
+        return torch.autograd.grad(total, table.table)[0]
+
+    def estimates(self, strategy: sequences.Strategy, rows: int, seed: int = 5, **options: object) -> Tensor:
+        """[rows // 2, 2, CODES, V] independent estimates."""
+        table = Table(rows, self.vocabulary, banned=self.banned)
+        prompts, mask = self.prompts(rows)
+        out = sequences.estimate(
+            strategy,
+            sequences.Recompute(table),
+            prompts,
+            reward,
+            max_tokens=self.max_tokens,
+            eos=self.eos,
+            temperature=self.temperature,
+            mask=mask,
+            reference=self.reference(rows) if self.kl else None,
+            kl=self.kl,
+            max_rows=1 << 20,
+            generator=torch.Generator().manual_seed(seed),
+            **options,  # pyright: ignore[reportArgumentType]
+        )
+        out.value.sum().backward()
+        assert table.table.grad is not None
+        return table.table.grad.unflatten(0, (-1, 2))

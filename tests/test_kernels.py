@@ -1,0 +1,106 @@
+"""ARSM of one variable, in pairs and in order, against its definition; how its operators compile and map."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import vmap
+
+from arsm import kernels, univariate
+from arsm.noise import dirichlet
+from arsm.swap import arsm_reference, pseudo_actions_reference
+from arsm.univariate import Swaps, merge, swap_all
+from tests.races import Drawn, races, rounding
+
+FORMS = {"compared": 1 << 20, "ordered": 0}
+"""Up to how many categories each form compares pairs."""
+
+
+def with_form(form: str, logits: Tensor, log_pi: Tensor) -> Swaps:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(univariate, "FEW", FORMS[form])
+        return swap_all(logits, log_pi)
+
+
+def values_where_wanted(swaps: Swaps, seed: int, offset: float = 0.0) -> Tensor:
+    """Random f at the categories that can win, f(z) elsewhere."""
+    f = torch.randn(swaps.can_win.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + offset
+    return torch.where(swaps.can_win, f, f.gather(-1, swaps.z.unsqueeze(-1)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=60)
+@given(races(), st.floats(-1e3, 1e3), st.integers(0, 2**32))
+def test_all_pairs_are_the_definition(form: str, drawn: Drawn, offset: float, seed: int) -> None:
+    swaps = with_form(form, *drawn)
+    pseudo = pseudo_actions_reference(*drawn)
+    assert torch.equal(swaps.z, pseudo[..., 0, 0])
+    assert torch.equal(swaps.can_win, torch.zeros_like(swaps.can_win).scatter(-1, pseudo.flatten(-2), True))
+
+    f = values_where_wanted(swaps, seed, offset)
+    table = f.unsqueeze(-2).expand(pseudo.shape).gather(-1, pseudo)
+    expected = arsm_reference(table, drawn.log_pi.unsqueeze(-2)).squeeze(-2)
+    bound = rounding(drawn.logits.shape[-1], drawn.total_weight, float(f.abs().max()), torch.float64)
+    torch.testing.assert_close(merge(swaps, f), expected, rtol=0, atol=bound)
+
+
+def many(scale: float, *shape: int) -> tuple[Tensor, Tensor]:
+    """Logits of many categories, some of them masked, and their noise."""
+    generator = torch.Generator().manual_seed(0)
+    logits = scale * torch.randn(shape, generator=generator)
+    return logits.masked_fill(torch.rand(shape, generator=generator) < 0.1, -torch.inf), dirichlet(logits, generator)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize("shape", [(2, 3, 300), (2_500,)])
+def test_the_two_forms_agree_on_many_categories(scale: float, shape: tuple[int, ...]) -> None:
+    compared, ordered = (with_form(form, *many(scale, *shape)) for form in FORMS)
+    assert torch.equal(ordered.can_win, compared.can_win)
+    f = values_where_wanted(ordered, 1)
+    torch.testing.assert_close(merge(ordered, f), merge(compared, f), rtol=0, atol=1e-12)
+
+
+def both_operators(logits: Tensor, log_pi: Tensor, f: Tensor) -> Tensor:
+    return merge(swap_all(logits, log_pi), f)
+
+
+def test_the_operators_compile_and_map() -> None:
+    logits, log_pi = many(1.0, 4, 2, 100)
+    f = values_where_wanted(swap_all(logits, log_pi), 0)
+    expected = both_operators(logits, log_pi, f)
+    assert torch.equal(vmap(both_operators)(logits, log_pi, f), expected)
+    assert torch.equal(vmap(both_operators, (1, 1, 1), 1)(logits, log_pi, f), expected)
+    by_row = vmap(both_operators, (None, 0, 0))(logits[0], log_pi, f)
+    assert torch.equal(by_row[0], expected[0])
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(both_operators, fullgraph=True, backend="aot_eager")(logits, log_pi, f), expected)
+
+
+def test_the_operators_are_what_they_declare() -> None:
+    logits, log_pi = (x.double() for x in many(1.0, 2, 40))  # nothing is copied on the way in
+    found = kernels.order(logits, log_pi)
+    torch.library.opcheck(kernels.order, (logits, log_pi))
+    ahead, can_win, *rest = found
+    torch.library.opcheck(kernels.merge, (log_pi, ahead, *rest, can_win.double()))
+
+
+def test_a_repetition_is_the_same_to_the_bit() -> None:
+    logits, log_pi = many(1.0, 20_000)
+    f = values_where_wanted(swap_all(logits, log_pi), 0)
+    assert torch.equal(both_operators(logits, log_pi, f), both_operators(logits, log_pi, f))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_the_triton_kernels_find_what_pytorch_finds() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.interpreted"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "equal", done.stderr

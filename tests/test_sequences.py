@@ -1,0 +1,198 @@
+"""Sequences against enumeration of all completions; tests/statistics.py states the false-alarm rate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import arsm
+from arsm import sequences
+from arsm.sequences import Branch, Group
+from tests.statistics import deviations
+from tests.tables import Setting, Table, reward
+
+SETTINGS = {
+    "plain": Setting(),
+    "ends": Setting(eos=1),
+    "ragged, ends, temperature": Setting(eos=0, ragged=True, temperature=0.7),
+    "masked tokens": Setting(vocabulary=4, banned=2, eos=3),
+    "four tokens": Setting(vocabulary=2, max_tokens=4, eos=0, temperature=1.5),
+    "kl": Setting(eos=2, kl=0.4, temperature=0.8),
+}
+
+
+def critic(prompts: Tensor, tokens: Tensor) -> Tensor:
+    """Some guess that depends on the state alone: the tokens before it."""
+    before = torch.cat([prompts[:, 1:2], tokens[:, :-1]], -1).cumsum(-1)
+    return torch.sin(before.unsqueeze(-1) + torch.arange(VOCABULARY[0]).double())
+
+
+VOCABULARY = [3]
+
+STRATEGIES = {
+    "RLOO": Branch(arsm.RLOO(3)),
+    "ARSM": Branch(arsm.ARSM()),
+    "ARSM references": Branch(arsm.ARSM(references=1)),
+    "local expectation": Branch(arsm.LocalExpectation()),
+    "exact plus sampled": Branch(arsm.ExactPlusSampled(1, 1)),
+    "REINFORCE": Branch(arsm.Reinforce()),
+    "keep": Branch(arsm.RLOO(3), keep=0.6),
+    "critic": Branch(arsm.RLOO(3), keep=0.7, critic=critic),
+    "leave-one-out": Group(3),
+    "optimal token baseline": Group(3, baseline="token"),
+}
+BIASED = {"GRPO": Group(3, normalise="std"), "Dr. GRPO": Group(3, baseline="mean")}
+ROWS = 6000
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_unbiased(setting: Setting, strategy: sequences.Strategy) -> None:
+    assert strategy.unbiased
+    VOCABULARY[0] = setting.vocabulary
+    assert deviations(setting.estimates(strategy, ROWS), setting.exact()).max() < 1
+
+
+@pytest.mark.parametrize("strategy", BIASED.values(), ids=BIASED.keys())
+def test_bias_is_caught(strategy: sequences.Strategy) -> None:
+    assert not strategy.unbiased
+    setting = SETTINGS["ends"]
+    assert deviations(setting.estimates(strategy, 4 * ROWS), setting.exact()).max() > 1
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_a_budget_of_the_whole_call_is_unbiased(capped: bool) -> None:
+    setting = SETTINGS["ends"]
+    rows, calls = 8, 150
+    estimates = []
+    for seed in range(calls):
+        strategy = (
+            Branch(arsm.RLOO(3), budget=6) if capped else Branch(arsm.RLOO(3), keep=torch.tensor([0.9, 0.5, 0.2]))
+        )
+        estimates.append(setting.estimates(strategy, rows, seed).mean(0))
+    assert deviations(torch.stack(estimates), setting.exact()).max() < 1
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Branch(arsm.ARSM()), Group(2)], ids=str)
+def test_given_completions_are_the_true_sequences(strategy: sequences.Strategy) -> None:
+    setting = SETTINGS["ragged, ends, temperature"]
+    model, (prompts, mask) = setting.model(ROWS), setting.prompts(ROWS)
+    assert mask is not None
+    row = torch.arange(ROWS).repeat_interleave(strategy.samples or 1)
+    how = sequences.Decoding(setting.max_tokens, setting.eos, setting.temperature, 1 << 20)
+    prefixes = sequences.Prefixes.bare(row, setting.max_tokens)
+    done = sequences.complete(
+        model, *sequences.pad_before(prompts, mask), prefixes, how, torch.Generator().manual_seed(8)
+    )
+    shape = (ROWS, setting.max_tokens) if strategy.samples is None else (ROWS, strategy.samples, setting.max_tokens)
+    estimates = setting.estimates(
+        strategy, ROWS, completions=done.tokens.view(shape), log_probs=done.log_probs.view(shape)
+    )
+    assert deviations(estimates, setting.exact()).max() < 1
+
+
+class Counted(sequences.Recompute):
+    """A model that remembers the most rows that it was ever called with."""
+
+    most = 0
+
+    def _state(self, tokens: Tensor, length: Tensor) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.most = max(self.most, tokens.shape[0])
+        return super()._state(tokens, length)
+
+
+@pytest.mark.parametrize("max_rows", [2, 3, 7, 64, 4096])
+def test_rows_are_bounded_and_every_prefix_is_completed(max_rows: int) -> None:
+    """ln p of every token, recorded on the way, is that of the finished sequence: no row was taken for another."""
+    setting = Setting(vocabulary=4, max_tokens=9, eos=0, ragged=True)
+    generator = torch.Generator().manual_seed(3)
+    count = 12
+    model = Counted(Table(count, 4))
+    prompts, mask = sequences.pad_before(*setting.prompts(count))  # pyright: ignore[reportArgumentType]
+    how = sequences.Decoding(setting.max_tokens, setting.eos, 1.0, max_rows)
+    row = torch.arange(count)
+    true = sequences.complete(model, prompts, mask, sequences.Prefixes.bare(row, setting.max_tokens), how, generator)
+    row, step = sequences.live_tokens(true.tokens, 0).nonzero().unbind(-1)
+    action = torch.where(torch.arange(len(row)) % 3 == 0, -1, (true.tokens[row, step] + 1) % 4)
+    prefixes = sequences.Prefixes(row, step, action, true.tokens)
+    done = sequences.complete(model, prompts, mask, prefixes, how, generator)
+    assert model.most <= max_rows
+    place = torch.arange(setting.max_tokens)
+    before, at = place < step.unsqueeze(-1), (place == step.unsqueeze(-1)) & (action >= 0).unsqueeze(-1)
+    assert torch.equal(done.tokens[before], true.tokens[row][before])
+    assert torch.equal(done.tokens[at], action[action >= 0])
+    live = sequences.live_tokens(done.tokens, 0)
+    assert (done.tokens[~live] == 0).all()
+    log_p = model.logits(prompts[row], done.tokens, mask[row]).log_softmax(-1)
+    log_p = log_p.gather(-1, done.tokens.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(done.log_probs, torch.where(live & ~before, log_p.detach(), 0))
+    drawn = done.tokens[action < 0, step[action < 0]]
+    assert drawn.bincount(minlength=4).min() > 0
+
+
+def test_generated_counts_sampled_tokens_alone() -> None:
+    setting = SETTINGS["ends"]
+    prompts, _ = setting.prompts(40)
+    for strategy in (Branch(arsm.RLOO(4)), Group(3)):
+        out = sequences.estimate(strategy, setting.model(40), prompts, reward, max_tokens=3, eos=1)
+        total = int(out.mask.sum())
+        if out.branches is not None:
+            after = torch.arange(3) >= out.branches.step.unsqueeze(-1)
+            total += int((after & sequences.live_tokens(out.branches.tokens, 1)).sum())
+            assert (out.branches.action != out.tokens[out.branches.row, out.branches.step]).all()
+        assert int(out.info["generated"]) == total
+        given = sequences.estimate(
+            strategy, setting.model(40), prompts, reward, max_tokens=3, eos=1, completions=out.tokens
+        )
+        assert int(given.info["generated"]) == total - int(out.mask.sum()) or out.branches is not None
+
+
+def test_shapes_and_values() -> None:
+    setting = SETTINGS["ends"]
+    prompts, _ = setting.prompts(5)
+    out = sequences.estimate(Group(4), setting.model(5), prompts, reward, max_tokens=3, eos=1)
+    assert out.tokens.shape == out.mask.shape == (5, 4, 3)
+    assert out.rewards.shape == (5, 4)
+    torch.testing.assert_close(out.value.detach(), out.rewards.mean(1))
+    out = sequences.estimate(Branch(arsm.RLOO(4)), setting.model(5), prompts, reward, max_tokens=3, eos=1)
+    assert out.tokens.shape == out.mask.shape == (5, 3)
+    torch.testing.assert_close(out.value.detach(), out.rewards)
+    torch.testing.assert_close(out.rewards, reward(prompts, out.tokens))
+    assert float(out.info["mismatch"]) < 1e-12
+
+
+def test_certain_tokens_cost_nothing() -> None:
+    table = Table(6, 3)
+    table.table = torch.full_like(table.table, -torch.inf).index_fill(-1, torch.tensor(2), 0.0).requires_grad_()
+    prompts, _ = Setting().prompts(6)
+    out = sequences.estimate(Branch(arsm.RLOO(8)), sequences.Recompute(table), prompts, reward, max_tokens=3)
+    assert int(out.info["rollouts"]) == 0
+    assert int(out.info["generated"]) == 18
+    out.value.sum().backward()
+    assert table.table.grad is not None
+    assert (table.table.grad == 0).all()
+
+
+@pytest.mark.parametrize("strategy", [Group(2), Branch(arsm.RLOO(3))], ids=str)
+def test_more_sequences_than_rows_have_the_same_gradient(strategy: sequences.Strategy) -> None:
+    setting = SETTINGS["ragged, ends, temperature"]
+    prompts, mask = setting.prompts(9)
+    grads = []
+    tokens = sequences.estimate(strategy, setting.model(9), prompts, reward, max_tokens=3, eos=0, mask=mask).tokens
+    for max_rows in (4, 1024):
+        table = Table(9, 3)
+        out = sequences.estimate(
+            strategy if strategy.samples else Branch(arsm.Reinforce()),
+            sequences.Recompute(table),
+            prompts,
+            reward,
+            max_tokens=3,
+            eos=0,
+            mask=mask,
+            max_rows=max_rows,
+            completions=tokens,
+        )
+        grads.append(torch.autograd.grad(out.value.sum(), table.table)[0])
+    torch.testing.assert_close(grads[0], grads[1])
+    assert (grads[0] != 0).any()
