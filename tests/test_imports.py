@@ -14,7 +14,7 @@ import arsm_experiments
 
 PACKAGE = Path(arsm.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
-RL = {"torch", "numpy", "gymnasium", "ray"}
+RL = {"torch", "numpy", "gymnasium", "ray", "mujoco"}
 PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe", "plotly", "arsm"}
 ALLOWED = {"core": {"torch"}, "kernels": {"torch", "triton"}, "rl": RL, "experiments": RL | PAGES}
 OWN = {"core": "arsm", "kernels": "arsm", "rl": "arsm", "experiments": "arsm_experiments"}

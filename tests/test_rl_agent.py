@@ -106,6 +106,23 @@ def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: 
     assert first.returns == second.returns
 
 
+def test_the_number_of_episodes_follows_their_length(tmp_path: Path) -> None:
+    """The last iteration's decides; the first has no last one and plays the fewest."""
+    for horizon, chosen in ((2, 64), (20, 50), (100, 10), (600, 4)):
+        agent = PolicyGradient(Lasting, ActorCritic(), horizon=horizon)
+        assert [len(x.returns) for x in agent.iterations(4 + chosen)] == [4, chosen]
+    agent.save(tmp_path / "agent.pt")
+    assert PolicyGradient.from_file(tmp_path / "agent.pt", environment=Lasting)._length == 600
+
+
+class Lasting(Walk):
+    """Ends at the horizon only."""
+
+    def step(self, action: Any) -> Any:
+        seen, reward, *_ = super().step(action)
+        return seen, reward, False, False, {}
+
+
 class WalkForMore(Walk):
     def step(self, action: Any) -> Any:
         seen, reward, *rest = super().step(action)
@@ -325,7 +342,7 @@ def test_refusals() -> None:
         ("entropy", float("nan"), "entropy must be a finite number"),
         ("reward_scale", -1.0, "reward_scale must be positive"),
         ("decay_over", 0, "decay_over must be at least 1"),
-        ("episodes_an_iteration", 0, "episodes_an_iteration must be at least 1"),
+        ("episodes_an_iteration", -1, "episodes_an_iteration must be at least 0"),
         ("hidden", 10, r"hidden must be the sizes of layers, such as \(10, 10\), but is 10"),
         ("hidden", (10, 0), r"hidden must be the sizes of layers, .*, but is \(10, 0\)"),
         ("hidden", (True,), r"hidden must be the sizes of layers, .*, but is \(True,\)"),

@@ -276,16 +276,15 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
         # the last iteration may play more episodes than were left
         run.save(number * total + min(agent.episodes, total), state)
 
-    def due(every: int) -> bool:
-        before = agent.episodes - config["episodes_an_iteration"]
-        return agent.episodes >= total or agent.episodes // every > before // every
+    def due(every: int, played: int) -> bool:
+        return agent.episodes >= total or agent.episodes // every > (agent.episodes - played) // every
 
     try:
         for iteration in agent.iterations(total - agent.episodes):
             progress.add(iteration)
-            if due(config["log_every"]):
+            if due(config["log_every"], len(iteration.returns)):
                 run.log(agent.episodes, progress.metrics(iteration), config["seed"] + number)
-            if due(control.checkpoint_every):
+            if due(control.checkpoint_every, len(iteration.returns)):
                 save()
             yield agent.episodes
     except (EnvironmentFailure, WorkerFailure) as error:

@@ -15,7 +15,8 @@ class Learning:
     """How an agent learns, whatever its optimizer."""
 
     episodes_an_iteration: int = 1
-    """True episodes whose gradients are averaged before each update."""
+    """True episodes whose gradients are averaged before each update. 0 chooses from 4 to 64 for each iteration, as many
+    as would have about 1,000 steps if they were as long as the last iteration's."""
     gamma: float = 0.99
     """Discount factor."""
     reward_scale: float | None = 1.0
@@ -37,7 +38,7 @@ class Learning:
 class Settings(Learning):
     """What an agent learns with. The defaults are for a new environment; those of `Learning` are the paper's."""
 
-    episodes_an_iteration: int = 4
+    episodes_an_iteration: int = 0
     reward_scale: float | None = None
     entropy: float = 0.01
     hidden: tuple[int, ...] = (32, 32)
@@ -50,9 +51,10 @@ class Settings(Learning):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("budget", "decay_over", "episodes_an_iteration"):
-            if getattr(self, name) is not None or name == "episodes_an_iteration":
+        for name in ("budget", "decay_over"):
+            if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
         whole = isinstance(self.hidden, (tuple, list)) and all(_is_whole(n) and n >= 1 for n in self.hidden)
         if not whole:
             raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}.")
@@ -75,12 +77,12 @@ class Settings(Learning):
         check_seed(self.seed)
 
 
-def check_count(name: str, count: Any) -> None:
-    """Require a whole number of at least 1."""
+def check_count(name: str, count: Any, least: int = 1) -> None:
+    """Require a whole number of at least this."""
     if not _is_whole(count):
         raise ValueError(f"{name} must be a whole number, but is {count!r}.")
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, but is {count}.")
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, but is {count}.")
 
 
 def check_seed(seed: Any) -> None:

@@ -30,6 +30,8 @@ from arsm.rl.streams import Tape
 from arsm.types import Estimator
 
 DECAY = 0.99
+FEWEST, MOST, STEPS = 4, 64, 1000
+"""True episodes of an iteration whose number is chosen, and about how many steps they have together."""
 CHECKED_STEPS = 50
 KINDS = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
 
@@ -85,6 +87,7 @@ class Training(ABC):
         self._variance = MovingVariance(DECAY)
         self._returns = torch.zeros(2, dtype=torch.float64)
         self.iteration = self.episodes = self.steps = self.replayed = 0
+        self._length = STEPS  # of the last iteration's episodes, on average
         self._check_policy()
 
     @abstractmethod
@@ -133,15 +136,20 @@ class Training(ABC):
         like = self.policy.logits(seen)
         logits = torch.from_numpy(np.where(like > -np.inf, 0.0, -np.inf)).unsqueeze(0)
         first = torch.zeros(logits.shape[:-1], dtype=torch.int64)
-        rollouts.plan(self.learner.estimator, logits, first, budget=self._budget, generator=torch.Generator())
+        rollouts.plan(
+            self.learner.estimator, logits, first, budget=self._budget(self._count()), generator=torch.Generator()
+        )
 
     @property
     def _logits_shape(self) -> tuple[int, int]:
         return len(self.environment.choices), max(self.environment.choices)
 
-    @property
-    def _budget(self) -> int | None:
-        return None if self.settings.budget is None else self.settings.budget * self.settings.episodes_an_iteration
+    def _budget(self, episodes: int) -> int | None:
+        return None if self.settings.budget is None else self.settings.budget * episodes
+
+    def _count(self) -> int:
+        """True episodes of the next iteration; earlier ones decide, so that the gradient stays unbiased."""
+        return self.settings.episodes_an_iteration or min(max(STEPS // self._length, FEWEST), MOST)
 
     @property
     def policy(self) -> Policy:
@@ -155,7 +163,7 @@ class Training(ABC):
     def _iterate(self) -> Iteration:
         begin, begin_cpu = time.perf_counter(), time.process_time()
         settings, world, estimator = self.settings, self.environment, self.learner.estimator
-        count = settings.episodes_an_iteration
+        count = self._count()
         # every iteration has random numbers of its own, so that one that resumes needs no generator's state
         streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(3 + count, np.uint64)
         generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
@@ -175,7 +183,7 @@ class Training(ABC):
             estimator,
             batch.logits.unsqueeze(0),
             torch.from_numpy(np.concatenate([one.actions for one in played])).unsqueeze(0),
-            budget=self._budget,
+            budget=self._budget(count),
             generator=generator,
             weighted=settings.weighted,
         )
@@ -185,6 +193,7 @@ class Training(ABC):
 
         self.iteration += 1
         self.episodes += count
+        self._length = max(1, sum(batch.lengths) // count)
         self.steps += sum(batch.lengths) + tried.steps
         self.replayed += tried.replayed
         number = torch.arange(plan.queries.same_as.shape[0]).unsqueeze(-1)
@@ -286,7 +295,7 @@ class Training(ABC):
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "variance": self._variance.state_dict(),
             "returns": self._returns.clone(),
-            "counters": [self.iteration, self.episodes, self.steps, self.replayed],
+            "counters": [self.iteration, self.episodes, self.steps, self.replayed, self._length],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -307,4 +316,5 @@ class Training(ABC):
             optimizer.load_state_dict(saved)
         self._variance.load_state_dict(state["variance"])
         self._returns = state["returns"].clone()
-        self.iteration, self.episodes, self.steps, self.replayed = map(int, state["counters"])
+        counters = map(int, state["counters"])
+        self.iteration, self.episodes, self.steps, self.replayed, self._length = counters
