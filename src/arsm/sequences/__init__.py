@@ -1,6 +1,7 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
+from arsm.sequences.checks import Reward
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
 from arsm.sequences.driver import estimate
 from arsm.sequences.model import Model, Recompute, State, pad_before
@@ -17,6 +18,7 @@ __all__ = [
     "Model",
     "Prefixes",
     "Recompute",
+    "Reward",
     "State",
     "Strategy",
     "complete",
