@@ -92,7 +92,7 @@ class Shifted(sequences.Recompute):
 @pytest.mark.parametrize("given", [False, True])
 def test_a_cache_that_disagrees_with_the_one_pass(given: bool) -> None:
     tokens = torch.tensor([[0, 2, 1]]).expand(ROWS, 3)
-    changes = {"completions": tokens} if given else {}
+    changes: dict[str, Any] = {"completions": tokens} if given else {}
     refused(r"logits differ: ln p of a token by 0\.\d+; check its cache", model=Shifted(Table(ROWS, 3)), **changes)
 
 
@@ -155,7 +155,8 @@ def test_options(changes: dict[str, Any], message: str) -> None:
 
 
 def test_strategies() -> None:
-    for bad in ({"n": 1}, {"n": 4, "normalise": "mean"}, {"n": 4, "baseline": "x"}):
+    wrong: list[dict[str, Any]] = [{"n": 1}, {"n": 4, "normalise": "mean"}, {"n": 4, "baseline": "x"}]
+    for bad in wrong:
         with pytest.raises(ValueError, match=r"Group|normalise|baseline"):
             Group(**bad)
     with pytest.raises(ValueError, match="leave one out"):

@@ -6,6 +6,8 @@ from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, liv
 from arsm.sequences.driver import estimate
 from arsm.sequences.model import Model, Recompute, State, pad_before
 from arsm.sequences.strategies import Branch, Group
+from arsm.sequences.text import TextReward
+from arsm.sequences.transformers import Transformers
 
 __all__ = [
     "Batch",
@@ -21,6 +23,8 @@ __all__ = [
     "Reward",
     "State",
     "Strategy",
+    "TextReward",
+    "Transformers",
     "complete",
     "estimate",
     "live_tokens",
