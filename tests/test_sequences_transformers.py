@@ -132,7 +132,7 @@ def test_dropout_is_named() -> None:
 def test_wrong_models_and_prompts(model: Transformers) -> None:
     with pytest.raises(
         TypeError,
-        match="Linear takes no attention_mask, input_ids, past_key_values, use_cache; wrap another module with Recompute",
+        match=r"Linear takes no attention_mask.*; wrap another module with Recompute",
     ):
         Transformers(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="token 13, but the model's vocabulary is 0 to 12; use the model's own"):

@@ -94,7 +94,7 @@ def estimate(
     info = {"mismatch": checked_mismatch(own, sampler, live, logits.dtype, given=completions is not None)}
 
     def costs(which: Tensor, tokens: Tensor, log_p: Tensor, counts: Tensor) -> Tensor:
-        if reference is None:
+        if reference is None or not tokens.shape[0]:
             return torch.zeros_like(log_p)
         ratio = torch.zeros_like(log_p)
         for part in torch.arange(tokens.shape[0], device=tokens.device).split(max_rows):
