@@ -215,7 +215,6 @@ class PolicyGradient:
         self.iteration += 1
         self.episodes += count
         self.steps += sum(batch.lengths) + rollouts.steps
-        number = torch.arange(plan.queries.same_as.shape[0]).unsqueeze(-1)
         return Iteration(
             iteration=self.iteration,
             episodes=self.episodes,
@@ -223,7 +222,7 @@ class PolicyGradient:
             replayed=rollouts.replayed,
             returns=tuple(float(one.rewards.sum()) for one in played),
             rollouts=len(branches),
-            pseudo_actions=float(((plan.queries.same_as == number) & (number > 0)).sum()) / sum(batch.lengths),
+            pseudo_actions=float(plan.pseudo_actions.sum()) / sum(batch.lengths),
             entropy=mean_entropy,
             log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
             seconds=time.perf_counter() - begin,
