@@ -196,7 +196,6 @@ class Training(ABC):
         self._length = max(1, sum(batch.lengths) // count)
         self.steps += sum(batch.lengths) + tried.steps
         self.replayed += tried.replayed
-        number = torch.arange(plan.queries.same_as.shape[0]).unsqueeze(-1)
         return Iteration(
             iteration=self.iteration,
             episodes=self.episodes,
@@ -204,7 +203,7 @@ class Training(ABC):
             replayed=tried.replayed,
             returns=tuple(float(one.rewards.sum()) for one in played),
             rollouts=len(branches),
-            pseudo_actions=float(((plan.queries.same_as == number) & (number > 0)).sum()) / sum(batch.lengths),
+            pseudo_actions=float(plan.pseudo_actions.sum()) / sum(batch.lengths),
             entropy=mean_entropy,
             log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
             seconds=time.perf_counter() - begin,
