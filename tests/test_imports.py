@@ -71,7 +71,9 @@ def imported(path: Path) -> set[tuple[str, ...]]:
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_each_room_imports_what_it_may(path: Path) -> None:
     modules = imported(path)
-    others = {module[0] for module in modules} - STANDARD - {"arsm_experiments" if room(path) == "experiments" else "arsm"}
+    others = (
+        {module[0] for module in modules} - STANDARD - {"arsm_experiments" if room(path) == "experiments" else "arsm"}
+    )
     assert others <= ALLOWED[room(path)]
     entered = {module[1] for module in modules if module[0] == "arsm" and len(module) > 1}
     assert not entered & INNER[room(path)]

@@ -1,6 +1,7 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
 from arsm import policy as policy
+from arsm import sequences as sequences
 from arsm.audit import Audit, audit, audit_advantages, audit_sequences
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
@@ -68,8 +69,8 @@ __all__ = [
     "VIMCO",
     "Audit",
     "Average",
-    "DecoupledStraightThrough",
     "Choice",
+    "DecoupledStraightThrough",
     "DisARM",
     "DoubleControl",
     "DrGRPO",
@@ -115,6 +116,7 @@ __all__ = [
     "sample",
     "samples",
     "score",
+    "sequences",
     "share",
     "subset_log_prob",
     "subset_marginals",
