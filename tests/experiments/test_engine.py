@@ -29,16 +29,15 @@ RATES = (1e-3, 3e-3, 1e-2)
 IMAGES = 40
 
 
-@dataclass(frozen=True)
-class FixedNoise:
+@dataclass(frozen=True, eq=False)
+class FixedNoise(arsm.Estimator):
     """An estimator that draws the same noise every time."""
 
     inner: Any
     drawn: Noise
     unbiased = True
-    needs_gradient = False
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Noise:
         return self.drawn
 
     def ask(self, logits: Tensor, noise: Noise) -> arsm.Queries:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure as MatplotlibFigure
-from PIL import Image
 from rich.console import Console
 
 from arsm_experiments.report.command import Report
@@ -274,16 +273,6 @@ def test_a_button_moves_the_curves_to_another_axis() -> None:
         assert layout["xaxis.title.text"] == button["label"]
         assert "xaxis2.title.text" not in layout
     assert {drawn["data"][place]["xaxis"] for place in cost["args"][2]} == {"x2"}
-
-
-def test_rare_colours_survive_in_the_file(tmp_path: Path) -> None:
-    """The curve itself is above the panel, and in the legend alone."""
-    rare = Series("rare", "#7a7fe0", [0], [1e9])
-    panel = Panel("", {"x": [rare, *described().panels[0].views["update"]]}, ceiling=9.0)
-    save_figure(Figure("", "", [panel], {"one": ("x",)}), "one", tmp_path)
-    with Image.open(tmp_path / "one.png") as picture:
-        pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3).astype(int)
-    assert np.abs(pixels - [0x7A, 0x7F, 0xE0]).max(1).min() < 12
 
 
 def test_a_panel_is_drawn_as_it_is_described() -> None:

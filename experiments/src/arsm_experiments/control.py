@@ -6,10 +6,13 @@ ARSM, ICML 2019, section 5.4.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -71,6 +74,10 @@ class Control:
     learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
     """The step at which an episode ends at the latest; a limit of the environment's own holds besides."""
+    encoder: str = ""
+    """MODULE:FUNCTION that makes a vector of an observation; modules of the working directory are found."""
+    options: tuple[str, ...] = ()
+    """Arguments of the environment, as in obs_type=ram."""
     engine: Literal["in-process", "pool", "ray"] = "in-process"
     """Who plays the rollouts: one batch in this process, worker processes, or a Ray cluster."""
     workers: int | None = None
@@ -101,6 +108,8 @@ class Control:
         from arsm.rl import EnvironmentFailure
         from arsm.rl.cluster import import_ray
 
+        if os.getcwd() not in sys.path:  # an environment or an encoder may be defined in the working directory
+            sys.path.insert(0, os.getcwd())
         check_least(self, **SMALLEST)
         check_name(self.name)
         check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
@@ -136,6 +145,7 @@ class Control:
     def configs(self) -> Iterator[dict[str, Any]]:
         """What decides each run's results."""
         common = ("environment", "episodes", "seeds", "seed", "schedule", "horizon", "log_every")
+        given = {key: getattr(self, key) for key in ("encoder", "options") if getattr(self, key)}
         for words in self.methods:
             for optimizer in self.optimizers:
                 for rate in self.learning_rates:
@@ -146,6 +156,7 @@ class Control:
                         "budget": paper_budget(self.environment) if self.budget is None else self.budget,
                         **{key: getattr(self, key) for key in common},
                         **dataclasses.asdict(self.learning),
+                        **given,
                     }
 
 
@@ -196,8 +207,37 @@ def make_agent(config: dict[str, Any], seed: int, **engine: Any) -> PolicyGradie
         seed=seed,
     )
     return PolicyGradient(
-        config["environment"], method(config["method"]), settings=settings, horizon=config["horizon"], **engine
+        config["environment"],
+        method(config["method"]),
+        settings=settings,
+        horizon=config["horizon"],
+        encoder=named_function(config["encoder"]) if config.get("encoder") else None,
+        options=dict(map(named_option, config.get("options", ()))) or None,
+        **engine,
     )
+
+
+def named_function(words: str) -> Callable[[Any], Any]:
+    """The function MODULE:FUNCTION."""
+    module, colon, name = words.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name) if colon and module and name else None
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f'The encoder "{words}" cannot be imported ({error}).') from None
+    if not callable(found):
+        raise ValueError(f'An encoder is named as MODULE:FUNCTION, but this is "{words}".')
+    return found
+
+
+def named_option(words: str) -> tuple[str, Any]:
+    """An option KEY=VALUE; the value is a Python literal, or else text."""
+    key, equals, value = words.partition("=")
+    if not key or not equals:
+        raise ValueError(f'An option of the environment is KEY=VALUE, but this is "{words}".')
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
 
 
 @dataclass
@@ -263,16 +303,15 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
         # the last iteration may play more episodes than were left
         run.save(number * total + min(agent.episodes, total), state)
 
-    def due(every: int) -> bool:
-        before = agent.episodes - config["episodes_an_iteration"]
-        return agent.episodes >= total or agent.episodes // every > before // every
+    def due(every: int, played: int) -> bool:
+        return agent.episodes >= total or agent.episodes // every > (agent.episodes - played) // every
 
     try:
         for iteration in agent.iterations(total - agent.episodes):
             progress.add(iteration)
-            if due(config["log_every"]):
+            if due(config["log_every"], len(iteration.returns)):
                 run.log(agent.episodes, progress.metrics(iteration), config["seed"] + number)
-            if due(control.checkpoint_every):
+            if due(control.checkpoint_every, len(iteration.returns)):
                 save()
             yield agent.episodes
     except (EnvironmentFailure, WorkerFailure) as error:

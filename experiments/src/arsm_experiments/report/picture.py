@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 INK = "#1c1f24"
 DPI = 110
-COLOURS = 128
+COLOURS = 256
 """Of the file: as many as curves, bands and smoothed edges need, and a third of the bytes of full colour."""
 SETTINGS = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -62,7 +62,7 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
         whole = io.BytesIO()
         canvas.savefig(whole, dpi=DPI)
     picture = Image.open(whole).convert("RGB")
-    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         folder / f"{name}.png", optimize=True
     )
 
