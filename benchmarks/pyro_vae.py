@@ -28,8 +28,6 @@ from typing import Any
 
 import pyro
 import torch
-from arsm_experiments.record import provenance, write_atomically
-from arsm_experiments.sections import COLUMNS
 from pyro import distributions as dist
 from pyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO
 from pyro.optim import PyroOptim
@@ -40,6 +38,9 @@ import arsm
 import arsm.pyro
 from arsm_experiments.data import load_mnist
 from arsm_experiments.progress import progress_bars
+from arsm_experiments.report.sections import COLUMNS
+from arsm_experiments.runs.files import write_atomically
+from arsm_experiments.runs.provenance import provenance
 from benchmarks.measure import hardware, table
 
 BATCH, HIDDEN, CATEGORIES = 100, 200, 6

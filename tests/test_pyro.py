@@ -6,10 +6,12 @@ as many independent samples of the gradient as there are replicas.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -333,7 +335,7 @@ def possible(fn: Any) -> list[tuple[Tensor, Tensor]]:
         base = base.base_dist
     if isinstance(base, dist.Normal):
         assert fn.shape().numel() == 1
-        return [(base.loc + base.scale * node, weight.log()) for node, weight in zip(*hermite(7), strict=True)]
+        return [(base.loc + base.scale * node, weight.log()) for node, weight in zip(*hermite(6), strict=True)]
     hot = isinstance(base, dist.OneHotCategorical)
     count = 2 if isinstance(base, dist.Bernoulli) else base.logits.shape[-1]
     shape = fn.shape()[:-1] if hot else fn.shape()
@@ -410,7 +412,7 @@ def test_enumeration_agrees_with_pyros_exact_elbo(problem: Problem, truths: Any)
 
 
 @pytest.mark.parametrize("words", arsm.estimator_names())
-def test_an_estimator_is_unbiased_or_refused_by_name(words: str, truths: Any) -> None:
+def test_an_estimator_keeps_its_claim_or_is_refused_by_name(words: str, truths: Any) -> None:
     estimator = arsm.estimator(words)
     problem = PAIRS if words == "disarm" else PROBLEMS[3]
     fits = estimator.target == "mean" and estimator.given_sample and not len(estimator.learned)
@@ -419,7 +421,7 @@ def test_an_estimator_is_unbiased_or_refused_by_name(words: str, truths: Any) ->
             arsm.pyro.ELBO(estimator)
     else:
         truth = exact(problem)[1] if problem is PAIRS else truths[problem.name][1]
-        assert worst(problem, estimator, truth) <= 1
+        assert (worst(problem, estimator, truth) <= 1) is estimator.unbiased
 
 
 def test_rows_may_lend_each_other_a_coefficient(truths: Any) -> None:
@@ -490,7 +492,7 @@ def test_a_random_subsample_is_unbiased() -> None:
     truth, p = exact(problem)[1], problem.parameters(64)
     loss = arsm.pyro.ELBO(arsm.LocalExpectation())
     samples = []
-    for _ in range(150):
+    for _ in range(100):
         step = loss.differentiable_loss(replicated(problem.model), replicated(problem.guide), p)
         samples.append([g.mean(0) for g in gradients(step, p)])
     for name, found in zip(p, zip(*samples, strict=True), strict=True):
@@ -592,16 +594,16 @@ def no_plates(p: Parameters) -> tuple[Callable[[], None], Callable[[], None]]:
 def test_svi_learns_without_any_plate() -> None:
     pyro.clear_param_store()
     model, guide = no_plates({"a": torch.zeros(3), "b": torch.zeros(3)})
-    svi = SVI(model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.1}), arsm.pyro.ELBO(arsm.RLOO(4)))
-    for _ in range(100):
+    svi = SVI(model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.15}), arsm.pyro.ELBO(arsm.RLOO(4)))
+    for _ in range(60):
         assert isinstance(svi.step(), float)
     a, b = torch.tensor([[a, b] for a in (0.0, 1.0, 2.0) for b in (0.0, 1.0)]).T
     joint = bernoulli(a - 1).log_prob(b) + normal(a * (1 - 2 * b)).log_prob(torch.tensor(2.0))
     posterior = joint.softmax(-1).view(3, 2).sum(-1)
     assert (pyro.param("logits_a").softmax(-1) - posterior).abs().max() < 0.15
     evidence = float(joint.logsumexp(-1)) - math.log(3)
-    losses: list[Any] = [svi.evaluate_loss() for _ in range(100)]
-    assert -evidence - 0.1 < sum(losses) / 100 < -evidence + 0.4
+    losses: list[Any] = [svi.evaluate_loss() for _ in range(50)]
+    assert -evidence - 0.1 < sum(losses) / 50 < -evidence + 0.4
 
 
 def test_losses_agree_with_the_expectation(truths: Any) -> None:
@@ -616,8 +618,8 @@ def test_losses_agree_with_the_expectation(truths: Any) -> None:
 
 
 def test_the_example_learns() -> None:
-    reached = load("pyro_vae").main(steps=150, batch=50, losses=["arsm.pyro.ELBO"])
-    assert reached["arsm.pyro.ELBO"] < 190  # with Pyro's own ELBOs it stays at 199
+    reached = load("pyro_vae").main(steps=120, batch=50, losses=["arsm.pyro.ELBO"])
+    assert reached["arsm.pyro.ELBO"] < 195  # with Pyro's own ELBOs it is 200
 
 
 # ---------------------------------------------------------------- refused
@@ -698,3 +700,31 @@ def test_an_impossible_sample_is_refused() -> None:
 
     with pytest.raises(arsm.NotFiniteError, match="a sample of 'z'"):
         run(model, lambda: pyro.sample("z", categorical(torch.zeros(2))), arsm.LocalExpectation())
+
+
+# ---------------------------------------------------------------- published figures
+
+RESULTS = Path(__file__).parent.parent / "results" / "pyro"
+SAME_IMAGES = "the running average with 8 particles, same images in every step"
+
+
+def test_the_page_quotes_its_table() -> None:
+    with (RESULTS / "table.csv").open() as file:
+        found = {(row["row"], row["metric"]): float(row["mean"]) for row in csv.DictReader(file)}
+    quoted = 0
+    for line in (RESULTS / "README.md").read_text().splitlines():
+        label, *cells = (cell.strip(" *`").replace(",", "") for cell in line.strip("|").split("|"))
+        if len(cells) != 5 or not cells[0][:1].isdigit():
+            continue
+        words = line.split("|")[1].strip()
+        method = f"arsm.pyro.ELBO, {words.strip('`')}" if words.startswith("`") else words
+        method = (
+            "TraceGraph_ELBO, running average, 8 particles, same images in every step"
+            if words == SAME_IMAGES
+            else method
+        )
+        for cell, steps, part in zip(cells[1:], (0, 0, 550, 550), ("", ", guide") * 2, strict=True):
+            value = found[f"Pyro VAE, K = 8, {steps} steps: {method}", "variance x time / best of Pyro's" + part]
+            assert float(cell) == pytest.approx(value, rel=0.051), f"{label}, {steps} steps{part}: {value:.3g}"
+            quoted += 1
+    assert quoted == 4 * 16
