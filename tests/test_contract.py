@@ -31,6 +31,9 @@ MEMBERS = (
     "given_sample",
     "vmappable",
     "deterministic",
+    "pathwise",
+    "paths",
+    "subset",
 )
 
 

@@ -31,7 +31,9 @@ from arsm.estimators.reinmax import ReinMax
 from arsm.estimators.relax import RELAX
 from arsm.estimators.rloo import RLOO
 from arsm.estimators.rodeo import RODEO
+from arsm.estimators.simple import SIMPLE
 from arsm.estimators.straight_through import StraightThrough
+from arsm.estimators.subset_rloo import SubsetRLOO
 from arsm.estimators.unordered_set import UnorderedSet
 from arsm.estimators.vimco import VIMCO
 from arsm.types import Estimator
@@ -77,6 +79,7 @@ __all__ = [
     "RELAX",
     "RLOO",
     "RODEO",
+    "SIMPLE",
     "VIMCO",
     "Average",
     "DecoupledStraightThrough",
@@ -93,6 +96,7 @@ __all__ = [
     "ReinMax",
     "Reinforce",
     "StraightThrough",
+    "SubsetRLOO",
     "UnorderedSet",
     "estimator",
     "estimator_names",
