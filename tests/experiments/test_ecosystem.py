@@ -1,0 +1,66 @@
+"""The audit of released packages: entries run or say why not, and the table keeps what was not run again."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from arsm_experiments.ecosystem import ENTRIES, Entry, Result, compared, export, main, run_entry, torch_surrogate
+
+TABLE = Path(__file__).parents[2] / "results" / "audit" / "table.csv"
+
+
+def test_a_missing_package_is_skipped() -> None:
+    entry = Entry("none: nothing", "no-such-package", "no_such_module", "unbiased", lambda: ("", "", "", ""))
+    found = run_entry(entry)
+    assert found.verdict == "not installed"
+    assert "pip install no-such-package" in found.finding
+
+
+def test_a_package_that_raises_is_reported() -> None:
+    def run() -> tuple[str, str, str, str]:
+        raise RuntimeError("not with this version")
+
+    found = run_entry(Entry("torch: nothing", "torch", "torch", "unbiased", run))
+    assert found.verdict == "does not run"
+    assert "not with this version" in found.finding
+
+
+def test_the_usual_surrogate_is_a_loss() -> None:
+    logits = torch.zeros(2, 1, 3, requires_grad=True)
+    torch_surrogate()(logits, lambda z: z[..., 0].float()).backward()
+    assert logits.grad is not None
+
+
+def test_draws_are_compared_with_their_mean() -> None:
+    draws = torch.randn(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
+    assert compared(draws, torch.ones(3, dtype=torch.float64))[0] == "unbiased"
+    assert compared(draws, torch.full((3,), 1.3, dtype=torch.float64))[0] == "wrong"
+
+
+def test_a_table_keeps_the_rows_of_other_runs(tmp_path: Path) -> None:
+    first, second = ENTRIES[0].name, ENTRIES[1].name
+    result = Result(first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "command")
+    export([result], tmp_path)
+    export([replace(result, entry=second), replace(result, verdict="not installed")], tmp_path)
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert [(row["entry"], row["verdict"]) for row in rows] == [(first, "unbiased"), (second, "unbiased")]
+
+
+def test_an_unknown_entry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["nothing like it"])
+    assert "no entry matches" in capsys.readouterr().err
+
+
+def test_the_committed_table_is_of_these_entries() -> None:
+    rows = list(csv.DictReader(TABLE.open()))
+    names = {entry.name for entry in ENTRIES}
+    assert {row["entry"] for row in rows} <= names
+    readme = (TABLE.parent / "README.md").read_text()
+    for row in rows:
+        assert f"| {row['entry']} | {row['version']} | {row['verdict']} |" in readme
