@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ def test_router() -> None:
     assert reached["arsm:pooled=True"] > best_alone
 
 
+def test_moe_router() -> None:
+    reached = load("moe_router").main(steps=120)
+    assert reached["RLOO(4)"] < 0.5 * min(reached["untrained router"], reached["one expert"])
+
+
+def test_black_box() -> None:
+    module = load("black_box")
+    sys.modules[module.__name__] = module  # other processes import f by its name
+    reached = module.main(evaluations=32)
+    assert reached["maximize"] > reached["average"] + 0.2
+
+
 def test_simulator() -> None:
     reached = load("simulator").main(steps=40)
     assert reached["arsm:pooled=True"] > reached["best constant level"]
@@ -69,6 +82,13 @@ def test_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "C", 2_000)
     reached = module.main(steps=40, samples=4)
     assert reached["unordered-set:samples=8"] > reached["untrained"] + 0.05
+
+
+def test_language_model() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed; pip install 'arsm[transformers]'")
+    reached = load("language_model").main(imitation=150, tokens=12_000)
+    assert reached["every token"] > reached["start"] + 0.03
+    assert reached["whole answers"] > 0.2
 
 
 def test_the_page_lists_every_example() -> None:

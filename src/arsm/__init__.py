@@ -1,9 +1,11 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
 from arsm import policy as policy
+from arsm.audit import Audit, audit, audit_advantages, audit_sequences
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
+from arsm.choice import Choice, choices
 from arsm.comparison import compare
 from arsm.driver import estimate
 from arsm.estimators import (
@@ -11,13 +13,19 @@ from arsm.estimators import (
     ARS,
     ARSM,
     CARMS,
+    GRPO,
+    OTB,
     REBAR,
     RELAX,
     RLOO,
+    RODEO,
+    SIMPLE,
     VIMCO,
     Average,
+    DecoupledStraightThrough,
     DisARM,
     DoubleControl,
+    DrGRPO,
     Exact,
     ExactPlusSampled,
     GappedStraightThrough,
@@ -28,15 +36,19 @@ from arsm.estimators import (
     Reinforce,
     ReinMax,
     StraightThrough,
+    SubsetRLOO,
     UnorderedSet,
     estimator,
     estimator_names,
 )
 from arsm.evaluate import share
 from arsm.layers import estimate_layers
+from arsm.maximize import Maximum, maximize
 from arsm.noise import argmin_sample, dirichlet, race_noise
+from arsm.rows import ragged, rowwise
 from arsm.samples import Draws, draw, sample, samples
 from arsm.scores import score, weighted_scores
+from arsm.subsets import subset_log_prob, subset_marginals
 from arsm.types import Estimate, Estimator, Queries
 
 __version__ = "0.1.0"
@@ -46,13 +58,21 @@ __all__ = [
     "ARS",
     "ARSM",
     "CARMS",
+    "GRPO",
+    "OTB",
     "REBAR",
     "RELAX",
     "RLOO",
+    "RODEO",
+    "SIMPLE",
     "VIMCO",
+    "Audit",
     "Average",
+    "DecoupledStraightThrough",
+    "Choice",
     "DisARM",
     "DoubleControl",
+    "DrGRPO",
     "Draws",
     "Estimate",
     "Estimator",
@@ -62,14 +82,20 @@ __all__ = [
     "GumbelRao",
     "GumbelSoftmax",
     "LocalExpectation",
+    "Maximum",
     "MuProp",
     "NotFiniteError",
     "Queries",
     "ReinMax",
     "Reinforce",
     "StraightThrough",
+    "SubsetRLOO",
     "UnorderedSet",
     "argmin_sample",
+    "audit",
+    "audit_advantages",
+    "audit_sequences",
+    "choices",
     "compare",
     "dirichlet",
     "draw",
@@ -80,12 +106,17 @@ __all__ = [
     "estimator",
     "estimator_names",
     "log_prob",
+    "maximize",
     "one_hot",
     "policy",
     "race_noise",
+    "ragged",
+    "rowwise",
     "sample",
     "samples",
     "score",
     "share",
+    "subset_log_prob",
+    "subset_marginals",
     "weighted_scores",
 ]

@@ -115,7 +115,7 @@ def estimate_rows(
         queries = _unshare(queries)
     graph = "all" if estimator.needs_gradient else "none" if frozen else "live"
     values = evaluate(f, queries, evaluation=evaluation, max_rows=max_rows, graph=graph)
-    with _full_precision(logits.device.type):
+    with full_precision(logits.device.type):
         gradient = estimator.tell(logits, queries, values.all)
     value = estimator.value(queries, values.live)
     loss = None
@@ -173,7 +173,7 @@ def graph_nodes(value: Tensor) -> Iterator[Node]:
             pending.extend(parent for parent, _ in node.next_functions)
 
 
-def _full_precision(device: str) -> contextlib.AbstractContextManager[object]:
+def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
     """autocast is for f; an estimator takes differences of its values and solves equations with them."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 

@@ -122,6 +122,11 @@ def estimate_layers(
                 f"{type(estimator).__name__} bounds f by several samples, which cannot be done layer by layer; use "
                 "arsm.estimate_bound."
             )
+        if estimator.subset is not None:
+            raise ValueError(
+                f"{type(estimator).__name__} chooses subsets, which layers below and above cannot; use arsm.Choice("
+                f"k={estimator.subset}) inside a module."
+            )
     made: list[list[Estimate]] = [[] for _ in layers]
 
     def descend(path: Path) -> tuple[Tensor, list[Tensor]]:

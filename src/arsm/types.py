@@ -53,6 +53,13 @@ class Estimator(ABC):
     """Whether torch.func.vmap maps `ask` and `tell` inside autograd."""
     deterministic: bool = False
     """Whether the estimate is the same for all noise."""
+    pathwise: bool = False
+    """Whether autograd through its one point is the whole estimate, and `tell` returns None."""
+    paths: int = 0
+    """n, if the estimate is sum_i w_i d ln q(z_i) over n independent samples with weights from f's values alone, else
+    0. The samples may then be whole paths through choices that depend on each other."""
+    subset: int | None = None
+    """k, if a sample is a subset of k categories: int64 [*B, k], ascending, of one variable, logits [*B, 1, C]."""
     learned: nn.ModuleList = nn.ModuleList()
     """The learned parts, for the optimiser, `.to(device)` and checkpoints; empty for most estimators."""
 

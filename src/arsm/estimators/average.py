@@ -13,7 +13,16 @@ from arsm.noise import repeat_draws
 from arsm.samples import sample
 from arsm.types import Estimator, Noise, Queries
 
-FORWARDED = ("unbiased", "needs_gradient", "target", "couples_rows", "given_sample", "vmappable", "deterministic")
+FORWARDED = (
+    "unbiased",
+    "needs_gradient",
+    "target",
+    "couples_rows",
+    "given_sample",
+    "vmappable",
+    "deterministic",
+    "subset",
+)
 
 
 @dataclass(frozen=True, eq=False)

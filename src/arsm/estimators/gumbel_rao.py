@@ -42,6 +42,7 @@ class GumbelRao(Estimator):
 
     unbiased = False
     needs_gradient = True
+    pathwise = True
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

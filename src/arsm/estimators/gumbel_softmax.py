@@ -31,6 +31,7 @@ class GumbelSoftmax(Estimator):
 
     unbiased = False
     needs_gradient = True
+    pathwise = True
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -30,6 +30,7 @@ class ReinMax(Estimator):
 
     unbiased = False
     needs_gradient = True
+    pathwise = True
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -53,6 +53,11 @@ class RLOO(Estimator):
         """Rows lend each other the surrogate's coefficient."""
         return self.surrogate is not None
 
+    @property
+    def paths(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Ridge and surrogate need the samples' common logits."""
+        return self.samples if self.ridge is None and self.surrogate is None else 0
+
     def __post_init__(self) -> None:
         check_samples("RLOO", self.samples, self.live)
         if self.ridge is not None and not 0 < self.ridge < math.inf:
@@ -78,15 +83,17 @@ class RLOO(Estimator):
         p = probabilities_for(values, logits)
         z = queries.points
         f = less_mean(values).to(p.dtype)  # [n, *B]
-        known = torch.zeros_like(p)
+        known = None
         if self.surrogate is not None:
             h = centred(p, self._surrogate(logits).to(p.dtype))
             hx = h.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).sum((-2, -1))
             beta = other_rows_slope(f, hx)
             f, known = f - beta * (hx - hx.mean(0)), beta[..., None, None] * p * h
         if self.ridge is None:
-            return known + weighted_scores(p, z, f / (self.samples - 1))
-        return known + self._ridge(p, z, f, self.ridge)
+            sampled = weighted_scores(p, z, f / (self.samples - 1))
+        else:
+            sampled = self._ridge(p, z, f, self.ridge)
+        return sampled if known is None else known + sampled
 
     def _surrogate(self, logits: Tensor) -> Tensor:
         if not isinstance(self.surrogate, Tensor):

@@ -25,6 +25,7 @@ class StraightThrough(Estimator):
 
     unbiased = False
     needs_gradient = True
+    pathwise = True
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
         return draw(logits, 1, generator, z)

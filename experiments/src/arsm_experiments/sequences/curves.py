@@ -41,8 +41,9 @@ class Method:
     """None: a `ValueHead` or a `Branch` with a critic, made with the networks of the run."""
     critic: str | None = None
     """"state" or "action": which network learns along."""
-    true_share: float = 1.0
-    """The share of the tokens that true sequences get; the rest is for rollouts."""
+    true_share: float | None = None
+    """The share of the tokens that true sequences get; the rest is a budget of rollouts. None: no budget, and as many
+    prompts as the tokens allow."""
 
 
 METHODS = {
@@ -51,9 +52,9 @@ METHODS = {
     "grpo 8": Method(Group(8, normalise="std")),
     "value head": Method(None, "state"),
     "vineppo 4": Method(VinePPO(4)),
-    "branch rloo 8": Method(Branch(arsm.RLOO(8)), None, 0.3),
-    "branch rloo 8, few prompts": Method(Branch(arsm.RLOO(8)), None, 0.1),
-    "branch rloo 8, critic": Method(None, "action", 0.3),
+    "branch rloo 8": Method(Branch(arsm.RLOO(8))),
+    "branch rloo 8, a third of the tokens on prompts": Method(Branch(arsm.RLOO(8)), None, 0.3),
+    "branch rloo 8, critic": Method(None, "action"),
 }
 
 
@@ -65,12 +66,13 @@ class Spending:
         self.per_prompt, self.per_rollout = float(width), width / 2
         if isinstance(method.strategy, Group):
             self.per_prompt = float(width * method.strategy.n)
-        elif isinstance(method.strategy, VinePPO):
-            self.per_prompt = width * (1 + method.strategy.rollouts * width / 2)
+        elif method.true_share is None and method.critic != "state":
+            self.per_prompt = width * (1 + 4 * width / 2)  # until it is known
 
     def prompts(self) -> int:
         """N."""
-        return max(2, round(self.method.true_share * self.tokens / self.per_prompt))
+        share = 1.0 if self.method.true_share is None else self.method.true_share
+        return max(2, round(share * self.tokens / self.per_prompt))
 
     def budget(self, prompts: int, length: float) -> int:
         """The most rollouts."""
@@ -79,7 +81,7 @@ class Spending:
     def learn(self, out: Estimate, prompts: int) -> None:
         """Running means, which the next update is planned with."""
         true, generated, rollouts = int(out.mask.sum()), int(out.info["generated"]), int(out.info["rollouts"])
-        limited = self.method.true_share < 1
+        limited = self.method.true_share is not None
         self.per_prompt += 0.2 * ((true if limited else generated) / prompts - self.per_prompt)
         if rollouts:
             self.per_rollout += 0.2 * ((generated - true) / rollouts - self.per_rollout)
@@ -129,7 +131,7 @@ def train(
                 return
         count = spending.prompts()
         prompts, answers = questions.batch(draw_rows(questions, count, generator), device)
-        if isinstance(strategy, Branch):
+        if isinstance(strategy, Branch) and method.true_share is not None:
             strategy = replace(strategy, budget=spending.budget(count, spending.per_prompt))
         out = sequences.estimate(
             strategy,

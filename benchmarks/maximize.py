@@ -1,0 +1,171 @@
+"""python -m benchmarks.maximize: `arsm.maximize` beside other optimisers of discrete black boxes.
+
+Three families with ten instances each, 16 points at a time, the best value after 1,000, 3,000 and 10,000 distinct
+evaluations. A run is one line of results/maximize/runs.jsonl, and those already there are not repeated:
+
+    python -m benchmarks.maximize run --workers 16           # needs optuna, nevergrad and cmaes for all of them
+    python -m benchmarks.maximize run --methods arsm.maximize CatCMA --budgets 3000 --instances 3
+    python -m benchmarks.maximize report                     # table.csv and the figure, from runs.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from benchmarks.black_boxes import FAMILIES
+from benchmarks.measure import hardware
+from benchmarks.rivals import RIVALS, Budget, Spent
+
+RESULTS = Path(__file__).parent.parent / "results" / "maximize"
+BUDGETS = (1_000, 3_000, 10_000)
+INSTANCES = 10
+CURVE = tuple(round(16 * 625 ** (i / 28)) for i in range(29))
+"""Evaluations after which a run's best is kept: 16 to 10,000."""
+
+
+def ours(budget: Budget, seed: int) -> None:
+    """`arsm.maximize` as it comes."""
+    import arsm
+
+    box = budget.box
+    found = arsm.maximize(
+        lambda z: box.f(z.numpy()), box.sizes, batched=True, evaluations=budget.evaluations, seed=seed, progress=False
+    )
+    budget.best = found.history.tolist()
+
+
+METHODS: dict[str, Callable[[Budget, int], None]] = {"arsm.maximize": ours, **RIVALS}
+
+
+def commit() -> str:
+    """The commit that is checked out."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[str, Any]:
+    """The record of a run; the instance's number is the optimiser's seed."""
+    budget, start = Budget(FAMILIES[family](instance), evaluations), time.monotonic()
+    with contextlib.suppress(Spent):
+        METHODS[method](budget, instance)
+    return {
+        "method": method,
+        "family": family,
+        "instance": instance,
+        "budget": evaluations,
+        "best": budget.best[-1],
+        "evaluations": len(budget.best),
+        "curve": [budget.best[min(n, len(budget.best)) - 1] for n in CURVE if n <= evaluations],
+        "seconds": round(time.monotonic() - start, 2),
+        "hardware": hardware(),
+        "commit": commit(),
+    }
+
+
+def run(methods: list[str], budgets: list[int], instances: int, workers: int, out: Path) -> None:
+    """Make the runs that are missing, with the time left after each."""
+    done = {(r["method"], r["family"], r["instance"], r["budget"]) for r in read(out)}
+    missing = [
+        key
+        for budget in budgets
+        for instance in range(instances)
+        for method in methods
+        for family in FAMILIES
+        if (key := (method, family, instance, budget)) not in done
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with ProcessPoolExecutor(workers) as processes, out.open("a") as file:
+        pending = [processes.submit(one_run, *key) for key in missing]
+        for number, finished in enumerate(as_completed(pending), 1):
+            record = finished.result()
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            left = (time.monotonic() - started) / number * (len(missing) - number)
+            where = f"{record['method']}, {record['family']} {record['instance']}, {record['budget']:,}"
+            print(
+                f"{number}/{len(missing)} {where}: {record['best']:.2f} in {record['seconds']:.0f} s; "
+                f"about {left / 60:.0f} min left",
+                flush=True,
+            )
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The runs so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def report(runs: list[dict[str, Any]], folder: Path) -> None:
+    """table.csv, and best.png: the mean best value over the instances against evaluations."""
+    import matplotlib  # pyright: ignore[reportMissingImports]
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
+
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
+    for record in runs:
+        groups[record["family"], record["method"], record["budget"]].append(record)
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"])
+        for (family, method, budget), group in sorted(groups.items()):
+            best = [record["best"] for record in group]
+            std = f"{statistics.stdev(best):.4g}" if len(best) > 1 else ""
+            seconds = f"{sum(record['seconds'] for record in group):.1f}"
+            metric = f"best value after {budget:,} evaluations"
+            row = [f"{family}: {method}", metric, f"{statistics.mean(best):.6g}", std, len(best), "", seconds]
+            writer.writerow([*row, group[0]["hardware"], group[0]["commit"]])
+    figure, axes = pyplot.subplots(1, len(FAMILIES), figsize=(13, 4.2), layout="constrained")
+    colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
+    for axis, family in zip(axes, FAMILIES, strict=True):
+        largest = {
+            method: max((b for f, m, b in groups if (f, m) == (family, method)), default=0) for method in METHODS
+        }
+        for method, budget in largest.items():
+            if not budget:
+                continue
+            curves = [record["curve"] for record in groups[family, method, budget]]
+            x = [n for n in CURVE if n <= budget]
+            y = [statistics.mean(values) for values in zip(*curves, strict=True)]
+            wide = 2.5 if method == "arsm.maximize" else 1.2
+            axis.plot(x, y, label=method, color=colours[method], linewidth=wide, zorder=wide)
+        axis.set(title=family, xscale="log", xlabel="evaluations, 16 at a time")
+        low = axis.get_ylim()[0]
+        top = max(line.get_ydata()[-1] for line in axis.get_lines())
+        start = max(line.get_ydata()[0] for line in axis.get_lines())
+        axis.set_ylim(max(low, start), top + 0.05 * (top - start))
+    axes[0].set_ylabel("best value, mean over instances")
+    axes[-1].legend(fontsize=8)
+    figure.savefig(folder / "best.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run", help="make the runs that are missing")
+    runs.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
+    runs.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
+    runs.add_argument("--instances", type=int, default=INSTANCES)
+    runs.add_argument("--workers", type=int, default=1)
+    runs.add_argument("--out", type=Path, default=RESULTS / "runs.jsonl")
+    commands.add_parser("report", help="table.csv and best.png from runs.jsonl")
+    options = vars(parser.parse_args())
+    if options.pop("command") == "run":
+        run(**options)
+    else:
+        report(read(RESULTS / "runs.jsonl"), RESULTS)
+
+
+if __name__ == "__main__":
+    main()
