@@ -81,10 +81,11 @@ def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Ten
     w = log_pi.double().exp().neg_().add_(1 / f.shape[-1])
     d = f.double() - f.gather(-1, z)
 
-    swapped = torch.where(with_z == SELF, d, (with_z == OTHER) * d.gather(-1, second))
+    swapped = d.masked_fill(with_z != SELF, 0)
+    torch.where(with_z == OTHER, d.gather(-1, second), swapped, out=swapped)
     third_wins = with_z.gather(-1, second) == OTHER
     swapped.scatter_(-1, second, torch.where(third_wins, d.gather(-1, third), swapped.gather(-1, second)))
-    of_z = (swapped * w).sum(-1, keepdim=True)
+    of_z = (swapped.unsqueeze(-2) @ w.unsqueeze(-1)).squeeze(-1)
     sums = swapped.mul_(w.gather(-1, z))
 
     most = int(count.max())
