@@ -204,9 +204,9 @@ def summary(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), error
 
 
-def report(folder: Path) -> str:
-    """Write table.csv from runs.jsonl, and return the table in words."""
-    lines = read(folder)
+def report(folder: Path, seconds: float) -> str:
+    """Write table.csv from the runs of this length in runs.jsonl, and return the table in words."""
+    lines = [line for line in read(folder) if line["seconds"] == seconds]
     found = scores(lines)
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -270,7 +270,7 @@ def main() -> None:
                 file.write(json.dumps(line) + "\n")
             words = f"{job.row}, {job.method}, seed {job.seed}: {line['sampled']:.1f} {line['likeliest']:.1f}"
             print(f"[{number}/{len(wanted)}, {left / 60:.0f} min left] {words}", flush=True)
-    print(report(chosen.folder))
+    print(report(chosen.folder, chosen.seconds))
 
 
 def commit() -> str:

@@ -2,8 +2,8 @@
 
 A knob has five moves. ARSM's number of pseudo actions does not grow with K, and one rollout serves all K variables.
 
-    python examples/many_actions.py            # K = 4
-    python examples/many_actions.py 16 60      # K = 16, 60 seconds
+    python examples/many_actions.py                # K = 4
+    python examples/many_actions.py 16 1000000     # K = 16, a million steps
 """
 
 from __future__ import annotations
@@ -59,17 +59,20 @@ class Knobs(gymnasium.Env[Any, Any]):
         self.off, self.time = state
 
 
-def main(knobs: int = 4, seconds: float = 3.0) -> None:
-    """Learn for some seconds with ARSM and with leave-one-out."""
+def main(knobs: int = 4, steps: int = 200_000) -> dict[str, tuple[float, float]]:
+    """Learn for some steps of the simulator with ARSM and with leave-one-out; the returns before and after."""
     torch.set_num_threads(1)
+    reached = {}
     for estimator in (arsm.ARSM(), arsm.RLOO(2)):
         agent = PolicyGradient(partial(Knobs, knobs), estimator, seed=1)
         before = agent.evaluate(30).mean
-        agent.learn(seconds=seconds)
+        agent.learn(steps=steps)
         after = agent.evaluate(30)
+        reached[type(estimator).__name__] = before, after.mean
         print(f"K = {knobs}, {estimator}: {before:.1f} before, {after.mean:.1f} +- {after.standard_error:.1f} after")
         print(f"  {agent.episodes} episodes and {agent.steps:,} steps")
         agent.close()
+    return reached
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import sys
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from arsm.rl import PolicyGradient
@@ -43,8 +42,8 @@ def set_state(env: Any, state: Any) -> None:
         body.state.p_pos, body.state.p_vel = place.copy(), speed.copy()
 
 
-def main(agents: int = 3, seconds: float = 5.0) -> None:
-    """Learn for some seconds."""
+def main(agents: int = 3, seconds: float = 5.0) -> dict[str, Any]:
+    """Learn for some seconds; the joint action that the agents then begin with."""
     torch.set_num_threads(1)
     agent = PolicyGradient(partial(spread, agents), snapshot=(get_state, set_state), seed=1)
     before = agent.evaluate(20, deterministic=False)
@@ -53,9 +52,10 @@ def main(agents: int = 3, seconds: float = 5.0) -> None:
     for name, found in (("before", before), ("after", after)):
         print(f"{agents} agents, team return {name}: {found.mean:.1f} +- {found.standard_error:.1f}")
     seen, _ = spread(agents).reset(seed=0)
-    print("joint action:", agent.predict(seen))
-    assert np.isfinite(after.mean)
+    actions = agent.predict(seen)
+    print("joint action:", actions)
     agent.close()
+    return actions
 
 
 if __name__ == "__main__":

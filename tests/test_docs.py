@@ -57,7 +57,7 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
         and page["on"] == [0, 1, 2, 3, 4]
     ),
     "docs/guides/your_environment.md": lambda page: (
-        sum(page["scores"][-10:]) > sum(page["scores"][:10]) + 5
+        sum(page["scores"][-10:]) > sum(page["scores"][:10]) + 2
         and sum(page["performance"][-10:]) > 0.5 * sum(page["performance"][:10])
     ),
     "docs/guides/your_pyro_model.md": lambda page: (

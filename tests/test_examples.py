@@ -99,3 +99,14 @@ def test_the_page_lists_every_example() -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_every_example_says_how_to_run_it(path: Path) -> None:
     assert f"python examples/{path.name}" in path.read_text()
+
+
+def test_many_actions() -> None:
+    pytest.importorskip("gymnasium")
+    reached = load("many_actions").main(knobs=2, steps=30_000)
+    assert reached["RLOO"][1] > reached["RLOO"][0]
+
+
+def test_spread() -> None:
+    pytest.importorskip("mpe2", reason="mpe2 is not installed; pip install mpe2")
+    assert sorted(load("spread").main(agents=2, seconds=0.1)) == ["agent_0", "agent_1"]

@@ -42,7 +42,7 @@ class Settings(Learning):
     reward_scale: float | None = None
     entropy: float = 0.01
     hidden: tuple[int, ...] = (32, 32)
-    budget: int | None = 16
+    budget: int | None = 8
     """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
