@@ -107,7 +107,7 @@ def test_rows_are_bounded_and_every_prefix_is_completed(max_rows: int) -> None:
     """ln p of every token, recorded on the way, is that of the finished sequence: no row was taken for another."""
     setting = Setting(vocabulary=4, max_tokens=9, eos=0, ragged=True)
     generator = torch.Generator().manual_seed(3)
-    count = 12
+    count = 40
     model = Counted(Table(count, 4))
     prompts, mask = sequences.pad_before(*setting.prompts(count))  # pyright: ignore[reportArgumentType]
     how = sequences.Decoding(setting.max_tokens, setting.eos, 1.0, max_rows)

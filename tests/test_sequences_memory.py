@@ -60,7 +60,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]  # pyright: ignore
     now, most = 0, 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
+        now += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
         most = max(most, now)
     return most
 

@@ -1,14 +1,15 @@
 """Completing prefixes: sampling from prompts, and rollouts that branch off known sequences, as one batch.
 
 All rows of a batch stand at the same step t, so a cache needs one position for all of them. The known sequences are
-stepped along with their own tokens. A branch at step t starts as a copy of its sequence's row, and is a row of the same
-batch from then on. Rows that have ended make room for later branches.
+carried along with their own tokens. A branch at step t starts as a copy of its sequence's row, and is a row of the same
+batch from then on. When the batch is full, the carried rows are set aside, the batch is played to its end as a wave,
+and the carried rows go on from where they stopped: nothing is computed twice, and waves are as full as can be.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from arsm.sequences.model import Model, begin
 
 LOOK_EVERY = 4
 """Steps between two looks at which rows have ended: every look waits for the device."""
+WORTH = 0.75
+"""Rows that have ended leave the batch when no more than this share is alive: leaving copies the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +96,20 @@ def complete(
     tokens = prefixes.known[prefixes.row].where(kept, 0 if decoding.eos is None else decoding.eos)
     done = Completions(tokens, torch.zeros_like(tokens, dtype=torch.float64))
     order = prefixes.step.argsort(stable=True)
-    share = decoding.max_rows // 2  # the other half is for their branches
+    # carried rows are set aside while a wave plays: half a batch of them, or a whole one where nothing branches later
+    share = decoding.max_rows if bool((prefixes.step == 0).all()) else decoding.max_rows // 2
     for first in range(0, prompts.shape[0], share):
         some = slice(first, first + share)
         pending = order[(prefixes.row[order] // share) == first // share]
         if pending.shape[0] == 0:
             continue
-        started = begin(model, prompts[some], None if mask is None else mask[some])
-        while pending.shape[0]:
-            pending = _wave(model, started, first, prefixes, pending, decoding, generator, done)
+        births = torch.bincount(prefixes.step[pending], minlength=decoding.max_tokens).tolist()
+        queue = list(pending.split(births))
+        state = begin(model, prompts[some], None if mask is None else mask[some])
+        place = torch.arange(prompts[some].shape[0], device=order.device)
+        held = _still_needed(prefixes, queue, Held(state, first + place, place, 0))
+        while held is not None:
+            held = _wave(model, held, prefixes, queue, decoding, generator, done)
     if not bool((finite := done.log_probs > -torch.inf).all()):
         row, step = (~finite).nonzero()[0].tolist()
         raise NotFiniteError(
@@ -111,53 +119,78 @@ def complete(
     return done
 
 
+class Held(NamedTuple):
+    """Known sequences that still have branches to come."""
+
+    state: Any
+    row: Tensor
+    """[S], ascending: their prompts."""
+    place: Tensor
+    """[S]: their rows of the state."""
+    step: int
+
+
+def _still_needed(prefixes: Prefixes, queue: list[Tensor], held: Held) -> Held:
+    """Without the sequences that do not branch at its step or later."""
+    row = prefixes.row[torch.cat(queue[held.step :])].unique()
+    return Held(held.state, row, held.place[torch.searchsorted(held.row, row)], held.step)
+
+
 def _wave(
     model: Model,
-    started: Any,
-    first: int,
+    held: Held,
     prefixes: Prefixes,
-    pending: Tensor,
+    queue: list[Tensor],
     decoding: Decoding,
     generator: torch.Generator | None,
     done: Completions,
-) -> Tensor:
-    """Play the pending prefixes that find room, writing into `done`; return the others. They are sorted by step."""
+) -> Held | None:
+    """Play as many of the queue's prefixes as fit, to the end, writing into `done`; return what the others need.
+
+    `queue[t]` holds the prefixes of t known tokens; those that are played leave it.
+    """
     width, eos = decoding.max_tokens, decoding.eos
-    births = torch.bincount(prefixes.step[pending], minlength=width).tolist()
-    last_birth = max(t for t, count in enumerate(births) if count)
-    carried = prefixes.row[pending].unique()  # sequences that are stepped along until the last branch has left
-    where = carried - first  # their rows in the state, which the playing rows follow
-    playing, waiting = pending[:0], []
-    ended = torch.zeros(0, dtype=torch.bool, device=pending.device)
-    state = started
-    for t, count in enumerate(births):
-        room = decoding.max_rows - playing.shape[0] - (carried.shape[0] if t < last_birth else 0)
-        born, later, pending = pending[: min(count, room)], pending[min(count, room) : count], pending[count:]
-        waiting.append(later)
-        stays = torch.arange(playing.shape[0], device=born.device) + where.shape[0]
-        source = torch.cat([stays, where[torch.searchsorted(carried, prefixes.row[born])]])
-        forced = torch.cat([torch.full_like(playing, -1), prefixes.action[born]])
-        playing, ended = torch.cat([playing, born]), torch.cat([ended, torch.zeros_like(born, dtype=torch.bool)])
+    state, carried, where, start = held
+    playing, later = carried[:0], None
+    ended = torch.zeros(0, dtype=torch.bool, device=carried.device)
+    for t in range(start, width):
+        source = torch.arange(playing.shape[0], device=carried.device) + where.shape[0]
+        forced, moved = torch.full_like(playing, -1), False
+        if carried.shape[0]:
+            room = decoding.max_rows - playing.shape[0]
+            born, queue[t] = queue[t][:room], queue[t][room:]
+            source = torch.cat([source, where[torch.searchsorted(carried, prefixes.row[born])]])
+            forced = torch.cat([forced, prefixes.action[born]])
+            playing, ended = torch.cat([playing, born]), torch.cat([ended, torch.zeros_like(born, dtype=torch.bool)])
+            moved = born.shape[0] > 0 or t == start
         token, log_prob = _draw(state.logits[source], forced, decoding, generator)
         if eos is not None:
             token, log_prob = torch.where(ended, eos, token), torch.where(ended, 0, log_prob)
             ended = ended | (token == eos)
         done.tokens[playing, t], done.log_probs[playing, t] = token, log_prob
+        if carried.shape[0]:
+            more = any(some.shape[0] for some in queue[t:])
+            full = queue[t].shape[0] > 0 or playing.shape[0] + carried.shape[0] > decoding.max_rows
+            if more and full:  # at the start the state holds nothing else, and the batch goes on with a copy
+                rest = Held(state, carried, where, t)
+                if t > start:
+                    rest = Held(model.select(state, where), carried, torch.arange(len(where)).to(where), t)
+                later = _still_needed(prefixes, queue, rest)
+            if full or not more:
+                carried, where, moved = carried[:0], where[:0], True
         if t == width - 1:
             break
-        moved = t == 0 or t == last_birth or count > 0
-        if eos is not None and (t + 1) % LOOK_EVERY == 0 and bool(ended.any()):
+        if eos is not None and (t + 1) % LOOK_EVERY == 0:
             alive = (~ended).nonzero().squeeze(-1)
-            playing, ended, token, source, moved = playing[alive], ended[alive], token[alive], source[alive], True
-        if t < last_birth:
+            if alive.shape[0] <= WORTH * ended.shape[0]:
+                playing, ended, token, source, moved = playing[alive], ended[alive], token[alive], source[alive], True
+        if carried.shape[0]:
             source, token = torch.cat([where, source]), torch.cat([prefixes.known[carried, t], token])
             where = torch.arange(carried.shape[0], device=carried.device)
-        else:
-            where = where[:0]
         if source.shape[0] == 0:
             break
         state = model.step(model.select(state, source) if moved else state, token)
-    return torch.cat(waiting)
+    return later
 
 
 def _draw(

@@ -39,7 +39,10 @@ def wait(device: str) -> None:
 
 
 def decoding_speed(task: str, rows: int, size: Size, device: str, repeats: int) -> dict[str, Any]:
-    """Plain sampling of `rows` sequences against rollouts from as many states, spread evenly over the steps."""
+    """Plain sampling of `rows` sequences at a time against rollouts, two from every state of rows / 4 sequences.
+
+    Both get batches of at most `rows` rows.
+    """
     torch.manual_seed(0)
     width = TASKS[task].answer_tokens
     model = new_policy(task, size, device)
@@ -50,12 +53,12 @@ def decoding_speed(task: str, rows: int, size: Size, device: str, repeats: int) 
     with torch.no_grad():
         model.head.bias[EOS] -= 100  # every sequence has its full length, as far as can be
     plain, done = timed(
-        lambda: complete(model, prompts, None, Prefixes.bare(row, width), decoding(task, 2 * rows), generator),
+        lambda: complete(model, prompts, None, Prefixes.bare(row, width), how, generator),
         device,
         repeats,
     )
-    few = max(2, rows // 16)
-    state = torch.randint(few * width, (rows - few,), generator=generator, device=device)
+    few = max(2, rows // 4)
+    state = torch.arange(few * width, device=device).repeat_interleave(2)
     branch, step = state // width, state % width
     prefixes = Prefixes(branch, step, torch.full_like(step, -1), done.tokens[:few])
     branched, rolled = timed(lambda: complete(model, prompts[:few], None, prefixes, how, generator), device, repeats)
