@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import overhead, rl, swap, univariate, vae
+import torch
+
+from benchmarks import gpu, overhead, rl, swap, univariate, vae
 from benchmarks.measure import hardware
 
 BENCHMARKS = {
@@ -13,13 +15,14 @@ BENCHMARKS = {
     "overhead": overhead.main,
     "vae": vae.main,
     "rl": rl.main,
+    "gpu": gpu.main,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time and memory, printed as tables.")
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
-    names = parser.parse_args().names or list(BENCHMARKS)
+    names = parser.parse_args().names or [name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()]
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]!r}; known are {', '.join(BENCHMARKS)}.")
     print(hardware(), end="\n\n")

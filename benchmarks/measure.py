@@ -35,15 +35,20 @@ def seconds(x: float) -> str:
     return f"{x / 1e-6:.3g} us"
 
 
-def interleaved(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, Timing]:
-    """Time the calls in turn, so that a busy moment of the machine hits all of them; the first round only warms up."""
+def interleaved(
+    calls: dict[str, Callable[[], object]], repetitions: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Timing]:
+    """Time the calls in turn, so that a busy moment of the machine hits all of them; the first round only warms up.
+
+    With one thread, `time.process_time` leaves out the time that others take on a shared machine.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for repetition in range(repetitions + 1):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             call()
             if repetition:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return {name: Timing(statistics.median(t), min(t), max(t)) for name, t in times.items()}
 
 

@@ -1,7 +1,8 @@
 """What an estimator costs besides f: forward and backward with an f that costs nothing, beside other libraries.
 
 Storchastic replaces functions of torch when it is imported, which slows everybody down, so that it runs in a process of
-its own, in turns with torch's `gumbel_softmax` there.
+its own, in turns with torch's `gumbel_softmax` there. Times are of one thread's processor, without those of other
+processes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
@@ -17,6 +19,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributions import Categorical
 
 import arsm
 from benchmarks.measure import Timing, in_subprocess, interleaved, table
@@ -24,20 +27,21 @@ from benchmarks.measure import Timing, in_subprocess, interleaved, table
 ROWS, VARIABLES, CATEGORIES = 200, 20, 10
 REPETITIONS = 30
 BASE = "torch: gumbel_softmax"
-ESTIMATORS = (*arsm.estimator_names(), "arsm:pooled=True", "rloo:samples=46")
+ESTIMATORS = (*arsm.estimator_names(), "arsm:pooled=True", "rloo:samples=46", "rloo:samples=46,live=1")
+SMALL = (64, 1, 10)
 MISSING = "not installed; `pip install -e '.[benchmarks]'` adds it"
 
 Call = Callable[[], object]
 
 
-def first(z: Tensor) -> Tensor:
-    """f(z) = z_1, or its first category's share where z is relaxed or one-hot: [N]."""
-    return z[:, 0, 0] if z.is_floating_point() else z[:, 0].float()
+def nothing(z: Tensor) -> Tensor:
+    """An f that costs nothing: [N] zeros."""
+    return (z[:, 0, 0] if z.is_floating_point() else z[:, 0]) * 0.0
 
 
 def estimate(estimator: arsm.Estimator, logits: Tensor) -> arsm.Estimate:
     """Forward and backward, that of learned parts included."""
-    out = arsm.estimate(estimator, logits, first)
+    out = arsm.estimate(estimator, logits.clone().requires_grad_(), nothing, max_rows=None)
     loss = out.value.sum()
     (loss if out.estimator_loss is None else loss + out.estimator_loss).backward()
     return out
@@ -45,7 +49,16 @@ def estimate(estimator: arsm.Estimator, logits: Tensor) -> arsm.Estimate:
 
 def relax(draw: Callable[[Tensor], Tensor], logits: Tensor) -> None:
     """The same for a library whose draws are differentiable."""
-    first(draw(logits)).sum().backward()
+    draw(logits.clone().requires_grad_()).sum().backward()
+
+
+def leave_one_out(logits: Tensor, samples: int = 4) -> None:
+    """RLOO as one writes it by hand with torch.distributions."""
+    q = Categorical(logits=logits.clone().requires_grad_())
+    z = q.sample((samples,))
+    f = nothing(z.flatten(0, -2)).view(z.shape[:-1])
+    advantage = f - (f.sum(0) - f) / (samples - 1)
+    (advantage * q.log_prob(z).sum(-1)).mean(0).sum().backward()
 
 
 def torch_calls(logits: Tensor) -> dict[str, Call]:
@@ -72,7 +85,7 @@ def storchastic_calls(logits: Tensor) -> dict[str, Call]:
     }
 
     def run(method: Callable[..., Tensor]) -> None:
-        phi = storch.denote_independent(logits, 0, "rows")
+        phi = storch.denote_independent(logits.clone().requires_grad_(), 0, "rows")
         storch.add_cost(method(OneHotCategorical(logits=phi))[..., 0, 0], "f")
         storch.backward()
 
@@ -81,8 +94,7 @@ def storchastic_calls(logits: Tensor) -> dict[str, Call]:
 
 def problem() -> Tensor:
     """Logits [B, K, C]."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(ROWS, VARIABLES, CATEGORIES, generator=generator).requires_grad_()
+    return torch.randn(ROWS, VARIABLES, CATEGORIES, generator=torch.Generator().manual_seed(0))
 
 
 def ours(logits: Tensor) -> tuple[dict[str, Call], dict[str, int], dict[str, str]]:
@@ -111,11 +123,30 @@ def time_storchastic() -> None:
     torch.set_num_threads(1)
     logits = problem()
     calls = {BASE: torch_calls(logits)[BASE], **storchastic_calls(logits)}
-    print(json.dumps({name: astuple(timing) for name, timing in interleaved(calls, REPETITIONS).items()}))
+    print(
+        json.dumps(
+            {name: astuple(timing) for name, timing in interleaved(calls, REPETITIONS, time.process_time).items()}
+        )
+    )
+
+
+def small() -> str:
+    """A problem so small that only the number of kernels counts."""
+    logits = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
+    by_hand = "leave-one-out by hand, 4 samples"
+    calls: dict[str, Call] = {by_hand: partial(leave_one_out, logits)}
+    for words in ("reinforce", "rloo", "arsm", "ars"):
+        calls[f"arsm: {words}"] = partial(estimate, arsm.estimator(words), logits)
+    times = interleaved(calls, 300, time.process_time)
+    rows = [[name, str(t), f"{t.median / times[by_hand].median:.2f}"] for name, t in times.items()]
+    title = f"Forward and backward without f, logits {list(SMALL)}, one thread"
+    return table(title, ["estimator", "median (range)", "times by hand"], rows)
 
 
 def main() -> None:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    print(small())
     logits = problem()
     calls, asked, lines = ours(logits)
     calls |= torch_calls(logits)
@@ -129,7 +160,7 @@ def main() -> None:
         lines["reinmax"] = f"does not run here: {type(error).__name__}: {error}"
     else:
         calls |= others
-    times = interleaved(calls, REPETITIONS)
+    times = interleaved(calls, REPETITIONS, time.process_time)
     relative = {name: timing.median / times[BASE].median for name, timing in times.items()}
     if importlib.util.find_spec("storch") is None:
         lines["storchastic"] = MISSING
@@ -149,6 +180,7 @@ def main() -> None:
     header = ["estimator", "evaluations asked", "median (range)", "times gumbel_softmax"]
     print(table(title, header, rows), end="")
     print(*(f"{name}: {line}" for name, line in lines.items()), sep="\n", end="\n\n")
+    torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,15 +15,23 @@ import numpy as np
 import torch
 
 import arsm
-from arsm.rl import ActionConditioned, ActorCritic, PolicyGradient, Settings, make_engine, make_environment
+from arsm.rl import ActionConditioned, ActorCritic, Learning, PolicyGradient, Settings, make_engine, make_environment
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Policy, play_episodes, race_units
+from arsm.rl.play import Branches, play_episodes
+from arsm.rl.policies import Perceptron, Policy
+from arsm.rl.stepped import Stepped
+from arsm.rl.streams import Tape
 from benchmarks.measure import interleaved, seconds, table
 
 WINDOW = 100
 
 
-def uniform_policy(environment: Environment) -> Policy:
+def paper(**changes: Any) -> Settings:
+    """The paper's settings but for these."""
+    return Settings(**{**asdict(Learning()), **changes})
+
+
+def uniform_policy(environment: Environment) -> Perceptron:
     """A network of the usual size whose every action is as likely."""
     generator = np.random.default_rng(0)
     sizes = (environment.observations, 10, 10, len(environment.choices) * max(environment.choices))
@@ -32,14 +40,13 @@ def uniform_policy(environment: Environment) -> Policy:
         (scale * generator.normal(size=(a, b)), np.full(b, 0.1))
         for scale, a, b in zip(scales, sizes[:-1], sizes[1:], strict=True)
     )
-    return Policy(layers, environment.choices)
+    return Perceptron(layers, environment.choices)
 
 
 def branches_of(environment: Environment, policy: Policy, count: int, *, at_start: bool) -> Branches:
     """Rollouts from the start, or spread over an episode."""
-    shape = (1, environment.horizon, len(environment.choices), max(environment.choices))
     generator = np.random.default_rng(0)
-    noise = race_units(np.log(generator.standard_exponential(shape)))
+    noise = Tape(0, 1, (len(environment.choices), max(environment.choices)))
     (episode,) = play_episodes(environment, policy, [0], noise)
     step = np.zeros(count, int) if at_start else np.linspace(0, len(episode.rewards) - 1, count).astype(int)
     action = generator.integers(environment.choices, size=(count, len(environment.choices)))
@@ -48,7 +55,7 @@ def branches_of(environment: Environment, policy: Policy, count: int, *, at_star
 
 def iteration() -> None:
     """One whole iteration on CartPole with a policy that holds the pole for all 200 steps."""
-    agent = PolicyGradient("CartPole-v0", arsm.ARSM(), budget=16, learning_rate=0.03)
+    agent = PolicyGradient("CartPole-v0", arsm.ARSM(), settings=paper(learning_rate=0.03))
     while agent.learn(1)[0].returns != (200.0,) or agent.iteration < 150:
         pass
     history = agent.learn(60)
@@ -83,7 +90,7 @@ def engines() -> None:
 
 def variance(iterations: int = 300) -> None:
     """The gradient's variance at one fixed policy, half-way to holding the pole; critics go on learning."""
-    trained = PolicyGradient("CartPole-v0", arsm.ARSM(), learning_rate=0.03)
+    trained = PolicyGradient("CartPole-v0", arsm.ARSM(), settings=paper(learning_rate=0.03))
     trained.learn(40)
     fixed = {name: tensor.clone() for name, tensor in trained.network.state_dict().items()}
     methods: dict[str, tuple[arsm.Estimator | ActorCritic | ActionConditioned, bool]] = {
@@ -97,7 +104,7 @@ def variance(iterations: int = 300) -> None:
     }
     measured = {}
     for name, (method, common) in methods.items():
-        agent = PolicyGradient("CartPole-v0", method, learning_rate=0.01, common_random_numbers=common)
+        agent = PolicyGradient("CartPole-v0", method, settings=paper(common_random_numbers=common))
         history = []
         for _ in range(iterations):
             agent.network.load_state_dict(fixed)
@@ -107,6 +114,28 @@ def variance(iterations: int = 300) -> None:
     rows = [[name, f"{x / first:.3g}", f"{steps:,.0f}"] for name, (x, steps) in measured.items()]
     title = f"Gradient variance at a fixed policy on CartPole, moving average over {iterations} iterations"
     print(table(title, ["method", "variance / ARSM's", "steps an iteration"], rows))
+
+
+def atari() -> None:
+    """Steps a second of rollouts that branch an Atari game by its emulator's state, against replaying the way there."""
+    if importlib.util.find_spec("ale_py") is None:
+        return
+    rows = []
+    for frames in (1, 4):
+        options = {"obs_type": "ram", "frameskip": frames}
+        by_state = make_environment("ale_py:ALE/Pong-v5", 300, options=options)
+        assert isinstance(by_state, Stepped)
+        policy = uniform_policy(by_state)
+        many = branches_of(by_state, policy, 64, at_start=False)
+        for environment in (by_state, replace(by_state, way="replay")):
+            begin = time.process_time()
+            played = make_engine("in-process", environment).play(policy, many)
+            spent = time.process_time() - begin
+            rate = f"{played.steps / spent:,.0f}"
+            rows.append([str(frames), environment.way, str(played.steps), str(played.replayed), seconds(spent), rate])
+            environment.close()
+    header = ["frames per step", "branches by", "steps", "played again", "CPU", "rollout steps/s"]
+    print(table("Pong from RAM: 64 rollouts spread over 300 steps", header, rows))
 
 
 class Task(NamedTuple):
@@ -139,8 +168,8 @@ TASKS = (
         195.0,
         60.0,
         {
-            "ARSM": (arsm.ARSM(), Settings(optimizer="rmsprop", learning_rate=0.03)),
-            "A2C of this loop": (ActorCritic(), Settings(optimizer="adam", learning_rate=0.01)),
+            "ARSM": (arsm.ARSM(), paper(optimizer="rmsprop", learning_rate=0.03)),
+            "A2C of this loop": (ActorCritic(), paper(optimizer="adam", learning_rate=0.01)),
         },
         steps=500_000,
         environments=8,
@@ -154,21 +183,21 @@ TASKS = (
         {
             "ARSM, a linear policy and 2 x 256 rollouts": (
                 arsm.ARSM(),
-                Settings(
+                paper(
                     episodes_an_iteration=2, entropy=0.1, hidden=(), budget=256, optimizer="rmsprop", learning_rate=0.05
                 ),
             ),
             "ARSM, the paper's 10 and 10 units and 64 rollouts": (
                 arsm.ARSM(),
-                Settings(entropy=0.01, budget=64, learning_rate=0.01),
+                paper(entropy=0.01, budget=64, learning_rate=0.01),
             ),
             "A2C of this loop, a linear policy": (
                 ActorCritic(),
-                Settings(entropy=0.01, hidden=(), optimizer="rmsprop", learning_rate=0.03),
+                paper(entropy=0.01, hidden=(), optimizer="rmsprop", learning_rate=0.03),
             ),
             "A2C of this loop, 10 and 10 units": (
                 ActorCritic(),
-                Settings(entropy=0.01, optimizer="rmsprop", learning_rate=0.01),
+                paper(entropy=0.01, optimizer="rmsprop", learning_rate=0.01),
             ),
         },
         steps=500_000,
@@ -247,6 +276,7 @@ def main() -> None:
     torch.set_num_threads(1)
     iteration()
     engines()
+    atari()
     variance()
     solving()
 

@@ -1,4 +1,4 @@
-"""The pseudo actions of many variables: the pairwise table against one argmin a pair, eager and compiled."""
+"""The pseudo actions of many variables: the pairwise table against one argmin per pair, eager and compiled."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def main() -> None:
     assert torch.equal(points, compiled(logits, log_pi))
     times = interleaved(
         {
-            "one argmin a pair": lambda: argmins(logits, log_pi),
+            "one argmin per pair": lambda: argmins(logits, log_pi),
             "pair table": lambda: pseudo_actions(logits, log_pi),
             "pair table, compiled": lambda: compiled(logits, log_pi),
             "share": lambda: share(points),
         },
         30,
     )
-    base = times["one argmin a pair"].median
+    base = times["one argmin per pair"].median
     rows = [
         [name, str(timing), "" if name == "share" else f"{base / timing.median:.1f}"] for name, timing in times.items()
     ]

@@ -20,8 +20,8 @@ import arsm
 from arsm.noise import dirichlet
 from arsm_experiments.data import PIXELS, load_mnist
 from arsm_experiments.engine import Engine
-from arsm_experiments.training import initial_parameters
-from arsm_experiments.vae import SLOPE, VAE, Vae, bernoulli, log_q, perceptron
+from arsm_experiments.training.loop import initial_parameters
+from arsm_experiments.vae import SLOPE, Vae, VaeNetwork, bernoulli, log_q, perceptron
 from benchmarks.measure import interleaved, table
 
 REPETITIONS = 15
@@ -42,11 +42,11 @@ def swaps(config: Vae) -> int:
 def make(config: Vae, replicas: int, device: str, images: int, **options: bool | int) -> Engine:
     stacked = device != "cpu"
     config = replace(config, seeds=tuple(range(replicas)))
-    module = VAE(config, dense=stacked).to(device)
+    module = VaeNetwork(config, dense=stacked).to(device)
     zeros, data = torch.zeros(replicas), load_mnist().train[:images]
     return Engine(
         module,
-        VAE.encode,
+        VaeNetwork.encode,
         module.losses,
         initial_parameters(config, data),
         data.to(device),
@@ -86,7 +86,7 @@ def matrix_products(config: Vae) -> Callable[[], None]:
 
 def swap_loop(config: Vae, x: Tensor) -> Callable[[], None]:
     """The straightforward way: one argmin and one decoder call for every swap, then the formula and Adam."""
-    module = VAE(config)
+    module = VaeNetwork(config)
     optimiser = torch.optim.Adam(module.parameters(), lr=config.rates[0])
     c = config.categories
 

@@ -67,7 +67,7 @@ def rounding(terms: int, total_weight: float, largest: float, dtype: torch.dtype
     """How far two ways of computing a gradient may differ.
 
     Either sums `terms` products of f - f(z), at most 2 max|f|, with weights of absolute sum W, after one mean over as
-    many values of f: at most 4 terms max|f| W eps for each of the two sums of the sorted form and for the centring,
+    many values of f: at most 4 terms max|f| W eps for each of the two sums of the fast form and for the centring,
     plus a few eps for f and the weights themselves. 16 (terms + 4) covers both sides.
     """
     return 16 * (terms + 4) * torch.finfo(dtype).eps * max(total_weight, 1) * largest

@@ -40,6 +40,12 @@ def relax_with_a_random_control(variables: int, categories: int) -> arsm.Estimat
     return arsm.RELAX(control)
 
 
+def rodeo_with_a_random_network(variables: int, categories: int) -> arsm.Estimator:
+    rodeo = arsm.RODEO(samples=3, alpha=0.7, beta=0.8, hidden=3)
+    torch.nn.init.normal_(rodeo.control.double().out.weight)
+    return rodeo
+
+
 def several_categories(variables: int, categories: int) -> bool:
     return variables == 1 and categories > 1
 
@@ -102,11 +108,18 @@ ROSTER: list[Entry] = [
     Entry("2 draws of exact plus sampled", "2*exact-plus-sampled", fits=several_categories),
     Entry("vimco", "vimco:samples=2", target=multi_sample_bound),
     Entry("2 draws of vimco", "2*vimco:samples=2", target=multi_sample_bound),
+    Entry("grpo", "grpo"),
+    Entry("dr. grpo", "dr-grpo"),
+    Entry("otb", "otb"),
+    Entry("2 draws of otb", "2*otb:samples=3,live=1"),
+    Entry("rodeo", rodeo_with_a_random_network),
+    Entry("2 draws of rodeo", "2*rodeo:samples=2"),
     Entry("double control", "double-control"),
     Entry("2 draws of double control", "2*double-control:samples=2,alpha=1"),
     Entry("gumbel-softmax", "gumbel-softmax"),
     Entry("gumbel-softmax, hard", "gumbel-softmax:temperature=0.5,hard=True"),
     Entry("straight-through", "straight-through"),
+    Entry("decoupled straight-through", "decoupled-straight-through:forward=1.2,backward=0.7"),
     Entry("gumbel-rao", "gumbel-rao:samples=3"),
     Entry("gapped straight-through", "gapped-straight-through"),
     Entry("reinmax", "reinmax"),

@@ -60,8 +60,14 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
         sum(page["scores"][-10:]) > sum(page["scores"][:10]) + 5
         and sum(page["performance"][-10:]) > 0.5 * sum(page["performance"][:10])
     ),
+    "docs/guides/your_pyro_model.md": lambda page: (
+        page["losses"][-1] < 0.6 * page["losses"][0] and min(page["right"]) > 0.9
+    ),
     "docs/guides/choice.md": lambda page: page["accuracy"] > 0.75 and page["selected"] == [[1, 4]],
     "docs/guides/your_black_box.md": lambda page: page["best"].point.tolist() == [1, 5, 1],
+    "docs/guides/your_language_model.md": lambda page: (
+        sum(page["history"][-10:]) > sum(page["history"][:10]) + 3 and page["mismatch"] < 1e-3
+    ),
     "docs/mathematics/swap.md": lambda page: float((page["error"] / page["standard_error"]).abs().max()) < 6,
     "docs/mathematics/computing.md": lambda page: float((page["fast"] - page["slow"]).abs().max()) < 1e-12,
     "docs/mathematics/beyond.md": lambda page: abs(float(page["variance"]) / page["predicted"] - 1) < 0.1,
@@ -305,9 +311,10 @@ def test_a_formula_that_is_not_understood_is_refused() -> None:
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
-    from arsm import rl
+    from arsm import rl, sequences
 
     text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     ids = set(re.findall(r'id="([\w.]+)"', text))
     assert {f"arsm.{public}" for public in arsm.__all__} <= ids
     assert {f"arsm.rl.{public}" for public in rl.__all__} <= ids
+    assert {f"arsm.sequences.{public}" for public in sequences.__all__} <= ids

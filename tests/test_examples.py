@@ -84,6 +84,13 @@ def test_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reached["unordered-set:samples=8"] > reached["untrained"] + 0.05
 
 
+def test_language_model() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed; pip install 'arsm[transformers]'")
+    reached = load("language_model").main(imitation=150, tokens=12_000)
+    assert reached["every token"] > reached["start"] + 0.03
+    assert reached["whole answers"] > 0.2
+
+
 def test_the_page_lists_every_example() -> None:
     linked = set(re.findall(r"\]\((\w+)\.py\)", (EXAMPLES / "README.md").read_text()))
     assert linked == {path.stem for path in EXAMPLES.glob("*.py")}

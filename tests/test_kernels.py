@@ -87,9 +87,9 @@ def test_the_operators_compile_and_map() -> None:
 def test_the_operators_are_what_they_declare() -> None:
     logits, log_pi = (x.double() for x in many(1.0, 2, 40))  # nothing is copied on the way in
     found = kernels.order(logits, log_pi)
-    torch.library.opcheck(kernels.order, (logits, log_pi))
+    torch.library.opcheck(torch.ops.arsm.order.default, (logits, log_pi))
     ahead, can_win, *rest = found
-    torch.library.opcheck(kernels.merge, (log_pi, ahead, *rest, can_win.double()))
+    torch.library.opcheck(torch.ops.arsm.merge.default, (log_pi, ahead, *rest, can_win.double()))
 
 
 def test_a_repetition_is_the_same_to_the_bit() -> None:

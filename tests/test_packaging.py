@@ -1,4 +1,4 @@
-"""What a user installs: the source archive, the wheel made from it, and both of its ways to run."""
+"""What a user installs: the library with torch alone, and the experiments with their command, data and templates."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from packaging.requirements import Requirement
 import arsm
 
 ROOT = Path(__file__).parent.parent
+EXPERIMENTS = ROOT / "experiments"
+WHEEL, SOURCES = 150_000, 1_000_000
+"""The most bytes of the library's wheel and of its source archive."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -35,14 +38,17 @@ def succeed(*command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(project: Path, out: Path) -> Path:
     """A folder with the source archive and the wheel that was built from that archive, not from the tree."""
     pytest.importorskip("build", reason="build is not installed; pip install 'arsm[dev]'")
     pytest.importorskip("hatchling", reason="hatchling is not installed; pip install 'arsm[dev]'")
-    out = tmp_path_factory.mktemp("dist")
-    succeed(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT)
+    succeed(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project)
     return out
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +58,23 @@ def wheel(dist: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def experiments_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (found,) = build(EXPERIMENTS, tmp_path_factory.mktemp("experiments")).glob("*.whl")
+    return found
+
+
+def install(python: Path, wheel: Path) -> None:
+    """The wheel and nothing else."""
+    succeed(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+
+
+@pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh environment that holds the wheel and nothing else."""
     home = tmp_path_factory.mktemp("environment")
     succeed(sys.executable, "-m", "venv", "--without-pip", home)
     python = home / "bin" / "python"
-    succeed(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    install(python, wheel)
     return python.parent
 
 
@@ -86,13 +103,35 @@ def top_level(files: Distribution) -> dict[str, Path]:
     return {name: Path(str(files.locate_file(name))) for name in names}
 
 
-def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    package = {name for name in names if not re.match(r"arsm-[^/]*\.dist-info/", name)}
-    sources = (path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    assert package == {path.relative_to(ROOT / "src").as_posix() for path in sources}
-    assert "arsm/py.typed" in package
-    assert f"arsm-{arsm.__version__}.dist-info/licenses/LICENSE" in names
+def contents(wheel: Path) -> set[str]:
+    """The files of the package, without its metadata."""
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+def sources(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix() for path in files if ".egg-info" not in str(path)}
+
+
+def test_the_wheel_holds_the_library_its_licence_and_nothing_else(wheel: Path) -> None:
+    package = contents(wheel)
+    assert package == sources(ROOT / "src")
+    assert {Path(name).suffix for name in package - {"arsm/py.typed"}} == {".py"}
+    assert {name.partition("/")[0] for name in package} == {"arsm"}
+    licences = [name for name in zipfile.ZipFile(wheel).namelist() if "/licenses/" in name]
+    assert licences == [f"arsm-{arsm.__version__}.dist-info/licenses/LICENSE"]
+    assert wheel.stat().st_size < WHEEL
+
+
+def test_the_experiments_bring_their_data_and_templates(experiments_wheel: Path) -> None:
+    package = contents(experiments_wheel)
+    assert package == sources(EXPERIMENTS / "src")
+    assert {"arsm_experiments/mnist/mnist.xz", "arsm_experiments/templates/report.html"} <= package
+    with zipfile.ZipFile(experiments_wheel) as files:
+        (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        text = files.read(metadata).decode()
+    assert "\nLicense-Expression: MIT AND CC-BY-SA-3.0\n" in text
+    assert "\nRequires-Dist: arsm[rl]\n" in text
 
 
 def test_the_source_archive_holds_the_project_and_no_more(dist: Path) -> None:
@@ -104,6 +143,7 @@ def test_the_source_archive_holds_the_project_and_no_more(dist: Path) -> None:
     folders = {name.partition("/")[0] for name in names if "/" in name}
     assert folders <= {"src", "tests", "examples", "benchmarks", "docs"}
     assert not [name for name in names if "__pycache__" in name or name.startswith("runs/")]
+    assert archive.stat().st_size < SOURCES
 
 
 def test_the_metadata_says_what_is_needed(wheel: Path) -> None:
@@ -138,6 +178,29 @@ def test_the_core_runs_with_torch_alone(installed: Path, tmp_path: Path) -> None
     reach(installed, tmp_path)
     where = Path(succeed(installed / "python", "-W", "ignore", "-c", ESTIMATE).strip())
     assert installed.parent in where.parents
+
+
+MAKE_A_PAGE = """
+import sys
+from pathlib import Path
+import arsm_experiments
+from arsm_experiments.cli import main
+from arsm_experiments.data import load_mnist
+words = ["--categories", "4", "--updates", "2", "--seeds", "1", "--variance-samples", "2", "--estimators", "arsm"]
+assert main(["toy", *words, "--root", sys.argv[1]]) == 0
+assert main(["report", "--root", sys.argv[1]]) == 0
+print(arsm_experiments.__file__, len(load_mnist().test), Path(sys.argv[1], "report.html").stat().st_size)
+"""
+
+
+def test_the_command_finds_its_data_and_templates(installed: Path, experiments_wheel: Path, tmp_path: Path) -> None:
+    """Beside the library, with this environment's other packages within reach."""
+    install(installed / "python", experiments_wheel)
+    reach(installed, *{Path(str(distribution(name).locate_file(""))) for name in ("torch", "numpy")})
+    assert "toy" in succeed(installed / "arsm", "--help")
+    *_, where, images, page = succeed(installed / "python", "-c", MAKE_A_PAGE, tmp_path).split()
+    assert installed.parent in Path(where).parents
+    assert (int(images), int(page) > 1_000_000) == (10_000, True)
 
 
 def test_the_changelog_has_this_version() -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import io
+import math
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,10 +20,14 @@ from torch.nn.utils import parameters_to_vector
 
 import arsm
 from arsm import policy
-from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, PolicyGradient, Settings
+from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, Learning, PolicyGradient, Settings
 from arsm.rl.learners import Batch, Critic
+from arsm.rl.progress import Progress, clock
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
+
+one_by_one = partial(PolicyGradient, settings=Settings(**dataclasses.asdict(Learning())))
+"""One episode per iteration, and the paper's other settings."""
 
 
 def weights(agent: PolicyGradient) -> list[list[float]]:
@@ -38,9 +49,7 @@ METHODS = [
 def test_every_method_learns_and_repeats_itself(method: Any) -> None:
     runs = []
     for _ in range(2):
-        agent = PolicyGradient(
-            "CartPole-v1", method, horizon=40, budget=4, episodes_an_iteration=2, entropy=0.01, seed=5
-        )
+        agent = one_by_one("CartPole-v1", method, horizon=40, budget=4, episodes_an_iteration=2, entropy=0.01, seed=5)
         begin = weights(agent)
         history = agent.learn(8)
         assert [x.episodes for x in history] == [2, 4, 6, 8]
@@ -54,9 +63,7 @@ def test_every_method_learns_and_repeats_itself(method: Any) -> None:
 def test_engines_give_the_same_weights(common: bool) -> None:
     results = []
     for engine in ("in-process", "pool"):
-        agent = PolicyGradient(
-            "CartPole-v1", horizon=40, engine=engine, workers=2, common_random_numbers=common, seed=2
-        )
+        agent = one_by_one("CartPole-v1", horizon=40, engine=engine, workers=2, common_random_numbers=common, seed=2)
         agent.learn(3)
         agent.close()
         results.append(weights(agent))
@@ -74,7 +81,7 @@ class Pair(Walk):
 
 
 def test_several_actions_a_step() -> None:
-    agent = PolicyGradient(Pair, arsm.ARSM(), horizon=10, budget=20, learning_rate=0.1)
+    agent = one_by_one(Pair, arsm.ARSM(), horizon=10, budget=20, learning_rate=0.1)
     history = agent.learn(30)
     assert history[0].returns[0] < 15
     assert np.mean([x.returns[0] for x in history[-10:]]) > 18
@@ -86,7 +93,7 @@ def test_several_actions_a_step() -> None:
 def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: Any) -> None:
     found = []
     for scale in (1.0, 0.25):
-        agent = PolicyGradient("CartPole-v1", method, horizon=40, reward_scale=scale)
+        agent = one_by_one("CartPole-v1", method, horizon=40, reward_scale=scale)
         for parameter in agent.learner.parameters():  # a critic that says nothing yet
             torch.nn.init.zeros_(parameter)
         (iteration,) = agent.learn(1)
@@ -99,8 +106,41 @@ def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: 
     assert first.returns == second.returns
 
 
+def test_the_number_of_episodes_follows_their_length(tmp_path: Path) -> None:
+    """The last iteration's decides; the first has no last one and plays the fewest."""
+    for horizon, chosen in ((2, 64), (20, 50), (100, 10), (600, 4)):
+        agent = PolicyGradient(Lasting, ActorCritic(), horizon=horizon)
+        assert [len(x.returns) for x in agent.iterations(4 + chosen)] == [4, chosen]
+    agent.save(tmp_path / "agent.pt")
+    assert PolicyGradient.from_file(tmp_path / "agent.pt", environment=Lasting)._length == 600
+
+
+class Lasting(Walk):
+    """Ends at the horizon only."""
+
+    def step(self, action: Any) -> Any:
+        seen, reward, *_ = super().step(action)
+        return seen, reward, False, False, {}
+
+
+class WalkForMore(Walk):
+    def step(self, action: Any) -> Any:
+        seen, reward, *rest = super().step(action)
+        return seen, 100 * reward, *rest
+
+
+@pytest.mark.parametrize(("scale", "alike"), [(None, True), (1.0, False)])
+def test_measured_scales_make_the_unit_of_rewards_immaterial(scale: float | None, alike: bool) -> None:
+    found = []
+    for kind in (Walk, WalkForMore):
+        agent = PolicyGradient(kind, horizon=20, reward_scale=scale, entropy=0.1)
+        agent.learn(12)
+        found.append(parameters_to_vector(agent.network.parameters()).detach())
+    assert torch.allclose(*found, rtol=1e-6) == alike
+
+
 def test_the_learning_rate_falls_to_nothing() -> None:
-    agent = PolicyGradient("CartPole-v1", horizon=40, learning_rate=0.1, decay_over=4)
+    agent = one_by_one("CartPole-v1", horizon=40, learning_rate=0.1, decay_over=4)
     sizes = []
     for _ in range(5):
         before = parameters_to_vector(agent.network.parameters()).detach().clone()
@@ -115,7 +155,7 @@ def test_common_random_numbers_change_nothing_but_the_noise() -> None:
     """A policy that is all but certain takes the same rollouts either way."""
     returns = []
     for common in (False, True):
-        agent = PolicyGradient("CartPole-v1", horizon=40, common_random_numbers=common)
+        agent = one_by_one("CartPole-v1", horizon=40, common_random_numbers=common)
         with torch.no_grad():
             list(agent.network.parameters())[-1].copy_(torch.tensor([40.0, 0.0], dtype=torch.float64))
         returns.append([x.returns for x in agent.learn(2)])
@@ -123,7 +163,7 @@ def test_common_random_numbers_change_nothing_but_the_noise() -> None:
 
 
 def test_predict_takes_the_likeliest_action_or_samples() -> None:
-    agent = PolicyGradient("CartPole-v1")
+    agent = one_by_one("CartPole-v1")
     with torch.no_grad():
         weight, bias = list(agent.network.parameters())[-2:]
         weight.zero_()
@@ -135,23 +175,146 @@ def test_predict_takes_the_likeliest_action_or_samples() -> None:
 
 
 def test_saved_and_loaded_it_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    whole = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    whole = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
     whole.learn(6)
-    first = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    first = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
     first.learn(3)
     first.save(tmp_path / "agent.pt")
-    second = PolicyGradient("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    second = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
     second.load(tmp_path / "agent.pt")
     history = second.learn(3)
     assert weights(second) == weights(whole)
     assert history[-1].episodes == 6
-    other = PolicyGradient("CartPole-v1", ActorCritic(), hidden=(5,))
+    other = one_by_one("CartPole-v1", ActorCritic(), hidden=(5,))
     with pytest.raises(ValueError, match=r"another hidden \(\[10, 10\]\)"):
         other.load(tmp_path / "agent.pt")
 
 
+def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
+    first = one_by_one("CartPole-v1", arsm.RLOO(3, ridge=1.0), horizon=40, seed=1, hidden=(5,), gamma=0.9)
+    first.learn(3)
+    first.save(tmp_path / "agent.pt")
+    second = PolicyGradient.from_file(tmp_path / "agent.pt")
+    assert (second.settings, second.learner.estimator) == (first.settings, first.learner.estimator)
+    assert second.environment.horizon == 40
+    first.learn(2)
+    second.learn(2)
+    assert weights(first) == weights(second)
+    own = one_by_one(Walk, arsm.Average(arsm.RLOO(2), 2), horizon=9)
+    own.save(tmp_path / "own.pt")
+    with pytest.raises(ValueError, match="cannot hold the agent's environment and estimator; give the same"):
+        PolicyGradient.from_file(tmp_path / "own.pt")
+    assert PolicyGradient.from_file(tmp_path / "own.pt", environment=Walk, estimator=arsm.RLOO(2)).episodes == 0
+
+
+def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
+    agent = one_by_one("CartPole-v1", ActorCritic(), horizon=40)
+    agent.learn(2)
+    agent.save(tmp_path / "agent.pt")
+    other = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=3)
+    other.learn(1)
+    before = copy.deepcopy(other.state_dict())
+    saved = torch.load(tmp_path / "agent.pt", weights_only=True)
+
+    def damage(**changes: Any) -> Path:
+        torch.save({**saved, "state": {**saved["state"], **changes}}, tmp_path / "damaged.pt")
+        return tmp_path / "damaged.pt"
+
+    for changes in ({"counters": [1]}, {"optimizers": []}, {"learner": [torch.zeros(3)]}, {"network": {}}):
+        with pytest.raises(ValueError, match=r"damaged.pt is damaged \(.*; the agent is as it was before"):
+            other.load(damage(**changes))
+        torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
+    for content in (b"", b"junk", (tmp_path / "agent.pt").read_bytes()[:500]):
+        (tmp_path / "junk.pt").write_bytes(content)
+        with pytest.raises(ValueError, match=r"junk.pt was not written by PolicyGradient.save, or is damaged"):
+            other.load(tmp_path / "junk.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match=r"list.pt was not written by PolicyGradient.save"):
+        PolicyGradient.from_file(tmp_path / "list.pt")
+    with pytest.raises(FileNotFoundError):
+        other.load(tmp_path / "nowhere.pt")
+    other.learn(1)
+    assert not list(tmp_path.glob(".*")), "no file is left half written"
+
+
+def test_learning_ends_at_the_first_limit() -> None:
+    agent = one_by_one("CartPole-v1", horizon=40)
+    assert [x.episodes for x in agent.learn(3, steps=10**9)] == [1, 2, 3]
+    before = agent.steps + agent.replayed
+    history = agent.learn(steps=1000)
+    assert agent.steps + agent.replayed - before >= 1000
+    assert history[-2].steps - before < 1000
+    began = time.perf_counter()
+    agent.learn(seconds=0.3)
+    assert 0.3 <= time.perf_counter() - began < 5
+    assert agent.learn(0) == agent.learn(episodes=5, seconds=0) == []
+    seen: list[int] = []
+
+    def stop(iteration: Any) -> bool:
+        seen.append(iteration.iteration)
+        return len(seen) < 3
+
+    assert [x.iteration for x in agent.learn(50, callback=stop)] == seen
+    assert len(seen) == 3
+
+
+def test_steps_that_are_played_again_count_as_steps() -> None:
+    agent = one_by_one("LunarLander-v3", horizon=40)
+    agent.learn(steps=1500)
+    assert agent.replayed > 0
+    assert agent.steps < 1500 <= agent.steps + agent.replayed
+
+
+def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    agent = one_by_one("CartPole-v1", horizon=20)
+    for terminal, wanted, shown in ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)):
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setattr("arsm.rl.progress.AFTER", 0.0)
+        agent.learn(2, progress=wanted)
+        assert ("left" in terminal.getvalue()) == shown
+    line = Progress(enabled=True)
+    assert clock(3723.4) == "1:02:03"
+    assert line._written == 0
+
+
+def test_an_evaluation_is_a_mean_with_its_error_and_changes_nothing() -> None:
+    agent = one_by_one("CartPole-v1", horizon=40)
+    agent.learn(3)
+    before = weights(agent), agent.steps, agent.episodes
+    found = agent.evaluate(episodes=70)
+    assert len(found.returns) == 70
+    assert found.mean == pytest.approx(np.mean(found.returns))
+    assert found.standard_error == pytest.approx(np.std(found.returns, ddof=1) / 70**0.5)
+    assert agent.evaluate(70) == found
+    assert agent.evaluate(70, seed=1) != found
+    sampled = agent.evaluate(70, deterministic=False)
+    assert sampled == agent.evaluate(70, deterministic=False) != found
+    assert (weights(agent), agent.steps, agent.episodes) == before
+    assert math.isnan(agent.evaluate(1).standard_error)
+
+
+def test_evaluation_plays_what_predict_says() -> None:
+    agent = one_by_one("CartPole-v1", horizon=100, learning_rate=0.03)
+    agent.learn(20)
+    env = gymnasium.make("CartPole-v1", max_episode_steps=100)
+    seeds = [int(x >> np.uint64(33)) for x in np.random.SeedSequence([0, 0, 0]).generate_state(4, np.uint64)[1:]]
+    totals = []
+    for seed in seeds:
+        seen, _ = env.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            seen, reward, terminated, truncated, _ = env.step(agent.predict(seen))
+            total, over = total + float(reward), terminated or truncated
+        totals.append(total)
+    assert agent.evaluate(3).returns == tuple(totals)
+
+
 def test_what_was_learned_before_a_failure_is_kept() -> None:
-    agent = PolicyGradient(Failing, horizon=200)
+    agent = one_by_one(Failing, horizon=200)
     agent.learn(2)
     kept = weights(agent)
     object.__setattr__(agent.environment, "horizon", 300)
@@ -169,45 +332,67 @@ class WalkWithoutRewards(Walk):
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="less than the 3 pseudo actions"):
-        PolicyGradient("LunarLander-v3", budget=2)
+        one_by_one("LunarLander-v3", arsm.ARSM(), budget=2)
     wrong: list[tuple[str, Any, str]] = [
         ("optimizer", "sgd", '"adam" or "rmsprop", but is "sgd"'),
         ("discounting", "half", '"none" or "gamma'),
         ("gamma", 1.5, r"gamma must lie in \(0, 1\]"),
         ("learning_rate", 0.0, "learning_rate must be positive"),
         ("learning_rate", float("inf"), "learning_rate must be positive and finite"),
-        ("entropy", float("nan"), "entropy must be finite"),
+        ("entropy", float("nan"), "entropy must be a finite number"),
         ("reward_scale", -1.0, "reward_scale must be positive"),
         ("decay_over", 0, "decay_over must be at least 1"),
-        ("episodes_an_iteration", 0, "episodes_an_iteration must be at least 1"),
+        ("episodes_an_iteration", -1, "episodes_an_iteration must be at least 0"),
         ("hidden", 10, r"hidden must be the sizes of layers, such as \(10, 10\), but is 10"),
         ("hidden", (10, 0), r"hidden must be the sizes of layers, .*, but is \(10, 0\)"),
+        ("hidden", (True,), r"hidden must be the sizes of layers, .*, but is \(True,\)"),
+        ("budget", 2.5, "budget must be a whole number, but is 2.5"),
+        ("episodes_an_iteration", True, "episodes_an_iteration must be a whole number, but is True"),
+        ("gamma", "0.9", "gamma must be a finite number, but is '0.9'"),
+        ("seed", -1, r"seed must be a whole number from 0 to 2\^63 - 1, but is -1"),
+        ("seed", 2**64, r"seed must be a whole number from 0 to 2\^63 - 1"),
+        ("seed", 1.5, r"seed must be a whole number from 0 to 2\^63 - 1, but is 1.5"),
     ]
     for name, value, message in wrong:
         with pytest.raises(ValueError, match=message):
             PolicyGradient("CartPole-v1", settings=Settings(**{name: value}))
     for words in ("arsm", arsm.ARSM, ActorCritic):
         with pytest.raises(TypeError, match="estimator must be an estimator such as"):
-            PolicyGradient("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
+            one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="steps must be at least 1, or None for the whole return, but is 0"):
         ActorCritic(steps=0)
     with pytest.raises(ValueError, match="needs f's derivative"):
-        PolicyGradient("CartPole-v1", arsm.estimator("gumbel-softmax"))
-    for words in ("carms", "carms:samples=2", "disarm"):
-        with pytest.raises(ValueError, match="does not choose its true action by a race"):
-            PolicyGradient("CartPole-v1", arsm.estimator(words))
+        one_by_one("CartPole-v1", arsm.estimator("gumbel-softmax"))
+    with pytest.raises(ValueError, match="takes no given action; use RLOO"):
+        one_by_one("CartPole-v1", arsm.Exact())
     for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):
         with pytest.raises(ValueError, match=r"use ActionConditioned\(\)"):
-            PolicyGradient("CartPole-v1", learner)
+            one_by_one("CartPole-v1", learner)
     with pytest.raises(TypeError, match="give its name, its class or a function"):
-        PolicyGradient(Walk())  # pyright: ignore[reportArgumentType]
+        one_by_one(Walk())  # pyright: ignore[reportArgumentType]
+    for horizon, message in (
+        (1.5, "a whole number, but is 1.5"),
+        (True, "a whole number"),
+        (0, "at least 1, but is 0"),
+    ):
+        with pytest.raises(ValueError, match=f"horizon must be {message}"):
+            one_by_one("CartPole-v1", horizon=horizon)  # pyright: ignore[reportArgumentType]
+    agent = one_by_one("CartPole-v1")
+    with pytest.raises(ValueError, match="Say how long to learn: episodes, steps or seconds"):
+        agent.learn()
+    with pytest.raises(ValueError, match="episodes must be a whole number"):
+        agent.learn(1.5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="seconds must be finite and not negative, but is -1"):
+        agent.learn(seconds=-1)
+    with pytest.raises(ValueError, match="episodes must be at least 1, but is 0"):
+        agent.evaluate(0)
     with pytest.raises(EnvironmentFailure, match="gave a reward of nan; it must be a finite number"):
-        PolicyGradient(WalkWithoutRewards, horizon=20)
+        one_by_one(WalkWithoutRewards, horizon=20)
 
 
 @pytest.mark.parametrize("method", [arsm.ARSM(), ActorCritic()])
 def test_a_policy_that_is_not_finite_is_an_error(method: Any) -> None:
-    agent = PolicyGradient("CartPole-v1", method, horizon=20, learning_rate=1e200)
+    agent = one_by_one("CartPole-v1", method, horizon=20, learning_rate=1e200)
     with pytest.raises(FloatingPointError, match=r"not finite after episode 1; try a smaller .* than 1e\+200"):
         agent.learn(5)
 
@@ -246,7 +431,7 @@ def test_n_step_targets_against_a_loop() -> None:
 
 def test_the_update_is_the_planned_gradient() -> None:
     """The network's gradient is that of sum_t phi_t g_t, averaged over episodes, plus the entropy's."""
-    agent = PolicyGradient("CartPole-v1", horizon=30, episodes_an_iteration=2, entropy=0.1, discounting="gamma^t")
+    agent = one_by_one("CartPole-v1", horizon=30, episodes_an_iteration=2, entropy=0.1, discounting="gamma^t")
     seen: dict[str, Any] = {}
     plain = agent.learner.gradient
 

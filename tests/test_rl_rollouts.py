@@ -12,34 +12,26 @@ import numpy as np
 import pytest
 import torch
 
+import arsm
 from arsm.rl import EnvironmentFailure, PolicyGradient, WorkerFailure, make_environment
 from arsm.rl.environments import Environment
-from arsm.rl.play import (
-    BLOCK,
-    FEW_ROWS,
-    Branches,
-    Episode,
-    OwnNoise,
-    Policy,
-    play_episodes,
-    play_rollouts,
-    race_units,
-)
+from arsm.rl.play import Branches, Episode, play_episodes, play_rollouts
+from arsm.rl.policies import FEW_ROWS, Perceptron, act
 from arsm.rl.rollouts import InProcess, Pool, make_engine, share_out
+from arsm.rl.streams import BLOCK, OwnNoise, Tape, race_units
 from arsm.swap import run_race
 from tests.test_rl_environments import Walk, WalkWithHiddenState
 
 
-def random_policy(environment: Environment, seed: int = 0) -> Policy:
+def random_policy(environment: Environment, seed: int = 0) -> Perceptron:
     generator = np.random.default_rng(seed)
     sizes = (environment.observations, 10, len(environment.choices) * max(environment.choices))
     layers = tuple((generator.normal(size=(a, b)), generator.normal(size=b)) for a, b in pairwise(sizes))
-    return Policy(layers, environment.choices)
+    return Perceptron(layers, environment.choices)
 
 
-def noise(environment: Environment, episodes: int, seed: int = 0) -> Any:
-    shape = (episodes, environment.horizon, len(environment.choices), max(environment.choices))
-    return race_units(np.log(np.random.default_rng(seed).standard_exponential(shape)))
+def noise(environment: Environment, episodes: int, seed: int = 0) -> Tape:
+    return Tape(seed, episodes, (len(environment.choices), max(environment.choices)))
 
 
 def branches(environment: Environment, episodes: list[Episode], count: int) -> Branches:
@@ -55,20 +47,19 @@ def branches(environment: Environment, episodes: list[Episode], count: int) -> B
 
 def test_the_numpy_race_is_the_librarys() -> None:
     generator = np.random.default_rng(0)
-    policy = Policy((), (4, 4))
     logits = 3 * generator.normal(size=(5000, 2, 4))
     logits[::10] *= 1000
     log_pi = np.log(generator.standard_exponential(logits.shape))
     ties = slice(1, None, 10)  # where only the rounding to the race's resolution decides
     logits[ties], log_pi[ties] = (-generator.integers(6, size=(500, 2, 4)) * 2.0**-42 for _ in range(2))
-    ours = policy.act(logits, race_units(log_pi))
+    ours = act(logits, race_units(log_pi))
     np.testing.assert_array_equal(ours, run_race(torch.from_numpy(logits), torch.from_numpy(log_pi)).z.numpy())
 
 
 def test_masked_actions_are_never_taken() -> None:
-    policy = Policy((), (2, 4))
-    logits = np.zeros((1000, 2, 4))
-    actions = policy.act(logits, race_units(np.log(np.random.default_rng(0).standard_exponential(logits.shape))))
+    policy = Perceptron(((np.zeros((1, 8)), np.zeros(8)),), (2, 4))
+    logits = policy.logits(np.zeros((1000, 1)))
+    actions = act(logits, race_units(np.log(np.random.default_rng(0).standard_exponential(logits.shape))))
     assert actions.max(0).tolist() == [1, 3]
 
 
@@ -84,7 +75,7 @@ def test_a_rollout_that_repeats_the_true_actions_repeats_the_true_return(name: s
     step = np.concatenate(steps)
     action = np.concatenate([one.actions[x] for one, x in zip(episodes, steps, strict=True)])
     trails = tuple(one.trail for one in episodes)
-    again = Branches(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units)
+    again = Branches(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units.key)
     played = play_rollouts(environment, policy, again)
     expected = np.concatenate([one.returns(0.9)[x] for one, x in zip(episodes, steps, strict=True)])
     np.testing.assert_allclose(played.returns, expected, rtol=1e-12)
@@ -145,7 +136,7 @@ def test_environments_are_made_once_and_closed(kind: type[Walk]) -> None:
         def close(self) -> None:
             closed.append(self)
 
-    agent = PolicyGradient(Counted, horizon=20, budget=64, episodes_an_iteration=2)
+    agent = PolicyGradient(Counted, arsm.ARSM(), horizon=20, budget=64, episodes_an_iteration=2)
     assert set(map(id, made)) == set(map(id, closed))
     made.clear()
     closed.clear()
@@ -177,7 +168,7 @@ def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: i
         generator = np.random.Generator(np.random.Philox(key=7 << 64 | number))
         return race_units(np.log(generator.standard_exponential((3 * BLOCK, 2, 3))))
 
-    ahead = OwnNoise(many, 3, 3)
+    ahead = OwnNoise(many.key, many.number, 3, (2, 3))
     before = [ahead.next() for _ in range(restarted)]
     ahead.drop(np.array([0, 2]))
     ahead.restart(0, 3)
@@ -190,7 +181,7 @@ def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: i
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
 def test_the_numpy_policy_is_the_network(rows: int) -> None:
     agent = PolicyGradient("CartPole-v1", hidden=(FEW_ROWS + 10, 3))
-    torch.nn.init.normal_(agent.network[0].bias)  # pyright: ignore[reportArgumentType]
+    torch.nn.init.normal_(list(agent.network.parameters())[1])
     seen = np.random.default_rng(0).normal(size=(rows, 4))
     held, expected = agent.policy, agent.network(torch.from_numpy(seen)).detach().numpy()
     np.testing.assert_allclose(held.logits(seen)[:, 0], expected, rtol=1e-12)
@@ -334,7 +325,7 @@ class Nameless(Failing):
 )
 def test_an_environment_that_fails_midway(kind: type[Failing], message: str) -> None:
     environment = make_environment(kind, horizon=300)
-    policy = Policy(((np.zeros((2, 2)), np.zeros(2)),), (2,))
+    policy = Perceptron(((np.zeros((2, 2)), np.zeros(2)),), (2,))
     with pytest.raises(EnvironmentFailure, match=message):
         play_episodes(environment, policy, [0], noise(environment, 1))
     short = replace(environment, horizon=200)

@@ -162,11 +162,23 @@ def test_shapes_and_values() -> None:
     assert float(out.info["mismatch"]) < 1e-12
 
 
+class Recorded(sequences.Recompute):
+    """A model that remembers the rows of every pass."""
+
+    rows: list[int]
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.rows = [*getattr(self, "rows", []), tokens.shape[0]]
+        return super().logits(prompts, tokens, mask)
+
+
 def test_certain_tokens_cost_nothing() -> None:
     table = Table(6, 3)
     table.table = torch.full_like(table.table, -torch.inf).index_fill(-1, torch.tensor(2), 0.0).requires_grad_()
     prompts, _ = Setting().prompts(6)
-    out = sequences.estimate(Branch(arsm.RLOO(8)), sequences.Recompute(table), prompts, reward, max_tokens=3)
+    model, reference = sequences.Recompute(table), Recorded(table)
+    out = sequences.estimate(Branch(arsm.RLOO(8)), model, prompts, reward, max_tokens=3, reference=reference, kl=0.1)
+    assert reference.rows == [6], "no call for no rollouts"
     assert int(out.info["rollouts"]) == 0
     assert int(out.info["generated"]) == 18
     out.value.sum().backward()

@@ -15,7 +15,6 @@ PUBLISHED = (
     "results/*/README.md",
     "results/*/*.png",
     "results/*/*.gif",
-    "results/runs/*/*/*.png",
     "benchmarks/README.md",
 )
 TARGET = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")

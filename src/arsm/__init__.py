@@ -1,6 +1,8 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
 from arsm import policy as policy
+from arsm import sequences as sequences
+from arsm.audit import Audit, audit, audit_advantages, audit_sequences
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
@@ -12,14 +14,19 @@ from arsm.estimators import (
     ARS,
     ARSM,
     CARMS,
+    GRPO,
+    OTB,
     REBAR,
     RELAX,
     RLOO,
+    RODEO,
     SIMPLE,
     VIMCO,
     Average,
+    DecoupledStraightThrough,
     DisARM,
     DoubleControl,
+    DrGRPO,
     Exact,
     ExactPlusSampled,
     GappedStraightThrough,
@@ -52,15 +59,21 @@ __all__ = [
     "ARS",
     "ARSM",
     "CARMS",
+    "GRPO",
+    "OTB",
     "REBAR",
     "RELAX",
     "RLOO",
+    "RODEO",
     "SIMPLE",
     "VIMCO",
+    "Audit",
     "Average",
     "Choice",
+    "DecoupledStraightThrough",
     "DisARM",
     "DoubleControl",
+    "DrGRPO",
     "Draws",
     "Estimate",
     "Estimator",
@@ -80,6 +93,9 @@ __all__ = [
     "SubsetRLOO",
     "UnorderedSet",
     "argmin_sample",
+    "audit",
+    "audit_advantages",
+    "audit_sequences",
     "choices",
     "compare",
     "dirichlet",
@@ -100,6 +116,7 @@ __all__ = [
     "sample",
     "samples",
     "score",
+    "sequences",
     "share",
     "subset_log_prob",
     "subset_marginals",

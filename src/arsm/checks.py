@@ -64,16 +64,11 @@ def check_logits(logits: Tensor, *, read: bool) -> bool:
 
     Returns whether a category may be masked: False only where the values were read.
     """
-    if not isinstance(logits, Tensor):
-        raise TypeError(
-            f"logits must be a floating tensor [*B, K, C], but are {type(logits).__name__}; convert them with "
-            "torch.tensor."
+    if not isinstance(logits, Tensor) or logits.dtype not in DTYPES:
+        found, mend = (
+            (logits.dtype, ".float()") if isinstance(logits, Tensor) else (type(logits).__name__, "torch.tensor")
         )
-    if logits.dtype not in DTYPES:
-        raise TypeError(
-            f"logits must be a floating tensor [*B, K, C] of 16, 32 or 64 bits, but are {logits.dtype}; convert them "
-            "with .float()."
-        )
+        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with {mend}.")
     if logits.ndim == 0 or 0 in logits.shape:
         raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
     if not read:

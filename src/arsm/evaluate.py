@@ -57,6 +57,8 @@ def share(points: Tensor) -> Tensor:
 def _flat_index(same_as: Tensor) -> Tensor:
     """The place of query same_as[m, *B] among all queries and rows: [M, *B] -> [M B]."""
     rows = same_as.shape[1:].numel()
+    if rows == 1:
+        return same_as.flatten()
     return (same_as * rows + torch.arange(rows, device=same_as.device).view(same_as.shape[1:])).flatten()
 
 
@@ -104,42 +106,49 @@ def evaluate(
     points = queries.points.flatten(0, len(batch))
     rows = batch.numel()
     live_rows = queries.weight.shape[0] * rows
-    own = _flat_index(same_as)
+    asked = place = _flat_index(same_as)
+    live = live_rows
     if evaluation == "packed":
         speaks = speakers(same_as).flatten()
+        live = int(speaks[:live_rows].sum())
         asked = speaks.nonzero().squeeze(-1)
-        place = (speaks.cumsum(0) - 1).index_select(0, own)
-    else:
-        asked = place = own
+        place = speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
     parts = [(asked, graph != "none")]
-    if graph == "live" and live_rows < own.shape[0]:
-        live = int(speaks[:live_rows].sum()) if evaluation == "packed" else live_rows
+    if graph == "live" and live_rows < place.shape[0]:
         parts = [(asked[:live], True), (asked[live:], False)]
-
+    calls = [(each, attached) for part, attached in parts for each in _chunks(part, max_rows)]
     values = []
-    for part, attached in parts:
-        if part.shape[0]:
-            with nullcontext() if attached else torch.no_grad():
-                values.append(_call(f, points, part, rows, max_rows, attached))
-    everything = values[0] if len(values) == 1 else torch.cat([part.detach() for part in values])
+    for number, (part, attached) in enumerate(calls, 1):
+        with nullcontext() if attached else torch.no_grad():
+            values.append(_call(f, points, part, rows, attached, last=number == len(calls)))
+    everything = _join(values if graph == "all" else [value.detach() for value in values])
     if evaluation == "packed":
         _check_finite(everything.detach(), points, asked, rows)
-    live_values = values[0].index_select(0, place[:live_rows]).unflatten(0, (-1, *batch))
-    if graph != "all":
-        everything = everything.detach()
+    attached = everything
+    if graph == "live":
+        attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
+    live_values = attached.index_select(0, place[:live_rows]).unflatten(0, (-1, *batch))
     return Values(live_values, everything.index_select(0, place).unflatten(0, (count, *batch)))
 
 
-def _call(f: Rowwise, points: Tensor, asked: Tensor, rows: int, max_rows: int | None, attached: bool) -> Tensor:
-    """f at points[asked], at most max_rows per call, promoted to at least float32."""
-    values = []
-    for part in asked.split(max_rows or asked.shape[0]):
-        z = points.index_select(0, part)
-        value = f(z, part % rows if rows > 1 else torch.zeros_like(part), attached)
-        _check(value, z)
-        # a simulator may write its next values where it wrote these
-        values.append(value.to(working_dtype(value.dtype), copy=not value.requires_grad))
+def _chunks(part: Tensor, max_rows: int | None) -> tuple[Tensor, ...]:
+    if max_rows is None or part.shape[0] <= max_rows:
+        return (part,) if part.shape[0] else ()
+    return part.split(max_rows)
+
+
+def _join(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _call(f: Rowwise, points: Tensor, asked: Tensor, rows: int, attached: bool, last: bool) -> Tensor:
+    """f at points[asked], promoted to at least float32."""
+    z = points.index_select(0, asked)
+    row = asked % rows if rows > 1 else asked.new_zeros(1).expand(asked.shape)
+    value = f(z, row, attached)
+    _check(value, z)
+    # a simulator may write its next values where it wrote these
+    return value.to(working_dtype(value.dtype), copy=not (last or value.requires_grad))
 
 
 def _check(value: Tensor, z: Tensor) -> None:

@@ -22,6 +22,7 @@ Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 4.2 and Algorithm 3.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -29,6 +30,11 @@ from torch import Tensor
 from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole
 from arsm.driver import attach
 from arsm.types import Estimator, Queries
+
+PARTS = 16
+"""Most parts that the logits are cut into: what an estimator needs for one of them is small beside all the logits."""
+CELLS = 1 << 17
+"""Least logits per part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +55,10 @@ class Rollouts:
     """[S] int64: where the S played steps lie in [B T]."""
     row: Tensor
     """[R] int64: where each rollout's step lies in those S."""
-    queries: Queries
-    """The estimator's queries at the played steps, [M, S, K]."""
+    pseudo_actions: Tensor
+    """[S] int64: the number of pseudo actions of each played step, before the budget."""
+    queries: tuple[Queries, ...]
+    """The estimator's queries [M, ., K] at the S played steps, in parts."""
 
 
 def plan(
@@ -81,7 +89,51 @@ def plan(
     if budget is not None and keep is not None:
         raise ValueError("Give a budget or keep-probabilities, not both.")
     played = _played(logits, mask)
-    steps, true = logits.detach().flatten(0, 1)[played], actions.flatten(0, 1)[played]
+    every, actions = logits.detach().flatten(0, 1), actions.flatten(0, 1)
+    parts = _parts(played, logits)
+    queries = tuple(_asked(estimator, every[part], actions[part], budget, generator) for part in parts)
+    pseudo = [_distinct_from_first(part.same_as) for part in queries]
+    counts = torch.cat([part.sum(0) for part in pseudo])
+    if keep is not None:
+        weight = _tossed(counts, _check_keep(keep, logits).flatten()[played], generator)
+    else:
+        pending = counts.nonzero().squeeze(-1)
+        order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
+        weight = walk(counts, order, budget, weighted=weighted)
+    sizes = [part.shape[0] for part in parts]
+    found = [(some & kept).T.nonzero().unbind(-1) for some, kept in zip(pseudo, (weight > 0).split(sizes), strict=True)]
+    action = torch.cat([part.points[query, row] for part, (row, query) in zip(queries, found, strict=True)])
+    row = torch.cat([row + first for (row, _), first in zip(found, _starts(sizes), strict=True)])
+    query = torch.cat([query for _, query in found])
+    place = played[row]
+    episodes, length = logits.shape[:2]
+    whole = torch.zeros(episodes * length, dtype=torch.float64, device=logits.device).index_put((played,), weight)
+    return Rollouts(
+        episode=place // length,
+        step=place % length,
+        action=action,
+        query=query,
+        weight=whole.view(episodes, length),
+        played=played,
+        row=row,
+        pseudo_actions=counts,
+        queries=queries,
+    )
+
+
+def _parts(played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """The played steps [S] in parts."""
+    return played.split(max(1, max(CELLS, logits.numel() // PARTS) // logits.shape[2:].numel()))
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    return [0, *accumulate(sizes)][:-1]
+
+
+def _asked(
+    estimator: Estimator, steps: Tensor, true: Tensor, budget: int | None, generator: torch.Generator | None
+) -> Queries:
+    """The queries at some steps, logits [S, K, C] and actions [S, K]; the true action comes first."""
     check_logits(steps, read=True)
     queries = estimator.ask(steps, estimator.noise(steps, generator, true))
     if not torch.equal(queries.points[0], true):
@@ -89,31 +141,15 @@ def plan(
             f"{estimator} did not ask for the given action first; its noise(logits, generator, z) must make z the "
             "first query."
         )
-    number = torch.arange(queries.same_as.shape[0], device=logits.device).unsqueeze(-1)
-    pseudo = (queries.same_as == number) & (number > 0)
-    counts = pseudo.sum(0)
-    if keep is not None:
-        weight = _tossed(counts, _check_keep(keep, logits).flatten()[played], generator)
-    else:
-        pending = counts.nonzero().squeeze(-1)
-        order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
-        if budget is not None:
-            _check_budget(estimator, steps, budget)
-        weight = walk(counts, order, budget, weighted=weighted)
-    row, query = (pseudo & (weight > 0)).T.nonzero().unbind(-1)
-    place = played[row]
-    episodes, length = logits.shape[:2]
-    whole = torch.zeros(episodes * length, dtype=torch.float64, device=logits.device).index_put((played,), weight)
-    return Rollouts(
-        episode=place // length,
-        step=place % length,
-        action=queries.points[query, row],
-        query=query,
-        weight=whole.view(episodes, length),
-        played=played,
-        row=row,
-        queries=queries,
-    )
+    if budget is not None:
+        _check_budget(estimator, steps, budget)
+    return queries
+
+
+def _distinct_from_first(same_as: Tensor) -> Tensor:
+    """[M, S] bool: the queries that are pseudo actions and speak for themselves."""
+    number = torch.arange(same_as.shape[0], device=same_as.device).unsqueeze(-1)
+    return (same_as == number) & (number > 0)
 
 
 def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = True) -> Tensor:
@@ -154,18 +190,25 @@ def gradient(
         discount: [B, T], gamma^t; None leaves it out, as Algorithm 3 does.
     """
     _check_returns(rollouts, returns, rollout_returns, discount)
-    queries, played = rollouts.queries, rollouts.played
-    steps = logits.detach().flatten(0, 1)[played]
-    values = returns.detach().flatten()[played].expand(queries.same_as.shape)
-    values = values.index_put((rollouts.query, rollouts.row), rollout_returns.detach().to(values.dtype))
-    estimate = estimator.tell(steps, queries, values.gather(0, queries.same_as))
-    assert estimate is not None  # only estimators that need f's gradient tell nothing
-    weight = rollouts.weight if discount is None else rollouts.weight * discount
-    estimate = estimate * weight.flatten()[played].to(estimate.dtype)[:, None, None]
-    estimate = estimate.masked_fill(steps == -torch.inf, 0).to(logits.dtype)
-    if played.shape[0] == rollouts.weight.numel():
-        return estimate.view_as(logits)
-    return estimate.new_zeros(logits.shape).flatten(0, 1).index_put((played,), estimate).view_as(logits)
+    weight = (rollouts.weight if discount is None else rollouts.weight * discount).flatten()
+    every, true = logits.detach().flatten(0, 1), returns.detach().flatten()
+    rollout_returns = rollout_returns.detach().to(returns.dtype)
+    whole = torch.zeros_like(every)
+    parts = _parts(rollouts.played, logits)
+    sizes = [part.shape[0] for part in parts]
+    edges = torch.tensor([*_starts(sizes), sum(sizes)], device=logits.device)
+    edges = torch.searchsorted(rollouts.row, edges).tolist()  # the rollouts are ordered by step
+    for part, queries, start, first, last in zip(
+        parts, rollouts.queries, _starts(sizes), edges[:-1], edges[1:], strict=True
+    ):
+        steps = every[part]
+        answered = rollouts.query[first:last], rollouts.row[first:last] - start
+        values = true[part].expand(queries.same_as.shape).index_put(answered, rollout_returns[first:last])
+        estimate = estimator.tell(steps, queries, values.gather(0, queries.same_as))
+        assert estimate is not None  # only estimators that need f's gradient tell nothing
+        estimate = estimate * weight[part].to(estimate.dtype)[:, None, None]
+        whole[part] = estimate.masked_fill(steps == -torch.inf, 0).to(whole.dtype)
+    return whole.view_as(logits)
 
 
 def loss(

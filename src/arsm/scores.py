@@ -34,7 +34,7 @@ def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
     """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] -> [*B, K, C]."""
     z = z.movedim(0, -1)
     weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
-    return (-weight.sum(-1, keepdim=True) * p).scatter_add(-1, z, weight)
+    return (-weight.sum(-1, keepdim=True) * p).scatter_add_(-1, z, weight)
 
 
 def less_mean(values: Tensor) -> Tensor:

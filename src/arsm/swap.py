@@ -26,6 +26,9 @@ from torch import Tensor
 
 from arsm.noise import RESOLUTION, fixed_point
 
+SMALL = 1 << 12
+"""Up to this many numbers, one sort takes less time than launching three reductions."""
+
 
 class Race(NamedTuple):
     """One race per variable, in fixed point; categories come first, so that a CPU compares many rows at once."""
@@ -51,6 +54,10 @@ def run_race(logits: Tensor, log_pi: Tensor) -> Race:
     first = (x.detach().movedim(-1, 0).contiguous().movedim(0, -1) for x in (logits, log_pi))
     phi, a = (x.movedim(-1, 0) for x in fixed_point(*first))
     o = a - phi
+    if len(o) >= 3 and o.numel() < SMALL and not torch.compiler.is_compiling():
+        values, order = o.sort(dim=0, stable=True)
+        (best, second_value, third_value), (z, second, third) = values[:3].unbind(), order[:3].unbind()
+        return Race(phi, a, z, best, second, second_value, third, third_value)
     best, z = _first(o)
     o = replace(o, z, torch.inf)
     second_value, second = _first(o)
@@ -91,9 +98,11 @@ def swap_with(race: Race, reference: Tensor) -> Tensor:
     c = categories_of(race)
     j, z, second, third = (x.to(c.dtype) for x in (reference, race.z, race.second, race.third))
     # the best two without j, then the best without j and c
-    first, first_value = torch.where(j == z, second, z), torch.where(j == z, second_value, best)
-    low = (j == z) | (j == second)
-    next_, next_value = torch.where(low, third, second), torch.where(low, third_value, second_value)
+    first, first_value, next_, next_value = second, second_value, third, third_value
+    if reference is not race.z:
+        first, first_value = torch.where(j == z, second, z), torch.where(j == z, second_value, best)
+        low = (j == z) | (j == second)
+        next_, next_value = torch.where(low, third, second), torch.where(low, third_value, second_value)
     is_first = c == first
     other, value = first + is_first * (next_ - first), torch.where(is_first, next_value, first_value)
     of_c, of_j = a.gather(0, reference.unsqueeze(0)) - phi, a - phi.gather(0, reference.unsqueeze(0))

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from arsm_experiments.record import load_checkpoint, read_run
-from arsm_experiments.training import Training, train
+from arsm_experiments.runs.reader import load_checkpoint, read_run
+from arsm_experiments.training.loop import train
+from arsm_experiments.training.options import Training
 
 PROGRAM = """
 import pickle, sys, torch
-from arsm_experiments.training import train
+from arsm_experiments.training.loop import train
 torch.set_num_threads(1)
 train(pickle.load(sys.stdin.buffer))
 """

@@ -14,7 +14,7 @@ import torch
 
 import arsm
 from arsm_experiments.cli import commands, main, options
-from arsm_experiments.record import read_run
+from arsm_experiments.runs.reader import read_run
 
 SHORT = ["--categories", "4", "--updates", "3", "--trace-every", "3", "--variance-samples", "2", "--seeds", "2"]
 TRAINING = ["--images", "200", "--batch", "200", "--epochs", "1", "--measure-every", "1"]

@@ -17,8 +17,9 @@ import arsm
 from arsm_experiments.conditional import HALF, Conditional, ConditionalNetwork
 from arsm_experiments.data import load_mnist
 from arsm_experiments.engine import Engine, Layout
-from arsm_experiments.record import read_run
-from arsm_experiments.training import initial_parameters, multi_sample_bound, probes, train
+from arsm_experiments.runs.reader import read_run
+from arsm_experiments.training.loop import initial_parameters, train
+from arsm_experiments.training.measure import multi_sample_bound, probes
 from tests.experiments.interrupted import assert_goes_on_when_killed, assert_same
 from tests.experiments.training_runs import assert_whole, total_loss
 from tests.statistics import deviations

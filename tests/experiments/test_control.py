@@ -21,8 +21,8 @@ from rich.console import Console
 from arsm.rl import Learning
 from arsm_experiments.cli import main
 from arsm_experiments.control import Control, train
-from arsm_experiments.record import read_run
-from arsm_experiments.report_control import control_sections, seed_series, solved_at
+from arsm_experiments.report.control import control_sections, seed_series, solved_at
+from arsm_experiments.runs.reader import read_run
 
 WALK = "tests.test_rl_environments:Walk"
 CLOCKS = ("seconds", "learning_seconds", "cpu_seconds")
@@ -137,6 +137,22 @@ def test_a_linear_policy_is_called_so(tmp_path: Path) -> None:
     assert {x.row for x in section.results} == {"arsm, adam 0.01, hidden none"}
 
 
+def test_encoders_and_environments_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rooms.py").write_text(
+        "from gymnasium import register\n"
+        'register("Room-v0", "tests.test_rl_spaces:Room")\n'
+        "def where(seen):\n    return [seen['room'] / 3, 1.0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("unused")  # restores sys.path afterwards
+    words = ["--environment", "my_rooms:Room-v0", "--episodes", "2", "--seeds", "1", "--log-every", "1"]
+    assert main(["control", *words, "--encoder", "my_rooms:where"]) == 0
+    record = read_run(next((tmp_path / "runs" / "control").iterdir()))
+    assert record.config["encoder"] == "my_rooms:where"
+    words[1] = "FrozenLake-v1"
+    assert main(["control", *words, "--options", "is_slippery=False", "map_name=8x8"]) == 0
+
+
 WORDS = ["control", "--environment", "CartPole-v1", "--horizon", "40", "--seeds", "2", "--episodes", "60"]
 WORDS += ["--methods", "a2c", "--log-every", "7", "--checkpoint-every", "5"]
 
@@ -161,7 +177,11 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--environment", "CartPoole-v1"], 'There is no environment "CartPoole-v1"'),
-        (["--environment", "Pendulum-v1"], "Discrete or MultiDiscrete"),
+        (["--environment", "Pendulum-v1"], "has continuous actions"),
+        (["--environment", "Taxi-v9"], 'name that package too, as in "package:Taxi-v9"'),
+        (["--encoder", "nowhere:encode"], 'The encoder "nowhere:encode" cannot be imported'),
+        (["--encoder", "encode"], "An encoder is named as MODULE:FUNCTION"),
+        (["--options", "ram"], "An option of the environment is KEY=VALUE"),
         (["--methods", "armsm"], 'There is no estimator "armsm": did you mean "arsm"'),
         (["--environment", "Acrobot-v1", "--budget", "1"], "less than the 2 pseudo actions"),
         (["--episodes", "0"], "--episodes must be at least 1"),
@@ -171,7 +191,7 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--horizon", "0"], "--horizon must be at least 1, but is 0."),
         (["--engine", "pool", "--workers", "-1"], "--workers must be at least 1, but is -1."),
         (["--methods", "vimco"], "estimates a bound"),
-        (["--methods", "carms"], "does not choose its true action by a race"),
+        (["--methods", "exact"], "takes no given action"),
         (["--methods", "relax:temperature=0.1"], "use ActionConditioned()"),
     ],
 )

@@ -20,8 +20,8 @@ from arsm.noise import dirichlet
 from arsm.types import Noise
 from arsm_experiments.data import load_mnist
 from arsm_experiments.engine import Engine, Layout, pack
-from arsm_experiments.training import check_finite, initial_parameters
-from arsm_experiments.vae import VAE, Vae
+from arsm_experiments.training.loop import check_finite, initial_parameters
+from arsm_experiments.vae import Vae, VaeNetwork
 from tests.experiments.training_runs import total_loss
 
 SMALL = Vae(variables=3, categories=3, hidden=(8, 6), batch=10, seeds=(0, 1, 2), bound_samples=0)
@@ -29,16 +29,15 @@ RATES = (1e-3, 3e-3, 1e-2)
 IMAGES = 40
 
 
-@dataclass(frozen=True)
-class FixedNoise:
+@dataclass(frozen=True, eq=False)
+class FixedNoise(arsm.Estimator):
     """An estimator that draws the same noise every time."""
 
     inner: Any
     drawn: Noise
     unbiased = True
-    needs_gradient = False
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None) -> Noise:
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Noise:
         return self.drawn
 
     def ask(self, logits: Tensor, noise: Noise) -> arsm.Queries:
@@ -51,13 +50,13 @@ class FixedNoise:
 def make(
     config: Vae, replicas: list[int], *, stacked: bool, estimator: Any = None, device: str = "cpu", **options: Any
 ) -> Engine:
-    module = VAE(config, dense=stacked or "compiled" in options).to(device)
+    module = VaeNetwork(config, dense=stacked or "compiled" in options).to(device)
     if estimator is not None:
         module.estimator = estimator
     chosen, images = torch.tensor(replicas), load_mnist().train[:IMAGES]
     return Engine(
         module,
-        VAE.encode,
+        VaeNetwork.encode,
         module.losses,
         initial_parameters(config, images)[chosen],
         images.to(device),
@@ -145,7 +144,7 @@ def test_every_replica_has_its_own_noise_and_order() -> None:
     assert sorted(engine.order[1].tolist()) == list(range(IMAGES))
     x = load_mnist().validation[:50].float().expand(2, -1, -1)
     same = engine.parameters.detach()[:1].expand(2, -1)
-    first, second = engine.run(VAE.negative_elbo, same, x, generators=[])
+    first, second = engine.run(VaeNetwork.negative_elbo, same, x, generators=[])
     assert first != second
 
 
@@ -153,7 +152,7 @@ def test_every_replica_has_its_own_noise_and_order() -> None:
 def test_adam_is_torchs_adam(schedule: Any) -> None:
     config = exact(seeds=(0,))
     engine = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
-    reference = VAE(config)
+    reference = VaeNetwork(config)
     start = initial_parameters(config, engine.data)[0]
     for p, value in zip(reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True):
         p.data.copy_(value)
@@ -339,7 +338,7 @@ class Wrapped(torch.nn.Module):
     def __init__(self, noise: Tensor) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.vae = VAE(SMALL)
+        self.vae = VaeNetwork(SMALL)
         self.noise = noise
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,23 +14,13 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure as MatplotlibFigure
 from rich.console import Console
 
-from arsm_experiments.figures import (
-    COLOURS,
-    TITLE,
-    Figure,
-    Level,
-    Panel,
-    Series,
-    band,
-    draw_panel,
-    palette,
-    save_figure,
-)
-from arsm_experiments.page import figure_data
-from arsm_experiments.record import read_run
-from arsm_experiments.report import Report
-from arsm_experiments.report_toy import toy_sections
-from arsm_experiments.sections import COLUMNS, Result, Section, Verdict, student_quantile
+from arsm_experiments.report.command import Report
+from arsm_experiments.report.figures import COLOURS, ENTRY, TITLE, Figure, Level, Panel, Series, band, palette
+from arsm_experiments.report.interactive import interactive, number
+from arsm_experiments.report.picture import draw_panel, save_figure
+from arsm_experiments.report.sections import COLUMNS, Result, Section, Verdict, student_quantile
+from arsm_experiments.report.toy import toy_sections
+from arsm_experiments.runs.reader import read_run
 from arsm_experiments.toy import Toy
 
 ESTIMATORS = ("exact", "arsm")
@@ -84,14 +74,14 @@ def test_the_page_is_complete(runs: Path, tmp_path: Path) -> None:
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
     assert {r for r in page.references if not r.startswith("data:")} <= {f"#{name}" for name in page.ids}
-    assert [len(figure["panels"]) for figure in page.figures] == [4, len(ESTIMATORS), len(ESTIMATORS)]
-    assert page.figures[0]["axes"] == ["update", "second", "evaluation of f"]
-    reward = page.figures[0]["panels"][0]["views"]["update"]
-    for series, words, name in zip(reward, ESTIMATORS, ("true gradient", "arsm"), strict=True):
+    assert [len(figure["wide"]["annotations"]) for figure in page.figures] == [4, len(ESTIMATORS), len(ESTIMATORS)]
+    assert [button["label"] for button in page.figures[0]["buttons"]] == ["update", "second", "evaluation of f"]
+    for words, name in zip(ESTIMATORS, ("true gradient", "arsm"), strict=True):
+        band, curve, *_ = [t for t in page.figures[0]["data"] if t["name"] == name and len(t["x"]) > 1]
         steps, seeds = read_run(runs / "toy" / f"C4-step1-{words}").series("reward")
-        assert (series["name"], series["x"]) == (name, steps)
-        np.testing.assert_allclose(series["y"], np.mean(seeds, axis=0), rtol=1e-4)
-        np.testing.assert_allclose(series["high"], np.percentile(seeds, 90, axis=0), rtol=1e-4)
+        assert (curve["x"], band["x"]) == (steps, [*steps, *reversed(steps)])
+        np.testing.assert_allclose(curve["y"], np.mean(seeds, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(band["y"][: len(steps)], np.percentile(seeds, 90, axis=0), rtol=1e-4)
     for words in ESTIMATORS:
         assert f"C4-step1-{words}" in page.text
     session = read_run(runs / "toy" / "C4-step1-arsm").sessions[0]
@@ -134,6 +124,14 @@ def test_exported_results_are_those_of_the_runs(runs: Path, tmp_path: Path) -> N
     assert float(one["mean"]) == pytest.approx(1)
     for part in ("traces", "gradient", "probability"):
         assert (folder / f"C4-step1-{part}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_export_has_only_the_figures_that_its_page_shows(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("![traces](C4-step1-traces.png) and not C4-step1-gradient.png")
+    Report(root=runs, out=tmp_path / "page.html", export=tmp_path / "results").run(Console(quiet=True))
+    assert {path.name for path in folder.iterdir()} == {"README.md", "table.csv", "C4-step1-traces.png"}
 
 
 def test_an_unfinished_run_is_shown_as_such(runs: Path, tmp_path: Path) -> None:
@@ -200,10 +198,81 @@ def test_a_thinned_series_keeps_its_ends() -> None:
     np.testing.assert_allclose(series.high, np.asarray(series.low) + 2)
 
 
-def test_what_is_no_number_is_no_number_on_the_page() -> None:
-    series = Series("arsm", "#0090d6", [0, 1, 2], [1 / 3, float("nan"), float("inf")])
-    data = figure_data(Figure("-ELBO", "", [Panel("test", {"iteration": [series]})], {}))
-    assert data["panels"][0]["views"]["iteration"][0]["y"] == [0.33333, None, None]
+def test_what_has_no_place_on_the_axes_is_left_out_of_page_and_picture() -> None:
+    series = Series("arsm", "#0090d6", [0, 1, 2, 3], [1 / 3, float("nan"), float("inf"), 0.0])
+    plain = Panel("test", {"iteration": [series]})
+    for panel, places in ((plain, [0, 3]), (replace(plain, log="y"), [0]), (replace(plain, log="x"), [3])):
+        (curve,) = interactive(Figure("-ELBO", "", [panel], {}))["data"][1:]
+        assert curve["x"] == places
+        assert curve["y"] == [(0.33333, 0, 0, 0)[place] for place in places]
+        axes = MatplotlibFigure().add_subplot()
+        draw_panel(axes, panel, "iteration")
+        assert [list(line.get_xdata()) for line in axes.lines] == [places]  # pyright: ignore[reportArgumentType]
+
+
+def described() -> Figure:
+    """A figure with all that a figure can have."""
+    x = [1.0, 2.0, 30.0]
+    curves = [
+        Series("arsm", "#0090d6", x, [4.0, 3.0, 6.0], [3.0, 2.0, 5.0], [5.0, 4.0, 7.0]),
+        Series("a long label " * 9, "#e0562b", x[:1], [2.5], mark="dots"),
+    ]
+    moved = [replace(curve, x=[10 * value for value in curve.x]) for curve in curves]
+    level = Level("paper", 6.5, "#0090d6", "arsm")
+    curve = Panel("variance", {"update": curves, "second": moved}, log="y", floor=2.0, ceiling=9.0, levels=[level])
+    ranking = Panel("cost", {"cost": [Series("arsm", "#0090d6", [1.0, 100.0, 1e5], [0, 1, 2])]}, log="x", names="abc")
+    return Figure("Both", "", [curve, ranking, replace(curve, log="")], {"both": ("update", "cost")})
+
+
+@pytest.mark.parametrize("layout", ["wide", "narrow"])
+def test_a_figure_of_the_page_is_one_that_plotly_knows(layout: str) -> None:
+    """Its own classes refuse properties and values that it does not have."""
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    drawn = interactive(described())
+    made = graph_objects.Figure(drawn["data"], drawn[layout])
+    made.layout.updatemenus[0].buttons = drawn["buttons"]
+    assert [menu.label for menu in made.layout.updatemenus[0].buttons] == ["update", "second", "cost"]
+    tops = [made.layout[f"yaxis{place}"].domain[1] for place in (1, 2, 3)]
+    assert tops == sorted(tops, reverse=True)
+    assert all(0 <= made.layout[f"yaxis{place}"].domain[0] < top for place, top in zip((1, 2, 3), tops, strict=True))
+
+
+def test_page_and_picture_have_the_same_words_and_numbers(tmp_path: Path) -> None:
+    figure = described()
+    drawn = interactive(figure)
+    entries = [trace for trace in drawn["data"] if trace.get("showlegend", True)]
+    assert [entry["legendgroup"] for entry in entries] == [*figure.legend, "paper"]
+    assert max(len(line) for entry in entries for line in entry["name"].split("<br>")) <= ENTRY
+    for place, panel in enumerate(figure.panels):
+        axis = next(iter(panel.views))
+        axes = MatplotlibFigure().add_subplot()
+        draw_panel(axes, panel, axis)
+        own = [trace for trace in drawn["data"][len(entries) :] if trace["xaxis"] == f"x{number(place)}"]
+        curves = [trace for trace in own if "fill" not in trace and trace["line"].get("dash") is None]
+        lines = [line for line in axes.lines if line.get_linestyle() != ":"]
+        assert [trace["x"] for trace in curves] == [np.asarray(line.get_xdata()).tolist() for line in lines]
+        assert [trace["y"] for trace in curves] == [np.asarray(line.get_ydata()).tolist() for line in lines]
+        assert drawn["wide"][f"xaxis{number(place)}"]["title"]["text"] == axes.get_xlabel()
+        assert drawn["wide"]["annotations"][place]["text"] == f"<b>{axes.get_title('left')}</b>"
+        assert drawn["wide"][f"xaxis{number(place)}"].get("type", "linear") == axes.get_xscale()
+        assert drawn["wide"][f"yaxis{number(place)}"].get("type", "linear") == axes.get_yscale()
+        assert [axes.get_ylim()[0], axes.get_ylim()[1]] == ([2.0, 9.0] if panel.ceiling else [2.1, -0.1])
+    save_figure(figure, "both", tmp_path)
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_button_moves_the_curves_to_another_axis() -> None:
+    figure = described()
+    drawn = interactive(figure)
+    update, second, cost = drawn["buttons"]
+    for button, scale in ((update, 1), (second, 10)):
+        moved, layout, places = button["args"]
+        assert len(places) == len(moved["x"]) == len(moved["y"])
+        for place, x in zip(places, moved["x"], strict=True):
+            assert x == [scale * value for value in drawn["data"][place]["x"]]
+        assert layout["xaxis.title.text"] == button["label"]
+        assert "xaxis2.title.text" not in layout
+    assert {drawn["data"][place]["xaxis"] for place in cost["args"][2]} == {"x2"}
 
 
 def test_a_panel_is_drawn_as_it_is_described() -> None:
@@ -230,8 +299,8 @@ def test_a_file_shows_the_axes_that_it_names_below_the_legend(entries: int, tmp_
     line = [Series(f"arsm with settings {number:_>30}", "#0090d6", [0, 1], [0, 1]) for number in range(entries)]
     panels = [Panel("return", {"episode": line, "step": line, "second": line}), Panel("entropy", {"episode": line})]
     files = {"all": ("episode", "step", "second"), "one": ("second",)}
-    save_figure(Figure("Along training", "", panels, files), tmp_path)
     for name, inches in (("all", (8, 5.4 + 0.2 * entries)), ("one", (4, 2.7 + 0.2 * entries))):
+        save_figure(Figure("Along training", "", panels, files), name, tmp_path)
         header = (tmp_path / f"{name}.png").read_bytes()[16:24]
         size = int.from_bytes(header[:4]), int.from_bytes(header[4:])
         assert size == tuple(round(110 * inch) for inch in inches)
@@ -255,12 +324,12 @@ def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: floa
 @pytest.mark.parametrize(
     ("values", "paper", "spread", "difference", "verdict"),
     [
-        ([87.0, 86.6, 87.4], 86.7, None, "+0.3", "within noise"),  # noise: 4.30 x 0.4 x sqrt(1 + 1/3) = 1.99
-        ([87.0, 86.6, 87.4], 85.1, None, "+1.9", "within noise"),
+        ([87.0, 86.6, 87.4], 86.7, None, "+0.3", "undecided"),  # noise: 4.30 x 0.4 x sqrt(1 + 1/3) = 1.99
+        ([87.0, 86.6, 87.4], 85.1, None, "+1.9", "undecided"),
         ([87.0, 86.6, 87.4], 84.9, None, "+2.1", "worse"),
         ([87.0, 86.6, 87.4], 89.1, None, "-2.1", "better"),
         ([58.0, 58.2, 58.4], 58.9, 0.0, "-0.7", "better"),  # noise: 4.30 x 0.2 / sqrt(3) = 0.50
-        ([58.0, 58.2, 58.4], 58.9, 0.2, "-0.7", "within noise"),
+        ([58.0, 58.2, 58.4], 58.9, 0.2, "-0.7", "undecided"),
         ([87.0], 80.0, None, "+7", "noise unknown"),
     ],
 )

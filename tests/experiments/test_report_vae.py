@@ -12,10 +12,10 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from arsm_experiments.record import Record, read_run
-from arsm_experiments.report import Report
-from arsm_experiments.report_vae import vae_sections
-from arsm_experiments.sections import results_csv
+from arsm_experiments.report.command import Report
+from arsm_experiments.report.sections import results_csv
+from arsm_experiments.report.vae import vae_sections
+from arsm_experiments.runs.reader import Record, read_run
 from arsm_experiments.vae import Vae
 from tests.experiments import training_runs
 from tests.experiments.training_runs import TEST_GAP, rows_of
@@ -88,7 +88,7 @@ def test_seeds_of_another_precision_count_too(tmp_path: Path) -> None:
     assert cells["validation"].values == [90.0, 91.0, 92.5]
 
 
-def test_a_run_from_before_a_setting_is_in_the_row_of_its_default(tmp_path: Path) -> None:
+def test_a_run_from_before_a_setting_is_in_the_row_of_its_label(tmp_path: Path) -> None:
     folders = [write_run(tmp_path, Vae(seeds=(seed,)), [[120.0, 87.0, 88.0]]).folder for seed in (0, 1)]
     header = json.loads((folders[0] / "config.json").read_text())
     del header["config"]["sampled_pixels"]

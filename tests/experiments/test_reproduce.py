@@ -22,8 +22,9 @@ from arsm_experiments.compare import Compare
 from arsm_experiments.control import Control
 from arsm_experiments.plans import FULL, SMOKE, Experiment
 from arsm_experiments.progress import PlanBars, Throughput, progress_bars
-from arsm_experiments.record import is_finished, open_run, read_run
 from arsm_experiments.reproduce import PLANS, Reproduce, attempt
+from arsm_experiments.runs.reader import is_finished, read_run
+from arsm_experiments.runs.writer import open_run
 from arsm_experiments.toy import Toy
 from arsm_experiments.vae import Vae
 

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import arsm
-from arsm_experiments.record import Record, load_checkpoint, read_run
+from arsm_experiments.runs.reader import Record, load_checkpoint, read_run
 from arsm_experiments.toy import Problem, Toy, ascend, folder_name, scaled_step
 
 CONFIG: dict[str, Any] = {
@@ -222,8 +222,8 @@ def test_arsm_keeps_up_with_the_true_gradient_on_every_seed(tmp_path: Path) -> N
 
 
 def test_an_estimator_that_lacks_categories_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot draw samples = 4 of 2 categories"):
-        Toy(categories=(30, 2), estimators=("arsm", "unordered-set"), root=tmp_path).check()
+    with pytest.raises(ValueError, match="references must lie between 1 and the 2 categories, but is 3"):
+        Toy(categories=(30, 2), estimators=("arsm", "arsm:references=3"), root=tmp_path).check()
 
 
 def test_equal_steps_run_once() -> None:

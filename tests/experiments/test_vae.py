@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import arsm
-from arsm_experiments import training
 from arsm_experiments.data import load_mnist
 from arsm_experiments.engine import Engine, Layout
-from arsm_experiments.record import RunError
-from arsm_experiments.training import initial_parameters, multi_sample_bound, png, probes, train
-from arsm_experiments.vae import VAE, Vae, bernoulli, dropout
+from arsm_experiments.runs.files import RunError
+from arsm_experiments.training import loop
+from arsm_experiments.training.loop import initial_parameters, train
+from arsm_experiments.training.measure import multi_sample_bound, probes
+from arsm_experiments.training.pictures import save_sheet
+from arsm_experiments.vae import Vae, VaeNetwork, bernoulli, dropout
 from tests.experiments.interrupted import assert_goes_on_when_killed, assert_same
 from tests.experiments.training_runs import assert_whole, total_loss
 from tests.statistics import deviations
@@ -56,7 +57,7 @@ def test_weights_added_up_are_the_product_with_one_hot(dropped: bool) -> None:
     torch.testing.assert_close(*found)
 
 
-def enumerate_elbo(vae: VAE, x: Tensor) -> Tensor:
+def enumerate_elbo(vae: VaeNetwork, x: Tensor) -> Tensor:
     """E_q[ln p(x, z) - ln q(z | x)] of every image, over all paths: [N]."""
     config = vae.config
     every = torch.tensor(list(itertools.product(range(config.categories), repeat=config.variables)))
@@ -72,7 +73,7 @@ def enumerate_elbo(vae: VAE, x: Tensor) -> Tensor:
     return total
 
 
-def gradients(vae: VAE, loss: Tensor) -> Tensor:
+def gradients(vae: VaeNetwork, loss: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(vae.parameters()))])
 
 
@@ -84,7 +85,7 @@ def test_the_exact_loss_has_the_gradient_of_the_elbo(
 ) -> None:
     torch.manual_seed(0)
     config = replace(TINY, estimator="exact", layers=layers, kl=kl, first_logit_fixed=first_logit_fixed)
-    vae = VAE(replace(config, independent_decoder_sample=False))
+    vae = VaeNetwork(replace(config, independent_decoder_sample=False))
     loss, metrics = vae(total_loss, images, NO_SETTINGS)
     expected = -enumerate_elbo(vae, images).mean()
     torch.testing.assert_close(metrics["train"], expected.detach())
@@ -95,7 +96,7 @@ def test_the_exact_loss_has_the_gradient_of_the_elbo(
 def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, Any], images: Tensor) -> None:
     """2,000 losses; the suite's one false-alarm rate holds (`tests.statistics`)."""
     torch.manual_seed(0)
-    vae = VAE(replace(TINY, hidden=(3,), **changes))
+    vae = VaeNetwork(replace(TINY, hidden=(3,), **changes))
     expected = gradients(vae, -enumerate_elbo(vae, images).mean())
     layout = Layout.of(vae)
     weights = torch.cat([p.detach().flatten() for p in vae.parameters()]).expand(2000, -1).clone().requires_grad_()
@@ -112,7 +113,7 @@ def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, An
 
 def test_the_independent_sample_trains_the_decoder_and_nothing_else(images: Tensor) -> None:
     torch.manual_seed(0)
-    vae = VAE(replace(TINY, estimator="exact"))
+    vae = VaeNetwork(replace(TINY, estimator="exact"))
     found = []
     for seed in (1, 2):
         loss, _ = vae(total_loss, images, NO_SETTINGS, generator=torch.Generator().manual_seed(seed))
@@ -123,7 +124,7 @@ def test_the_independent_sample_trains_the_decoder_and_nothing_else(images: Tens
 
 
 def test_the_encoder_has_the_papers_shape_and_initialisation() -> None:
-    vae = VAE(Vae(layers=2, first_logit_fixed=False))
+    vae = VaeNetwork(Vae(layers=2, first_logit_fixed=False))
     shapes = [tuple(p.shape) for p in vae.parameters() if p.ndim == 2]
     assert shapes == [
         (512, 784), (256, 512), (200, 256), (200, 200), (256, 200), (512, 256), (784, 512), (200, 200),
@@ -145,10 +146,10 @@ def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
 def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
     weights = initial_parameters(config, images)
     rates = {"rate": torch.ones(len(weights))}
-    module = VAE(config, dense=stacked)
+    module = VaeNetwork(config, dense=stacked)
     return Engine(
         module,
-        VAE.encode,
+        VaeNetwork.encode,
         module.losses,
         weights,
         images,
@@ -166,10 +167,10 @@ def test_the_importance_weighted_bound_comes_close_to_the_likelihood(stacked: bo
     engine = engine_of(config, images, stacked=stacked)
     torch.manual_seed(0)
     generators = probes(config, engine, 0)
-    bounds = multi_sample_bound(engine, VAE.log_mean_weight, engine.weights, images, 400, generators)
+    bounds = multi_sample_bound(engine, VaeNetwork.log_mean_weight, engine.weights, images, 400, generators)
     every = torch.tensor(list(itertools.product(range(3), repeat=2)))
     for r, seed in enumerate(config.seeds):
-        vae = VAE(config)
+        vae = VaeNetwork(config)
         for p, value in zip(vae.parameters(), engine.layout.unpack(engine.weights[r]).values(), strict=True):
             p.data.copy_(value)
         x = images.float()
@@ -189,7 +190,7 @@ def test_measuring_stacked_replicas_finds_what_measuring_them_in_turn_does(layer
         engine = engine_of(config, load_mnist().test[:10], stacked=stacked)
         generators = [torch.Generator().manual_seed(seed) for seed in config.seeds]
         torch.manual_seed(0)
-        tasks = (VAE.diagnostics, VAE.negative_elbo, VAE.pictures)
+        tasks = (VaeNetwork.diagnostics, VaeNetwork.negative_elbo, VaeNetwork.pictures)
         found.append([engine.run(task, engine.weights, x, generators=generators) for task in tasks])
     (one, elbo, pictures), (other, other_elbo, other_pictures) = found
     torch.testing.assert_close(one["entropy"], other["entropy"])
@@ -212,18 +213,19 @@ def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> N
         assert 1 <= last["evaluations"] <= 4
 
 
-def test_a_picture_is_a_png_file() -> None:
-    grey = torch.arange(6, dtype=torch.uint8).view(2, 3)
-    content = png(grey)
-    assert struct.unpack(">II", content[16:24]) == (3, 2)
-    start = content.index(b"IDAT") + 4
-    lines = zlib.decompress(content[start : content.index(b"IEND") - 8])
-    assert lines == bytes([0, 0, 1, 2, 0, 3, 4, 5])
+def test_a_sheet_has_its_images_side_by_side(tmp_path: Path) -> None:
+    sheet = torch.arange(2 * 3 * 784).view(2, 3, 784) % 256 / 255
+    save_sheet(sheet, tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as picture:
+        assert (picture.format, picture.mode, picture.size) == ("PNG", "L", (3 * 28, 2 * 28))
+        for row, column, pixel in ((0, 0, 0), (1, 2, 783), (1, 0, 30)):
+            y, x = divmod(pixel, 28)
+            assert picture.getpixel((28 * column + x, 28 * row + y)) == round(255 * float(sheet[row, column, pixel]))
 
 
 def test_sampled_pixels_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(training, "load_mnist", lambda **options: asked.append(options) or load_mnist())
+    monkeypatch.setattr(loop, "load_mnist", lambda **options: asked.append(options) or load_mnist())
     train(replace(TINY, root=tmp_path, data=tmp_path, sampled_pixels=True))
     assert asked == [{"folder": tmp_path, "sampled": True}]
 

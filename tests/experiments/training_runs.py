@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from arsm_experiments.model import Model
-from arsm_experiments.record import Record, load_checkpoint, open_run, read_run
-from arsm_experiments.sections import Result, Section, pivot
-from arsm_experiments.training import Training
+from arsm_experiments.report.sections import Result, Section, pivot
+from arsm_experiments.runs.reader import Record, load_checkpoint, read_run
+from arsm_experiments.runs.writer import open_run
+from arsm_experiments.training.options import Training
 
 TEST_GAP = 0.25
 
@@ -42,7 +43,8 @@ def write_run(
     """
     (rate,), (dropout,) = options.rates, options.dropouts
     folder_name, config = options.folder_name(rate, dropout), options.config(rate, dropout)
-    with open_run(root, options.experiment, folder_name, config) as run:
+    group, label = options.name, options.label(config)
+    with open_run(root, options.experiment, folder_name, config, group=group, label=label) as run:
         for place, epoch in enumerate(epochs or (10, options.epochs // 2, options.epochs)):
             for seed, figures in zip(options.seeds, validation, strict=True):
                 value = figures[place]

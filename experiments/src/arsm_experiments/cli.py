@@ -9,7 +9,8 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import arsm
 
@@ -25,6 +26,18 @@ class Command(Protocol):
 
     def run(self, console: Console) -> None:
         """Do it; raise RunError, in one sentence, for what the user can put right."""
+
+
+@runtime_checkable
+class Experiment(Command, Protocol):
+    """A command that makes run folders."""
+
+    experiment: ClassVar[str]
+    """Its folder under the root."""
+
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what decides its results."""
+        ...
 
 
 class Refusal(Exception):
@@ -50,10 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, type[Command]]:
     """All commands by their names."""
+    from arsm_experiments.archive import Archive
     from arsm_experiments.compare import Compare
     from arsm_experiments.conditional import Conditional
     from arsm_experiments.control import Control
-    from arsm_experiments.report import Report
+    from arsm_experiments.report.command import Report
     from arsm_experiments.reproduce import Reproduce
     from arsm_experiments.toy import Toy
     from arsm_experiments.vae import Vae
@@ -66,6 +80,7 @@ def commands() -> dict[str, type[Command]]:
         "compare": Compare,
         "reproduce": Reproduce,
         "report": Report,
+        "archive": Archive,
     }
 
 
@@ -104,16 +119,32 @@ def execute(command: Command) -> None:
     """Check and run it."""
     from rich.console import Console
 
-    from arsm_experiments.record import RunError
+    from arsm_experiments.runs.files import RunError
 
+    console = Console()
     try:
         command.check()
     except (ValueError, TypeError) as error:
         raise Refusal(str(error)) from None
     try:
-        command.run(Console())
+        command.run(console)
+        if isinstance(command, Experiment):
+            print_tables(console, command)
     except (RunError, FloatingPointError, ValueError, OSError) as error:
         raise Refusal(str(error)) from None
+
+
+def print_tables(console: Console, experiment: Experiment) -> None:
+    """What an experiment's runs came to."""
+    from arsm_experiments.report.chapters import make_chapters
+    from arsm_experiments.report.sections import print_results
+    from arsm_experiments.runs.reader import read_run
+
+    folders = list(experiment.runs())
+    for chapter in make_chapters([read_run(folder) for folder in folders]).values():
+        for section in chapter.sections:
+            print_results(console, section)
+    console.print(f"Run folders: {folders[0].parent}; `arsm report` makes a page of figures from them.")
 
 
 def overview(known: Mapping[str, type[Command]]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,12 +27,12 @@ from arsm_experiments.checks import check_least, check_some
 from arsm_experiments.data import load_mnist
 from arsm_experiments.engine import Layout
 from arsm_experiments.progress import progress_bars
-from arsm_experiments.record import Run, RunError, load_checkpoint, open_run, read_header, read_run
-from arsm_experiments.report_compare import compare_sections
-from arsm_experiments.sections import print_results
+from arsm_experiments.runs.files import RunError
+from arsm_experiments.runs.reader import load_checkpoint, read_header
+from arsm_experiments.runs.writer import Run, open_run
 from arsm_experiments.toy import Problem as ToyProblem
 from arsm_experiments.toy import scaled_step
-from arsm_experiments.vae import VAE, Vae, log_q
+from arsm_experiments.vae import Vae, VaeNetwork, log_q
 
 TOY_UPDATES = 1000
 VAE_IMAGES = 4
@@ -121,7 +121,7 @@ def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 
 def vae(folder: Path) -> Setting:
     """The best weights of a VAE's first seed; f's own log q is detached, as in training."""
     config = vae_config(folder)
-    model = VAE(config)
+    model = VaeNetwork(config)
     checkpoint = load_checkpoint(folder / "checkpoint.pt")
     model.load_state_dict(Layout.of(model).unpack(checkpoint["state"]["best"][0]))
     model.requires_grad_(False)
@@ -165,7 +165,7 @@ PROBLEMS: dict[str, Callable[[], Setting]] = {
 class Compare:
     """Rank estimators by mean squared error times evaluations, at one budget of evaluations an estimate.
 
-    Writes one run folder a problem and prints a table made from it. For your own logits and f: `arsm.compare`.
+    Writes one run folder per problem. For your own logits and f: `arsm.compare`.
     """
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
@@ -188,6 +188,8 @@ class Compare:
     resume: bool = False
     """Go on with the run folders that exist."""
 
+    experiment: ClassVar[str] = "compare"
+
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         for words in self.estimators:
@@ -206,7 +208,7 @@ class Compare:
         check_least(self, samples=2, training=0, budget=1)
 
     def run(self, console: Console) -> None:
-        """Measure every estimator on every problem, then print the tables."""
+        """Measure every estimator on every problem."""
         torch.set_num_threads(1)
         runs = self.runs()
         with progress_bars(console) as progress:
@@ -231,8 +233,6 @@ class Compare:
                         progress.update(task, description=f"{problem}: {estimators[number]}")
                         measure(run, setting, config, number, reference)
                         progress.update(task, description=problem, completed=number + 1)
-        for section in compare_sections([read_run(folder) for folder in runs]):
-            print_results(console, section)
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders that it makes, each with what the options say of its results; the problem says more."""

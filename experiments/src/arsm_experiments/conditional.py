@@ -28,14 +28,8 @@ from arsm_experiments.checks import check_least
 from arsm_experiments.data import PIXELS, Mnist
 from arsm_experiments.engine import Engine, Task
 from arsm_experiments.model import Model, learning_loss, step_metrics
-from arsm_experiments.training import (
-    DIAGNOSTIC_IMAGES,
-    PICTURES,
-    Training,
-    multi_sample_bound,
-    probes,
-    run_on,
-)
+from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
+from arsm_experiments.training.options import Training
 from arsm_experiments.vae import bernoulli, draw, dropout
 
 HALF = PIXELS // 2
@@ -72,6 +66,7 @@ class Conditional(Training):
     """S: samples of the test figure at the end, a multiple of 100 if more."""
 
     experiment = "conditional"
+    unlabelled = (*Training.unlabelled, "measure_samples", "test_samples")
 
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""

@@ -6,13 +6,16 @@ ARSM, ICML 2019, section 5.4.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -22,13 +25,16 @@ import arsm
 from arsm.rl.settings import Learning, Settings
 from arsm_experiments.checks import check_least, check_name, check_some
 from arsm_experiments.progress import progress_bars
-from arsm_experiments.record import Run, RunError, open_run, plain_name, read_run
-from arsm_experiments.report_control import WINDOW, control_sections, paper_budget, variant
-from arsm_experiments.sections import print_results
+from arsm_experiments.runs.files import RunError, plain_name
+from arsm_experiments.runs.reader import load_checkpoint
+from arsm_experiments.runs.writer import Run, open_run
 
 if TYPE_CHECKING:  # gymnasium is an extra of its own: the other commands do without it
     from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
 
+WINDOW = 100
+"""True episodes that an average return is over."""
+PAPER_BUDGETS = {"CartPole-v0": 16, "CartPole-v1": 16, "Acrobot-v1": 64, "LunarLander-v3": 1024}
 SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "horizon": 1, "workers": 1}
 
 
@@ -44,8 +50,7 @@ def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned:
 class Control:
     """Learn to control an environment by policy gradients, and compare methods on it.
 
-    Writes one run folder for every method, optimizer and learning rate, holding all seeds, and prints a table made from
-    them.
+    Writes one run folder for every method, optimizer and learning rate, holding all seeds.
     """
 
     environment: str = "CartPole-v0"
@@ -69,6 +74,10 @@ class Control:
     learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
     """The step at which an episode ends at the latest; a limit of the environment's own holds besides."""
+    encoder: str = ""
+    """MODULE:FUNCTION that makes a vector of an observation; modules of the working directory are found."""
+    options: tuple[str, ...] = ()
+    """Arguments of the environment, as in obs_type=ram."""
     engine: Literal["in-process", "pool", "ray"] = "in-process"
     """Who plays the rollouts: one batch in this process, worker processes, or a Ray cluster."""
     workers: int | None = None
@@ -88,6 +97,8 @@ class Control:
     resume: bool = False
     """Go on with the run folders that exist, from their last checkpoints."""
 
+    experiment: ClassVar[str] = "control"
+
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         try:
@@ -97,6 +108,8 @@ class Control:
         from arsm.rl import EnvironmentFailure
         from arsm.rl.cluster import import_ray
 
+        if os.getcwd() not in sys.path:  # an environment or an encoder may be defined in the working directory
+            sys.path.insert(0, os.getcwd())
         check_least(self, **SMALLEST)
         check_name(self.name)
         check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
@@ -113,7 +126,7 @@ class Control:
             check_drawing(self.environment)
 
     def run(self, console: Console) -> None:
-        """Run every combination in turn, then print what they came to."""
+        """Run every combination in turn."""
         torch.set_num_threads(1)  # these tensors are too small to share among threads
         runs = self.runs()
         with progress_bars(console) as progress:
@@ -124,9 +137,6 @@ class Control:
                     progress.update(tasks[folder], completed=done)
                 if self.gif:
                     write_gif(config, folder)
-        for section in control_sections([read_run(folder) for folder in runs]):
-            print_results(console, section)
-        console.print(f"Run folders: {self.root / 'control'}; `arsm report` makes a page of figures from them.")
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders that it makes, each with what decides its results."""
@@ -135,6 +145,7 @@ class Control:
     def configs(self) -> Iterator[dict[str, Any]]:
         """What decides each run's results."""
         common = ("environment", "episodes", "seeds", "seed", "schedule", "horizon", "log_every")
+        given = {key: getattr(self, key) for key in ("encoder", "options") if getattr(self, key)}
         for words in self.methods:
             for optimizer in self.optimizers:
                 for rate in self.learning_rates:
@@ -145,7 +156,33 @@ class Control:
                         "budget": paper_budget(self.environment) if self.budget is None else self.budget,
                         **{key: getattr(self, key) for key in common},
                         **dataclasses.asdict(self.learning),
+                        **given,
                     }
+
+
+def paper_budget(environment: str) -> int:
+    """S_max of the paper's tasks, and 64 elsewhere."""
+    return PAPER_BUDGETS.get(environment, 64)
+
+
+def variant(config: dict[str, Any]) -> list[str]:
+    """The settings of a run that are not the default, in words: "budget 256", "common random numbers"."""
+    defaults = {"budget": paper_budget(config["environment"]), "schedule": "constant"}
+    defaults |= dataclasses.asdict(Learning())
+    words = []
+    for key, default in defaults.items():
+        value = config.get(key, default)
+        value = tuple(value) if isinstance(value, list) else value
+        if value != default:
+            words.append(_setting(key.replace("_", " "), value))
+    return words
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([name, *(f"{x:g}" if isinstance(x, float) else str(x) for x in values or ("none",))])
 
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
@@ -170,8 +207,37 @@ def make_agent(config: dict[str, Any], seed: int, **engine: Any) -> PolicyGradie
         seed=seed,
     )
     return PolicyGradient(
-        config["environment"], method(config["method"]), settings=settings, horizon=config["horizon"], **engine
+        config["environment"],
+        method(config["method"]),
+        settings=settings,
+        horizon=config["horizon"],
+        encoder=named_function(config["encoder"]) if config.get("encoder") else None,
+        options=dict(map(named_option, config.get("options", ()))) or None,
+        **engine,
     )
+
+
+def named_function(words: str) -> Callable[[Any], Any]:
+    """The function MODULE:FUNCTION."""
+    module, colon, name = words.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name) if colon and module and name else None
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f'The encoder "{words}" cannot be imported ({error}).') from None
+    if not callable(found):
+        raise ValueError(f'An encoder is named as MODULE:FUNCTION, but this is "{words}".')
+    return found
+
+
+def named_option(words: str) -> tuple[str, Any]:
+    """An option KEY=VALUE; the value is a Python literal, or else text."""
+    key, equals, value = words.partition("=")
+    if not key or not equals:
+        raise ValueError(f'An option of the environment is KEY=VALUE, but this is "{words}".')
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
 
 
 @dataclass
@@ -206,7 +272,8 @@ class Progress:
 
 def train(control: Control, config: dict[str, Any], name: str) -> Iterator[int]:
     """Train every seed in turn, recorded in one run folder; yields the episodes done."""
-    with open_run(control.root, "control", name, config, resume=control.resume) as run:
+    words = {"group": control.name, "label": ", ".join((config["method"], *variant(config)))}
+    with open_run(control.root, "control", name, config, **words, resume=control.resume) as run:
         done = run.step
         yield done
         for number in range(done // config["episodes"], config["seeds"]):
@@ -236,16 +303,15 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
         # the last iteration may play more episodes than were left
         run.save(number * total + min(agent.episodes, total), state)
 
-    def due(every: int) -> bool:
-        before = agent.episodes - config["episodes_an_iteration"]
-        return agent.episodes >= total or agent.episodes // every > before // every
+    def due(every: int, played: int) -> bool:
+        return agent.episodes >= total or agent.episodes // every > (agent.episodes - played) // every
 
     try:
         for iteration in agent.iterations(total - agent.episodes):
             progress.add(iteration)
-            if due(config["log_every"]):
+            if due(config["log_every"], len(iteration.returns)):
                 run.log(agent.episodes, progress.metrics(iteration), config["seed"] + number)
-            if due(control.checkpoint_every):
+            if due(control.checkpoint_every, len(iteration.returns)):
                 save()
             yield agent.episodes
     except (EnvironmentFailure, WorkerFailure) as error:
@@ -271,8 +337,6 @@ def write_gif(config: dict[str, Any], folder: Path) -> None:
     """One episode of the last seed's policy, its likeliest action at each step."""
     import gymnasium
     from PIL import Image
-
-    from arsm_experiments.record import load_checkpoint
 
     saved = load_checkpoint(folder / "checkpoint.pt")["state"]
     agent = make_agent(config, config["seed"] + saved["number"])

@@ -21,8 +21,9 @@ from arsm_experiments.cli import command_words
 from arsm_experiments.compare import Compare
 from arsm_experiments.plans import FULL, SMOKE, Experiment
 from arsm_experiments.progress import PlanBars
-from arsm_experiments.record import RunError, is_finished
-from arsm_experiments.report import Report
+from arsm_experiments.report.command import Report
+from arsm_experiments.runs.files import RunError
+from arsm_experiments.runs.reader import is_finished
 
 PLANS = {"smoke": SMOKE, "full": FULL}
 

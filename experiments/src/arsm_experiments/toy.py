@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from rich.console import Console
@@ -23,9 +23,8 @@ from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.noise import dirichlet
 from arsm_experiments.checks import check_asks, check_least, check_name, check_positive, check_some
 from arsm_experiments.progress import progress_bars
-from arsm_experiments.record import open_run, plain_name, read_run
-from arsm_experiments.report_toy import toy_sections
-from arsm_experiments.sections import print_results
+from arsm_experiments.runs.files import plain_name
+from arsm_experiments.runs.writer import open_run
 
 SHARE_DRAWS = 10
 LEARNED_PARTS_RATE = 0.01
@@ -65,7 +64,7 @@ def scaled_step(categories: int, r: float) -> float:
 class Toy:
     """Compare estimators on the paper's toy problem: maximise E[0.5 + z/(C R)] by stochastic gradient ascent.
 
-    Writes one run folder for every C, step size and estimator, holding all seeds, and prints a table made from them.
+    Writes one run folder for every C, step size and estimator, holding all seeds.
     """
 
     categories: tuple[int, ...] = (30,)
@@ -96,6 +95,8 @@ class Toy:
     resume: bool = False
     """Go on with the run folders that exist, from their last checkpoints."""
 
+    experiment: ClassVar[str] = "toy"
+
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         for words in self.estimators:
@@ -108,20 +109,17 @@ class Toy:
             check_asks(words, torch.zeros(1, categories))
 
     def run(self, console: Console) -> None:
-        """Run every combination in turn, then print what they came to."""
+        """Run every combination in turn."""
         # these tensors are too small to share among threads
         torch.set_num_threads(1)
         runs = self.runs()
-        options = {"resume": self.resume, "checkpoint_every": self.checkpoint_every}
+        options = {"group": self.name, "resume": self.resume, "checkpoint_every": self.checkpoint_every}
         with progress_bars(console) as progress:
             tasks = {folder: progress.add_task(folder.name, total=self.updates) for folder in runs}
             for folder, config in runs.items():
                 progress.reset(tasks[folder])  # its clock starts now
                 for step in ascend(config, self.root, folder.name, **options):
                     progress.update(tasks[folder], completed=step)
-        for section in toy_sections([read_run(folder) for folder in runs]):
-            print_results(console, section)
-        console.print(f"Run folders: {self.root / 'toy'}; `arsm report` makes a page of figures from them.")
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders that it makes, each with what decides its results."""
@@ -150,7 +148,7 @@ def folder_name(prefix: str, config: dict[str, Any]) -> str:
 
 @torch.no_grad()
 def ascend(
-    config: dict[str, Any], root: Path, name: str, *, resume: bool, checkpoint_every: int
+    config: dict[str, Any], root: Path, name: str, *, group: str = "", resume: bool, checkpoint_every: int
 ) -> Generator[int, None, None]:
     """Gradient ascent from all seeds at once, recorded in a run folder; yields the updates done."""
     estimators = SeedEstimators(config)
@@ -159,7 +157,8 @@ def ascend(
     # measuring has its own random numbers, so that how often it is done changes no update
     noise, probe = (torch.Generator().manual_seed(2 * config["seed"] + i) for i in range(2))
 
-    with open_run(root, "toy", name, config, resume=resume) as run:
+    label = "true gradient" if config["estimator"] == "exact" else config["estimator"]
+    with open_run(root, "toy", name, config, group=group, label=label, resume=resume) as run:
 
         def log(step: int) -> None:
             measured = {key: value.tolist() for key, value in measure(estimators, phi, config, probe).items()}

@@ -29,14 +29,8 @@ from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
 from arsm_experiments.engine import Engine, Task
 from arsm_experiments.model import Model, learning_loss, step_metrics, weight_and_bias
-from arsm_experiments.training import (
-    DIAGNOSTIC_IMAGES,
-    PICTURES,
-    Training,
-    multi_sample_bound,
-    probes,
-    run_on,
-)
+from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
+from arsm_experiments.training.options import Training
 
 SLOPE = 0.2
 FACTORS = 7
@@ -68,7 +62,7 @@ class Vae(Training):
     """Samples of the importance-weighted bound at the end, a multiple of 100 if more; 0 for none."""
 
     experiment = "vae"
-    figures = (*Training.figures, "bound")
+    unlabelled = (*Training.unlabelled, "layers", "bound_samples")
 
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
@@ -84,9 +78,9 @@ class Vae(Training):
         """E.g. 1layer."""
         return f"{self.layers}layer"
 
-    def model(self, *, dense: bool = False) -> VAE:
+    def model(self, *, dense: bool = False) -> VaeNetwork:
         """Encoder and decoder with fresh parameters."""
-        return VAE(self, dense=dense)
+        return VaeNetwork(self, dense=dense)
 
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
         """Validation and test -ELBO from one sample an image, the gradient's variance and the state of q: [R] each."""
@@ -96,8 +90,8 @@ class Vae(Training):
             images = getattr(data, part)
             found[part] = torch.zeros(weights.shape[0], device=weights.device)
             for x in images.split(EVALUATION_ROWS):
-                found[part] += run_on(engine, VAE.negative_elbo, weights, x, generators) / len(images)
-        found |= run_on(engine, VAE.diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
+                found[part] += run_on(engine, VaeNetwork.negative_elbo, weights, x, generators) / len(images)
+        found |= run_on(engine, VaeNetwork.diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
         found["gradient_variance"] = engine.gradient_variance()
         return found
 
@@ -105,20 +99,20 @@ class Vae(Training):
         """Test -ELBO, and the importance-weighted bound -ln 1/S sum_s p(x, z_s) / q(z_s | x) on the test images."""
         found = {"best_test": self.measure(engine, weights, data, step)["test"]}
         if self.bound_samples:
-            task, generators = VAE.log_mean_weight, probes(self, engine, step)
+            task, generators = VaeNetwork.log_mean_weight, probes(self, engine, step)
             found["bound"] = multi_sample_bound(engine, task, weights, data.test, self.bound_samples, generators)
         return found
 
     def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
         """Test images above their reconstructions above samples of the prior: [R, 3, N, 784]."""
         generators = probes(self, engine, step)
-        return run_on(engine, VAE.pictures, weights, data.test[:PICTURES], generators)
+        return run_on(engine, VaeNetwork.pictures, weights, data.test[:PICTURES], generators)
 
 
 # ---------------------------------------------------------------- the model
 
 
-class VAE(Model):
+class VaeNetwork(Model):
     """Encoder and decoder. Log q is the normalised logits of every layer, [N, K, C]."""
 
     def __init__(self, config: Vae, *, dense: bool = False) -> None:
@@ -193,7 +187,9 @@ class VAE(Model):
     @property
     def losses(self) -> tuple[Task, ...]:
         """The estimate's, and the decoder's where it has a sample of its own."""
-        return (VAE.loss, VAE.decoder_loss) if self.config.independent_decoder_sample else (VAE.loss,)
+        return (
+            (VaeNetwork.loss, VaeNetwork.decoder_loss) if self.config.independent_decoder_sample else (VaeNetwork.loss,)
+        )
 
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None

@@ -12,20 +12,25 @@ from arsm.estimators.ars import ARS
 from arsm.estimators.arsm import ARSM
 from arsm.estimators.average import Average
 from arsm.estimators.carms import CARMS
+from arsm.estimators.decoupled_straight_through import DecoupledStraightThrough
 from arsm.estimators.disarm import DisARM
 from arsm.estimators.double_control import DoubleControl
+from arsm.estimators.dr_grpo import DrGRPO
 from arsm.estimators.exact import Exact
 from arsm.estimators.exact_plus_sampled import ExactPlusSampled
 from arsm.estimators.gapped_straight_through import GappedStraightThrough
+from arsm.estimators.grpo import GRPO
 from arsm.estimators.gumbel_rao import GumbelRao
 from arsm.estimators.gumbel_softmax import GumbelSoftmax
 from arsm.estimators.local_expectation import LocalExpectation
 from arsm.estimators.muprop import MuProp
+from arsm.estimators.otb import OTB
 from arsm.estimators.rebar import REBAR
 from arsm.estimators.reinforce import Reinforce
 from arsm.estimators.reinmax import ReinMax
 from arsm.estimators.relax import RELAX
 from arsm.estimators.rloo import RLOO
+from arsm.estimators.rodeo import RODEO
 from arsm.estimators.simple import SIMPLE
 from arsm.estimators.straight_through import StraightThrough
 from arsm.estimators.subset_rloo import SubsetRLOO
@@ -46,9 +51,14 @@ NAMES: dict[str, type[Any]] = {
     "unordered-set": UnorderedSet,
     "exact-plus-sampled": ExactPlusSampled,
     "vimco": VIMCO,
+    "grpo": GRPO,
+    "dr-grpo": DrGRPO,
+    "otb": OTB,
     "double-control": DoubleControl,
+    "rodeo": RODEO,
     "gumbel-softmax": GumbelSoftmax,
     "straight-through": StraightThrough,
+    "decoupled-straight-through": DecoupledStraightThrough,
     "gumbel-rao": GumbelRao,
     "gapped-straight-through": GappedStraightThrough,
     "reinmax": ReinMax,
@@ -62,15 +72,20 @@ __all__ = [
     "ARS",
     "ARSM",
     "CARMS",
+    "GRPO",
     "NAMES",
+    "OTB",
     "REBAR",
     "RELAX",
     "RLOO",
+    "RODEO",
     "SIMPLE",
     "VIMCO",
     "Average",
+    "DecoupledStraightThrough",
     "DisARM",
     "DoubleControl",
+    "DrGRPO",
     "Exact",
     "ExactPlusSampled",
     "GappedStraightThrough",

@@ -40,8 +40,9 @@ class ARSM(Estimator):
         g_kc = sum_j [f(z^{c<->j}) - mean_m f(z^{m<->j})] (1/C - pi_kj)
 
     where z^{c<->j} swaps c and j in every row k at once: C(C-1)/2 + 1 evaluations at most, whatever K is. For one
-    variable f is asked only at the categories that can win, and all pairs are summed in O(C log C) (`arsm.swap`). At
-    C = 2 this is ARM. Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 2 and its multivariate form.
+    variable f is asked only at the categories that can win, and all pairs are summed in expected O(C)
+    (`arsm.univariate`). At C = 2 this is ARM. Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 2 and its
+    multivariate form.
     """
 
     references: int | None = None
@@ -86,15 +87,11 @@ class ARSM(Estimator):
             return tell_references(queries, values, pooled=self.pooled)
         log_pi, swaps = queries.aux
         variables, categories = logits.shape[-2:]
+        if swaps is not None and variables == 1:
+            return merge(swaps, values_by_category(values))
         values = values - values[0]
         if swaps is not None:
-            pooled = variables > 1
-            q = (
-                pool(queries.points, values, torch.ones_like(values), categories)
-                if pooled
-                else values_by_category(values)
-            )
-            return merge(swaps, q)
+            return merge(swaps, pool(queries.points, values, torch.ones_like(values), categories))
         c = torch.arange(categories, device=logits.device)
         f = values.movedim(0, -1)[..., pair_row(c.unsqueeze(-1), c, categories)]  # [*B, j, c]
         f = f - f.mean(-1, keepdim=True)

@@ -83,15 +83,17 @@ class RLOO(Estimator):
         p = probabilities_for(values, logits)
         z = queries.points
         f = less_mean(values).to(p.dtype)  # [n, *B]
-        known = torch.zeros_like(p)
+        known = None
         if self.surrogate is not None:
             h = centred(p, self._surrogate(logits).to(p.dtype))
             hx = h.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).sum((-2, -1))
             beta = other_rows_slope(f, hx)
             f, known = f - beta * (hx - hx.mean(0)), beta[..., None, None] * p * h
         if self.ridge is None:
-            return known + weighted_scores(p, z, f / (self.samples - 1))
-        return known + self._ridge(p, z, f, self.ridge)
+            sampled = weighted_scores(p, z, f / (self.samples - 1))
+        else:
+            sampled = self._ridge(p, z, f, self.ridge)
+        return sampled if known is None else known + sampled
 
     def _surrogate(self, logits: Tensor) -> Tensor:
         if not isinstance(self.surrogate, Tensor):

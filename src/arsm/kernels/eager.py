@@ -14,7 +14,7 @@ SELF, OTHER = 1, 2
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`arsm.kernels.order` for rows [R, C]."""
     phi, a = fixed_point(logits, log_pi)
-    c = torch.arange(phi.shape[-1], device=phi.device)
+    c = torch.arange(phi.shape[-1], dtype=torch.int32, device=phi.device)
 
     o = a - phi
     first_three = []
@@ -25,7 +25,7 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
     # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the others is the second,
     # or the third where c is the second.
-    lower = c < z
+    lower = c < z.int()
     of_c, of_z = torch.sub(a.gather(-1, z), phi, out=o), a - phi.gather(-1, z)
     c_wins, other_wins = _winners(of_c, c, of_z, z, lower, *second)
     at = second.indices
@@ -52,7 +52,7 @@ def _winners(
 ) -> tuple[Tensor, Tensor]:
     """Whether c, or the first of the others, wins against z and each other; in fixed point one unit decides a tie."""
     c_wins = of_c < torch.add(of_z, lower, alpha=RESOLUTION)
-    c_wins.logical_and_(of_c < torch.add(of_other, c < other, alpha=RESOLUTION))
+    c_wins.logical_and_(of_c < torch.add(of_other, c < other.int(), alpha=RESOLUTION))
     other_wins = of_z > torch.add(of_other, other < z, alpha=-RESOLUTION)
     return c_wins, other_wins.logical_and_(~c_wins)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from arsm.rl.settings import Learning, Settings
 
 if TYPE_CHECKING:
-    from arsm.rl.agent import Iteration, PolicyGradient
+    from arsm.rl.agent import Evaluation, Iteration, PolicyGradient
     from arsm.rl.branching import EnvironmentFailure
     from arsm.rl.environments import make_environment
     from arsm.rl.learners import ActionConditioned, ActorCritic
@@ -18,6 +18,7 @@ __all__ = [
     "ActionConditioned",
     "ActorCritic",
     "EnvironmentFailure",
+    "Evaluation",
     "Iteration",
     "Learning",
     "PolicyGradient",
@@ -29,6 +30,7 @@ __all__ = [
 
 # these need gymnasium, which settings alone do without
 _LATE = {
+    "Evaluation": "agent",
     "Iteration": "agent",
     "PolicyGradient": "agent",
     "EnvironmentFailure": "branching",

@@ -13,16 +13,8 @@ import numpy as np
 from arsm.rl.branching import Array, Trail
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """A batch of episodes whose state is an array [S, N]."""
-
-    horizon: int
-    """The step at which an episode ends at the latest."""
-
-    name: ClassVar[str]
-    observations: ClassVar[int]
-    choices: ClassVar[tuple[int, ...]]
+class Columns:
+    """A batch of episodes whose state is an array [S, N], a column per episode."""
 
     def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
         """One episode's state [S] and observation [D]."""
@@ -42,7 +34,9 @@ class Arrays:
         fresh = [self.initial(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))) for seed in seeds]
         return ArrayLanes(self, np.stack([state for state, _ in fresh], 1)), np.stack([seen for _, seen in fresh])
 
-    def branch(self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int) -> ArrayLanes:
+    def branch(
+        self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int, streams: Sequence[Sequence[int]]
+    ) -> ArrayLanes:
         """The states at these steps of these episodes."""
         states = [trail.states for trail in trails if trail.states is not None]
         offset = np.cumsum([0] + [state.shape[1] for state in states])
@@ -56,10 +50,33 @@ class Arrays:
         """Nothing is open."""
 
 
+@dataclass(frozen=True)
+class Arrays(Columns):
+    """An environment that is built in as array operations."""
+
+    horizon: int
+    """The step at which an episode ends at the latest."""
+
+    name: ClassVar[str]
+    observations: ClassVar[int]
+    choices: ClassVar[tuple[int, ...]]
+    masks: ClassVar[bool] = False
+    agents: ClassVar[int] = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an observation."""
+        return (self.observations,)
+
+    def encode(self, seen: Any) -> Array:
+        """An observation as Gymnasium gives it, as a vector [D]."""
+        return np.asarray(seen, dtype=np.float64)
+
+
 class ArrayLanes:
     """Lanes of one array environment."""
 
-    def __init__(self, environment: Arrays, state: Array) -> None:
+    def __init__(self, environment: Columns, state: Array) -> None:
         self.environment = environment
         self.state = state
 

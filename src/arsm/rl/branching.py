@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+ENDLESS = 100_000
+"""The horizon of an environment that ends by itself; an episode that reaches it is an error."""
+
 
 class EnvironmentFailure(RuntimeError):
     """An environment raised, or gave what no gradient can be made of."""
@@ -38,7 +41,7 @@ class Replays:
     """An environment that goes back to a step faster than by calling its own step."""
 
     def replay(self, actions: Sequence[Any]) -> None:
-        """Take these actions, of which nothing but the state afterwards is wanted."""
+        """Take these actions; only the state afterwards matters."""
         raise NotImplementedError
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from arsm.rl.branching import EnvironmentFailure
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Played, Policy, play_elsewhere
+from arsm.rl.play import Branches, Played, play_elsewhere
+from arsm.rl.policies import Policy
 from arsm.rl.rollouts import WorkerFailure, gather, share_out
 
 ANSWER_WITHIN = 5.0

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -16,42 +16,73 @@ from gymnasium.error import Error as GymnasiumError
 from gymnasium.wrappers import TimeLimit
 
 from arsm.rl.arrays import Acrobot, Arrays, CartPole
-from arsm.rl.branching import Array
-from arsm.rl.stepped import Encoder, Env, Stepped, layers
+from arsm.rl.branching import ENDLESS, EnvironmentFailure
+from arsm.rl.settings import check_count
+from arsm.rl.snapshots import Env, LastAction, Snapshot, layers
+from arsm.rl.spaces import Encoder, choices, encoded_shape
+from arsm.rl.stepped import Stepped
+from arsm.rl.tabular import NAMES, Tabular, tabulate
+from arsm.rl.teams import Team, is_parallel
 
-Environment = Arrays | Stepped
+Environment = Arrays | Tabular | Stepped
 ARRAYS: dict[str, type[Arrays]] = {"CartPole-v0": CartPole, "CartPole-v1": CartPole, "Acrobot-v1": Acrobot}
+Randomness = Literal["same", "fresh"]
 
 
 def make_environment(
-    which: str | Callable[[], Env], horizon: int | None = None, encoder: Encoder | None = None
+    which: str | Callable[[], Any],
+    horizon: int | None = None,
+    encoder: Encoder | None = None,
+    *,
+    snapshot: Snapshot | None = None,
+    randomness: Randomness = "same",
+    options: dict[str, Any] | None = None,
 ) -> Environment:
     """An environment that can branch.
 
     Args:
-        which: the name of a Gymnasium environment, or a function that makes one.
+        which: the name of a Gymnasium environment, or a function that makes one, or a PettingZoo parallel one.
         horizon: the step at which an episode ends at the latest; a limit of the environment's own holds besides.
-        encoder: makes a vector of an observation that is none, such as an image.
+        encoder: makes a vector of an observation, instead of the encoding for its space.
+        snapshot: (get, set), the fastest way to branch: get(environment) returns its state, set(environment, state)
+            puts it back. Its random numbers, np_random, are kept besides.
+        randomness: whether branches of a stochastic environment see the "same" random numbers as the true episode or
+            "fresh" ones. The gradient is unbiased either way.
+        options: arguments of gymnasium.make, for an environment by name.
     """
+    _check(which, horizon, snapshot, randomness, options)
     if isinstance(which, str):
         limit = _spec(which).max_episode_steps
-        if which in ARRAYS and encoder is None:
-            return ARRAYS[which](_earliest(horizon, limit, which))
-        name, make = which, _MakeNamed(which)
+        if which in ARRAYS and encoder is None and snapshot is None and not options:
+            return ARRAYS[which](_earliest(horizon, limit))
+        name, make = which, _MakeNamed(which, options or {})
         env = make()
+        if which in NAMES and encoder is None and snapshot is None and not options:
+            with closing(env):
+                return tabulate(env, which, _needed(_earliest(horizon, limit), which), randomness)
     else:
-        if not callable(which):
-            raise TypeError(
-                f"An environment must be a name or a function that makes one, but is {which}; give its name, its class "
-                "or a function without arguments."
-            )
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
-        env = which()
-        limit = _time_limit(env)
+        made = which()
+        env, limit = make.strip(made), _time_limit(made)
     with closing(env):
-        first, choices = _choices(env.action_space, name)
-        size = _observation_size(env, name, encoder)
-    return Stepped(name, make, size, choices, first, _earliest(horizon, limit, name), encoder).tested()
+        first, actions = choices(env.action_space, name)
+        shape = _observation_shape(env, name, encoder)
+        plain = encoder is not None or (_is_vector(env.observation_space) and env.observation_space.dtype != np.uint8)
+        environment = Stepped(
+            name=name,
+            make=make,
+            shape=shape,
+            choices=actions,
+            first_choice=first,
+            horizon=_earliest(horizon, limit),
+            space=None if plain else env.observation_space,
+            encoder=encoder,
+            masked_by=_masks(env),
+            agents=env.size if isinstance(env, Team) else 1,
+            snapshot=snapshot,
+            randomness=randomness,
+        )
+    return environment.tested()
 
 
 @dataclass(frozen=True)
@@ -59,24 +90,58 @@ class _MakeNamed:
     """Make a registered environment without its own time limit; picklable, for worker processes."""
 
     name: str
+    options: dict[str, Any]
 
     def __call__(self) -> Env:
-        if self.name == "LunarLander-v3":
+        if self.name == "LunarLander-v3" and not self.options:
             from arsm.rl.lunar_lander import TrimmedLunarLander  # Box2D is an extra of its own
 
             return TrimmedLunarLander()
-        return gymnasium.make(self.name, max_episode_steps=-1, disable_env_checker=True)
+        _spec(self.name)  # a worker process must import the module first
+        return _prepared(gymnasium.make(self.name, max_episode_steps=-1, disable_env_checker=True, **self.options))
 
 
 @dataclass(frozen=True)
 class _WithoutLimit:
-    """What a function makes, without gymnasium's time limit: at the horizon an episode stops, but does not end."""
+    """An environment from a function, without gymnasium's time limit: at the horizon an episode stops, not ends."""
 
-    make: Callable[[], Env]
+    make: Callable[[], Any]
 
     def __call__(self) -> Env:
-        env = self.make()
-        return env.env if isinstance(env, TimeLimit) else env
+        return self.strip(self.make())
+
+    def strip(self, env: Any) -> Env:
+        """The environment without its limit, a team as one environment."""
+        if is_parallel(env):
+            return Team(env)
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(
+                f"An environment must be a gymnasium.Env or a PettingZoo ParallelEnv, but {self.make} makes a "
+                f"{type(env).__name__}."
+            )
+        return _prepared(env.env if isinstance(env, TimeLimit) else env)
+
+
+def _prepared(env: Env) -> Env:
+    return LastAction(env) if hasattr(env.unwrapped, "ale") else env
+
+
+def _check(which: object, horizon: object, snapshot: object, randomness: object, options: object) -> None:
+    if not isinstance(which, str) and not callable(which):
+        raise TypeError(
+            f"An environment must be a name or a function that makes one, but is {which}; give its name, its class "
+            "or a function without arguments."
+        )
+    if horizon is not None:
+        check_count("horizon", horizon)
+    if snapshot is not None and not (
+        isinstance(snapshot, tuple) and len(snapshot) == 2 and all(map(callable, snapshot))
+    ):
+        raise TypeError(f"snapshot must be a pair of functions (get, set), but is {snapshot!r}.")
+    if randomness not in ("same", "fresh"):
+        raise ValueError(f'randomness must be "same" or "fresh", but is {randomness!r}.')
+    if options and not isinstance(which, str):
+        raise ValueError("options are arguments of gymnasium.make; let your function pass them itself.")
 
 
 def _spec(name: str) -> Any:
@@ -89,39 +154,53 @@ def _spec(name: str) -> Any:
         raise ValueError(f"{module}, to register {name}, cannot be imported ({error}); install it first.") from error
     except GymnasiumError as error:
         close = difflib.get_close_matches(name, gymnasium.registry, 1)
-        hint = f'did you mean "{close[0]}"?' if close else "gymnasium.registry lists those there are."
+        elsewhere = f'if another package registers it, name that package too, as in "package:{name}".'
+        hint = f'did you mean "{close[0]}"? Or, {elsewhere}' if close else elsewhere
         raise ValueError(f'There is no environment "{name}": {hint}') from error
 
 
-def _time_limit(env: Env) -> int | None:
+def _time_limit(env: Any) -> int | None:
     """Of the wrappers, or what the environment was registered with."""
+    if not isinstance(env, gymnasium.Env):
+        return None
     limits = [layer.get_wrapper_attr("_max_episode_steps") for layer in layers(env) if isinstance(layer, TimeLimit)]
     return min(limits) if limits else env.spec and env.spec.max_episode_steps
 
 
-def _earliest(horizon: int | None, limit: int | None, name: str) -> int:
-    if horizon is not None and horizon < 1:
-        raise ValueError(f"horizon must be at least 1, but is {horizon}.")
+def _earliest(horizon: int | None, limit: int | None) -> int:
     known = [end for end in (horizon, limit) if end is not None and end > 0]  # Gymnasium has -1 for no limit
-    if not known:
+    return min(known, default=ENDLESS)
+
+
+def _needed(horizon: int, name: str) -> int:
+    if horizon == ENDLESS:
         raise ValueError(f"{name} has no time limit; give one as horizon.")
-    return min(known)
+    return horizon
 
 
-def _choices(space: spaces.Space[Any], name: str) -> tuple[Array, tuple[int, ...]]:
-    if isinstance(space, spaces.Discrete):
-        return np.array(space.start), (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        return np.asarray(space.start), tuple(int(n) for n in space.nvec)
-    raise ValueError(f"{name} has actions {space}, but these gradients are for Discrete or MultiDiscrete ones.")
+def _masks(env: Env) -> Literal["info", "method"] | None:
+    if "action_mask" in env.reset(seed=0)[1]:
+        return "info"
+    return "method" if env.has_wrapper_attr("action_masks") else None
 
 
-def _observation_size(env: Env, name: str, encoder: Encoder | None) -> int:
-    space = env.observation_space
+def _is_vector(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and len(space.shape) == 1
+
+
+def _observation_shape(env: Env, name: str, encoder: Encoder | None) -> tuple[int, ...]:
     if encoder is not None:
-        return int(np.asarray(encoder(env.reset(seed=0)[0])).size)
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        return space.shape[0]
-    raise ValueError(
-        f"{name} has observations {space}, but the policy reads vectors; give an encoder that makes a vector of one."
-    )
+        seen = env.reset(seed=0)[0]
+        try:
+            return np.asarray(encoder(seen), dtype=np.float64).shape or (1,)
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"The encoder raised {type(error).__name__} on the first observation of {name}: {error}"
+            ) from error
+    shape = encoded_shape(env.observation_space)
+    if shape is None or 0 in shape:
+        raise ValueError(
+            f"{name} has observations {env.observation_space}, which have no encoding; give an encoder that makes a "
+            "vector of one."
+        )
+    return shape

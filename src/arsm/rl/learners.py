@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -11,20 +10,8 @@ from torch import Tensor, nn
 
 from arsm import policy
 from arsm.estimators import RELAX, Reinforce
+from arsm.rl.networks import mlp
 from arsm.types import Estimator
-
-
-def mlp(inputs: int, hidden: tuple[int, ...], outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """A network with ReLUs in float64; weights N(0, 0.3) and biases 0.1, as the paper's authors have it, but for the
-    output's weights N(0, 0.03): a policy must begin near uniform to see any reward where that is rare (Acrobot)."""
-    layers: list[nn.Module] = []
-    sizes = (inputs, *hidden, outputs)
-    for size, following in pairwise(sizes):
-        linear = nn.Linear(size, following, dtype=torch.float64)
-        nn.init.normal_(linear.weight, 0.0, 0.03 if len(layers) == 2 * len(hidden) else 0.3, generator=generator)
-        nn.init.constant_(linear.bias, 0.1)
-        layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +19,7 @@ class Batch:
     """The true episodes of one iteration, one after the other: T steps in all."""
 
     observations: Tensor
-    """[T, D]."""
+    """[T, D], without masks."""
     logits: Tensor
     """[T, K, C], detached."""
     rewards: Tensor

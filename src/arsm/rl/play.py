@@ -1,4 +1,4 @@
-"""Playing true episodes and their rollouts in lock step, with the policy in NumPy.
+"""Playing true episodes and their rollouts in lock step.
 
 Every rollout draws its noise from a stream of its own, and actions are chosen by the library's fixed-point race, so
 that who plays a rollout, and beside which others, changes nothing.
@@ -8,76 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from time import process_time
 
 import numpy as np
 
-from arsm.noise import LOWEST, RESOLUTION
-from arsm.rl.branching import Array, Trail, check_finite
+from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Trail, check_finite
 from arsm.rl.environments import Environment
-
-# as arrays, which NumPy takes faster than Python's numbers
-ZERO, UNITS = np.array(0.0), np.array(1 / RESOLUTION)
-TINY = np.finfo(np.float64).tiny
-FEW_ROWS = 64
-BLOCK = 64
-"""Steps of noise that are drawn at once."""
-
-
-# ---------------------------------------------------------------- the policy
-
-
-@dataclass(frozen=True, eq=False)
-class Policy:
-    """An MLP with ReLUs in NumPy, from observations [N, D] to logits [N, K, C]."""
-
-    layers: tuple[tuple[Array, Array], ...]
-    """(weight [in, out], bias [out]) each, float64."""
-    choices: tuple[int, ...]
-    """The number of categories of each of the K actions; C is the largest, the rest are masked."""
-
-    def logits(self, observations: Array) -> Array:
-        x, rows = observations, len(observations)
-        few = rows <= FEW_ROWS
-        layers = self._repeated if few else self.layers
-        for weight, bias in layers[:-1]:
-            x = x.dot(weight)
-            x += bias[:rows] if few else bias
-            np.maximum(x, ZERO, out=x)
-        weight, bias = layers[-1]
-        x = x.dot(weight)
-        x += bias[:rows] if few else bias
-        return x.reshape(rows, len(self.choices), -1)
-
-    @cached_property
-    def _repeated(self) -> tuple[tuple[Array, Array], ...]:
-        """The layers with a bias for every row of a small batch: arrays of one shape add up in half the time."""
-        return tuple((weight, np.repeat(bias[None], FEW_ROWS, 0)) for weight, bias in self.layers)
-
-    def act(self, logits: Array, noise: Array) -> Array:
-        """argmin_i (a_i - phi_i), in units of the race's resolution: logits and noise [N, K, C] -> [N, K]."""
-        top = logits[..., :1]
-        for c in range(1, logits.shape[-1]):  # for the few actions there are, faster than a reduction
-            top = np.maximum(top, logits[..., c : c + 1])
-        phi = logits - top
-        phi *= UNITS  # the race's clamp below 2^11 is left out: nobody wins from there
-        np.rint(phi, out=phi)
-        if self.masked is not None:
-            phi[:, self.masked] = -np.inf
-        return (noise - phi).argmin(-1)
-
-    @cached_property
-    def masked(self) -> Array | None:
-        """[K, C]: where an action has fewer categories than the largest; None if all have as many."""
-        most = max(self.choices)
-        return None if min(self.choices) == most else np.arange(most) >= np.array(self.choices)[:, None]
-
-
-def race_units(log_pi: Array) -> Array:
-    """a = ln pi in whole units of the race's resolution, exact in float64."""
-    return np.rint(np.maximum(log_pi, LOWEST / 2) / RESOLUTION)
-
+from arsm.rl.policies import Policy, act
+from arsm.rl.streams import OwnNoise, SharedNoise, Still, Tape
 
 # ---------------------------------------------------------------- true episodes
 
@@ -87,7 +25,7 @@ class Episode:
     """A true episode of T steps."""
 
     observations: Array
-    """[T, D]: what each action was chosen on."""
+    """[T, D]: what each action was chosen on, with the masks [T, K C] behind it, if there are masks."""
     logits: Array
     """[T, K, C]."""
     actions: Array
@@ -97,7 +35,7 @@ class Episode:
     terminated: bool
     """Whether it ended by itself, not at the time limit."""
     last_observation: Array
-    """[D]: after the last action."""
+    """[D]: after the last action, as the others."""
     trail: Trail
 
     def returns(self, gamma: float) -> Array:
@@ -109,22 +47,23 @@ class Episode:
         return np.array(returns[::-1])
 
 
-def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int], noise: Array) -> list[Episode]:
-    """Play true episodes in lock step; noise [N, horizon, K, C] in race units."""
+def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still) -> list[Episode]:
+    """Play true episodes in lock step."""
     lanes, seen = environment.start(seeds)
-    noise = noise.swapaxes(0, 1).copy()
     owner: Array = np.arange(len(seeds))
     steps: list[tuple[Array, ...]] = []
     ended: dict[int, tuple[bool, Array]] = {}
     for time in range(environment.horizon):
         logits = policy.logits(seen)
-        actions = policy.act(logits, noise[time])
+        actions = act(logits, noise.at(owner, time))
         state = getattr(lanes, "state", None)
         following, rewards, terminated, over = lanes.step(actions)
         steps.append((owner, seen, logits, actions, rewards, *(() if state is None else (state.T,))))
         seen = following
         if time + 1 == environment.horizon:
             over = np.ones_like(over)
+            if time + 1 == ENDLESS:
+                raise EnvironmentFailure(f"{environment.name} did not end within {ENDLESS:,} steps; give a horizon.")
         if np.count_nonzero(over):
             for lane in over.nonzero()[0]:
                 ended[int(owner[lane])] = (bool(terminated[lane]), seen[lane])
@@ -132,7 +71,7 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
             lanes.drop(keep)
             if not len(keep):
                 break
-            owner, seen, noise = owner[keep], seen[keep], noise.take(keep, 1)
+            owner, seen = owner[keep], seen[keep]
     played = np.concatenate([step[0] for step in steps])
     columns = [np.concatenate(column) for column in list(zip(*steps, strict=True))[1:]]
     episodes = []
@@ -165,8 +104,8 @@ class Branches:
     number: Array
     """[R]."""
     gamma: float
-    noise: Array | None = None
-    """[episodes, horizon, K, C]: the true episodes' noise in race units, where rollouts share it."""
+    shared: int | None = None
+    """The key of the true episodes' noise, where rollouts share it."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -175,63 +114,6 @@ class Branches:
         """Some of the rollouts."""
         chosen = {name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")}
         return replace(self, **chosen)
-
-
-class OwnNoise:
-    """Noise of the rollouts in the lanes, each from its own stream, a block ahead, as few last until the horizon."""
-
-    def __init__(self, branches: Branches, lanes: int, categories: int) -> None:
-        self._branches = branches
-        self._shape = branches.action.shape[1], categories
-        self._streams = [self._stream(rollout) for rollout in range(lanes)]
-        self._block, self._at = self._draw(self._streams, BLOCK), 0
-
-    def _stream(self, rollout: int) -> np.random.Generator:
-        key = self._branches.key << 64 | int(self._branches.number[rollout])
-        return np.random.Generator(np.random.Philox(key=key))
-
-    def _draw(self, streams: list[np.random.Generator], steps: int) -> Array:
-        """[steps, N, K, C]."""
-        drawn = np.empty((len(streams), steps, *self._shape))
-        for stream, own in zip(streams, drawn, strict=True):
-            stream.standard_exponential(out=own)
-        return race_units(np.log(np.maximum(drawn, TINY)).swapaxes(0, 1).copy())
-
-    def next(self) -> Array:
-        """[N, K, C] in race units, of every lane's next step; a rollout's first needs none."""
-        noise = self._block[self._at]
-        self._at += 1
-        if self._at == BLOCK:
-            self._block, self._at = self._draw(self._streams, BLOCK), 0
-        return noise
-
-    def drop(self, keep: Array) -> None:
-        self._streams = [self._streams[lane] for lane in keep]
-        self._block = self._block.take(keep, 1)
-
-    def restart(self, lane: int, rollout: int) -> None:
-        self._streams[lane] = self._stream(rollout)
-        after_first = self._at + 1
-        self._block[after_first:, lane] = self._draw([self._streams[lane]], BLOCK - after_first)[:, 0]
-
-
-class SharedNoise:
-    """The true episodes' noise, at the same times."""
-
-    def __init__(self, branches: Branches, lanes: int) -> None:
-        self._branches = branches
-        self._episode, self._time = branches.episode[:lanes].copy(), branches.step[:lanes].copy()
-
-    def next(self) -> Array:
-        assert self._branches.noise is not None
-        self._time += 1
-        return self._branches.noise[self._episode, self._time]
-
-    def drop(self, keep: Array) -> None:
-        self._episode, self._time = self._episode[keep], self._time[keep]
-
-    def restart(self, lane: int, rollout: int) -> None:
-        self._episode[lane], self._time[lane] = self._branches.episode[rollout], self._branches.step[rollout] - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,14 +138,19 @@ def play_elsewhere(environment: Environment, policy: Policy, branches: Branches)
 
 
 def play_rollouts(environment: Environment, policy: Policy, branches: Branches) -> Played:
-    """Play rollouts in lock step, one call of the policy a step; a lane that is done takes the next rollout."""
+    """Play rollouts in lock step, one call of the policy per step; a lane that is done takes the next rollout."""
     total = len(branches)
     if not total:
         return Played(np.zeros(0), 0)
     count = min(total, environment.lanes or total)
-    horizon, categories = environment.horizon, max(policy.choices)
-    lanes = environment.branch(branches.trails, branches.episode, branches.step, count)
-    noise = OwnNoise(branches, count, categories) if branches.noise is None else SharedNoise(branches, count)
+    horizon, shape = environment.horizon, (len(policy.choices), max(policy.choices))
+    streams = [(branches.key, number) for number in branches.number.tolist()]
+    lanes = environment.branch(branches.trails, branches.episode, branches.step, count, streams)
+    if branches.shared is None:
+        noise = OwnNoise(branches.key, branches.number, count, shape)
+    else:
+        tape = Tape(branches.shared, len(branches.trails), shape)
+        noise = SharedNoise(tape, branches.episode, branches.step, count)
     owner: Array = np.arange(count)
     limit: Array = horizon - branches.step[:count]  # what the clock says when a lane reaches the horizon
     result: Array = np.zeros(count)
@@ -303,7 +190,7 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
                 owner, limit, result, factor = (x[keep] for x in (owner, limit, result, factor))
                 seen = seen[keep]
             next_limit = int(limit.min())
-        actions = policy.act(policy.logits(seen), noise.next())
+        actions = act(policy.logits(seen), noise.next())
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     check_finite(environment.name, "a reward", returns)

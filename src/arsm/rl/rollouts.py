@@ -16,7 +16,8 @@ import numpy as np
 
 from arsm.rl.branching import Array, EnvironmentFailure
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Played, Policy, play_elsewhere, play_rollouts
+from arsm.rl.play import Branches, Played, play_elsewhere, play_rollouts
+from arsm.rl.policies import Policy
 
 
 class Engine(Protocol):

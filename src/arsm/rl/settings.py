@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
+
+LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -12,17 +15,19 @@ class Learning:
     """How an agent learns, whatever its optimizer."""
 
     episodes_an_iteration: int = 1
-    """True episodes whose gradients are averaged before each update."""
+    """True episodes whose gradients are averaged before each update. 0 chooses from 4 to 64 for each iteration, as many
+    as would have about 1,000 steps if they were as long as the last iteration's."""
     gamma: float = 0.99
-    """What a reward one step later counts."""
-    reward_scale: float = 1.0
-    """What rewards are multiplied by before anything is learned from them; returns are reported as they are."""
+    """Discount factor."""
+    reward_scale: float | None = 1.0
+    """Factor of the rewards before anything is learned from them; returns are reported as they are. None divides by
+    the standard deviation of the returns of earlier iterations."""
     entropy: float = 0.0
     """The weight of the policy's entropy, summed over steps, in what is maximised."""
     hidden: tuple[int, ...] = (10, 10)
     """Hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
-    """On, the steps that the budget keeps weigh M/|H|, so that the gradient is unbiased; off, 1, as in the paper."""
+    """Reweight the steps that the budget keeps by M/|H|, which keeps the gradient unbiased; the paper does not."""
     discounting: Literal["none", "gamma^t"] = "none"
     """Weight step t by gamma^t, as the discounted objective has it, or not, as the paper's algorithm does."""
     common_random_numbers: bool = False
@@ -31,10 +36,14 @@ class Learning:
 
 @dataclass(frozen=True)
 class Settings(Learning):
-    """What an agent learns with."""
+    """What an agent learns with. The defaults are for a new environment; those of `Learning` are the paper's."""
 
+    episodes_an_iteration: int = 0
+    reward_scale: float | None = None
+    entropy: float = 0.01
+    hidden: tuple[int, ...] = (32, 32)
     budget: int | None = 16
-    """S_max: the most rollouts a true episode; None for all."""
+    """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
     decay_over: int | None = None
@@ -42,19 +51,45 @@ class Settings(Learning):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("budget", "decay_over", "episodes_an_iteration"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but is {value}.")
-        if not isinstance(self.hidden, (tuple, list)) or not all(isinstance(n, int) and n >= 1 for n in self.hidden):
+        for name in ("budget", "decay_over"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
+        whole = isinstance(self.hidden, (tuple, list)) and all(_is_whole(n) and n >= 1 for n in self.hidden)
+        if not whole:
             raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}.")
+        for name in ("gamma", "learning_rate", "reward_scale", "entropy"):
+            value = getattr(self, name)
+            if name == "reward_scale" and value is None:
+                continue
+            if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+                raise ValueError(f"{name} must be a finite number, but is {value!r}.")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
         for name in ("learning_rate", "reward_scale"):
-            if not 0 < getattr(self, name) < math.inf:
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, but is {getattr(self, name)}.")
         if not math.isfinite(self.entropy):
-            raise ValueError(f"entropy must be finite, but is {self.entropy}.")
+            raise ValueError(f"entropy must be a finite number, but is {self.entropy}.")
         for name, known in (("optimizer", ("adam", "rmsprop")), ("discounting", ("none", "gamma^t"))):
             if getattr(self, name) not in known:
                 raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".')
+        check_seed(self.seed)
+
+
+def check_count(name: str, count: Any, least: int = 1) -> None:
+    """Require a whole number of at least this."""
+    if not _is_whole(count):
+        raise ValueError(f"{name} must be a whole number, but is {count!r}.")
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, but is {count}.")
+
+
+def check_seed(seed: Any) -> None:
+    """Require a seed that generators take."""
+    if not _is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
+
+
+def _is_whole(count: Any) -> bool:
+    return isinstance(count, Integral) and not isinstance(count, bool)

@@ -1,47 +1,67 @@
-"""Any Gymnasium environment, one object an episode: it branches in the first way that a test finds exact."""
+"""Any Gymnasium environment, one object per episode: it branches in the first way that a test finds exact."""
 
 from __future__ import annotations
 
 import copy
-import io
-import pickle
-from collections import deque
+import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType
+from functools import cached_property
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium import Space
 
-from arsm.rl.branching import Array, EnvironmentFailure, Replays, Trail, check_finite
+from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Replays, Trail, check_finite
+from arsm.rl.snapshots import WAYS, Env, Snapshot, Way, snapshot_of
+from arsm.rl.spaces import Encoder, encode, exists, full_mask
 
-Env = gymnasium.Env[Any, Any]
-Encoder = Callable[[Any], Array]
-Way = Literal["state", "copy", "replay"]
+TESTED_STEPS = 200
+"""Steps of each episode in which a way to branch is tested."""
+PATIENCE = 1000
+"""Random steps within which an environment without a time limit must end by itself."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stepped:
-    """Any deterministic Gymnasium environment with discrete actions and vectors as observations."""
+    """Any deterministic Gymnasium environment with discrete actions."""
 
     name: str
     make: Callable[[], Env]
-    observations: int
+    shape: tuple[int, ...]
+    """Of an observation, encoded."""
     choices: tuple[int, ...]
     first_choice: Array
     """[K]: the numbers of the first actions; [] for a single action, where the environment wants no array."""
     horizon: int
+    space: Space[Any] | None = None
+    """Of the observations, where they must be encoded."""
     encoder: Encoder | None = None
+    masked_by: Literal["info", "method"] | None = None
+    """Where action masks come from: `info["action_mask"]` or `action_masks()`."""
+    agents: int = 1
+    """Agents of a team, whose observations and actions lie side by side."""
+    snapshot: Snapshot | None = None
+    randomness: Literal["same", "fresh"] = "same"
+    """Whether a branch goes on with the true episode's random numbers or with its own."""
     way: Way = "replay"
-    """How to branch: by setting the environment's attributes if all are plain data, by deepcopy, or by replaying the
-    episode's seed and actions."""
+    """How to branch."""
     _made: list[Env] = field(default_factory=list, init=False, repr=False)
     _spare: list[Env] = field(default_factory=list, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": [], "_spare": []}  # every process makes its own
+        kept = {name: value for name, value in vars(self).items() if name != "_pair"}
+        return {**kept, "_made": [], "_spare": []}  # every process makes its own
+
+    @property
+    def observations(self) -> int:
+        """Numbers in an observation, D."""
+        return math.prod(self.shape)
+
+    @property
+    def masks(self) -> bool:
+        """Whether an action mask [K C] follows each observation."""
+        return self.masked_by is not None
 
     def close(self) -> None:
         """Close all environments that were made; later ones are made anew."""
@@ -68,24 +88,39 @@ class Stepped:
         """As many as make the policy's share of the time small."""
         return 32
 
+    def team(self) -> Any:
+        """One of its environments, where several agents are one environment; None for a single agent."""
+        if self.agents == 1:
+            return None
+        env = self._take()
+        self.give_back([env])
+        return env
+
+    # ---------------------------------------------------------------- episodes and branches
+
     def start(self, seeds: Sequence[int]) -> tuple[SteppedLanes, Array]:
         """Fresh episodes, and their observations [N, D]."""
         environments = [self._take() for _ in seeds]
         seen = np.stack([self.reset(env, seed) for env, seed in zip(environments, seeds, strict=True)])
-        return SteppedLanes(self, environments, self._branches((), seen[:0, 0], seen[:0, 0])), seen
+        return SteppedLanes(self, environments, self._branches((), seen[:0, 0], seen[:0, 0], ())), seen
 
-    def branch(self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int) -> SteppedLanes:
+    def branch(
+        self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int, streams: Sequence[Sequence[int]]
+    ) -> SteppedLanes:
         """The first `lanes` branches; the others follow by `restart`, in the order given: sorted by step they share
-        the way there."""
-        source = self._branches(trails, episode, step)
+        the way there. Each has a stream of fresh random numbers, if it wants them."""
+        source = self._branches(trails, episode, step, streams)
         return SteppedLanes(self, [next(source) for _ in range(lanes)], source)
 
-    def _branches(self, trails: Sequence[Trail], episode: Array, step: Array) -> Generator[Env, Env | None, None]:
+    def _branches(
+        self, trails: Sequence[Trail], episode: Array, step: Array, streams: Sequence[Sequence[int]]
+    ) -> Generator[Env, Env | None, None]:
         """An environment at each of these steps; one that is sent back is used again."""
         spare: Env | None = None
         trunk, at = None, (-1, -1)
+        state: Any = None
         try:
-            for number, time in zip(episode.tolist(), step.tolist(), strict=True):
+            for number, time, stream in zip(episode.tolist(), step.tolist(), streams, strict=True):
                 trail = trails[number]
                 if self.way == "replay":
                     env = spare or self._take()
@@ -93,22 +128,35 @@ class Stepped:
                     self._advance(env, trail, 0, time)
                 else:
                     if trunk is None or at[0] != number or at[1] > time:
-                        trunk, at = trunk or self._take(), (number, 0)
+                        trunk, at = trunk or self._take(), (number, -1)
                         self.reset(trunk, trail.seed)
-                    self._advance(trunk, trail, at[1], time)
+                    if at[1] != time:
+                        self._advance(trunk, trail, max(at[1], 0), time)
+                        state = None if self.way == "copy" else self._get(trunk)
                     at = (number, time)
                     if self.way == "copy":
                         env = copy.deepcopy(trunk)
                     else:
                         env = spare or self._awake()
-                        _set_data(env, self._state(trunk))
+                        self._pair[1](env, state)
+                if self.randomness == "fresh":
+                    env.unwrapped.np_random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(stream)))
                 spare = yield env
         finally:
             self.give_back([trunk])
 
-    def _state(self, env: Env) -> bytes:
+    @cached_property
+    def _pair(self) -> Snapshot:
+        env = self._take()
+        pair = snapshot_of(env, self.way, self.snapshot)
+        self.give_back([env])
+        if pair is None:
+            raise EnvironmentFailure(f'{self.name} cannot be branched by "{self.way}".')
+        return pair
+
+    def _get(self, env: Env) -> Any:
         try:
-            return _get_data(env)
+            return self._pair[0](env)
         except Exception as error:
             raise EnvironmentFailure(
                 f"{self.name} holds what it did not when it was tested ({error}), so that its state cannot be copied; "
@@ -135,6 +183,8 @@ class Stepped:
         for action in actions:
             self.step(env, action)
 
+    # ---------------------------------------------------------------- what goes in and what comes out
+
     def native(self, actions: Array) -> list[Any]:
         """Actions [N, K] as the environment wants them."""
         if self.first_choice.ndim == 0:
@@ -142,56 +192,130 @@ class Stepped:
         return list(actions + self.first_choice)
 
     def reset(self, env: Env, seed: int) -> Array:
-        """The first observation [D]."""
+        """The first observation [D], with the mask if there are masks."""
         try:
-            return self.encode(env.reset(seed=seed)[0])
+            seen, info = env.reset(seed=seed)
         except Exception as error:
             raise self._failure("reset", error) from error
+        return self.observe(env, seen, info, over=False)
 
-    def step(self, env: Env, action: Any) -> tuple[Any, float, bool, bool]:
-        """The observation as the environment gives it, the reward, whether it terminated, and whether it is over."""
+    def step(self, env: Env, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """The observation as the environment gives it, the reward, whether it terminated, whether it is over, and the
+        environment's further information."""
         try:
-            seen, reward, terminated, truncated, _ = env.step(action)
+            seen, reward, terminated, truncated, info = env.step(action)
         except Exception as error:
             raise self._failure("step", error) from error
-        return seen, float(reward), terminated, terminated or truncated
+        try:
+            value = float("text" if isinstance(reward, str) else reward)
+        except (TypeError, ValueError):
+            raise EnvironmentFailure(f"{self.name} gave a reward of {reward!r}; it must be a number.") from None
+        terminated = bool(terminated)
+        return seen, value, terminated, terminated or bool(truncated), info
+
+    def observe(self, env: Env, seen: Any, info: dict[str, Any], *, over: bool) -> Array:
+        """An observation as a vector [D], with the mask [K C] behind it if there are masks."""
+        vector = self.encode(seen)
+        if self.masked_by is None:
+            return vector
+        if over:  # nothing is chosen there, and many an environment allows nothing
+            return np.concatenate([vector, exists(self.choices).reshape(-1)])
+        try:
+            mask = info["action_mask"] if self.masked_by == "info" else env.get_wrapper_attr("action_masks")()
+            return np.concatenate([vector, full_mask(mask, self.choices)])
+        except Exception as error:
+            raise self._failure("action mask", error) from error
 
     def encode(self, seen: Any) -> Array:
         """An observation as a vector [D]."""
-        return np.asarray(seen if self.encoder is None else self.encoder(seen), dtype=np.float64).reshape(-1)
+        try:
+            if self.encoder is not None:
+                vector = np.array(self.encoder(seen), dtype=np.float64).reshape(-1)
+            elif self.space is not None:
+                vector = encode(self.space, seen)
+            else:
+                vector = np.array(seen, dtype=np.float64).reshape(-1)
+        except Exception as error:
+            raise self._failure("observation's encoder", error) from error
+        if vector.shape != (self.observations,):
+            raise EnvironmentFailure(
+                f"{self.name} gave an observation of {vector.size} numbers instead of {self.observations}; every "
+                "observation must be as large as the first."
+            )
+        return vector
 
     def _failure(self, doing: str, error: Exception) -> EnvironmentFailure:
         return EnvironmentFailure(f"{self.name} raised {type(error).__name__} in its {doing}: {error}")
+
+    # ---------------------------------------------------------------- the test of the ways
 
     def tested(self) -> Stepped:
         """The same, with the first way to branch that gives the next observations bit for bit."""
         try:
             record = [self._record(seed) for seed in range(3)]
+            offered: list[Way] = [way for way in WAYS if self._offers(way)]
         finally:
             self.close()
-        for way in ("state", "copy", "replay"):
-            candidate = replace(self, way=way)
+        for way in offered:
+            candidate = replace(self, way=way, randomness="same")
             if candidate._branches_exactly(record):
-                return candidate
+                return replace(candidate, randomness=self._checked_randomness(way))
+            if way == "snapshot":
+                raise EnvironmentFailure(
+                    f"{self.name} did not go on as before from its snapshot; let get(environment) copy all that a step "
+                    "changes and set(environment, state) put all of it back."
+                )
         raise EnvironmentFailure(
             f"{self.name} is not deterministic: the same seed and actions gave other observations, so that it cannot "
             "go back to a state and try another action; make its randomness follow from reset(seed=...)."
         )
 
+    def _offers(self, way: Way) -> bool:
+        if way in ("copy", "replay"):
+            return True
+        env = self._take()
+        self.give_back([env])
+        return snapshot_of(env, way, self.snapshot) is not None
+
+    def _checked_randomness(self, way: Way) -> Literal["same", "fresh"]:
+        if self.randomness == "fresh" and (way == "ale" or self.agents > 1):
+            raise ValueError(
+                f"{self.name} does not draw its randomness from np_random, so that branches cannot have fresh random "
+                'numbers; use randomness="same".'
+            )
+        return self.randomness
+
     def _record(self, seed: int) -> tuple[Trail, list[Any]]:
         """An episode of random actions, and what each of them gave."""
         generator = np.random.default_rng(seed)
         env, given, actions = self._take(), [], []
-        check_finite(self.name, "an observation", self.reset(env, seed))
-        for _ in range(min(self.horizon, 200)):
-            actions.append(generator.integers(self.choices))
-            seen, reward, terminated, over = self.step(env, self.native(actions[-1][None])[0])
-            given.append((np.array(seen), reward, terminated, over))
-            for what, values in (("a reward", np.asarray(reward)), ("an observation", self.encode(seen))):
-                check_finite(self.name, what, values)
+        seen = self.reset(env, seed)
+        check_finite(self.name, "an observation", seen)
+        for time in range(PATIENCE if self.horizon == ENDLESS else min(self.horizon, TESTED_STEPS)):
+            action = self._random_action(seen, generator)
+            raw, reward, terminated, over, info = self.step(env, self.native(action[None])[0])
+            seen = self.observe(env, raw, info, over=over)
+            if time < TESTED_STEPS:
+                actions.append(action)
+                given.append((seen, reward, terminated, over))
+                for what, values in (("a reward", np.asarray(reward)), ("an observation", seen)):
+                    check_finite(self.name, what, values)
             if over:
                 break
+        else:
+            if self.horizon == ENDLESS:
+                raise ValueError(
+                    f"{self.name} has no time limit and did not end within {PATIENCE:,} random steps; give a limit as "
+                    "horizon."
+                )
+        self.give_back([env])
         return Trail(seed, np.stack(actions)), given
+
+    def _random_action(self, seen: Array, generator: np.random.Generator) -> Array:
+        if not self.masks:
+            return generator.integers(self.choices)
+        allowed = seen[self.observations :].reshape(len(self.choices), -1)
+        return np.array([generator.choice(row.nonzero()[0]) for row in allowed])
 
     def _branches_exactly(self, record: list[tuple[Trail, list[Any]]]) -> bool:
         trails = [trail for trail, _ in record]
@@ -202,13 +326,15 @@ class Stepped:
         ]
         episode, step = np.array(points).T
         try:
-            branches = self._branches(trails, episode, step)
+            branches = self._branches(trails, episode, step, [()] * len(points))
             env = next(branches)
             for place, (number, begin) in enumerate(points):
                 trail, given = record[number]
                 for action, (seen, *rest) in zip(self.native(trail.actions[begin:]), given[begin:], strict=True):
-                    again, *others = self.step(env, action)
-                    if not np.array_equal(again, seen) or others != rest:
+                    again, reward, terminated, over, info = self.step(env, action)
+                    if [reward, terminated, over] != rest:
+                        return False
+                    if not np.array_equal(self.observe(env, again, info, over=over), seen):
                         return False
                 if place + 1 < len(points):
                     env = branches.send(env)
@@ -220,7 +346,7 @@ class Stepped:
 
 
 class SteppedLanes:
-    """Lanes of one object an episode."""
+    """Lanes of one object per episode."""
 
     def __init__(
         self,
@@ -233,72 +359,32 @@ class SteppedLanes:
         self.source = source
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        step, encode = self.environment.step, self.environment.encode
-        chosen = self.environment.native(actions)
-        given = [step(env, action) for env, action in zip(self.environments, chosen, strict=True)]
-        seen, *rest = zip(*given, strict=True)
-        observations = np.array([encode(x) for x in seen]) if self.environment.encoder else np.array(seen, np.float64)
-        reward, terminated, over = map(np.array, rest)
-        return observations.reshape(len(given), -1), reward, terminated, over
+        world = self.environment
+        chosen = world.native(actions)
+        given = [world.step(env, action) for env, action in zip(self.environments, chosen, strict=True)]
+        seen, reward, terminated, over, info = zip(*given, strict=True)
+        if world.space is None and world.encoder is None and not world.masks:
+            observations = self._stacked(seen)
+        else:
+            rows = zip(self.environments, seen, info, over, strict=True)
+            observations = np.array([world.observe(env, x, more, over=end) for env, x, more, end in rows])
+        return observations, np.array(reward), np.array(terminated), np.array(over)
+
+    def _stacked(self, seen: tuple[Any, ...]) -> Array:
+        try:
+            stacked = np.array(seen, np.float64)
+        except (TypeError, ValueError):
+            stacked = np.empty(0)
+        if stacked.shape != (len(seen), self.environment.observations):
+            return np.array([self.environment.encode(x) for x in seen])  # which says what is wrong
+        return stacked
 
     def drop(self, keep: Array) -> None:
-        done = np.setdiff1d(range(len(self.environments)), keep)
-        self.environment.give_back(self.environments[lane] for lane in done)
+        kept = set(keep.tolist())
+        self.environment.give_back(env for lane, env in enumerate(self.environments) if lane not in kept)
         self.environments = [self.environments[lane] for lane in keep]
         if not self.environments:
             self.source.close()
 
     def restart(self, lane: int) -> None:
         self.environments[lane] = self.source.send(self.environments[lane])
-
-
-def layers(env: Env) -> list[Env]:
-    """An environment's wrappers, the outermost first, and itself."""
-    return [env, *layers(env.env)] if isinstance(env, gymnasium.Wrapper) else [env]
-
-
-def _is_constant(x: Any) -> bool:
-    if isinstance(x, FunctionType):
-        return x.__closure__ is None  # which could hold state
-    return isinstance(x, (gymnasium.Space, EnvSpec, type))
-
-
-def _variables(env: Env) -> list[dict[str, Any]]:
-    """The attributes of each layer, but for what never changes."""
-    known = set(map(id, layers(env)))
-
-    def changes(name: str, x: Any) -> bool:
-        return id(x) not in known and not _is_constant(x) and name != "_saved_kwargs"  # what Gymnasium's wrappers got
-
-    return [{name: x for name, x in vars(layer).items() if changes(name, x)} for layer in layers(env)]
-
-
-class _DataPickler(pickle.Pickler):
-    """Refuses what is no plain data, such as an object of which only its class knows how to copy it."""
-
-    def reducer_override(self, x: Any) -> Any:
-        """Asked about all but Python's numbers, strings, tuples, lists, dicts and sets themselves."""
-        if isinstance(x, DATA) or hasattr(x, "__qualname__"):  # functions and classes are pickled by their names
-            return NotImplemented
-        raise TypeError(f"{type(x).__name__} is no plain data")
-
-
-DATA = (
-    *(dict, list, set, frozenset, tuple, deque),
-    *(np.ndarray, np.generic, np.dtype),
-    *(np.random.Generator, np.random.BitGenerator, np.random.SeedSequence),
-)
-
-
-def _get_data(env: Env) -> bytes:
-    """The state, if it is plain data throughout, and the random numbers."""
-    file = io.BytesIO()
-    _DataPickler(file, pickle.HIGHEST_PROTOCOL).dump(_variables(env))
-    return file.getvalue()
-
-
-def _set_data(env: Env, data: bytes) -> None:
-    for layer, before, after in zip(layers(env), _variables(env), pickle.loads(data), strict=True):
-        for name in before.keys() - after.keys():
-            delattr(layer, name)
-        vars(layer).update(after)

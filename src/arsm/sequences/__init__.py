@@ -1,10 +1,13 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
+from arsm.sequences.checks import Reward
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
 from arsm.sequences.driver import estimate
 from arsm.sequences.model import Model, Recompute, State, pad_before
 from arsm.sequences.strategies import Branch, Group
+from arsm.sequences.text import TextReward
+from arsm.sequences.transformers import Transformers
 
 __all__ = [
     "Batch",
@@ -17,8 +20,11 @@ __all__ = [
     "Model",
     "Prefixes",
     "Recompute",
+    "Reward",
     "State",
     "Strategy",
+    "TextReward",
+    "Transformers",
     "complete",
     "estimate",
     "live_tokens",

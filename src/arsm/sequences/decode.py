@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.sequences.model import Model
+from arsm.checks import NotFiniteError
+from arsm.sequences.model import Model, begin
 
 LOOK_EVERY = 4
 """Steps between two looks at which rows have ended: every look waits for the device."""
@@ -98,9 +99,15 @@ def complete(
         pending = order[(prefixes.row[order] // share) == first // share]
         if pending.shape[0] == 0:
             continue
-        started = model.start(prompts[some]) if mask is None else model.start(prompts[some], mask[some])
+        started = begin(model, prompts[some], None if mask is None else mask[some])
         while pending.shape[0]:
             pending = _wave(model, started, first, prefixes, pending, decoding, generator, done)
+    if not bool((finite := done.log_probs > -torch.inf).all()):
+        row, step = (~finite).nonzero()[0].tolist()
+        raise NotFiniteError(
+            f"The model's logits after {step} tokens of completion {row} are NaN, +inf, or -inf throughout; they must "
+            "be finite, or -inf to mask a token."
+        )
     return done
 
 
@@ -161,5 +168,7 @@ def _draw(
     log_p = (logits.to(wide) / decoding.temperature).log_softmax(-1)
     if log_p.shape[0] == 0:
         return forced, log_p.sum(-1).double()
-    token = torch.where(forced < 0, log_p.exp().multinomial(1, generator=generator).squeeze(-1), forced)
+    # argmax_c p_c / E_c, with E exponential: what multinomial does too, but without waiting for the device
+    race = log_p.exp() / torch.empty_like(log_p).exponential_(generator=generator).clamp_min(torch.finfo(wide).tiny)
+    token = torch.where(forced < 0, race.argmax(-1), forced)
     return token, log_p.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()

@@ -99,3 +99,13 @@ def pad_before(prompts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Prompts and mask with the padding moved to the front, as a `Model` gets them."""
     order = mask.byte().argsort(dim=-1, stable=True)
     return prompts.gather(-1, order), mask.gather(-1, order)
+
+
+def one_pass(model: Model, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """`model.logits`, given a mask only where there is one."""
+    return model.logits(prompts, tokens) if mask is None else model.logits(prompts, tokens, mask)
+
+
+def begin(model: Model, prompts: Tensor, mask: Tensor | None) -> Any:
+    """`model.start`, given a mask only where there is one."""
+    return model.start(prompts) if mask is None else model.start(prompts, mask)

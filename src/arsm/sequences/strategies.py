@@ -93,8 +93,9 @@ class Branch:
             credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
             p = logits.squeeze(-2).softmax(-1)
             known = p * (h - (p * h).sum(-1, keepdim=True))
-            credit = credit + known.masked_fill(~batch.mask.unsqueeze(-1), 0)
-        return Attach.apply(batch.logits, credit / batch.temperature), branches  # pyright: ignore[reportReturnType]
+            credit += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
+        credit = credit.detach().div_(batch.temperature)
+        return Attach.apply(batch.logits, credit), branches  # pyright: ignore[reportReturnType]
 
     def _guess(self, batch: Batch) -> Tensor:
         assert self.critic is not None

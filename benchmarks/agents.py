@@ -1,0 +1,283 @@
+"""Agents at equal CPU seconds: this library's defaults beside Stable-Baselines3's PPO and A2C.
+
+    python -m benchmarks.agents              # 120 CPU seconds, five seeds, one worker per processor
+    python -m benchmarks.agents --seconds 20 --seeds 2 --rows CartPole Taxi
+    python -m benchmarks.agents --report     # only write table.csv and print the table
+
+Each row, method and seed is one job in a process of its own with one thread. Its line is appended to runs.jsonl, and a
+job that has a line is not run again. It learns until the process has spent the CPU seconds, then plays 100 episodes
+with sampled and 100 with the likeliest actions; a method is credited with the better of the two. This library's
+methods have the same settings, the defaults, on every row. Stable-Baselines3 has the settings that RL Baselines3 Zoo
+publishes for a task, and its defaults with eight environments elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from examples.many_actions import Knobs
+from examples.spread import get_state, set_state, spread
+
+import arsm
+from arsm.rl import PolicyGradient
+from arsm.rl.spaces import encode, encoded_shape
+from benchmarks import baselines
+from benchmarks.measure import hardware, table
+
+
+def grid_features(seen: Any) -> Any:
+    """MiniGrid's view as one-hot vectors of each cell's object and state, and the direction, for every method alike."""
+    image = np.asarray(seen["image"])
+    parts = [np.eye(11)[image[..., 0]], np.eye(3)[image[..., 2]]]
+    return np.concatenate([*(part.reshape(-1) for part in parts), np.eye(4)[seen["direction"]]])
+
+
+class Unmasked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Without action masks."""
+
+    def reset(self, **arguments: Any) -> Any:
+        seen, _ = self.env.reset(**arguments)
+        return seen, {}
+
+    def step(self, action: Any) -> Any:
+        return *self.env.step(action)[:4], {}
+
+
+def taxi_without_masks() -> Any:
+    """Taxi as a method without masks meets it."""
+    return Unmasked(gymnasium.make("Taxi-v4"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task."""
+
+    environment: str | Callable[[], Any]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Of PolicyGradient, besides the environment."""
+    ppo: dict[str, Any] = field(default_factory=dict)
+    """Of Stable-Baselines3's PPO, from the zoo's hyperparams/ppo.yml; `environments` and `normalize` are the zoo's."""
+    a2c: dict[str, Any] = field(default_factory=dict)
+    unmasked: Callable[[], Any] | None = None
+
+
+ROWS: dict[str, Row] = {
+    "FrozenLake 8x8": Row("FrozenLake8x8-v1"),
+    "Taxi": Row("Taxi-v4", unmasked=taxi_without_masks),
+    "MiniGrid-DoorKey-5x5": Row(
+        "minigrid:MiniGrid-DoorKey-5x5-v0",
+        {"encoder": grid_features},
+        ppo={
+            **{"environments": 8, "n_steps": 128, "batch_size": 64, "gae_lambda": 0.95, "gamma": 0.99, "n_epochs": 10},
+            **{"ent_coef": 0.0, "learning_rate": 2.5e-4, "clip_range": 0.2},
+        },
+    ),
+    "CartPole": Row(
+        "CartPole-v1",
+        ppo={
+            **{"environments": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20},
+            **{"ent_coef": 0.0, "falling_rate": 0.001},
+        },
+        a2c={"environments": 8, "ent_coef": 0.0},
+    ),
+    "Acrobot": Row(
+        "Acrobot-v1",
+        ppo={"environments": 16, "normalize": True, "n_steps": 256, "gae_lambda": 0.94, "n_epochs": 4, "ent_coef": 0.0},
+        a2c={"environments": 16, "normalize": True, "ent_coef": 0.0},
+    ),
+    "LunarLander": Row(
+        "LunarLander-v3",
+        ppo={
+            **{"environments": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, "gamma": 0.999},
+            **{"n_epochs": 4, "ent_coef": 0.01},
+        },
+        a2c={"environments": 8, "gamma": 0.995, "n_steps": 5, "ent_coef": 1e-5, "falling_rate": 0.00083},
+    ),
+    "Knobs, K = 4": Row(partial(Knobs, 4)),
+    "Knobs, K = 16": Row(partial(Knobs, 16)),
+    "Spread, 3 agents": Row(partial(spread, 3), {"snapshot": (get_state, set_state)}),
+}
+OURS: dict[str, arsm.Estimator] = {"RLOO(2), the default": arsm.RLOO(2), "ARSM": arsm.ARSM()}
+THEIRS = ("PPO", "A2C")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    row: str
+    method: str
+    seed: int
+    seconds: float
+    episodes: int
+    """Of each evaluation."""
+
+
+def jobs(rows: list[str], seeds: int, seconds: float, episodes: int) -> Iterator[Job]:
+    """All runs of these rows."""
+    for seed in range(seeds):
+        for name in rows:
+            masked = [f"{method}, no masks" for method in OURS] if ROWS[name].unmasked else []
+            for method in (*OURS, *masked, *THEIRS):
+                yield Job(name, method, seed, seconds, episodes)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Learn, then play."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    row = ROWS[job.row]
+    began = time.perf_counter()
+    method = job.method.removesuffix(", no masks")
+    if method in OURS:
+        environment = row.unmasked if method != job.method and row.unmasked else row.environment
+        found = ours(environment, row.arguments, OURS[method], job)
+    else:
+        options = row.ppo if job.method == "PPO" else row.a2c
+        found = baselines.learn(job.method, single(row), options, job.seed, job.seconds, job.episodes)
+    return {**vars(job), **found, "wall": time.perf_counter() - began}
+
+
+def ours(environment: Any, arguments: dict[str, Any], estimator: arsm.Estimator, job: Job) -> dict[str, Any]:
+    """This library's agent."""
+    begin = time.process_time()
+    agent = PolicyGradient(environment, estimator, seed=job.seed, **arguments)
+    agent.learn(10**9, callback=lambda _: time.process_time() - begin < job.seconds, progress=False)
+    spent = time.process_time() - begin
+    sampled, likeliest = (agent.evaluate(job.episodes, deterministic=likely).mean for likely in (False, True))
+    agent.close()
+    steps = agent.steps + agent.replayed
+    return {"sampled": sampled, "likeliest": likeliest, "cpu": spent, "steps": steps}
+
+
+def single(row: Row) -> Callable[[], Any]:
+    """A function that makes the environment with the same encoding as this library's agent sees."""
+    return partial(_encoded, row)
+
+
+def _encoded(row: Row) -> Any:
+    if isinstance(row.environment, str):
+        env = gymnasium.make(row.environment)
+    else:
+        env = row.environment()
+        if not isinstance(env, gymnasium.Env):
+            return env  # a team, which independent PPO takes as it is
+    encoder = row.arguments.get("encoder") or partial(encode, env.observation_space)
+    shape = np.asarray(encoder(env.reset(seed=0)[0])).shape if row.arguments else encoded_shape(env.observation_space)
+    space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: np.asarray(encoder(seen), np.float32), space)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def scores(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """By row and method: the returns of all seeds with sampled and with the likeliest actions."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for line in lines:
+        cell = found.setdefault((line["row"], line["method"]), {"sampled": [], "likeliest": []})
+        for kind in cell:
+            cell[kind].append(line[kind])
+    return found
+
+
+def summary(values: list[float]) -> tuple[float, float]:
+    """Mean and standard error."""
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), error
+
+
+def report(folder: Path) -> str:
+    """Write table.csv from runs.jsonl, and return the table in words."""
+    lines = read(folder)
+    found = scores(lines)
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"])
+        for (row, method), cell in found.items():
+            own = [line for line in lines if (line["row"], line["method"]) == (row, method)]
+            for kind, values in cell.items():
+                spread_of = float(np.std(values, ddof=1)) if len(values) > 1 else ""
+                where = [sorted({line[key] for line in own}) for key in ("hardware", "commit")]
+                facts = (f"{np.mean([line['cpu'] for line in own]):.1f}", *("; ".join(each) for each in where))
+                writer.writerow(
+                    [f"{row}: {method}", f"return, {kind}", np.mean(values), spread_of, len(values), "", *facts]
+                )
+    methods = list(dict.fromkeys(method for _, method in found))
+    body = []
+    for row in dict.fromkeys(row for row, _ in found):
+        cells = []
+        for method in methods:
+            cell = found.get((row, method))
+            best = max((summary(values) for values in cell.values()), key=lambda each: each[0]) if cell else None
+            cells.append("" if best is None else f"{best[0]:.2f} ± {best[1]:.2f}")
+        body.append([row, *cells])
+    return table("Mean return and its standard error over seeds", ["", *methods], body)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the jobs that are done."""
+    path = folder / "runs.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main() -> None:
+    """Run what is not done yet, then write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agents", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0, help="CPU seconds per job")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=100, help="episodes of each evaluation")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="jobs at a time")
+    parser.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS], metavar="ROW")
+    parser.add_argument("--folder", type=Path, default=Path("results/agents"))
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    done = {(line["row"], line["method"], line["seed"], line["seconds"]) for line in read(chosen.folder)}
+    wanted = [] if chosen.report else [*jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)]
+    wanted = [job for job in wanted if (job.row, job.method, job.seed, job.seconds) not in done]
+    facts = {"hardware": hardware(), "commit": commit()}
+    context = multiprocessing.get_context("spawn")
+    began = time.monotonic()
+    with ProcessPoolExecutor(chosen.workers, mp_context=context, max_tasks_per_child=1) as pool:
+        running = {pool.submit(run, job): job for job in wanted}
+        for number, ended in enumerate(as_completed(running), 1):
+            job = running[ended]
+            left = (time.monotonic() - began) / number * (len(wanted) - number)
+            try:
+                line = {**ended.result(), **facts}
+            except Exception as error:
+                print(f"{job.row}, {job.method}, seed {job.seed} failed: {error!r}", flush=True)
+                continue
+            with (chosen.folder / "runs.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            words = f"{job.row}, {job.method}, seed {job.seed}: {line['sampled']:.1f} {line['likeliest']:.1f}"
+            print(f"[{number}/{len(wanted)}, {left / 60:.0f} min left] {words}", flush=True)
+    print(report(chosen.folder))
+
+
+def commit() -> str:
+    """The commit that ran."""
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()

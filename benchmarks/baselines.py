@@ -1,0 +1,147 @@
+"""Stable-Baselines3's PPO and A2C for a number of CPU seconds; independent PPO for teams of agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from stable_baselines3 import A2C, PPO  # pyright: ignore[reportMissingImports]
+from stable_baselines3.common.callbacks import BaseCallback  # pyright: ignore[reportMissingImports]
+from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize  # pyright: ignore[reportMissingImports]
+
+FOR_EVER = 10**9
+
+
+class UntilSpent(BaseCallback):
+    """Ends learning when the process has spent its CPU seconds."""
+
+    def __init__(self, begin: float, seconds: float, falling: bool) -> None:
+        super().__init__()
+        self.begin, self.seconds, self.falling = begin, seconds, falling
+
+    def _on_step(self) -> bool:
+        spent = (time.process_time() - self.begin) / self.seconds
+        if self.falling:  # linear schedules fall over the time that there is
+            self.model._current_progress_remaining = max(0.0, 1 - spent)
+        return spent < 1
+
+
+def learn(
+    method: str, make: Callable[[], Any], options: dict[str, Any], seed: int, seconds: float, episodes: int
+) -> dict[str, Any]:
+    """Learn for these CPU seconds; the mean returns of episodes with sampled and with the likeliest actions."""
+    begin = time.process_time()
+    rest = dict(options)
+    count, normalize, rate = rest.pop("environments", 8), rest.pop("normalize", False), rest.pop("falling_rate", None)
+    if rate is not None:
+        rest["learning_rate"] = lambda left: rate * left
+    kind = {"PPO": PPO, "A2C": A2C}[method]
+    team = not isinstance(probe := make(), gymnasium.Env)
+    probe.close()
+    environment: Any = TeamVector(make, count) if team else make_vec_env(make, n_envs=count, seed=seed)
+    if normalize:
+        environment = VecNormalize(environment)
+    model = kind("MlpPolicy", environment, seed=seed, device="cpu", **rest)
+    _schedule_by_time(model, begin, seconds)
+    model.learn(FOR_EVER, callback=UntilSpent(begin, seconds, rate is not None))
+    spent = time.process_time() - begin
+    normalise = environment.normalize_obs if normalize else lambda seen: seen
+    play = play_team if team else play_single
+    returns = {
+        name: float(np.mean([play(model, make, normalise, number, likely) for number in range(episodes)]))
+        for name, likely in (("sampled", False), ("likeliest", True))
+    }
+    environment.close()
+    return {**returns, "cpu": spent, "steps": model.num_timesteps}
+
+
+def _schedule_by_time(model: Any, begin: float, seconds: float) -> None:
+    """Let schedules see the share of CPU time that is left instead of the share of steps."""
+
+    def update(steps: int, total: int) -> None:
+        model._current_progress_remaining = max(0.0, 1 - (time.process_time() - begin) / seconds)
+
+    model._update_current_progress_remaining = update
+
+
+def play_single(model: Any, make: Callable[[], Any], normalise: Any, number: int, likely: bool) -> float:
+    """One episode's return."""
+    env = make()
+    seen, _ = env.reset(seed=1_000_000 + number)
+    total, over = 0.0, False
+    while not over:
+        action, _ = model.predict(normalise(seen), deterministic=likely)
+        seen, reward, terminated, truncated, _ = env.step(action if np.ndim(action) else int(action))
+        total, over = total + float(reward), terminated or truncated
+    env.close()
+    return total
+
+
+def play_team(model: Any, make: Callable[[], Any], normalise: Any, number: int, likely: bool) -> float:
+    """One episode's return, summed over the agents."""
+    env = make()
+    seen, _ = env.reset(seed=1_000_000 + number)
+    total = 0.0
+    while env.agents:
+        names = list(env.agents)
+        actions, _ = model.predict(np.stack([seen[name] for name in names]), deterministic=likely)
+        seen, rewards, *_ = env.step(dict(zip(names, map(int, actions), strict=True)))
+        total += float(sum(rewards.values()))
+    env.close()
+    return total
+
+
+class TeamVector(VecEnv):
+    """Every agent of every copy is an environment of its own: independent learners that share one network."""
+
+    def __init__(self, make: Callable[[], Any], copies: int) -> None:
+        self.copies = [make() for _ in range(copies)]
+        self.names = list(self.copies[0].possible_agents)
+        first = self.names[0]
+        spaces = self.copies[0].observation_space(first), self.copies[0].action_space(first)
+        super().__init__(copies * len(self.names), *spaces)
+        self._actions = np.zeros(self.num_envs, int)
+        self._reset_count = 0
+
+    def _fresh(self, env: Any) -> list[Any]:
+        self._reset_count += 1
+        seen, _ = env.reset(seed=self._reset_count)
+        return [seen[name] for name in self.names]
+
+    def reset(self) -> Any:
+        return np.array([row for env in self.copies for row in self._fresh(env)], np.float32)
+
+    def step_async(self, actions: Any) -> None:
+        self._actions = np.asarray(actions)
+
+    def step_wait(self) -> Any:
+        seen, rewards, dones, infos = [], [], [], []
+        for env, own in zip(self.copies, np.split(self._actions, len(self.copies)), strict=True):
+            given, paid, *_ = env.step(dict(zip(self.names, map(int, own), strict=True)))
+            rows, over = [given[name] for name in self.names], not env.agents
+            for row, name in zip(rows, self.names, strict=True):
+                infos.append({"terminal_observation": row, "TimeLimit.truncated": True} if over else {})
+                rewards.append(paid[name])
+            seen += self._fresh(env) if over else rows
+            dones += [over] * len(rows)
+        return np.array(seen, np.float32), np.array(rewards, np.float32), np.array(dones), infos
+
+    def close(self) -> None:
+        for env in self.copies:
+            env.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [None] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        raise NotImplementedError
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs

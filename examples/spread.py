@@ -1,0 +1,62 @@
+"""Several agents with one joint action: mpe2's spread task with 3 or 6 agents, a shared policy and a team reward.
+
+pip install mpe2
+python examples/spread.py            # 3 agents
+python examples/spread.py 6 120      # 6 agents, 120 seconds
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from arsm.rl import PolicyGradient
+
+STEPS = 25
+
+
+def spread(agents: int = 3) -> Any:
+    """The environment, as its authors make it."""
+    from mpe2 import simple_spread_v3  # pyright: ignore[reportMissingImports]
+
+    return simple_spread_v3.parallel_env(N=agents, max_cycles=STEPS)
+
+
+def get_state(env: Any) -> Any:
+    """Where everything is and how fast it moves, and the time."""
+    raw = env.unwrapped
+    bodies = [*raw.world.agents, *raw.world.landmarks]
+    return [(body.state.p_pos.copy(), body.state.p_vel.copy()) for body in bodies], raw.steps
+
+
+def set_state(env: Any, state: Any) -> None:
+    """Put all that back."""
+    if not env.agents:
+        env.reset(seed=0)
+    raw = env.unwrapped
+    places, raw.steps = state
+    for body, (place, speed) in zip([*raw.world.agents, *raw.world.landmarks], places, strict=True):
+        body.state.p_pos, body.state.p_vel = place.copy(), speed.copy()
+
+
+def main(agents: int = 3, seconds: float = 5.0) -> None:
+    """Learn for some seconds."""
+    torch.set_num_threads(1)
+    agent = PolicyGradient(partial(spread, agents), snapshot=(get_state, set_state), seed=1)
+    before = agent.evaluate(20, deterministic=False)
+    agent.learn(seconds=seconds)
+    after = agent.evaluate(20, deterministic=False)
+    for name, found in (("before", before), ("after", after)):
+        print(f"{agents} agents, team return {name}: {found.mean:.1f} +- {found.standard_error:.1f}")
+    seen, _ = spread(agents).reset(seed=0)
+    print("joint action:", agent.predict(seen))
+    assert np.isfinite(after.mean)
+    agent.close()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

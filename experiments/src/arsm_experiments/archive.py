@@ -1,0 +1,59 @@
+"""`arsm archive`: put run folders into the archives that results/ is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from arsm_experiments.runs.archive import SUFFIX, Files, for_archive, read_archive, read_folder, write_archive
+from arsm_experiments.runs.files import RunError
+from arsm_experiments.runs.reader import make_record
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Add the run folders under ROOT to INTO/<experiment>.tar.xz, without their checkpoints; the folders stay.
+
+    The same runs always make the same archive, byte for byte.
+    """
+
+    root: Path = Path("runs")
+    """Where the run folders are."""
+    into: Path = Path("results/runs")
+    """Where the archives are."""
+    replace: bool = False
+    """Replace archived runs of the same name; without it they are left alone if equal, and refused if not."""
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        if not self.root.is_dir():
+            raise ValueError(f"There is no folder {self.root}; point --root at the run folders to add.")
+
+    def run(self, console: Console) -> None:
+        """Read and check everything, then write each archive that changes."""
+        found: dict[str, dict[str, Files]] = {}
+        for path in sorted(self.root.glob("*/*/config.json")):
+            files = for_archive(read_folder(path.parent))
+            record = make_record(path.parent, files)
+            found.setdefault(record.experiment, {})[record.name] = files
+        if not found:
+            raise RunError(f"There are no run folders under {self.root}; point --root at the run folders to add.")
+        self.into.mkdir(parents=True, exist_ok=True)
+        merged = {experiment: self.merge(experiment, runs) for experiment, runs in found.items()}
+        for experiment, runs in merged.items():
+            archive = self.into / f"{experiment}{SUFFIX}"
+            write_archive(archive, runs)
+            console.print(f"Wrote {archive}: {len(runs)} runs, {len(found[experiment])} of them from {self.root}.")
+
+    def merge(self, experiment: str, runs: dict[str, Files]) -> dict[str, Files]:
+        """What the archive will hold."""
+        archive = self.into / f"{experiment}{SUFFIX}"
+        before: dict[str, Files] = dict(read_archive(archive)) if archive.is_file() else {}
+        changed = [name for name in runs if name in before and runs[name] != before[name]]
+        if changed and not self.replace:
+            raise RunError(
+                f"{archive} has other runs named {', '.join(changed)}; pass --replace to put these in their place."
+            )
+        return before | runs

@@ -1,0 +1,74 @@
+"""`arsm report`: one self-contained page from runs, and the tables and figures of results/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from arsm_experiments.report.chapters import make_chapters
+from arsm_experiments.report.page import render
+from arsm_experiments.report.picture import save_figure
+from arsm_experiments.report.sections import Section, results_csv
+from arsm_experiments.runs.files import RunError, write_atomically
+from arsm_experiments.runs.reader import read_runs
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make one HTML page with tables and figures from the runs under ROOT; it needs no network."""
+
+    root: Path = Path("runs")
+    """Where the run folders are, or the archives of runs."""
+    out: Path | None = None
+    """The page to write; ROOT/report.html if not given."""
+    export: Path | None = None
+    """Also write EXPORT/<experiment>/table.csv and, as image files, the figures that EXPORT/<experiment>/README.md
+    shows, or all figures where there is no such page."""
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        if not self.root.is_dir():
+            raise ValueError(
+                f"There is no folder {self.root}; run an experiment first, or point --root at its run folders."
+            )
+
+    def run(self, console: Console) -> None:
+        """Read every run, write the page and what is to be exported."""
+        chapters = make_chapters(read_runs(self.root))
+        if not chapters:
+            raise RunError(
+                f"There are no runs under {self.root}; run an experiment first, or point --root at its run folders."
+            )
+        out = self.out or self.root / "report.html"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, lambda file: file.write(render(list(chapters.values())).encode()))
+        runs = sum(len(section.records) for chapter in chapters.values() for section in chapter.sections)
+        console.print(f"Wrote {out} from {runs} {'run' if runs == 1 else 'runs'}.")
+        if self.export is not None:
+            for experiment, chapter in chapters.items():
+                folder = self.export / experiment
+                export_sections(chapter.sections, folder)
+                console.print(f"Wrote {folder}.")
+
+
+def export_sections(sections: Sequence[Section], folder: Path) -> None:
+    """table.csv, and the images that the folder's README.md shows; all of them where it has none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "table.csv", lambda file: file.write(results_csv(sections).encode()))
+    page = folder / "README.md"
+    text = page.read_text() if page.is_file() else None
+
+    def shown(name: str) -> bool:
+        return text is None or f"]({name})" in text
+
+    for section in sections:
+        for figure in section.figures:
+            for name in figure.files:
+                if shown(f"{name}.png"):
+                    save_figure(figure, name, folder)
+        for picture in section.pictures:
+            if shown(picture.name):
+                (folder / picture.name).write_bytes(picture.content)

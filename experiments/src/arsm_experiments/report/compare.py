@@ -1,0 +1,68 @@
+"""The equal-cost comparison's part of the report: a ranked table and a figure for every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arsm.estimators import estimator
+from arsm_experiments.report.figures import COLOURS, NEUTRAL, Figure, Panel, Series
+from arsm_experiments.report.sections import Result, Section
+from arsm_experiments.runs.reader import Record
+
+COST = "mean squared error x evaluations"
+KINDS = {"arsm": COLOURS[0], "other unbiased estimators": NEUTRAL, "biased estimators": COLOURS[1]}
+COLUMNS = (
+    ("error x evaluations", "cost"),
+    ("variance", "variance"),
+    ("bias", "bias"),
+    ("bias that noise alone shows", "bias_error"),
+    ("evaluations", "evaluations"),
+    ("ms", "milliseconds"),
+)
+
+
+def compare_sections(records: Sequence[Record]) -> list[Section]:
+    """One section a problem, in the order in which they were run."""
+    return [_section(record) for record in sorted(records, key=_place)]
+
+
+def _place(record: Record) -> tuple[int, float]:
+    kind, _, size = record.config["problem"].partition("-")
+    return ("toy", "network", "vae").index(kind), float(size or 0)
+
+
+def _section(record: Record) -> Section:
+    config = record.config
+    ranked = sorted(record.metrics, key=lambda line: line["cost"])
+    named = [(config["estimators"][line["step"] - 1], line) for line in ranked]
+    rows, variables, categories = config["shape"]
+    text = (
+        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations an estimate. "
+        "Ranked by mean squared error x evaluations, which is variance x evaluations where there is no bias. "
+        "Evaluations are the distinct ones, so that equal samples cost one; a relaxing estimator's each come with a "
+        f"gradient of f. Means and variances are from {config['samples']:,} estimates. Milliseconds are for one "
+        "estimate of all rows."
+    )
+    results = [Result(_label(words), title, [line[key]], record) for words, line in named for title, key in COLUMNS]
+    figure = Figure(
+        "The ranking", "Lower is better. Log scale.", [_ranking(record.label, named)], {record.label: (COST,)}
+    )
+    return Section(f"Comparison, {record.label}", text, [record], results, [figure])
+
+
+def _label(words: str) -> str:
+    return words if estimator(words).unbiased else f"{words} (biased)"
+
+
+def _kind(words: str) -> str:
+    arsm, unbiased, biased = KINDS
+    return biased if not estimator(words).unbiased else arsm if "arsm" in words else unbiased
+
+
+def _ranking(title: str, named: Sequence[tuple[str, dict[str, float]]]) -> Panel:
+    shown = [(words, line["cost"]) for words, line in named if line["cost"] > 0]
+    series = []
+    for kind, colour in KINDS.items():
+        places = [place for place, (words, _) in enumerate(shown) if _kind(words) == kind]
+        series.append(Series(kind, colour, [shown[place][1] for place in places], places, mark="dots"))
+    return Panel(title, {COST: series}, log="x", names=[words for words, _ in shown])

@@ -1,0 +1,88 @@
+"""Conditional MNIST's part of the report: the paper's table, each estimator at the learning rate validation chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from arsm_experiments.report.sections import Result, Section
+from arsm_experiments.report.training import PARTS, SECONDS, Row, figures, last, make_rows, not_run, pictures
+from arsm_experiments.runs.reader import Record
+
+# test -ln p(x_l | x_u) in nats: Yin, Yue and Zhou, ARSM, ICML 2019, table 2, whose other rows are those of Jang, Gu and
+# Poole, Categorical reparameterization with Gumbel-Softmax, ICLR 2017
+PAPER = {
+    "arsm": 58.3,
+    "straight-through": 61.8,
+    "gumbel-softmax:hard=True": 59.7,
+    "muprop": 63.0,
+}
+PAPER_SAMPLES = 1000
+PAPER_SPREAD = {"arsm": 0.2}
+STATE = (
+    ("variance of both upper maps' gradient", "gradient_variance", True),
+    ("entropy of z1 and z2 a variable (nats)", "entropy", False),
+    ("share of distinct pseudo actions", "pseudo_action_share", False),
+)
+
+
+def conditional_sections(records: Sequence[Record]) -> list[Section]:
+    """One section for every group, the paper's protocol first."""
+    ordered = sorted((r for r in records if r.metrics), key=lambda r: r.group)
+    return [_section(group, list(runs)) for group, runs in groupby(ordered, key=lambda r: r.group)]
+
+
+def _section(group: str, records: list[Record]) -> Section:
+    headline = _test(PAPER_SAMPLES)
+    paper = {words: {headline: figure} for words, figure in PAPER.items()}
+    rows = make_rows(records, paper, "measure_samples", "test_samples")
+    config = rows[0].chosen.config
+    size = config["variables"] * config["categories"]
+    text = (
+        f"The lower half of binarized MNIST digits from the upper half: linear maps 392-{size}-{size}-392 through two "
+        f"layers of {config['variables']} {config['categories']}-way variables, batches of {config['batch']}, Adam. "
+        "-ln p(x_l | x_u) in nats from S samples, -ln 1/S sum_s p(x_l | z_s), mean and standard deviation over seeds; "
+        "more samples give a lower figure. Train is the training objective: one sample an image unless the row says "
+        "bound samples, relaxed where the estimator relaxes. The learning rate is the one at which the first seed's "
+        "validation figure was best at any epoch; every figure but the last epoch's belongs to each seed's epoch of "
+        f"best validation. {SECONDS} The paper does not say how it binarized its images, and took its other rows from "
+        "another paper: compare within a column."
+    ) + ("" if group else not_run(rows, paper, headline))
+    few = " or ".join(f"{n:,}" for n in sorted({row.chosen.config["measure_samples"] for row in rows})) + " samples"
+    titles = {part: f"-ln p, {part} (nats{'' if part == 'train' else ', ' + few})" for part in PARTS}
+    return Section(
+        "Conditional MNIST" + (f" ({group})" if group else ""),
+        text,
+        records,
+        [result for row in rows for result in _results(row)],
+        figures(rows, group or "protocol", "-ln p(lower half | upper half)", titles, STATE),
+        pictures(rows, "test images, the halves given, and drawn completions"),
+        headline=headline,
+        headline_words=f"{headline}, -ln p in nats",
+    )
+
+
+def _test(samples: int) -> str:
+    return f"test, {samples:,} samples"
+
+
+def _results(row: Row) -> list[Result]:
+    """What an estimator came to at its rate, over all seeds."""
+    record, config = row.chosen, row.chosen.config
+    few = config["measure_samples"]
+    found = {
+        "learning rate": [config["rate"]],
+        "train": row.at_best("train"),
+        f"validation, {few:,} samples": row.at_best("validation"),
+        _test(few): row.at_best("test"),
+        f"{_test(few)}, last epoch": last(record, "test"),
+        _test(config["test_samples"]): last(record, "best_test"),
+        "seconds": [record.seconds],
+    }
+    spread = PAPER_SPREAD.get(config["estimator"])
+    return [
+        Result(row.label, metric, seeds, record, figure, spread if figure is not None else None, like_for_like=False)
+        for metric, seeds in found.items()
+        if seeds
+        for figure in [row.paper.get(metric)]
+    ]

@@ -1,0 +1,217 @@
+"""Control's part of the report: the paper's curves, and when each method held the task's completion line."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arsm_experiments.control import WINDOW
+from arsm_experiments.report.figures import Figure, Level, Panel, Series, band, palette
+from arsm_experiments.report.sections import Picture, Result, Section
+from arsm_experiments.runs.files import plain_name
+from arsm_experiments.runs.merge import merge_seeds
+from arsm_experiments.runs.reader import Record
+
+NO_VARIANCE = math.log(sys.float_info.min)
+"""What is recorded for the logarithm of zero."""
+# seconds to the end of the paper's figure
+PAPER_SECONDS = {
+    "CartPole-v0": {"arsm": 677.0, "relax": 139.0, "a2c": 92.0},
+    "Acrobot-v1": {"arsm": 425.0, "relax": 172.0, "a2c": 120.0},
+    "LunarLander-v3": {"arsm": 19050.0, "relax": 3493.0, "a2c": 2708.0},
+}
+AXES = {
+    "episode": "step",
+    "environment step, rollouts counted": "steps",
+    "second (wall clock)": "learning_seconds",
+}
+STATE = (
+    ("log variance of the gradient", "log_variance"),
+    ("pseudo actions a step", "pseudo_actions"),
+    ("entropy of the policy (nats)", "entropy"),
+)
+
+
+def completion_line(environment: str) -> float | None:
+    """The average return over 100 episodes at which Gymnasium calls a task solved."""
+    try:
+        import gymnasium
+    except ModuleNotFoundError:  # runs may be read where none are made
+        return None
+    try:
+        return gymnasium.spec(environment).reward_threshold
+    except gymnasium.error.Error:  # registered where it ran, not here
+        return None
+
+
+def control_sections(records: Sequence[Record]) -> list[Section]:
+    """One section for every task, comparing the methods that ran on it."""
+    ordered = sorted((r for r in records if r.metrics), key=_task)
+    # seeds are split over commands to run side by side
+    return [_section(merge_seeds(list(runs), _alike, seconds=max)) for _, runs in groupby(ordered, key=_task)]
+
+
+def _task(record: Record) -> tuple[Any, ...]:
+    return record.config["environment"], record.config["horizon"] or 0, record.group
+
+
+def _alike(record: Record) -> tuple[Any, ...]:
+    """What runs have in common that differ in their seeds only."""
+    config = record.config
+    return record.label, config["optimizer"], config["learning_rate"], config["episodes"]
+
+
+def _section(records: list[Record]) -> Section:
+    environment, horizon, group = _task(records[0])
+    slug = "-".join(filter(None, (group, plain_name(environment), f"h{horizon}" if horizon else "")))
+    line = completion_line(environment)
+    levels = [Level("completion line", line)] if line is not None else []
+    text = (
+        "Average return over the last 100 true episodes: the median over seeds, and their 10th to 90th percentile as a "
+        "band. "
+        + (f"The dotted line is the task's completion line, {line:g}. " if line is not None else "")
+        + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged over all parameters."
+    )
+    figures = []
+    shown = best_settings(records)
+    is_grid = len(records) > 2 * len(shown)
+    if is_grid:
+        text += " The curves are those of each method's best setting: by the final average, then by the whole curve's."
+        figures.append(_rates(records, slug, levels))
+    else:
+        shown = records
+    labels = _labels(records)
+    colours = dict(zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True))
+    returns = Panel("average return", _views(shown, labels, colours, "average_return", AXES), levels=levels)
+    state = [Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE]
+    along = Figure(
+        "Along training",
+        "Environment steps count those of rollouts; the way back to a branch is not counted.",
+        [returns, *state],
+        {f"{slug}-curves": tuple(AXES)},
+    )
+    title = f"{environment}" + (f", {horizon} steps" if horizon else "") + (f" ({group})" if group else "")
+    results = [x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)]
+    gifs = [Picture(r, file, labels[r.folder]) for r in records for file in r.pictures]
+    return Section(title, text, records, results, [*figures, along], gifs, headline="seconds")
+
+
+def best_settings(records: Sequence[Record]) -> list[Record]:
+    """Of the runs that differ in optimizer and learning rate only, the best."""
+
+    def merit(record: Record) -> tuple[int, float]:
+        averages = [s["average_return"] for s in seed_series(record)]
+        return round(np.mean([x[-1] for x in averages])), float(np.mean([x.mean() for x in averages]))
+
+    best: dict[str, Record] = {}
+    for record in records:
+        best[record.label] = max(best.get(record.label, record), record, key=merit)
+    return list(best.values())
+
+
+def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Figure:
+    """Every setting's final average, against the learning rate."""
+    found: dict[str, dict[str, dict[float, float]]] = {}
+    for record in records:
+        config = record.config
+        final = np.median([s["average_return"][-1] for s in seed_series(record)])
+        found.setdefault(config["optimizer"], {}).setdefault(record.label, {})[config["learning_rate"]] = float(final)
+    names = list(dict.fromkeys(name for points in found.values() for name in points))
+    colours = dict(zip(names, palette([name.partition(",")[0] for name in names]), strict=True))
+    panels = []
+    for optimizer, by_name in found.items():
+        series = [
+            Series(name, colours[name], sorted(points), [points[rate] for rate in sorted(points)], mark="linked")
+            for name, points in by_name.items()
+        ]
+        panels.append(Panel(f"final average return, {optimizer}", {"learning rate": series}, log="x", levels=levels))
+    return Figure("Settings", "The median over seeds.", panels, {f"{slug}-rates": ("learning rate",)})
+
+
+def _labels(records: Sequence[Record]) -> dict[Path, str]:
+    """A run's settings in words, by its folder; how long it was where others have the same; how far its seeds are."""
+    plain = {}
+    for record in records:
+        config = record.config
+        settings = record.label.removeprefix(config["method"])
+        plain[record.folder] = f"{config['method']}, {config['optimizer']} {config['learning_rate']:g}{settings}"
+    repeated = Counter(plain.values())
+    found = {}
+    for record in records:
+        label = plain[record.folder]
+        if repeated[label] > 1:
+            label += f", {record.config['episodes']:,} episodes"
+        came_to = sorted({int(s["step"][-1]) for s in seed_series(record)})
+        if came_to[0] < (whole := record.config["episodes"]):
+            label += (
+                f" ({' to '.join(f'{n:,}' for n in dict.fromkeys((came_to[0], came_to[-1])))} of {whole:,} episodes)"
+            )
+        found[record.folder] = label
+    return found
+
+
+def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]]:
+    """Each seed's metrics as columns, where `key` is known: a single gradient has no variance."""
+    by_seed: dict[int, list[dict[str, Any]]] = {}
+    for line in record.metrics:
+        if key != "log_variance" or line[key] > NO_VARIANCE:
+            by_seed.setdefault(line["seed"], []).append(line)
+    return [{key: np.array([line[key] for line in lines]) for key in lines[0]} for lines in by_seed.values()]
+
+
+def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
+    """The place of the first full average that reaches the line."""
+    reached = ((series["average_return"] >= line) & (series["step"] >= WINDOW)).nonzero()[0]
+    return int(reached[0]) if len(reached) else None
+
+
+def _results(record: Record, label: str, line: float | None, *, beside_paper: bool) -> list[Result]:
+    seeds = seed_series(record)
+    averages = [s["average_return"][s["step"] >= WINDOW] for s in seeds]
+    paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"]) if beside_paper else None
+    rows: dict[str, list[float]] = {
+        "final average": [float(s["average_return"][-1]) for s in seeds],
+        "its median": [float(np.median([s["average_return"][-1] for s in seeds]))],
+        "best average": [float(full.max()) for full in averages if len(full)],
+        "log variance": [float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")],
+        "steps": [float(s["steps"][-1]) for s in seeds],
+        "steps played again": [float(s["replayed"][-1]) for s in seeds if s.get("replayed", [0])[-1]],
+        "seconds": [float(s["learning_seconds"][-1]) for s in seeds],
+    }
+    if line is not None:
+        places = [(s, solved_at(s, line)) for s in seeds]
+        solved = [(s, place) for s, place in places if place is not None]
+        rows["seeds at the line"] = [float(len(solved))]
+        if solved:
+            for name, key in (("episodes", "step"), ("seconds", "learning_seconds")):
+                rows[f"{name} to the line"] = [float(s[key][place]) for s, place in solved]
+    return [
+        Result(label, metric, values, record, paper if metric == "seconds" else None, like_for_like=False)
+        for metric, values in rows.items()
+        if values
+    ]
+
+
+def _views(
+    records: Sequence[Record], labels: dict[Path, str], colours: dict[Any, str], key: str, axes: dict[str, str]
+) -> dict[str, list[Series]]:
+    """Each run's median over seeds and their spread, against each axis."""
+    views: dict[str, list[Series]] = {axis: [] for axis in axes}
+    for record in records:
+        seeds = [s for s in seed_series(record, key) if len(s["step"]) > 1]
+        if not seeds or not any(s[key].any() for s in seeds):  # a critic tries no pseudo actions
+            continue
+        for axis, x in axes.items():
+            # every seed has its own places on the axis of steps or seconds: read all of them at the same ones, those
+            # that are done at their last
+            grid = np.linspace(min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200)
+            values = [np.interp(grid, s[x], s[key]).tolist() for s in seeds]
+            views[axis].append(band(labels[record.folder], colours[record.folder], grid.tolist(), values, "median"))
+    return views

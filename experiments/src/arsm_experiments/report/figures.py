@@ -1,0 +1,168 @@
+"""Figures as data: series in panels, and all words on them. `picture.py` and `interactive.py` draw them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+# Readable on white and on near-black (Okabe and Ito's set, its black and yellow replaced).
+COLOURS = (
+    *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b", "#7a7fe0"),
+    *("#2aa8a8", "#9a6a4a", "#d63384", "#6b8e23", "#4b6f9e", "#a0522d"),
+)
+NEUTRAL = "#8a8f98"
+INK = "#1c1f24"
+TITLE, ENTRY = 44, 64
+"""The most letters in one line of a panel's title, and of a legend's entry."""
+
+Mark = Literal["line", "linked", "dots", "ring"]
+"""A line, a line through dots, dots alone, or a ring around a point."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, with a band around it where `low` and `high` are given; all of one length."""
+
+    name: str
+    """Series of one name share a colour and an entry in the figure's legend."""
+    colour: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    mark: Mark = "line"
+
+    def thinned(self, points: int) -> Series:
+        """At most so many points, evenly spread, the first and the last among them."""
+        if len(self.x) <= points:
+            return self
+        return self.at(np.linspace(0, len(self.x) - 1, points).round().astype(int).tolist())
+
+    def at(self, places: Sequence[int]) -> Series:
+        """The points at these places alone."""
+        x, y, low, high = ([v[i] for i in places] if len(v) else () for v in (self.x, self.y, self.low, self.high))
+        return replace(self, x=x, y=y, low=low, high=high)
+
+    @property
+    def line(self) -> bool:
+        """Whether its points are joined."""
+        return self.mark in ("line", "linked")
+
+    @property
+    def dots(self) -> bool:
+        """Whether its points are marked."""
+        return self.mark != "line" or len(self.x) == 1
+
+
+@dataclass(frozen=True)
+class Level:
+    """A dotted horizontal line."""
+
+    meaning: str
+    y: float
+    colour: str = NEUTRAL
+    name: str = ""
+    """The series that it comes and goes with, if any."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    views: Mapping[str, Sequence[Series]]
+    """The series against each horizontal axis, by its label."""
+    log: Literal["", "x", "y"] = ""
+    """The axis with a log scale, which leaves out values of zero."""
+    floor: float | None = None
+    """The lowest height that is shown."""
+    ceiling: float | None = None
+    """The greatest height that is shown."""
+    levels: Sequence[Level] = ()
+    names: Sequence[str] = ()
+    """What the heights 0, 1, 2... stand for, from the top, where they are not numbers."""
+
+    def drawn(self, axis: str) -> list[Series]:
+        """The series against an axis, without points that have no place there: no numbers, and no 0 on a log scale."""
+
+        def has_place(x: float, y: float) -> bool:
+            return math.isfinite(x) and math.isfinite(y) and {"": 1.0, "x": x, "y": y}[self.log] > 0
+
+        return [
+            series.at([i for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)) if has_place(x, y)])
+            for series in self.views[axis]
+        ]
+
+    def from_zero(self, axis: str) -> bool:
+        """Whether the horizontal axis begins at 0: where the series nearly do."""
+        x = [value for series in self.views[axis] for value in series.x]
+        return self.log != "x" and bool(x) and 0 <= min(x) < 0.1 * max(x)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels under one legend."""
+
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+    files: Mapping[str, Sequence[str]]
+    """The PNG files to export, by name, each with the horizontal axes that it shows."""
+
+    @property
+    def axes(self) -> list[str]:
+        """The horizontal axes to choose from."""
+        return list(dict.fromkeys(axis for panel in self.panels for axis in panel.views))
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """Each name's colour."""
+        views = [series for panel in self.panels for view in panel.views.values() for series in view]
+        return {series.name: series.colour for series in views}
+
+    @property
+    def meanings(self) -> list[str]:
+        """What dotted lines stand for."""
+        return list(dict.fromkeys(level.meaning for panel in self.panels for level in panel.levels))
+
+
+def grid(panels: int) -> tuple[int, int]:
+    """How many rows and columns so many panels stand in."""
+    columns = 2 if panels in (2, 4) else min(3, panels)
+    return -(-panels // columns), columns
+
+
+def lines(words: str, letters: int) -> list[str]:
+    """Words in lines of at most so many letters."""
+    return textwrap.wrap(words, letters) or [""]
+
+
+def palette(methods: Sequence[str]) -> list[str]:
+    """A colour for each, ARSM's the same in every figure; they repeat where there are more than colours."""
+    first = methods.index("arsm") if "arsm" in methods else 0
+    others = itertools.cycle(COLOURS[1:])
+    return [COLOURS[0] if place == first else next(others) for place in range(len(methods))]
+
+
+def band(
+    name: str,
+    colour: str,
+    x: Sequence[float],
+    seeds: Sequence[Sequence[float]],
+    middle: Literal["mean", "median"] = "mean",
+) -> Series:
+    """The mean or median over seeds as a line, their 10th to 90th percentile as a band."""
+    values = np.asarray(seeds, dtype=float)
+    if not len(x):
+        return Series(name, colour, (), ())
+    y = values.mean(0) if middle == "mean" else np.median(values, 0)
+    if len(values) < 2:
+        return Series(name, colour, list(x), y.tolist())
+    low, high = np.percentile(values, (10, 90), axis=0)
+    return Series(name, colour, list(x), y.tolist(), low.tolist(), high.tolist())

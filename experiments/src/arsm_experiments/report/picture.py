@@ -1,0 +1,111 @@
+"""A figure as a PNG file, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from arsm_experiments.report.figures import ENTRY, NEUTRAL, TITLE, Figure, Panel, Series, grid, lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK = "#1c1f24"
+DPI = 110
+COLOURS = 256
+"""Of the file: as many as curves, bands and smoothed edges need, and a third of the bytes of full colour."""
+SETTINGS = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "grid.color": INK,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "axes.formatter.limits": (-4, 5),
+    "axes.formatter.useoffset": False,
+}
+
+
+def save_figure(figure: Figure, name: str, folder: Path) -> None:
+    """One of the figure's files, on white."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.lines import Line2D
+    from PIL import Image
+
+    drawn = [(panel, axis) for panel in figure.panels for axis in panel.views if axis in figure.files[name]]
+    rows, columns = grid(len(drawn))
+    height = max(2.7, *(0.17 * len(panel.names) + 0.8 for panel, _ in drawn))
+    width = 6 if any(panel.names for panel, _ in drawn) else 4
+    entries = {"\n".join(lines(words, ENTRY)): colour for words, colour in figure.legend.items()}
+    entries |= dict.fromkeys(figure.meanings, NEUTRAL)
+    longest = max((len(line) for words in entries for line in words.split("\n")), default=0)
+    fit = int(width * columns / (0.5 + 0.08 * longest))  # inches of a line's sample and of a letter
+    ncols = max(1, min(len(entries), 5, fit))
+    tallest = max((words.count("\n") + 1 for words in entries), default=1)
+    above = (0.06 + 0.14 * tallest) * -(-len(entries) // ncols)
+    with rc_context(SETTINGS):  # pyright: ignore[reportArgumentType]
+        canvas = Canvas(figsize=(width * columns, height * rows + above), layout="constrained")
+        for place, (panel, axis) in enumerate(drawn, 1):
+            draw_panel(canvas.add_subplot(rows, columns, place), panel, axis)
+        handles = [
+            Line2D([], [], color=colour, label=words, linestyle=":" if words in figure.meanings else "-")
+            for words, colour in entries.items()
+        ]
+        canvas.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
+        whole = io.BytesIO()
+        canvas.savefig(whole, dpi=DPI)
+    picture = Image.open(whole).convert("RGB")
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        folder / f"{name}.png", optimize=True
+    )
+
+
+def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
+    """One view of a panel on matplotlib's axes."""
+    from matplotlib.ticker import AutoLocator, NullLocator, ScalarFormatter
+
+    axes.set_title("\n".join(lines(panel.title, TITLE)), loc="left")
+    axes.set_xlabel(axis)
+    if panel.log:
+        (axes.set_xscale if panel.log == "x" else axes.set_yscale)("log")
+    for series in panel.drawn(axis):
+        _draw_series(axes, series)
+    for level in panel.levels:
+        axes.axhline(level.y, color=level.colour, linewidth=1, linestyle=":")
+    if panel.floor is not None:
+        axes.set_ylim(bottom=panel.floor)
+    if panel.ceiling is not None:
+        axes.set_ylim(top=panel.ceiling)
+    if panel.log == "y" and axes.get_ylim()[1] < 10 * axes.get_ylim()[0]:
+        axes.yaxis.set_major_locator(AutoLocator())
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
+    if panel.names:
+        axes.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
+        axes.invert_yaxis()
+    if panel.from_zero(axis):
+        axes.set_xlim(left=0)
+
+
+def _draw_series(axes: Axes, series: Series) -> None:
+    if not len(series.x):
+        return
+    if len(series.low):
+        axes.fill_between(series.x, series.low, series.high, color=series.colour, alpha=0.22, linewidth=0)
+    axes.plot(
+        np.asarray(series.x),
+        np.asarray(series.y),
+        color=series.colour,
+        linewidth=1.5,
+        linestyle="-" if series.line else "",
+        marker="o" if series.dots else "",
+        markersize=8 if series.mark == "ring" else 4,
+        fillstyle="none" if series.mark == "ring" else "full",
+    )

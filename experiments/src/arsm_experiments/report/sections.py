@@ -1,0 +1,215 @@
+"""What a report is made of: results, which become tables, beside the paper's; figures; and pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from arsm_experiments.report.figures import Figure
+from arsm_experiments.runs.reader import Record
+
+COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
+
+Verdict = Literal["better", "worse", "undecided", "noise unknown", "not like for like"]
+"""Ours beside the paper's: "better" and "worse" where seeds alone would not make the difference; "undecided", where so
+few seeds cannot tell, is no agreement."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One metric of one row of a table, over all seeds."""
+
+    row: str
+    metric: str
+    values: Sequence[float]
+    record: Record
+    """The run that it comes from."""
+    paper: float | None = None
+    """The paper's figure; all of them are better where they are lower."""
+    paper_std: float | None = None
+    """Its spread, where the paper gives one."""
+    like_for_like: bool = True
+    """Whether the paper measured the same thing; seconds on other hardware are not, nor other images."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        if len(self.values) < 2:
+            return None
+        return statistics.stdev(self.values) if math.isfinite(self.mean) else math.nan
+
+    @property
+    def ours(self) -> str:
+        """Mean and spread."""
+        return number(self.mean, self.std)
+
+    @property
+    def papers(self) -> str:
+        """The paper's figure, with its spread where it has one."""
+        spread = f" ± {self.paper_std:g}" if self.paper_std is not None else ""
+        return "" if self.paper is None else f"{self.paper:g}{spread}"
+
+    @property
+    def text(self) -> str:
+        """Ours and the paper's, in one line."""
+        return self.ours + (f" (paper {self.papers})" if self.papers else "")
+
+    @property
+    def difference(self) -> str:
+        """Ours less the paper's figure, where the two measure the same thing."""
+        if self.paper is None or not self.like_for_like:
+            return ""
+        text = number(self.mean - self.paper, self.std).partition(" ")[0]
+        return text if text.startswith("-") else f"+{text}"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether ours differs from the paper's figure by more than a further run of ours would, 19 times in 20.
+
+        Without a spread of its own the paper's figure is taken for one run with the spread of ours, so that the
+        difference has variance std^2 (1 + 1/seeds), and Student's distribution says how far it may go.
+        """
+        if self.paper is None:
+            return None
+        if not self.like_for_like:
+            return "not like for like"
+        if self.std is None or math.isnan(self.std):
+            return "noise unknown"
+        theirs = self.std if self.paper_std is None else self.paper_std
+        noise = math.hypot(self.std / math.sqrt(len(self.values)), theirs)
+        if abs(self.mean - self.paper) <= student_quantile(len(self.values) - 1) * noise:
+            return "undecided"
+        return "better" if self.mean < self.paper else "worse"
+
+
+def student_quantile(freedom: int, inside: float = 0.95) -> float:
+    """How many standard errors from 0 hold that share of Student's distribution.
+
+    With t = sqrt(freedom) tan(a) its density is proportional to cos(a)^(freedom - 1).
+    """
+    angles = np.linspace(0, np.pi / 2, 100_001)
+    mass = np.cumsum(np.cos(angles) ** (freedom - 1))
+    return float(math.sqrt(freedom) * np.tan(angles[np.searchsorted(mass, inside * mass[-1])]))
+
+
+def number(mean: float, spread: float | None = None) -> str:
+    """The mean to four digits, or as far as its spread's first: 0.516 ± 0.008, 2.5e6 ± 8e4; a tiny one is left out."""
+    if not spread or not math.isfinite(mean + spread) or spread < 1e-5 * abs(mean):
+        return _plain_exponent(f"{mean:.4g}")
+    if 1e-4 <= abs(mean) < 1e5:
+        decimals = max(0, -math.floor(math.log10(spread)))
+        return f"{mean:,.{decimals}f} ± {spread:,.{decimals}f}"
+    return _plain_exponent(f"{mean:.1e} ± {spread:.0e}")
+
+
+def _plain_exponent(text: str) -> str:
+    return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].strip('+')}{m[2]}", text)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A line of the report's first table: the paper beside ours."""
+
+    what: str
+    paper: str
+    ours: str
+    difference: str = ""
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image file of a run to show as it is."""
+
+    record: Record
+    file: str
+    caption: str
+
+    @property
+    def name(self) -> str:
+        """What an export calls it."""
+        return f"{self.record.name}-{self.file}"
+
+    @property
+    def content(self) -> bytes:
+        """The file's bytes."""
+        return self.record.pictures[self.file]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One comparison: its table, figures and pictures, all made from `records`."""
+
+    title: str
+    text: str
+    records: Sequence[Record]
+    results: Sequence[Result] = ()
+    figures: Sequence[Figure] = ()
+    pictures: Sequence[Picture] = ()
+    headline: str = ""
+    """The metric whose figures in the paper go into the report's first table."""
+    headline_words: str = ""
+    """What that metric is, with its unit, where its name does not say it."""
+    claims: Sequence[Headline] = ()
+    """Lines of that table which are no single result."""
+
+    @property
+    def headlines(self) -> list[Headline]:
+        """This section's lines of the report's first table."""
+        shown = [r for r in self.results if r.paper is not None and r.metric == self.headline]
+        words = self.headline_words or self.headline
+        lines = [Headline(f"{r.row}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
+        return [*lines, *self.claims]
+
+
+def pivot(results: Iterable[Result]) -> tuple[list[str], list[tuple[str, list[Result | None]]]]:
+    """(metrics, (row, one result a metric or None)), both in order of appearance."""
+    results = list(results)
+    metrics = list(dict.fromkeys(r.metric for r in results))
+    found = {(r.row, r.metric): r for r in results}
+    rows = dict.fromkeys(r.row for r in results)
+    return metrics, [(row, [found.get((row, metric)) for metric in metrics]) for row in rows]
+
+
+def print_results(console: Console, section: Section) -> None:
+    """A section's table on the terminal."""
+    metrics, rows = pivot(section.results)
+    table = Table(title=section.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for metric in metrics:
+        table.add_column(escape(metric), justify="right", overflow="fold")
+    for row, cells in rows:
+        table.add_row(escape(row), *("" if cell is None else cell.text for cell in cells))
+    console.print(table)
+
+
+def results_csv(sections: Iterable[Section]) -> str:
+    """All results as table.csv."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for section in sections:
+        for r in section.results:
+            session = r.record.sessions[-1]
+            spread = "" if r.std is None else f"{r.std:.6g}"
+            paper = "" if r.paper is None else f"{r.paper:g}"
+            where = (f"{r.record.seconds:.1f}", session["hardware"], session["commit"])
+            writer.writerow(
+                (f"{section.title}: {r.row}", r.metric, f"{r.mean:.6g}", spread, len(r.values), paper, *where)
+            )
+    return out.getvalue()

@@ -1,0 +1,159 @@
+"""The toy problem's part of the report: the paper's figure, and what each estimator came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from arsm_experiments.report.figures import COLOURS, NEUTRAL, Figure, Level, Panel, band, palette
+from arsm_experiments.report.sections import Headline, Result, Section, number
+from arsm_experiments.runs.reader import Record
+
+TRACES = (
+    ("expected reward", "reward", False),
+    ("gradient variance, mean over categories", "variance", True),
+    ("entropy of q (nats)", "entropy", False),
+    ("share of distinct pseudo actions", "pseudo_action_share", False),
+)
+AXES = {"update": "step", "second": "seconds", "evaluation of f": "evaluations"}
+ON_THE_WAY = "variance / arsm's on the way"
+PAPERS = ("reinforce", "ar", "ars", "gumbel-softmax", "relax")
+"""The estimators that the paper's figure compares ARSM with."""
+ENDS = (("first category", "first", COLOURS[1]), ("last category", "last", COLOURS[0]))
+
+
+def toy_sections(records: Sequence[Record]) -> list[Section]:
+    """One section for every problem and step size, comparing the estimators that ran on it."""
+    ordered = sorted((r for r in records if r.metrics), key=_problem)
+    return [_section(list(group)) for _, group in groupby(ordered, key=_problem)]
+
+
+def _problem(record: Record) -> tuple[Any, ...]:
+    """What runs must have in common to be compared."""
+    config = record.config
+    return config["categories"], config["step"], config["r"], config["updates"], config["seed"], record.group
+
+
+def _section(records: list[Record]) -> Section:
+    config = records[0].config
+    group = records[0].group
+    problem = f"C = {config['categories']:,}, step {config['step']:.4g}" + (f" ({group})" if group else "")
+    records.sort(key=lambda r: _ORDER.get(r.config["estimator"], len(_ORDER)))
+    colours = _colours(records)
+    slug = f"{group}-" * bool(group) + f"C{config['categories']}-step{config['step']:g}"
+    text = (
+        f"Maximise E[f(z)], f(z) = 1/2 + z/(C R), R = {config['r']:g}, by {config['updates']:,} updates on one "
+        f"estimate each; the optimum is {_optimum(config):.4f}. Lines are means over {config['seeds']} seeds, bands "
+        f"their 10th to 90th percentile; variances come from {config['variance_samples']} estimates at each point. "
+        "The gap is what remains to the optimum, relative to what the true gradient leaves."
+    )
+    traces = [_traces(records, colours, title, key, log) for title, key, log in TRACES]
+    figures = [
+        Figure(
+            "Along the updates",
+            "The dotted line is the optimum. The true gradient has no variance, so that it is not on that axis.",
+            traces,
+            {f"{slug}-traces": ("update",)},
+        )
+    ]
+    for title, key in (("Gradient estimates", "gradient"), ("Probabilities", "probability")):
+        caption = f"{title} of the first and the last category, on each estimator's own scale."
+        if key == "probability":
+            caption = "The last category is the best one, the first the worst."
+        figures.append(Figure(title, caption, [_ends(r, key) for r in records], {f"{slug}-{key}": ("update",)}))
+    results = _results(records)
+    return Section(f"Toy, {problem}", text, records, results, figures, claims=_claims(config, results))
+
+
+_ORDER = {words: place for place, words in enumerate(("exact", "reinforce", "ar", "ars", "arsm"))}
+
+
+def _label(record: Record) -> str:
+    done = record.metrics[-1]["step"]
+    unfinished = f" ({done:,} updates)" if done < record.config["updates"] else ""
+    return record.label + unfinished
+
+
+def _colours(records: Sequence[Record]) -> dict[Any, str]:
+    """The true gradient in grey, the others each in their own colour."""
+    sampled = [r for r in records if r.config["estimator"] != "exact"]
+    colours = palette([r.config["estimator"] for r in sampled])
+    named = dict(zip((r.folder for r in sampled), colours, strict=True))
+    return {r.folder: named.get(r.folder, NEUTRAL) for r in records}
+
+
+def _optimum(config: dict[str, Any]) -> float:
+    return 0.5 + 1 / config["r"]
+
+
+def _results(records: Sequence[Record]) -> list[Result]:
+    """What each run came to, its gap relative to the true gradient's and its variance to ARSM's where they have one."""
+    by_words = {r.config["estimator"]: r for r in records}
+    true, arsm = by_words.get("exact"), by_words.get("arsm")
+    results = []
+    for r in records:
+        row = {"E[f]": _last(r, "reward")}
+        if true is not None and (gap := fmean(_gaps(true))) > 0:
+            row["gap / true gap"] = [x / gap for x in _gaps(r)]
+        if arsm is not None and (start := fmean(_first(arsm, "variance"))) > 0:
+            row["variance / arsm's at the start"] = [x / start for x in _first(r, "variance")]
+        if arsm is not None and (along := fmean(_average(arsm, "variance"))) > 0:
+            row[ON_THE_WAY] = [x / along for x in _average(r, "variance")]
+        row["f calls an update"] = [x / max(1, r.metrics[-1]["step"]) for x in _last(r, "evaluations")]
+        row["seconds"] = [r.seconds]
+        results.extend(Result(_label(r), metric, values, r) for metric, values in row.items())
+    return results
+
+
+def _gaps(record: Record) -> list[float]:
+    """How far each seed ended below the optimum."""
+    return [_optimum(record.config) - value for value in _last(record, "reward")]
+
+
+def _first(record: Record, key: str) -> list[float]:
+    return [values[0] for values in record.series(key)[1]]
+
+
+def _last(record: Record, key: str) -> list[float]:
+    return [values[-1] for values in record.series(key)[1]]
+
+
+def _mean(record: Record, key: str) -> list[float]:
+    """Along the run, over all seeds."""
+    return [fmean(seeds) for seeds in zip(*record.series(key)[1], strict=True)]
+
+
+def _average(record: Record, key: str) -> list[float]:
+    return [fmean(values) for values in record.series(key)[1]]
+
+
+def _claims(config: dict[str, Any], results: Sequence[Result]) -> list[Headline]:
+    """The paper's problem has C = R = 30 and step 1; its figure shows variances, and no table."""
+    if (config["categories"], config["step"], config["r"]) != (30, 1.0, 30.0):
+        return []
+    others = [
+        r.mean for r in results if r.metric == ON_THE_WAY and r.record.config["estimator"].split(":")[0] in PAPERS
+    ]
+    if not others:
+        return []
+    what = "gradient variance of the paper's other estimators / arsm's, least to most"
+    return [Headline(what, "10 to 10,000", " to ".join(number(float(f"{x:.1g}")) for x in (min(others), max(others))))]
+
+
+def _traces(records: Sequence[Record], colours: dict[Any, str], title: str, key: str, log: bool) -> Panel:
+    views = {
+        axis: [band(_label(r), colours[r.folder], _mean(r, along), r.series(key)[1]) for r in records]
+        for axis, along in AXES.items()
+    }
+    # where an estimator has collapsed its variance is zero up to rounding: no reason to stretch the axis
+    means = [fmean(_average(record, key)) for record in records]
+    floor = min((mean for mean in means if mean > 0), default=1.0) / 100 if log else None
+    levels = [Level("optimum", _optimum(records[0].config))] if key == "reward" else []
+    return Panel(title, views, log="y" if log else "", floor=floor, levels=levels)
+
+
+def _ends(record: Record, key: str) -> Panel:
+    series = [band(name, colour, *record.series(f"{key}_{end}")) for name, end, colour in ENDS]
+    return Panel(_label(record), {"update": series})

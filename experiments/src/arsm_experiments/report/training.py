@@ -1,0 +1,213 @@
+"""Rows and figures for training runs: each estimator at the learning rate that validation chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from statistics import fmean
+from typing import Any
+
+from arsm_experiments.report.figures import Figure, Level, Panel, Series, band, palette
+from arsm_experiments.report.sections import Picture
+from arsm_experiments.runs.merge import merge_seeds
+from arsm_experiments.runs.reader import Record
+
+Places = Callable[[Record], Sequence[Any]]
+"""Where a run's measurements lie on the horizontal axis."""
+HIGHEST = 1.5
+"""Curves are drawn up to so many times the best figure."""
+PARTS = ("train", "validation", "test")
+SECONDS = (
+    "Seconds are those of the whole command, in which all its seeds and learning rates train together; where several "
+    "commands share a row's seeds, theirs added up."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One label: an estimator, under one set of other settings."""
+
+    grid: Sequence[Record]
+    """Its runs, by learning rate."""
+    chosen: Record
+    colour: str
+    paper: Mapping[str, float]
+    """The paper's figures by metric, where it has this row."""
+
+    @property
+    def label(self) -> str:
+        """The runs' label, and how far all seeds are if one is unfinished."""
+        done = last(self.chosen, "epoch")[0]
+        unfinished = f" ({done:,} epochs)" if done < self.chosen.config["epochs"] else ""
+        return self.chosen.label + unfinished
+
+    @property
+    def name(self) -> str:
+        """Its label and learning rate."""
+        return f"{self.label}, rate {self.chosen.config['rate']:g}"
+
+    def at_best(self, key: str) -> list[float]:
+        """The metric at each seed's best validation among the epochs that all seeds have come to."""
+        best = [min(range(len(seed)), key=seed.__getitem__) for seed in values(self.chosen, "validation")]
+        return [seed[place] for seed, place in zip(values(self.chosen, key), best, strict=True)]
+
+
+def make_rows(records: Sequence[Record], paper: Mapping[str, Mapping[str, float]], *counts: str) -> list[Row]:
+    """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen.
+
+    `paper` has a figure by metric for each method, in its order. Seeds that ran in several commands are put together,
+    unless these commands differ in the numbers of samples named in `counts`.
+    """
+
+    def place(record: Record) -> tuple[int, str]:
+        return [*paper, method(record.config)].index(method(record.config)), record.label
+
+    def alike(record: Record) -> tuple[object, ...]:
+        return record.label, *(record.config[key] for key in ("rate", *counts))
+
+    ordered = sorted(merge_seeds(records, alike), key=place)
+    grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=place)]
+    colours = palette([grid[0].config["estimator"] for grid in grids])
+    return [
+        Row(grid, min(grid, key=lambda r: min(own_curves(r, "validation")[0])), colour, _paper(grid[0], paper))
+        for grid, colour in zip(grids, colours, strict=True)
+    ]
+
+
+def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+    """The paper's figures for a run; none for one whose label names a setting that is not the paper's."""
+    as_printed = record.label == record.config["estimator"]
+    return paper.get(method(record.config), {}) if as_printed else {}
+
+
+def not_run(rows: Sequence[Row], paper: Mapping[str, Mapping[str, float]], metric: str) -> str:
+    """A sentence with the paper's figures that no run with its settings stands beside; nothing where all were run."""
+    run = {method(row.chosen.config) for row in rows if row.paper}
+    absent = [f"{words} {row[metric]:g}" for words, row in paper.items() if words not in run]
+    return f" No run has the paper's settings for its figures of {metric}: {', '.join(absent)}." if absent else ""
+
+
+def method(config: Mapping[str, Any]) -> str:
+    """The estimator in words without its temperature, which the paper leaves open."""
+    name, _, options = config["estimator"].partition(":")
+    kept = [option for option in options.split(",") if option and not option.startswith("temperature=")]
+    return ":".join(filter(None, (name, ",".join(kept))))
+
+
+def values(record: Record, key: str) -> list[list[float]]:
+    """The metric at the epochs that all seeds have come to, one list a seed."""
+    return record.series(key)[1]
+
+
+def own_curves(record: Record, key: str) -> list[list[float]]:
+    """The metric along each seed's whole run, one list a seed, the smallest seed's first."""
+    return [list(curve.values()) for _, curve in sorted(record.by_seed(key).items())]
+
+
+def last(record: Record, key: str) -> list[float]:
+    """The metric at the last epoch that all seeds have come to; none where one seed has not come to it at all."""
+    found = values(record, key)
+    return [seed[-1] for seed in found] if len(found) == len(values(record, "epoch")) else []
+
+
+def pictures(rows: Sequence[Row], what: str) -> list[Picture]:
+    """The first seed's pictures of every row."""
+    found = [(row, file) for row in rows for file in sorted(row.chosen.pictures)[:1]]
+    return [Picture(row.chosen, file, f"{row.label}: {what}") for row, file in found]
+
+
+# ---------------------------------------------------------------- figures
+
+
+def figures(
+    rows: Sequence[Row], slug: str, objective: str, titles: Mapping[str, str], state: Sequence[tuple[str, str, bool]]
+) -> list[Figure]:
+    """The objective's curves, by part with its title; the state of the network; the rates where there are several.
+
+    `state` has a panel's title, its metric, and whether it has a log scale.
+    """
+    dotted = ", dotted lines the paper's figures" if any(set(row.paper) & {*titles} for row in rows) else ""
+    ceiling = _ceiling(rows)
+    cut = f" The scale ends at {ceiling:.0f} nats: what is above it is cut." if ceiling is not None else ""
+    made = [
+        Figure(
+            objective,
+            f"Lines are means over seeds, bands their 10th to 90th percentile{dotted}; the scale is logarithmic.{cut} "
+            "All seeds and learning rates of a command train together and share their seconds, which include "
+            "compilation; the axis has their mean over seeds. Evaluations are the distinct ones of f on all images so "
+            "far; those of a relaxing estimator each come with a gradient of f.",
+            [_panel(rows, title, part, log=True, ceiling=ceiling) for part, title in titles.items()],
+            {f"{slug}-{name}": (axis,) for axis, name in zip(AXES, FILES, strict=True)},
+        ),
+        Figure(
+            "Gradient variance and the state of q",
+            "The variance is from moving averages of the gradient's moments (decay 0.999), averaged over the encoder's "
+            "parameters, on a log scale.",
+            [_panel(rows, title, key, log) for title, key, log in state],
+            {f"{slug}-state": ("iteration",)},
+        ),
+    ]
+    if any(len(row.grid) > 1 for row in rows):
+        made.append(
+            Figure(
+                "Learning rates",
+                f"Lines are first seeds, whose best figure chooses the rate (a ring); dots are the other seeds.{cut}",
+                [_rates(rows, which, titles["validation"], ceiling) for which in ("best", "last")],
+                {f"{slug}-rates": ("learning rate",)},
+            )
+        )
+    return made
+
+
+def _steps(record: Record) -> list[float]:
+    return [float(step) for step in record.series("train")[0]]
+
+
+def _seconds(record: Record) -> list[float]:
+    return [fmean(seeds) for seeds in zip(*values(record, "seconds"), strict=True)]
+
+
+def _evaluations(record: Record) -> list[float]:
+    """Evaluations of f so far, mean over seeds: a measurement's count an image holds since the one before it."""
+    steps, counts = record.series("evaluations")
+    images = [record.config["batch"] * (after - before) for before, after in pairwise((0, *steps))]
+    each = [fmean(seeds) for seeds in zip(*counts, strict=True)]
+    return list(accumulate(count * number for count, number in zip(each, images, strict=True)))
+
+
+AXES: dict[str, Places] = {"iteration": _steps, "second": _seconds, "evaluation of f": _evaluations}
+FILES = ("iterations", "seconds", "evaluations")
+
+
+def _panel(rows: Sequence[Row], title: str, key: str, log: bool = False, ceiling: float | None = None) -> Panel:
+    views = {
+        axis: [band(row.name, row.colour, places(row.chosen), values(row.chosen, key)) for row in rows]
+        for axis, places in AXES.items()
+    }
+    levels = [Level("paper", row.paper[key], row.colour, row.name) for row in rows if key in row.paper]
+    return Panel(title, views, log="y" if log else "", ceiling=ceiling, levels=levels)
+
+
+def _ceiling(rows: Sequence[Row]) -> float | None:
+    """Where to cut the curves: rows far above the best one, and their beginnings, would leave the contest no room."""
+    best = min(min(seed) for row in rows for seed in values(row.chosen, "validation"))
+    return HIGHEST * best if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best else None
+
+
+def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -> Panel:
+    """The figure that every rate came to, each seed's best or last."""
+    pick = min if which == "best" else (lambda seed: seed[-1])
+    series = []
+    for row in rows:
+        rates = [record.config["rate"] for record in row.grid]
+        found = [[pick(seed) for seed in own_curves(record, "validation")] for record in row.grid]
+        first = [seeds[0] for seeds in found]
+        others = [(rate, value) for rate, seeds in zip(rates, found, strict=True) for value in seeds[1:]]
+        chosen = rates.index(row.chosen.config["rate"])
+        series += [
+            Series(row.name, row.colour, rates, first, mark="linked"),
+            Series(row.name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),
+            Series(row.name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
+        ]
+    return Panel(f"{which}: {title}", {"learning rate": series}, log="y", ceiling=ceiling)

@@ -1,0 +1,80 @@
+"""The VAE's part of the report: the paper's table, each estimator at the learning rate that validation chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from arsm_experiments.report.sections import Result, Section
+from arsm_experiments.report.training import PARTS, SECONDS, Row, figures, last, make_rows, not_run, pictures
+from arsm_experiments.runs.reader import Record
+
+# -ELBO (train, test) in nats by number of layers: Yin, Yue and Zhou, ARSM, ICML 2019, table 1 and section 5.2
+PAPER = {
+    1: {
+        "reinforce": (127.0, 127.6),
+        "relax": (117.4, 118.7),
+        "gumbel-softmax:hard=True": (94.1, 96.4),
+        "25*gumbel-softmax": (93.6, 95.9),
+        "ar": (133.6, 135.0),
+        "ars": (97.4, 101.4),
+        "arsm": (82.0, 86.7),
+    },
+    2: {"gumbel-softmax": (91.3, 98.3), "arsm": (78.3, 89.5)},
+}
+STATE = (
+    ("variance of the encoder's gradient", "gradient_variance", True),
+    ("entropy of q(z | x) a variable (nats)", "entropy", False),
+    ("share of distinct pseudo actions", "pseudo_action_share", False),
+)
+
+
+def vae_sections(records: Sequence[Record]) -> list[Section]:
+    """One section for every group and number of layers, the paper's protocol first."""
+    ordered = sorted((r for r in records if r.metrics), key=_group)
+    return [_section(*key, list(group)) for key, group in groupby(ordered, key=_group)]
+
+
+def _group(record: Record) -> tuple[str, int]:
+    return record.group, record.config["layers"]
+
+
+def _section(group: str, layers: int, records: list[Record]) -> Section:
+    paper = {words: {"train": train, "test": test} for words, (train, test) in PAPER[layers].items()}
+    rows = make_rows(records, paper, "bound_samples")
+    slug = "-".join(filter(None, (group, f"{layers}layer")))
+    title = f"VAE, {layers} layer{'s' * (layers > 1)}" + (f" ({group})" if group else "")
+    config = rows[0].chosen.config
+    text = (
+        f"Binarized MNIST, K = {config['variables']}, C = {config['categories']} a layer, batches of "
+        f"{config['batch']}, Adam. -ELBO in nats, from one sample an image, mean and standard deviation over seeds. "
+        "The learning rate is the one at which the first seed's validation figure was best at any epoch. Train, "
+        "validation, test and the bound are those of each seed's epoch of best validation; train is the mean over "
+        f"that epoch's steps, with dropout where there is any. {SECONDS}"
+    ) + ("" if group else not_run(rows, paper, "test"))
+    titles = {part: f"-ELBO, {part} (nats)" for part in PARTS}
+    return Section(
+        title,
+        text,
+        records,
+        [result for row in rows for result in _results(row)],
+        figures(rows, slug, "-ELBO", titles, STATE),
+        pictures(rows, "test images, their reconstructions, samples of the prior"),
+        headline="test",
+        headline_words="test -ELBO in nats",
+    )
+
+
+def _results(row: Row) -> list[Result]:
+    """What an estimator came to at its rate, over all seeds."""
+    record = row.chosen
+    found = {
+        "learning rate": [record.config["rate"]],
+        "train": row.at_best("train"),
+        "validation": row.at_best("validation"),
+        "test": last(record, "best_test") or row.at_best("test"),
+        "test, last epoch": last(record, "test"),
+        f"bound, {record.config['bound_samples']:,} samples": last(record, "bound"),
+        "seconds": [record.seconds],
+    }
+    return [Result(row.label, metric, seeds, record, row.paper.get(metric)) for metric, seeds in found.items() if seeds]

@@ -1,0 +1,207 @@
+"""Writing a run folder: metrics, checkpoints and TensorBoard events, resumable at any moment."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from arsm_experiments.runs.files import RunError, sync_folder, write_atomically
+from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.runs.reader import FORMAT, load_checkpoint, parse_metrics, read_header
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+NO_CHECKPOINT = {"step": 0, "seconds": 0.0, "metrics_bytes": 0, "rng": None, "state": None}
+
+
+class Run:
+    """An open run folder, made by `open_run`; a context manager, and left without an exception the run is finished."""
+
+    def __init__(self, folder: Path, header: dict[str, Any]) -> None:
+        self.folder = folder
+        self._finished = header.get("finished", False)
+        self._header = {**header, "finished": False}
+        self._events: SummaryWriter | NoEvents | None = None
+        self._metrics = _lock(folder)
+        path = folder / "checkpoint.pt"
+        checkpoint = load_checkpoint(path) if path.exists() else NO_CHECKPOINT
+        self.step: int = checkpoint["step"]
+        """The step of the last checkpoint, 0 without one."""
+        self.state: dict[str, Any] | None = checkpoint["state"]
+        """What was saved then, None without a checkpoint."""
+        self._seconds_before: float = checkpoint["seconds"]
+        self._started = time.monotonic()
+        self._cut_metrics(checkpoint["metrics_bytes"])
+        if checkpoint["rng"] is not None:
+            torch.set_rng_state(checkpoint["rng"]["cpu"])
+            if torch.cuda.is_available() and len(checkpoint["rng"]["cuda"]) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all(checkpoint["rng"]["cuda"])
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None and not self._finished:
+            self._header["finished"] = True
+            self._write_header()
+        if self._events is not None:
+            self._events.close()
+        self._metrics.close()
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds spent, those before a resume included up to its checkpoint."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def log(self, step: int, metrics: Mapping[str, float], seed: int | None = None) -> None:
+        """Append a flat dict of numbers, for one seed where the run holds several."""
+        place = {"step": step} if seed is None else {"step": step, "seed": seed}
+        line = {**place, "seconds": round(self.seconds, 3), **metrics}
+        events = self._begin()
+        self._metrics.write(json.dumps(line).encode() + b"\n")
+        self._metrics.flush()
+        add_events(events, line)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Checkpoint a dict of tensors, numbers, strings, lists and dicts.
+
+        The state of torch's global random numbers is kept with it; that of your generators belongs into `state`.
+        """
+        os.fsync(self._metrics.fileno())
+        checkpoint = {
+            "format": FORMAT,
+            "step": step,
+            "seconds": self.seconds,
+            "metrics_bytes": self._metrics.tell(),
+            "rng": {
+                "cpu": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            },
+            "state": state,
+        }
+        whole = io.BytesIO()
+        torch.save(checkpoint, whole)  # not into the file: torch does not say that a disk is full
+        write_atomically(self.folder / "checkpoint.pt", lambda file: file.write(whole.getbuffer()))
+        self._begin().flush()
+
+    def _begin(self) -> SummaryWriter | NoEvents:
+        """Note the session at its first sign of life, so that opening a finished run leaves it as it is."""
+        if self._events is None:
+            self._finished = False
+            self._write_header()
+            try:
+                from torch.utils.tensorboard.writer import SummaryWriter  # takes a second to import
+            except ModuleNotFoundError:
+                self._events = NoEvents()
+            else:
+                for old in self.folder.glob("events.out.tfevents.*"):  # they may go further than the checkpoint
+                    old.unlink()
+                self._events = SummaryWriter(self.folder)
+                path = self.folder / "metrics.jsonl"
+                for line in parse_metrics(path, path.read_bytes()):
+                    add_events(self._events, line)
+        return self._events
+
+    def _write_header(self) -> None:
+        write_atomically(self.folder / "config.json", lambda file: file.write(_pretty(self._header)))
+
+    def _cut_metrics(self, size: int) -> None:
+        found = self._metrics.seek(0, os.SEEK_END)
+        if found < size:
+            raise RunError(
+                f"{self.folder}/metrics.jsonl has {found} bytes, but its checkpoint was made after {size}; restore the "
+                "file, or start again under another --root."
+            )
+        self._metrics.truncate(size)
+        self._metrics.seek(size)
+
+
+def add_events(events: SummaryWriter | NoEvents, line: Mapping[str, float]) -> None:
+    """What a line of metrics says, for TensorBoard."""
+    for key, value in line.items():
+        if key not in ("step", "seed", "seconds"):
+            events.add_scalar(f"{key}/{line['seed']}" if "seed" in line else key, value, int(line["step"]))
+
+
+class NoEvents:
+    """Where TensorBoard is not installed."""
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_run(
+    root: Path,
+    experiment: str,
+    name: str,
+    config: dict[str, Any],
+    *,
+    group: str = "",
+    label: str = "",
+    resume: bool = False,
+    device: torch.device | str = "cpu",
+) -> Run:
+    """Make `root/experiment/name`, or with `resume` go on with it where it exists.
+
+    `config` is what decides the results, seeds included, as JSON can hold it; resuming refuses one that differs.
+    `group` and `label` say where and under which words a report shows the run; `Record` explains them.
+    """
+    folder = root / experiment / name
+    config = json.loads(json.dumps(config))
+    session = provenance(device)
+    if not folder.exists():
+        words = {"group": group, "label": label or name}
+        header = {"format": FORMAT, "experiment": experiment, **words, "config": config, "sessions": [session]}
+        _create(folder, header)
+        return Run(folder, header)
+    if not resume:
+        raise RunError(f"{folder} exists; pass --resume to go on with it, or choose another --root.")
+    header = read_header(folder)
+    if header["experiment"] != experiment:
+        raise RunError(f"{folder} holds a run of {header['experiment']}, not of {experiment}; choose another --root.")
+    differ = sorted(k for k in {*config, *header["config"]} if config.get(k) != header["config"].get(k))
+    if differ:
+        changes = ", ".join(f"{k} ({header['config'].get(k)} there, {config.get(k)} here)" for k in differ)
+        raise RunError(f"{folder} cannot be resumed with another {changes}; use its own, or choose another --root.")
+    if header.get("finished") and not (folder / "checkpoint.pt").exists():
+        raise RunError(f"{folder} holds a finished run without its checkpoint; choose another --root.")
+    return Run(folder, {**header, "sessions": [*header["sessions"], session]})
+
+
+def _create(folder: Path, header: dict[str, Any]) -> None:
+    """Make the folder with its config.json in one rename, so that no half of it is ever seen."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as beside:
+        made = Path(beside) / folder.name
+        made.mkdir()
+        write_atomically(made / "config.json", lambda file: file.write(_pretty(header)))
+        made.rename(folder)
+    sync_folder(folder.parent)
+
+
+def _pretty(header: dict[str, Any]) -> bytes:
+    return json.dumps(header, indent=2).encode() + b"\n"
+
+
+def _lock(folder: Path) -> BinaryIO:
+    """metrics.jsonl, which one process at a time may hold."""
+    file = (folder / "metrics.jsonl").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise RunError(f"{folder} is in use by another process; wait for it, or choose another --root.") from None
+    return file

@@ -1,0 +1,177 @@
+"""Training: one run folder per learning rate and dropout rate, all replicas together, from checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from arsm.checks import NotFiniteError
+from arsm_experiments.data import Mnist, load_mnist
+from arsm_experiments.engine import Engine, compiles_slopes, pack, seed_of
+from arsm_experiments.runs.writer import Run, open_run
+from arsm_experiments.training.pictures import save_sheet
+from arsm_experiments.training.processes import process_group, share_checkpoint
+
+if TYPE_CHECKING:
+    from arsm_experiments.training.options import Training
+
+STEPS_PER_REPLAY = 5
+
+
+@dataclass
+class Group:
+    """The replicas of one run folder."""
+
+    run: Run | None
+    """None in all processes but the first."""
+    rate: float
+    dropout: float
+    epoch: int
+    state: dict[str, Any] | None
+
+
+def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: None) -> list[Path]:
+    """Train all replicas to the end, from their checkpoints where there are any; returns the run folders.
+
+    A checkpoint holds the last weights and, as `best`, each replica's best on the validation images.
+    """
+    config.check()
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best if config.device == "auto" else config.device
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(process_group(torch.device(device)))
+        train_images, validation, test = (
+            part.to(place) for part in load_mnist(folder=config.data, sampled=config.sampled_pixels)
+        )
+        data = Mnist(train_images[: config.images], validation, test)
+        steps_per_epoch = len(data.train) // config.batch
+        groups = []
+        for folder, own in config.runs().items():
+            run = None
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                words = {"group": config.name, "label": config.label(own)}
+                options = {**words, "resume": config.resume, "device": place}
+                run = stack.enter_context(open_run(config.root, config.experiment, folder.name, own, **options))
+            step, state = share_checkpoint(run)
+            groups.append(Group(run, own["rate"], own["dropout"], step // steps_per_epoch, state))
+        # a process killed between two checkpoints leaves folders at different epochs: the last ones catch up first
+        while unfinished := [group for group in groups if group.epoch < config.epochs]:
+            start = min(group.epoch for group in unfinished)
+            until = min([group.epoch for group in unfinished if group.epoch > start], default=config.epochs)
+            train_together(config, [g for g in unfinished if g.epoch == start], until, data, on_epoch)
+    return list(config.runs())
+
+
+def train_together(
+    config: Training, groups: list[Group], until: int, data: Mnist, on_epoch: Callable[[int], object]
+) -> None:
+    """Train the replicas of these groups, all at one epoch, as one stack."""
+    device = data.train.device
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")
+        if groups[0].epoch == 0:  # stacked replicas draw from the device's own generator, which a checkpoint restores
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
+            torch.cuda.manual_seed(seed_of(words))
+    replicas = [(group, seed) for group in groups for seed in config.seeds]
+    count = len(config.seeds)
+    rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
+    module = config.model(dense=on_gpu).to(device)
+    # what cannot be stacked takes turns on a GPU too, inside the same CUDA graph
+    stacked = on_gpu and module.estimator.vmappable
+    settings = {
+        "rate": torch.tensor([group.rate for group, _ in replicas]),
+        "dropout": torch.tensor([group.dropout for group, _ in replicas]),
+        "input_dropout": torch.full((len(replicas),), config.input_dropout),
+    }
+    steps_per_epoch = len(data.train) // config.batch
+    engine = Engine(
+        module,
+        type(module).encode,
+        module.losses,
+        initial_parameters(config, data.train).repeat(len(groups), 1),
+        data.train,
+        settings,
+        [seed for _, seed in replicas],
+        batch=config.batch,
+        watched=module.encoder_size,
+        schedule=config.schedule,
+        total_steps=config.epochs * steps_per_epoch,
+        averaging=config.averaging,
+        stacked=stacked,
+        compiled=stacked or (on_gpu and compiles_slopes()),
+        steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY) if on_gpu and not dist.is_initialized() else 0,
+    )
+    best = engine.weights.clone()
+    best_validation = torch.full((len(replicas),), torch.inf, device=device)
+    for group, own in zip(groups, rows, strict=True):
+        if group.state is not None:
+            engine.load_state_dict(own, group.state)
+            best[own].copy_(group.state["best"])
+            best_validation[own].copy_(group.state["best_validation"])
+
+    def checkpoint(own: slice) -> dict[str, Any]:
+        return engine.state_dict(own) | {"best": best[own].clone(), "best_validation": best_validation[own].clone()}
+
+    for epoch in range(groups[0].epoch + 1, until + 1):
+        try:
+            metrics = engine.epoch()
+        except NotFiniteError as error:
+            raise not_finite_in(epoch) from error
+        for group in groups:
+            group.epoch = epoch
+        if epoch % config.measure_every == 0 or epoch == config.epochs:
+            step = epoch * steps_per_epoch
+            metrics = metrics | config.measure(engine, engine.weights, data, step)
+            improved = metrics["validation"] < best_validation
+            best_validation = torch.where(improved, metrics["validation"], best_validation)
+            best = torch.where(improved.unsqueeze(-1), engine.weights, best)
+            if epoch == config.epochs:
+                metrics = metrics | config.final_metrics(engine, best, data, step)
+                for (group, seed), sheet in zip(replicas, config.pictures(engine, best, data, step), strict=True):
+                    if group.run is not None:
+                        save_sheet(sheet, group.run.folder / f"pictures-seed{seed}.png")
+            check_finite(metrics.pop("not_finite"), epoch)
+            for group, own in zip(groups, rows, strict=True):
+                if group.run is not None:
+                    log(group.run, step, epoch, config, {name: value[own].tolist() for name, value in metrics.items()})
+                    group.run.save(step, checkpoint(own))
+        on_epoch(epoch)
+    for group, own in zip(groups, rows, strict=True):
+        group.state = checkpoint(own)
+
+
+def initial_parameters(config: Training, images: Tensor) -> Tensor:
+    """[seeds, P]: each seed's own, before it has trained on images [N, 784]."""
+    rows = []
+    for seed in config.seeds:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            rows.append(pack(config.begin(images)))
+    return torch.stack(rows)
+
+
+def check_finite(not_finite: Tensor, epoch: int) -> None:
+    """The flag that a step keeps on the device, read once a measurement."""
+    if bool((not_finite > 0).any()):
+        raise not_finite_in(epoch)
+
+
+def not_finite_in(epoch: int) -> FloatingPointError:
+    """What to raise, with what to do."""
+    return FloatingPointError(f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate.")
+
+
+def log(run: Run, step: int, epoch: int, config: Training, metrics: dict[str, list[float]]) -> None:
+    """One line a seed: metrics hold a list over the seeds each."""
+    for i, seed in enumerate(config.seeds):
+        run.log(step, {"epoch": epoch, **{name: values[i] for name, values in metrics.items()}}, seed)

@@ -1,0 +1,176 @@
+"""The options that experiments share, and what an experiment says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+import arsm
+from arsm_experiments.checks import check_asks, check_least, check_name, check_positive
+from arsm_experiments.data import TRAINING, VALIDATION, Mnist
+from arsm_experiments.engine import Engine, Schedule
+from arsm_experiments.model import Model
+from arsm_experiments.progress import progress_bars
+from arsm_experiments.runs.files import plain_name
+from arsm_experiments.training.loop import train
+from arsm_experiments.training.measure import BLOCK_DRAWS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Training(ABC):
+    """The options that all experiments have, and what an experiment says of itself."""
+
+    estimator: str = "arsm"
+    """In words, e.g. "arsm", "arsm:pooled=True", "rloo:samples=46,live=1", "gumbel-softmax"."""
+    rates: tuple[float, ...] = (3e-4,)
+    """Adam's learning rates."""
+    seeds: tuple[int, ...] = (0,)
+    """One replica for each seed and rate."""
+    epochs: int = 1000
+    """Passes over the training images."""
+    images: int = 55_000
+    """Train on the first so many of the 55,000."""
+    batch: int = 200
+    """Images a step."""
+    variables: int = 20
+    """K, in each layer."""
+    categories: int = 10
+    """C."""
+    dropouts: tuple[float, ...] = (0.0,)
+    """Dropout rates of the hidden layers."""
+    input_dropout: float = 0.0
+    """Dropout rate of the encoder's input."""
+    averaging: float = 0.0
+    """Decay of a moving average of the weights, which is then what is evaluated; 0 for none."""
+    schedule: Schedule = "constant"
+    """The learning rate along the run."""
+    precision: Literal["tf32", "bf16"] = "tf32"
+    """Of f where it is evaluated at pseudo samples, on a GPU; all else is tf32."""
+    measure_every: int = 10
+    """Epochs between measurements and checkpoints."""
+    data: Path | None = None
+    """A folder with MNIST's original files, instead of the images that ship with the package."""
+    sampled_pixels: bool = False
+    """Binarize by drawing each pixel once, with its grey value as the probability; needs --data."""
+    device: str = "auto"
+    """cpu, cuda, or cuda where there is one."""
+    root: Path = Path("runs")
+    """Where the run folders go."""
+    name: str = ""
+    """Put in front of the run folders' names."""
+    resume: bool = False
+    """Go on from the last checkpoint where there is one."""
+
+    experiment: ClassVar[str]
+    """Its folder under the root."""
+    unlabelled: ClassVar[tuple[str, ...]] = ("rate", "estimator", "seeds", "precision", "measure_every")
+    """Settings that a run's label leaves out."""
+
+    @abstractmethod
+    def model(self, *, dense: bool = False) -> Model:
+        """A model with fresh parameters; `dense`, with the static shapes that a GPU and vmap need."""
+
+    def begin(self, images: Tensor) -> Model:
+        """A model as it is before it has trained on images [N, 784]."""
+        return self.model()
+
+    @abstractmethod
+    def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Metrics of weights [R, P] along the run, [R] each; `validation`, the lower the better, among them."""
+
+    @abstractmethod
+    def final_metrics(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Metrics of the weights that were best on the validation images, [R] each."""
+
+    @abstractmethod
+    def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
+        """A sheet of images of the best weights: [R, rows, columns, 784] in 0..1."""
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything does."""
+        arsm.estimator(self.estimator)
+        check_name(self.name)
+        check_least(self, epochs=1, batch=1, variables=1, categories=2, measure_every=1)
+        for field in ("rates", "seeds", "dropouts"):
+            if len(set(getattr(self, field))) != len(getattr(self, field)) or not getattr(self, field):
+                raise ValueError(f"--{field} must be one or more different numbers, but is {getattr(self, field)}.")
+        check_positive(rates=self.rates)
+        if not all(0 <= p < 1 for p in (*self.dropouts, self.input_dropout, self.averaging)):
+            raise ValueError("--dropouts, --input-dropout and --averaging must lie in [0, 1).")
+        check_least(self, images=self.batch)
+        if self.images > (most := TRAINING - VALIDATION):
+            raise ValueError(f"--images must be at most the {most:,} that are trained on, but is {self.images}.")
+        if self.batch % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
+            raise ValueError(f"--batch must be a multiple of the {processes} processes, but is {self.batch}.")
+        # some are for one variable alone
+        check_asks(self.estimator, torch.zeros(2, self.paths * self.variables, self.categories))
+        if self.data is not None and not self.data.is_dir():
+            raise ValueError(f"--data must be a folder with MNIST's original files, but there is none at {self.data}.")
+        if self.sampled_pixels and self.data is None:
+            raise ValueError("--sampled-pixels needs grey values; name a folder with MNIST's original files by --data.")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"--device {self.device} needs a GPU, but torch finds none; leave the option out.")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"--device must be cpu, cuda or auto, but is {self.device}.")
+
+    def check_draws(self, field: str) -> None:
+        """Refuse a number of samples that `multi_sample_bound` cannot draw in blocks."""
+        if (samples := getattr(self, field)) > BLOCK_DRAWS and samples % BLOCK_DRAWS:
+            raise ValueError(
+                f"--{field.replace('_', '-')} must be a multiple of {BLOCK_DRAWS} if more, but is {samples}."
+            )
+
+    def run(self, console: Console) -> None:
+        """Train, with a progress bar."""
+        with progress_bars(console) as progress:
+            task = progress.add_task(self.estimator, total=self.epochs)
+            train(self, on_epoch=lambda epoch: progress.update(task, completed=epoch))
+
+    def runs(self) -> dict[Path, dict[str, Any]]:
+        """The run folders that it makes, each with what decides its results."""
+        pairs = itertools.product(self.rates, self.dropouts)
+        return {self.root / self.experiment / self.folder_name(*pair): self.config(*pair) for pair in pairs}
+
+    def config(self, rate: float, dropout: float) -> dict[str, Any]:
+        """What decides the results of one run folder."""
+        everything = dataclasses.asdict(self)
+        apart = ("rates", "dropouts", "data", "device", "root", "name", "resume")
+        return {"rate": rate, "dropout": dropout, **{k: v for k, v in everything.items() if k not in apart}}
+
+    @classmethod
+    def label(cls, config: Mapping[str, Any]) -> str:
+        """A run's estimator, and the settings in which it differs from the defaults, which are the paper's."""
+        defaults = cls().config(rate=0.0, dropout=0.0)
+        changed = [key for key in defaults if key not in cls.unlabelled and config[key] != defaults[key]]
+        words = [f"{key.replace('_', ' ')} {config[key]}" for key in changed]
+        return ", ".join((config["estimator"], *words))
+
+    @property
+    def kind(self) -> str:
+        """What run folders' names begin with, after `name`; may be empty."""
+        return ""
+
+    @property
+    def paths(self) -> int:
+        """How many samples of all variables f sees side by side, as one sample of so many times the variables."""
+        return 1
+
+    def folder_name(self, rate: float, dropout: float) -> str:
+        """E.g. arsm-rate0.0003, then the first seed if it is not 0."""
+        words = plain_name(self.estimator)
+        dropped = f"dropout{dropout:g}" if dropout else ""
+        seed = f"seed-{self.seeds[0]}" if self.seeds[0] else ""
+        return "-".join(filter(None, (self.name, self.kind, words, f"rate{rate:g}", dropped, seed)))

@@ -1,0 +1,94 @@
+"""python -m arsm.audit module:function audits a loss, or a file's: python -m arsm.audit path.py:function."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from arsm.audit import audit, audit_advantages
+
+
+def load(words: str) -> Callable[..., Any]:
+    """The function that `module:function` or `path.py:function` names."""
+    place, _, name = words.rpartition(":")
+    if not place or not name:
+        raise SystemExit(f"Name what to audit as module:function or path.py:function, not {words!r}.")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None or not Path(place).exists():
+            raise SystemExit(f"There is no file {place}.")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"There is no module {place} here: {error}.") from error
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise SystemExit(f"{place} has no {name}.")
+        found = getattr(found, part)
+    if not callable(found):
+        raise SystemExit(f"{words} is not a function.")
+    return found
+
+
+class Progress:
+    """One line on a terminal: the problem, the share done and the time left."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.shown = 0.0
+
+    def __call__(self, problem: str, share: float) -> None:
+        now = time.perf_counter()
+        if sys.stderr.isatty() and (now - self.shown > 0.2 or share == 1):
+            self.shown = now
+            left = (now - self.start) * (1 - share) / max(share, 1e-9)
+            sys.stderr.write(f"\r\x1b[K{share:4.0%} {problem}, {left:.0f} s left" if share < 1 else "\r\x1b[K")
+            sys.stderr.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
+    parser = argparse.ArgumentParser(prog="python -m arsm.audit", description="Is the gradient of this loss right?")
+    parser.add_argument("function", help="module:function or path.py:function; loss(logits, f) -> scalar")
+    parser.add_argument("--minimise", action="store_true", help="the loss is minus the objective's surrogate")
+    parser.add_argument("--parameters", action="store_true", help="judge the gradient of f's own parameters too")
+    parser.add_argument("--samples", type=int, default=1 << 16, help="draws per row (default: %(default)s)")
+    parser.add_argument("--false-alarm", type=float, default=1e-6, help="of the whole audit (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--figure", metavar="FILE", help="also draw the result (needs matplotlib)")
+    parser.add_argument("--advantages", action="store_true", help="function(rewards [B, n]) -> advantages [B, n]")
+    parser.add_argument("--tokens", action="store_true", help="with --advantages: function(rewards, mask) -> [B, n, T]")
+    given = parser.parse_args(arguments)
+    function = load(given.function)
+    if given.advantages:
+        result = audit_advantages(function, tokens=given.tokens)
+    else:
+        result = audit(
+            function,
+            sign=-1 if given.minimise else 1,
+            parameters=given.parameters,
+            samples=given.samples,
+            false_alarm=given.false_alarm,
+            seed=given.seed,
+            progress=Progress(),
+        )
+    print(result)
+    if given.figure:
+        result.figure().savefig(given.figure, dpi=150)
+    return {"unbiased": 0, "wrong": 1, "not decided": 2}[result.verdict]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

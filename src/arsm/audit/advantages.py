@@ -1,0 +1,214 @@
+"""`audit_advantages`: do these advantages give the policy gradient? By enumeration of all groups, without sampling."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from arsm.audit.diagnose import Finding, Interval, Means, diagnose, fitted_scale
+from arsm.audit.problems import PROBLEMS, Problem, Truth, enumerate_problem
+from arsm.audit.result import Audit, Entry, Row, Verdict
+
+ROUNDING = 1e-4
+"""Relative to the largest reward: what float32 may be off by."""
+FAMILY = tuple(p for p in PROBLEMS if p.role)
+GROUPS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
+"""(groups B, samples n) of the batches that are enumerated."""
+TOKEN_GROUPS = ((1, 1), (1, 2), (1, 3))
+LENGTH = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """All outcomes of one policy: sequences of at most T tokens, of which token 0 ends one."""
+
+    truth: Truth
+    mask: Tensor
+    """[Z, T] bool: the tokens that belong to each outcome."""
+    name: str
+    role: str
+
+
+def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -> Audit:
+    r"""Compare the policy gradient that advantages give with the exact one, over all groups of a small policy.
+
+        1/n sum_i sum_t A_it d ln pi(y_it) / dphi    must have the mean    dE[r] / dphi
+
+    Groups of 1 to 4 samples are enumerated, and batches of two groups, because some functions mix groups. Nothing is
+    drawn, so that there is no false alarm but for rounding.
+
+    Args:
+        function: `function(rewards [B, n]) -> advantages [B, n]`.
+        tokens: if True, `function(rewards [B, n], mask [B, n, T]) -> [B, n, T]`, what each token's log-probability is
+            multiplied by, sequences having different lengths; a group's loss is summed over tokens and divided by n.
+
+    Returns:
+        An `Audit`.
+    """
+    start = time.perf_counter()
+    name = getattr(function, "__qualname__", type(function).__name__)
+    family = list(_sequences() if tokens else _choices())
+    rows: list[Row] = []
+    found: dict[tuple[int, int], list[Finding]] = {}
+    failures: list[Finding] = []
+    notes: list[str] = []
+    refused = ""
+    exception: BaseException | None = None
+    scales: dict[tuple[int, int], float] = {}
+    for size in TOKEN_GROUPS if tokens else GROUPS:
+        means = []
+        for policy in family:
+            label, words = f"{policy.name}, n = {size[1]}", f"{size[0]}, {size[1]}"
+            try:
+                measured, variance = _enumerate(function, policy, size, tokens)
+            except Exception as error:  # somebody else's code may raise anything
+                text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                rows.append(Row(label, words, None, 0, 0, None, error=text))
+                if isinstance(error, FloatingPointError):
+                    failures.append(Finding("not finite", f"At n = {size[1]} ({policy.name}), {error}."))
+                elif size == (1, 1):
+                    refused = text
+                else:
+                    failures.append(Finding("crash", f"At n = {size[1]} ({policy.name}), the function raised {text}."))
+                exception = exception or error
+                continue
+            means.append(measured)
+            rows.append(_row(measured, label, words, variance, size[1]))
+        if any(m.rejected for m in means):
+            found[size] = diagnose(means)
+            scales[size] = fitted_scale(means).value
+        if size == (1, 1) and means and not found.get(size):
+            notes.append("Groups of one sample keep their reward: unbiased, without a baseline.")
+    if refused:
+        notes.append(f"Groups of one sample are refused ({refused}).")
+    findings = _merge(found, scales)
+    if tokens and found and _depends_on_length(function):
+        sentence = "The advantages depend on the lengths: a division by the length makes another objective's gradient."
+        findings = [Finding("length", sentence), *(f for f in findings if f.kind == "standard deviation")]
+    findings += list({f.kind: f for f in reversed(failures)}.values())
+    wrong = bool(found) or any(f.kind == "not finite" for f in failures)
+    verdict: Verdict = "wrong" if wrong else "not decided" if failures else "unbiased"
+    seconds = time.perf_counter() - start
+    return Audit(
+        name,
+        verdict,
+        tuple(findings),
+        tuple(rows),
+        0.0,
+        notes=tuple(notes),
+        seconds=seconds,
+        exception=exception,
+        sizes="B, n",
+    )
+
+
+def _choices() -> Iterator[Policy]:
+    for problem in FAMILY:
+        truth = enumerate_problem(problem)
+        yield Policy(truth, torch.ones(len(truth.f), 1, dtype=torch.bool), problem.name, problem.role)
+
+
+def _sequences() -> Iterator[Policy]:
+    """Three tokens, each a choice of two; token 0 ends the sequence, and later ones count for nothing."""
+    logits = [[[0.0, 0.0]] * LENGTH, [[-0.4, 0.6], [0.5, 0.0], [0.2, -0.3]]]
+    for member in FAMILY:
+        problem = Problem(member.name, torch.tensor(logits, dtype=torch.float64), torch.zeros(LENGTH, 2).double())
+        truth = enumerate_problem(problem)
+        z = truth.points.argmax(-1)
+        mask = torch.cat([torch.ones(len(z), 1), z[:, :-1]], 1).cumprod(1).bool()
+        length = mask.sum(1)
+        rewards = torch.tensor([0.0, 0.3, 1.0, -0.6], dtype=torch.float64)[length] + 0.9 * (z * mask).sum(1).eq(LENGTH)
+        f = member.scale * rewards + member.constant
+        gradient = torch.einsum("rz,rzkc->rkc", truth.q * (f - (truth.q * f).sum(-1, keepdim=True)), truth.x)
+        yield Policy(replace(truth, f=f, gradient=gradient), mask, member.name, member.role)
+
+
+def _enumerate(
+    function: Callable[..., Tensor], policy: Policy, size: tuple[int, int], tokens: bool
+) -> tuple[Means, float]:
+    """The mean over all batches of B groups of n samples, each batch in a call of its own, and a group's variance."""
+    truth, (groups, samples) = policy.truth, size
+    outcomes = torch.cartesian_prod(*[torch.arange(len(truth.f))] * (groups * samples)).view(-1, groups, samples)
+    advantages = torch.stack([_call(function, policy, z, tokens) for z in outcomes])
+    if not bool(advantages.isfinite().all()):
+        worst = outcomes[int((~advantages.isfinite()).flatten(1).any(1).nonzero()[0])]
+        raise FloatingPointError(
+            f"rewards {truth.f[worst].tolist()} give {float(advantages[~advantages.isfinite()][0])}"
+        )
+    weight = truth.q[:, outcomes].flatten(2).prod(-1)  # [R, batches]
+    score = truth.x[:, outcomes] * policy.mask[outcomes].unsqueeze(-1)  # [R, batches, B, n, K, C]
+    gradients = (advantages.unsqueeze(-1) * score).sum((2, 3)) / (groups * samples)  # [R, batches, K, C]
+    mean = torch.einsum("rb,rbkc->rkc", weight, gradients)
+    variance = torch.einsum("rb,rbkc->r", weight, gradients.square()) - mean.square().sum((-2, -1))
+    rounding = ROUNDING * max(float(truth.f.abs().max()), 1e-3)
+    spread = float(truth.f.max() - truth.f.min())
+    width = torch.full_like(mean, rounding)
+    largest = float(advantages.abs().max()) / spread if spread > 0 else 0.0
+    # an advantage may keep a constant, which is no explosion
+    largest = largest if float(truth.f.abs().max()) < 50 else 0.0
+    means = Means(policy.name, policy.role, truth, groups * samples, mean, width, width / 5, largest, rounding)
+    return means, groups * float(variance.mean())
+
+
+def _call(function: Callable[..., Tensor], policy: Policy, outcomes: Tensor, tokens: bool) -> Tensor:
+    """Advantages of one batch of outcomes [B, n], as [B, n, T] in float64."""
+    dtype = torch.get_default_dtype()
+    rewards, mask = policy.truth.f[outcomes].to(dtype), policy.mask[outcomes]
+    found = function(rewards, mask) if tokens else function(rewards)
+    expected = mask.shape if tokens else rewards.shape
+    if not isinstance(found, Tensor) or found.shape != expected:
+        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise TypeError(f"The function must return a tensor {list(expected)}, but returned {shape}.")
+    found = found.detach().double()
+    return found if tokens else found.unsqueeze(-1)
+
+
+def _row(means: Means, label: str, size: str, variance: float, samples: int) -> Row:
+    error = means.mean - means.gradient
+    place = int(error.abs().argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), error.shape))
+    value, width = float(error[index]), float(means.half_width[index])
+    worst = Entry(label, index, float(means.gradient[index]), Interval(value, value - width, value + width))
+    s = fitted_scale([means]).value
+    rejected = int(((means.mean - means.gradient).abs() > means.half_width).sum())
+    rloo = float(means.truth.rloo_variance(samples).mean()) if samples > 1 else None
+    return Row(
+        label, size, worst, rejected, 0, None if math.isnan(s) else Interval(s, s, s), variance, float(samples), rloo
+    )
+
+
+def _merge(found: dict[tuple[int, int], list[Finding]], scales: dict[tuple[int, int], float]) -> list[Finding]:
+    """One finding per kind; the group of one sample apart."""
+    findings: list[Finding] = []
+    several = {size: findings_ for size, findings_ in found.items() if size != (1, 1)}
+    if several and all(f[0].kind == "scale" for f in several.values()):
+        lengths = ", ".join(f"{scales[b, n]:.3g} (n = {n}{f', {b} groups' if b > 1 else ''})" for b, n in several)
+        own = all(abs(scales[b, n] - (n - 1) / n) < 1e-3 for b, n in several)
+        mixed = all(abs(scales[b, n] - (b * n - 1) / (b * n)) < 1e-3 for b, n in several)
+        words = ": (n - 1)/n, the group's mean with the sample itself in it" if own else ""
+        words = ": (B n - 1)/(B n), the batch's mean with the sample itself in it" if mixed and not own else words
+        findings.append(Finding("scale", f"Right direction, wrong length{words}. Lengths: {lengths}."))
+    else:
+        by_kind = {f.kind: f for fs in several.values() for f in fs}
+        findings += by_kind.values()
+    if (1, 1) in found:
+        kind = found[1, 1][0].kind
+        if kind == "no gradient":
+            sentence = "Groups of one sample get the advantage 0: no gradient; give them their reward, or refuse them."
+        else:
+            sentence = f"Groups of one sample get a wrong gradient. {found[1, 1][0].sentence}"
+        findings.append(Finding("group of one", sentence))
+    return findings
+
+
+def _depends_on_length(function: Callable[..., Tensor]) -> bool:
+    """Whether equal rewards get other advantages at other lengths, at the first token."""
+    rewards = torch.tensor([[0.3, 1.0]])
+    short = torch.tensor([[[True, False, False], [True, False, False]]])
+    long = torch.ones_like(short)
+    return not torch.allclose(function(rewards, short)[..., 0], function(rewards, long)[..., 0])

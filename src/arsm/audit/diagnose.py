@@ -1,0 +1,309 @@
+"""What kind of error explains the measured means: the simplest hypothesis that fits all problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from arsm.audit.problems import Truth
+
+
+class Finding(NamedTuple):
+    """One thing that an audit has to say."""
+
+    kind: str
+    """A word to test for, such as "scale", "sign" or "temperature"."""
+    sentence: str
+
+
+class Interval(NamedTuple):
+    """An estimate and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Means measured on one problem, with what they must be."""
+
+    name: str
+    role: str
+    truth: Truth
+    batch: int
+    mean: Tensor
+    """[R, K, C]."""
+    half_width: Tensor
+    """[R, K, C], infinite where nothing can be decided."""
+    standard_error: Tensor
+    """[R, K, C]."""
+    spread: float
+    """The largest single draw, as a multiple of the spread of f."""
+    rounding: float = 0.0
+    """An error that floating point alone explains."""
+    small: bool = False
+    relaxed: bool = False
+
+    @property
+    def gradient(self) -> Tensor:
+        """[R, K, C]: what the mean should be."""
+        return self.truth.gradient
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the mean cannot be the gradient, at the audit's rate."""
+        return not bool(((self.mean - self.gradient).abs() <= self.half_width).all())
+
+    @property
+    def allowed(self) -> Tensor:
+        """[R, K, C]: what a true hypothesis may be off by; shorter than an interval, since no alarm hangs on it."""
+        near = 5 * self.standard_error + self.rounding
+        return torch.where(self.half_width.isfinite(), torch.minimum(near, self.half_width), torch.inf)
+
+    def agrees(self, prediction: Tensor, allowance: Tensor | float = 0.0) -> bool:
+        """Whether the mean may be the prediction [R, K, C]."""
+        return bool(((self.mean - prediction).abs() <= self.allowed + allowance).all())
+
+
+def diagnose(means: Sequence[Means]) -> list[Finding]:
+    """Explain a rejection; at least one finding."""
+    for hypothesis in (_nothing, _exploded, _scale, _rows, _shift, _deviation, _temperature, _own_sample):
+        if found := hypothesis(means):
+            return [found]
+    findings = [finding for hypothesis in (_relaxation, _constant) if (finding := hypothesis(means))]
+    return findings or [Finding("unexplained", "The error is none of the known ones."), *_where(means)]
+
+
+def _nothing(means: Sequence[Means]) -> Finding | None:
+    if any(bool((m.mean.abs() > m.rounding).any()) for m in means):
+        return None
+    return Finding(
+        "no gradient",
+        "Every gradient is exactly zero: the loss does not depend on the logits. Is the log-probability detached, or "
+        "computed under no_grad?",
+    )
+
+
+def _exploded(means: Sequence[Means]) -> Finding | None:
+    worst = max(means, key=lambda m: m.spread)
+    if worst.spread < 1e3:
+        return None
+    return Finding(
+        "standard deviation",
+        f"Single draws reach {worst.spread:.1g} times the spread of f ({worst.name}): something is divided by a number "
+        "near 0, such as the standard deviation of a group whose values are all equal.",
+    )
+
+
+def fitted_scale(means: Sequence[Means]) -> Interval:
+    """The factor s in mean = s gradient, by weighted least squares over all entries that can be decided."""
+    top = bottom = 0.0
+    for m in means:
+        weight = torch.where(m.half_width.isfinite(), 1 / m.standard_error.clamp_min(1e-9).square(), 0.0)
+        top += float((weight * m.mean * m.gradient).sum())
+        bottom += float((weight * m.gradient.square()).sum())
+    if not bottom:
+        return Interval(math.nan, math.nan, math.nan)
+    # entries of one row are correlated: categories of a variable sum to 0, and variables share f
+    error = 5 / math.sqrt(bottom)
+    return Interval(top / bottom, top / bottom - error, top / bottom + error)
+
+
+def recognise(scale: Interval) -> str:
+    """A factor in words, where exactly one simple one lies in its interval."""
+    shares = {(n - 1) / n: f"(n - 1)/n with n = {n}" for n in range(2, 33)}
+    counts = {float(n): f"{n}: a sum over {n} samples where their mean is due" for n in range(2, 129)}
+    parts = {1 / n: f"1/{n}" for n in range(3, 129)}
+    excess = {n / (n - 1): f"n/(n - 1) with n = {n}" for n in range(3, 33)}
+    inside = [words for value, words in (shares | counts | parts | excess).items() if scale.low <= value <= scale.high]
+    return f": {inside[0]}" if len(inside) == 1 else ""
+
+
+def _scale(means: Sequence[Means]) -> Finding | None:
+    s = fitted_scale(means)
+    if not all(m.agrees(s.value * m.gradient) for m in means):
+        return None
+    if s.low <= 0 <= s.high:
+        return Finding(
+            "no gradient",
+            "In the mean the gradient is 0, although single draws are not: how the samples depend on the logits is "
+            "left out. Is the score term missing?",
+        )
+    if s.low <= -1 <= s.high:
+        return Finding("sign", "The sign is wrong: the gradient points the opposite way; minimise instead of maximise?")
+    if s.value < 0:
+        positive = Interval(-s.value, -s.high, -s.low)
+        return Finding(
+            "sign", f"The sign is wrong, and the length is {positive} of what it should be{recognise(positive)}."
+        )
+    advice = ""
+    if (words := recognise(s)).startswith(": (n - 1)/n"):
+        advice = " That is what a mean over n samples does as a baseline when a sample's own value is in it."
+    return Finding("scale", f"Right direction, {s.value:.4g} of its length{words}.{advice}")
+
+
+def _rows(means: Sequence[Means]) -> Finding | None:
+    models: dict[str, tuple[Callable[[int], float], str]] = {
+        "mean over rows": (
+            lambda rows: 1 / rows,
+            "The gradient is divided by the number of rows B: the loss is a mean over rows where their sum is due.",
+        ),
+        "batch baseline": (
+            lambda rows: (rows - 1) / rows,
+            "The gradient has (B - 1)/B of its length at a batch of B rows: a mean over the batch is the baseline, and "
+            "a row's own value is in it.",
+        ),
+    }
+    for kind, (factor, sentence) in models.items():
+        if all(m.agrees(factor(m.batch) * m.gradient) for m in means):
+            return Finding(kind, sentence)
+    return None
+
+
+def _family(means: Sequence[Means]) -> dict[str, Means]:
+    return {m.role: m for m in means if m.role}
+
+
+def _shift(means: Sequence[Means]) -> Finding | None:
+    family = _family(means)
+    if "0" not in family or not family["0"].rejected:
+        return None
+    zero = family["0"]
+    if not all(m.agrees(m.gradient + zero.mean, zero.allowed) for m in family.values()):
+        return None
+    row = int(zero.mean.abs().flatten(1).amax(1).argmax())
+    shift = ", ".join(f"{x:.3g}" for x in zero.mean[row].flatten().tolist())
+    return Finding(
+        "shift",
+        f"The gradient is shifted by a term that does not depend on f ({zero.name}, row {row}: {shift}): an extra "
+        "d ln q term, or one of an unnormalised ln q.",
+    )
+
+
+def _deviation(means: Sequence[Means]) -> Finding | None:
+    family = _family(means)
+    if not {"f", "f/20", "20f"} <= family.keys():
+        return None
+    decided = family["f"].half_width.isfinite()
+    small, middle, large = (float(family[role].mean[decided].norm()) for role in ("f/20", "f", "20f"))
+    noise = float(family["f"].allowed[decided].norm())
+    if middle <= noise or not (large < 4 * middle and middle < 4 * small):
+        return None
+    return Finding(
+        "standard deviation",
+        f"The gradient does not grow with f (lengths {small:.3g}, {middle:.3g} and {large:.3g} for f/20, f and 20 f): "
+        "f is divided by its own standard deviation, which makes another objective's gradient.",
+    )
+
+
+def _temperature(means: Sequence[Means]) -> Finding | None:
+    def sampler(t: Truth, tempered: Tensor) -> Tensor:
+        return t.expected(tempered, t.f.expand(len(t.q), -1)) - _mean_of(t, tempered) * t.p
+
+    def sampler_with_baseline(t: Truth, tempered: Tensor) -> Tensor:
+        return t.expected(tempered, t.f.expand(len(t.q), -1)) - _mean_of(t, tempered) * tempered
+
+    def log_probability(t: Truth, tempered: Tensor) -> Tensor:
+        return t.expected(t.p, t.f.expand(len(t.q), -1)) - _mean_of(t, t.p) * tempered
+
+    models = {
+        (sampler, False): "samples are drawn at temperature {:.3g}, but the log-probability is taken at 1",
+        (
+            sampler_with_baseline,
+            False,
+        ): "samples are drawn at temperature {:.3g}, but the log-probability is taken at 1",
+        (log_probability, True): "the log-probability is taken at temperature {:.3g}, but samples are drawn at 1",
+    }
+    for (model, divided), words in models.items():
+
+        def predictions(temperature: float, model=model, divided=divided) -> Iterator[Tensor]:
+            for m in means:
+                tempered = (m.truth.p.log() / temperature).softmax(-1)
+                yield model(m.truth, tempered) / (temperature if divided else 1.0)
+
+        def misfit(log_temperature: float) -> float:
+            found = 0.0
+            for m, prediction in zip(means, predictions(math.exp(log_temperature)), strict=True):
+                z = (m.mean - prediction) / m.standard_error.clamp_min(1e-9)
+                found += float(torch.where(m.half_width.isfinite(), z.square(), 0.0).sum())
+            return found
+
+        log_temperature = _minimise(misfit, math.log(0.1), math.log(10))
+        temperature = math.exp(log_temperature)
+        fits = all(m.agrees(x) for m, x in zip(means, predictions(temperature), strict=True))
+        if fits and abs(log_temperature) > 0.01:
+            return Finding("temperature", f"Temperatures differ: {words.format(temperature)}.")
+    return None
+
+
+def _mean_of(truth: Truth, p: Tensor) -> Tensor:
+    """E[f] with z drawn from p: [R, 1, 1]."""
+    q = (p.unsqueeze(1) * truth.points).sum(-1).prod(-1)
+    return (q * truth.f).sum(-1)[:, None, None]
+
+
+def _minimise(function: Callable[[float], float], low: float, high: float) -> float:
+    """The best point of a grid, refined three times."""
+    best = low
+    for _ in range(4):
+        grid = torch.linspace(low, high, 17).tolist()
+        best = min(grid, key=function)
+        step = grid[1] - grid[0]
+        low, high = best - step, best + step
+    return best
+
+
+def _own_sample(means: Sequence[Means]) -> Finding | None:
+    family = _family(means)
+    if not {"f", "20f", "f+100"} <= family.keys() or any(m.relaxed for m in means):
+        return None
+    base, large, shifted = (family[role] for role in ("f", "20f", "f+100"))
+    if not shifted.agrees(base.mean, base.allowed) or not large.agrees(20 * base.mean, 20 * base.allowed):
+        return None
+    # categories 0 and 2 have equal f: what a sample is weighted by may depend on its own value alone
+    weight, allowed = base.mean / base.truth.p, base.allowed / base.truth.p
+    if weight.shape[-1] > 2 and bool(
+        ((weight[..., 0] - weight[..., 2]).abs() > allowed[..., 0] + allowed[..., 2]).any()
+    ):
+        return None
+    return Finding(
+        "own sample",
+        "The baseline saw its own sample: the gradient is unchanged by a constant in f, grows with f and treats equal "
+        "values alike, but it is not linear in f. Leave the sample itself out of its baseline (a maximum, a rank, a "
+        "fit).",
+    )
+
+
+def _relaxation(means: Sequence[Means]) -> Finding | None:
+    if not any(m.relaxed for m in means):
+        return None
+    return Finding("relaxation", "f was differentiated at relaxed points: this is the gradient of another function.")
+
+
+def _constant(means: Sequence[Means]) -> Finding | None:
+    family = _family(means)
+    if not {"f", "f+100"} <= family.keys() or family["f+100"].agrees(family["f"].mean, family["f"].allowed):
+        return None
+    change = float((family["f+100"].mean - family["f"].mean).abs().max()) / 100
+    return Finding(
+        "constant",
+        f"The gradient changes by up to {change:.3g} per unit when a constant is added to f, which must not matter in "
+        "the mean: the score that f is multiplied by does not have the mean 0 under the samples drawn.",
+    )
+
+
+def _where(means: Sequence[Means]) -> Iterator[Finding]:
+    wrong = [m for m in means if m.rejected]
+    names = ", ".join(m.name for m in wrong)
+    if wrong and len(wrong) < len(means):
+        kind = "small batch" if all(m.small for m in wrong) else "where"
+        yield Finding(kind, f"Only these problems show it: {names}.")

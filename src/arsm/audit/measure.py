@@ -1,0 +1,229 @@
+"""Run somebody's loss on a problem, again and again, and keep what the statistics need."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from arsm.audit.bounds import bernstein, student
+from arsm.audit.problems import Function, Problem, Truth, enumerate_problem
+
+Sign = Literal[1, -1]
+CALLS = 64
+"""Calls per problem with many copies."""
+FEWEST = 100
+"""An entry is decided where each outcome that it depends on is expected this often."""
+SMALL_SHARE = 32
+"""Problems with small batches get this share of the draws, one call each."""
+
+
+REPEATED = (
+    "Different calls returned the same gradient, although equal rows of one call got different samples: the loss sets "
+    "a seed of its own; draw fresh random numbers in every call."
+)
+
+
+class Loss(Protocol):
+    """What is audited: draws once and returns what it would call backward on, summed over the rows."""
+
+    def __call__(self, logits: Tensor, f: Callable[[Tensor], Tensor], /) -> Tensor: ...
+
+
+class RefusedError(Exception):
+    """The loss cannot be audited: a kind of finding, and a sentence that says why."""
+
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """A loss's draws on one problem. Entries are [R, K C + 1]: each row's gradient, then its scale.
+
+    The scale of a draw is g.truth / |truth|^2, of mean 1.
+    """
+
+    problem: Problem
+    truth: Truth
+    batch: int
+    """Rows per call."""
+    count: int
+    """Draws per row."""
+    error: Tensor
+    """[R, K C + 1]: mean less truth."""
+    variance: Tensor
+    """[R, K C + 1], of one draw."""
+    spread: Tensor
+    """[R, K C + 1]: the largest less the smallest draw."""
+    by_call: Tensor
+    """[calls, R, K C + 1]: each call's mean, less the truth."""
+    by_theta: Tensor | None
+    """[calls, K]: each call's gradient in f's parameters, per row, less the truth; None if the loss gives none."""
+    evaluations: float
+    """Of f, per row and call."""
+    relaxed: bool
+    """Whether f was called at floating points."""
+    rounding: float
+    """An error that floating point alone explains."""
+
+    @property
+    def decided(self) -> Tensor:
+        """[R, K C + 1]: whether all outcomes are expected often enough; categories of probability 0 and 1 are none."""
+        p = self.truth.p
+        rare = torch.minimum(p, 1 - p)
+        if self.problem.reach is not None:
+            rare = rare * self.problem.reach.unsqueeze(-1)
+        frequent = (rare * self.count >= FEWEST) | (rare < 1e-12)
+        return torch.cat([frequent.flatten(1), frequent.flatten(1).all(1, keepdim=True)], 1)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """[R, K C + 1], from rows or from calls, whichever is larger."""
+        calls = len(self.by_call)
+        return torch.maximum((self.variance / self.count).sqrt(), self.by_call.std(0) / calls**0.5)
+
+    def half_width(self, failure: float) -> Tensor:
+        """[R, K C + 1]: of intervals that each fail with probability at most `failure`."""
+        calls = len(self.by_call)
+        by_row = bernstein(self.variance, self.spread, self.count, failure)
+        by_call = student(failure, calls - 1) * self.by_call.std(0) / calls**0.5
+        return torch.maximum(by_row, by_call) + self.rounding
+
+
+def gradient(loss: Loss, logits: Tensor, f: Function, sign: Sign) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient in the logits and in f's parameters that one call gives, or None where it gives none."""
+    leaf = logits.clone().requires_grad_()
+    with torch.enable_grad():
+        value = loss(leaf, f)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise RefusedError("not scalar", f"The loss must return a floating scalar tensor, but returned {found}.")
+    if value.numel() != 1:
+        raise RefusedError(
+            "not scalar",
+            f"The loss must return a scalar, but returned the shape {list(value.shape)}; return the sum over rows.",
+        )
+    if leaf.grad is not None or f.theta.grad is not None:
+        raise RefusedError("backward", "The loss called backward itself; return the tensor to call backward on.")
+    if not value.requires_grad:
+        return None, None
+    wanted = [leaf, f.theta] if f.theta.requires_grad else [leaf]
+    by_logits, by_theta = (*torch.autograd.grad(value.sum(), wanted, allow_unused=True), None)[:2]
+    if not bool(value.isfinite().all()):
+        raise FloatingPointError(f"the loss returned {float(value.detach())}")
+    return None if by_logits is None else sign * by_logits, None if by_theta is None else sign * by_theta
+
+
+def draw(
+    loss: Loss, problem: Problem, samples: int, sign: Sign, dtype: torch.dtype, tick: Callable[[float], None]
+) -> Draws:
+    """`samples` draws of every row of the problem; `tick` hears the share done."""
+    truth = enumerate_problem(problem)
+    calls = max(CALLS, samples // SMALL_SHARE) if problem.small else CALLS
+    copies = 1 if problem.small else max(1, samples // calls)
+    logits = problem.logits.to(dtype).repeat(copies, 1, 1)
+    f = problem.function(dtype)
+    found = []
+    for call in range(calls):
+        found.append(gradient(loss, logits, f, sign))
+        tick((call + 1) / calls)
+    zero = torch.zeros_like(logits)
+    estimates = torch.stack([zero if by_logits is None else by_logits for by_logits, _ in found]).double()
+    if not bool(estimates.isfinite().all()):
+        raise FloatingPointError("the gradient in the logits is not finite")
+    target = truth.gradient.flatten(1)
+    square = target.square().sum(1, keepdim=True)
+    error = estimates.view(calls, copies, len(target), -1) - target
+    along = (error * torch.where(square > 0, target / square, 0.0)).sum(-1, keepdim=True)
+    error = torch.cat([error, along], -1)  # [calls, copies, R, K C + 1]
+    thetas = [by_theta.double() / copies - truth.theta.sum(0) for _, by_theta in found if by_theta is not None]
+    return Draws(
+        problem,
+        truth,
+        len(logits),
+        calls * copies,
+        error.mean((0, 1)),
+        error.var((0, 1)),
+        error.amax((0, 1)) - error.amin((0, 1)),
+        error.mean(1),
+        torch.stack(thetas) if thetas else None,
+        f.rows / (calls * len(logits)),
+        f.relaxed,
+        64 * torch.finfo(dtype).eps * max(float(truth.f.abs().max()), 1e-3),
+    )
+
+
+@contextlib.contextmanager
+def generators(seed: int) -> Iterator[None]:
+    """Seed torch's, Python's and (where it is loaded) NumPy's global generators, and set them back afterwards."""
+    numpy = sys.modules.get("numpy")
+    python, array = random.getstate(), numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng(devices=[]):
+        try:
+            seed_generators(seed)
+            yield
+        finally:
+            random.setstate(python)
+            if numpy:
+                numpy.random.set_state(array)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+
+
+def _states() -> bytes:
+    """The global generators' states."""
+    numpy = sys.modules.get("numpy")
+    array = numpy.random.get_state() if numpy else None
+    return pickle.dumps((torch.get_rng_state().tolist(), random.getstate(), array))
+
+
+def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: int) -> str | None:
+    """Refuse repeated random numbers and state between calls; a note where neither can be seen.
+
+    Raises:
+        RefusedError: why the draws would not be independent.
+    """
+    copies = 64
+    logits = problem.logits.to(dtype).repeat(copies, 1, 1)
+    f = problem.function(dtype)
+
+    def once() -> Tensor:
+        found = gradient(loss, logits, f, sign)[0]
+        return torch.zeros_like(logits) if found is None else found
+
+    seed_generators(seed)
+    before = _states()
+    first = once()
+    moved = _states() != before
+    second, third = once(), once()
+    seed_generators(seed)
+    again = once()
+    if (torch.equal(first, second) or torch.equal(second, third)) and not bool((first == 0).all()):
+        copies_differ = (first.view(copies, -1) - first.view(copies, -1)[0]).abs().amax() > 1e-4 * first.abs().amax()
+        if not bool(copies_differ):
+            return "The loss draws nothing: it is deterministic."
+        raise RefusedError("fixed seed", REPEATED)
+    if torch.allclose(first, again, rtol=1e-4, atol=1e-6):
+        return None
+    if moved:
+        raise RefusedError(
+            "state",
+            "The loss keeps state between calls: with all random generators set back it returned another gradient; "
+            "audit it with that state frozen (a fixed baseline, no running averages).",
+        )
+    return "The loss draws from a generator of its own, so that state between calls could not be looked for."

@@ -1,0 +1,290 @@
+"""`audit`: is the gradient that this loss gives the gradient of E[f]?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from arsm.audit.bounds import student
+from arsm.audit.diagnose import Finding, Interval, Means, diagnose
+from arsm.audit.measure import CALLS, REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, probe
+from arsm.audit.problems import PROBLEMS, Problem
+from arsm.audit.result import Audit, Entry, Row, Verdict
+
+POWER = 2.33
+"""Standard errors beyond the interval at which an error is caught with probability 0.99."""
+
+
+def audit(
+    loss: Loss,
+    *,
+    sign: Sign = 1,
+    parameters: bool = False,
+    problems: Sequence[Problem] = PROBLEMS,
+    samples: int = 1 << 16,
+    false_alarm: float = 1e-6,
+    seed: int = 0,
+    progress: Callable[[str, float], None] | None = None,
+) -> Audit:
+    """Compare the gradient that a loss gives in the mean with the exact one, on problems that can be enumerated.
+
+    Args:
+        loss: `loss(logits, f) -> scalar` draws once and returns what it would call backward on, summed over the rows,
+            claimed to estimate dE[f]/dlogits. logits are [B, K, C]; f maps int64 [..., K] (or relaxed [..., K, C]) to
+            [...].
+        sign: -1 if the loss is to be minimised, so that its gradient is minus the estimate.
+        parameters: whether the gradient of f's own parameters is judged too; it is always reported.
+        problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
+        samples: draws per row; problems of small batches get a 32nd.
+        false_alarm: the probability with which a correct loss may be called wrong.
+        seed: of torch's, Python's and NumPy's global generators, which are set back afterwards.
+        progress: hears each problem's name and the share of the audit that is done.
+
+    Returns:
+        An `Audit`; `audit(loss).passed` is for a test, `print(audit(loss))` for a person.
+    """
+    if sign not in (1, -1):
+        raise ValueError(f"sign must be 1 or -1, but is {sign!r}.")
+    if not 0 < false_alarm < 1:
+        raise ValueError(f"false_alarm must lie between 0 and 1, but is {false_alarm}.")
+    if samples < 1024:
+        raise ValueError(f"samples must be at least 1024, but is {samples}; fewer decide nothing.")
+    if not problems:
+        raise ValueError("There is no problem to run; give at least one.")
+    start = time.perf_counter()
+    dtype = torch.get_default_dtype()
+    name = getattr(loss, "__qualname__", type(loss).__name__)
+    notes: list[str] = []
+    measured: list[Draws] = []
+    failures: dict[str, BaseException] = {}
+    with generators(seed):
+        try:
+            note = probe(loss, problems[0], sign, dtype, seed)
+            notes += [] if note is None else [note]
+        except RefusedError as error:
+            return _refused(name, error, false_alarm)
+        except Exception:  # it is met again below, where its problem is named
+            pass
+        for position, problem in enumerate(problems):
+
+            def tick(share: float, position: int = position, problem: Problem = problem) -> None:
+                if progress is not None:
+                    progress(problem.name, (position + share) / len(problems))
+
+            try:
+                drawn = draw(loss, problem, samples, sign, dtype, tick)
+            except Exception as error:  # somebody else's code may raise anything
+                failures[problem.name] = error
+                continue
+            if _repeats(drawn):
+                return _refused(name, RefusedError("fixed seed", REPEATED), false_alarm)
+            measured.append(drawn)
+    return _judge(name, measured, failures, problems, parameters, false_alarm, notes, time.perf_counter() - start)
+
+
+def _refused(name: str, error: RefusedError, false_alarm: float) -> Audit:
+    return Audit(name, "not decided", (Finding(error.kind, str(error)),), (), false_alarm, exception=error)
+
+
+def _repeats(drawn: Draws) -> bool:
+    """Whether calls on a large batch repeat each other's draws."""
+    random = bool((drawn.variance > 1e-6 * drawn.truth.gradient.square().amax()).any())
+    calls = drawn.by_call.flatten(1)
+    return drawn.batch >= 128 and random and len(calls.unique(dim=0)) < len(calls) // 2
+
+
+def _judge(
+    name: str,
+    measured: Sequence[Draws],
+    failures: dict[str, BaseException],
+    problems: Sequence[Problem],
+    parameters: bool,
+    false_alarm: float,
+    notes: list[str],
+    seconds: float,
+) -> Audit:
+    """Compare all means at once: each comparison gets an equal share of the false-alarm rate."""
+    learned = [d for d in measured if d.problem.learns]
+    comparisons = 1 + sum(d.error.numel() for d in measured) + sum(len(d.problem.weights) for d in learned)
+    failure = false_alarm / comparisons
+    rows = {d.problem.name: _row(d, failure) for d in measured}
+    for problem in problems:
+        if problem.name in failures:
+            error = failures[problem.name]
+            rows[problem.name] = Row(problem.name, _size(problem, 0), None, 0, 0, None, error=_words(error))
+    scale, missed = _length(measured, failure)
+    means = [_means(d, failure) for d in measured]
+    findings: list[Finding] = []
+    rejected = any(r.rejected for r in rows.values()) or not (scale is None or scale.low <= 1 <= scale.high)
+    if rejected:
+        findings += diagnose(means)
+    for d in learned:
+        note, wrong = _parameters(d, failure)
+        notes.append(note)
+        if wrong and parameters:
+            rejected = True
+            findings.append(Finding("parameters", note))
+    infinite = {name: e for name, e in failures.items() if isinstance(e, FloatingPointError)}
+    crashed = {name: e for name, e in failures.items() if name not in infinite}
+    if infinite:
+        first = next(iter(infinite))
+        findings.append(
+            Finding(
+                "not finite",
+                f"In {_list(infinite, problems)}, {infinite[first]}; usual causes are a "
+                "standard deviation of 0 and 0 times -inf at a masked category.",
+            )
+        )
+    if crashed:
+        first = next(iter(crashed))
+        findings.append(
+            Finding(
+                "crash",
+                f"In {_list(crashed, problems)}, the loss raised {_words(crashed[first])}{_line(crashed[first])}.",
+            )
+        )
+    blind = [d.problem.name for d in measured if not bool(d.decided[:, :-1].any())]
+    if blind and not rejected:
+        sentence = f"Too few draws to decide anything in {', '.join(repr(x) for x in blind)}; raise samples."
+        findings.append(Finding("too few draws", sentence))
+    verdict: Verdict = "wrong" if rejected or infinite else "not decided" if crashed or blind else "unbiased"
+    return Audit(
+        name,
+        verdict,
+        tuple(findings),
+        tuple(rows[p.name] for p in problems),
+        false_alarm,
+        scale,
+        missed,
+        tuple(notes),
+        seconds=seconds,
+        exception=next(iter(failures.values()), None),
+    )
+
+
+def _row(d: Draws, failure: float) -> Row:
+    half, decided = d.half_width(failure), d.decided
+    wrong = decided & (d.error.abs() > half)
+    relative = torch.where(decided, d.error.abs() / half.clamp_min(1e-300), -1.0)[:, :-1]
+    place = int(relative.argmax())
+    row, entry = divmod(place, relative.shape[1])
+    error, width = float(d.error[row, entry]), float(half[row, entry])
+    k, c = divmod(entry, d.truth.p.shape[-1])
+    worst = Entry(
+        d.problem.name, (row, k, c), float(d.truth.gradient[row, k, c]), Interval(error, error - width, error + width)
+    )
+    samples = max(2, round(d.evaluations))
+    use = decided[:, -1] & d.truth.gradient.flatten(1).any(1)
+    scale = None
+    if bool(use.any()):
+        value, width = 1 + float(d.error[use, -1].mean()), float(half[use, -1].amax())
+        scale = Interval(value, value - width, value + width)
+    return Row(
+        d.problem.name,
+        _size(d.problem, d.batch),
+        worst if bool(decided[:, :-1].any()) else None,
+        int(wrong.sum()),
+        int((~decided).sum()),
+        scale,
+        float(d.variance[:, :-1].sum(1).mean()),
+        d.evaluations,
+        float(d.truth.rloo_variance(samples).mean()),
+        float(d.truth.bound(samples).mean()),
+    )
+
+
+def _size(problem: Problem, batch: int) -> str:
+    rows, variables, categories = problem.logits.shape
+    return f"{batch or rows}, {variables}, {categories}"
+
+
+def _means(d: Draws, failure: float) -> Means:
+    shape = d.truth.gradient.shape
+    half = torch.where(d.decided, d.half_width(failure), torch.inf)
+    spread = float(d.truth.f.amax() - d.truth.f.amin())
+    return Means(
+        d.problem.name,
+        d.problem.role,
+        d.truth,
+        d.batch,
+        d.truth.gradient + d.error[:, :-1].view(shape),
+        half[:, :-1].view(shape),
+        d.standard_error[:, :-1].view(shape),
+        float(d.spread[:, :-1].max()) / spread if spread > 0 else 0.0,
+        d.rounding,
+        d.problem.small,
+        d.relaxed,
+    )
+
+
+def _length(measured: Sequence[Draws], failure: float) -> tuple[Interval | None, float | None]:
+    """The length in the right direction over all large problems, and the error of it that could have been missed.
+
+    Rows are weighted by REINFORCE's precision there, which is known before anything is drawn.
+    """
+    weights, errors, by_row, by_call, ranges = [], [], [], [], []
+    for d in measured:
+        square = d.truth.gradient.square().sum((-2, -1))
+        use = d.decided[:, -1] & (square > 0)
+        if d.problem.small or not bool(use.any()):
+            continue
+        projected = (d.truth.x * d.truth.gradient.unsqueeze(1)).sum((-2, -1))
+        variance = (d.truth.q * (d.truth.f * projected).square()).sum(-1) / square.square() - 1
+        calls = len(d.by_call)
+        weights.append((1 / variance.clamp_min(0.1))[use])
+        errors.append(d.error[use, -1])
+        by_row.append(d.variance[use, -1] / d.count)
+        by_call.append(d.by_call[:, use, -1].var(0) / calls)
+        ranges.append(d.spread[use, -1] / d.count)
+    if not weights:
+        return None, None
+    weight = torch.cat(weights) / torch.cat(weights).sum()
+    error = float((weight * torch.cat(errors)).sum())
+    log = math.log(4 / failure)
+    rows, calls = (float((weight.square() * torch.cat(x)).sum()) for x in (by_row, by_call))
+    width = math.sqrt(2 * log * rows) + 7 / 3 * log * float((weight * torch.cat(ranges)).max())
+    width = max(width, student(failure, CALLS - 1) * math.sqrt(calls)) + 1e-5
+    missed = width + POWER * math.sqrt(max(rows, calls))
+    return Interval(1 + error, 1 + error - width, 1 + error + width), missed
+
+
+def _parameters(d: Draws, failure: float) -> tuple[str, bool]:
+    """A sentence on the gradient of f's own parameters, and whether it is wrong."""
+    if d.by_theta is None:
+        return "f's own parameters get no gradient (f is detached).", True
+    calls = len(d.by_theta)
+    width = student(failure, calls - 1) * d.by_theta.std(0) / calls**0.5 + d.rounding * len(d.truth.theta)
+    error = d.by_theta.mean(0)
+    if bool((error.abs() <= width).all()):
+        return "f's own parameters get the right gradient.", False
+    worst = int((error.abs() / width).argmax())
+    return (
+        f"f's own parameters get a wrong gradient: off by {float(error[worst]):.3g} +- {float(width[worst]):.2g} where "
+        f"it is {float(d.truth.theta.sum(0)[worst]):.3g}.",
+        True,
+    )
+
+
+def _words(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def _line(error: BaseException) -> str:
+    """Where the loss raised it."""
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] not in ("arsm", "torch"):
+            place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _list(failures: Mapping[str, BaseException], problems: Sequence[Problem]) -> str:
+    if len(failures) == len(problems):
+        return "every problem"
+    first, *others = failures
+    return f"'{first}'" + (f" and {len(others)} other problems" if others else "")

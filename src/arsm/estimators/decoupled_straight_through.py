@@ -1,0 +1,49 @@
+"""Decoupled straight-through: one temperature for the sample, another for its slope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arsm.checks import check_temperature
+from arsm.relaxations import hard_point, softmax_tangent
+from arsm.samples import Draws, draw, samples
+from arsm.scores import probabilities
+from arsm.types import Estimator, Queries
+
+
+@dataclass(frozen=True, eq=False)
+class DecoupledStraightThrough(Estimator):
+    """Straight-through with a temperature for each direction.
+
+        z_k ~ Cat(softmax(phi_k / tau_f)) one-hot,    p_k = softmax(phi_k / tau_b)
+        g_k = 1/tau_b (diag(p_k) - p_k p_k') df(z)/dz_k
+
+    Biased; both temperatures 1 are `StraightThrough`. With tau_f != 1 the sample, and with it the value, is not one of
+    softmax(phi). Reference: Shah, Yan, Mozer and Liu, Improving discrete optimisation via decoupled straight-through
+    estimator, 2024.
+    """
+
+    forward: float = 1.0
+    """tau_f."""
+    backward: float = 1.0
+    """tau_b."""
+
+    unbiased = False
+    needs_gradient = True
+
+    def __post_init__(self) -> None:
+        check_temperature(self.forward)
+        check_temperature(self.backward)
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, 1, generator, z)
+
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits / self.forward, noise).squeeze(-2)
+        return hard_point(logits, z, softmax_tangent(logits, probabilities(logits, self.backward)) / self.backward)
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
+        return None

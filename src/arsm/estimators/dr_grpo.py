@@ -1,0 +1,29 @@
+"""Dr. GRPO: REINFORCE with the group's mean as its baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from arsm.estimators.group import Group
+from arsm.scores import less_mean, probabilities_for, weighted_scores
+from arsm.types import Queries
+
+
+@dataclass(frozen=True, eq=False)
+class DrGRPO(Group):
+    """Subtract the mean of a group of n samples, each sample's own value in it.
+
+        g = 1/n sum_i (f_i - mean(f)) x_i,    x_i = onehot(z_i) - softmax(phi)
+
+    This is (n - 1)/n of `RLOO`: biased by that factor, which a learning rate absorbs as long as n stays the same.
+    Reference: Liu, Chen, Li, Qi, Pang, Du, Lee and Lin, Understanding R1-Zero-like training: a critical perspective,
+    2025.
+    """
+
+    unbiased = False
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        p = probabilities_for(values, logits)
+        return weighted_scores(p, queries.points, less_mean(values).to(p.dtype) / self.samples)

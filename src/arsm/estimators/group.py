@@ -1,0 +1,40 @@
+"""What estimators that compare a group of independent samples share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from arsm.checks import check_samples
+from arsm.evaluate import share
+from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.types import Estimator, Queries, at_most_all
+
+
+@dataclass(frozen=True, eq=False)
+class Group(Estimator):
+    """n independent samples; `tell` says how they are compared."""
+
+    samples: int = 4
+    live: int | None = None
+    """How many of the samples keep f's own graph (all, if None): f's parameters get their average."""
+
+    def __post_init__(self) -> None:
+        check_samples(type(self).__name__, self.samples, self.live)
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, self.samples, generator, z)
+
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise)
+        points = z.movedim(-2, 0)
+        return Queries(points, z, share(points), mean_weight(self.live or self.samples, z.device))
+
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.samples, logits)
+
+    def within(self, budget: int) -> Self:
+        return replace(self, samples=max(2, budget))

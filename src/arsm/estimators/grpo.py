@@ -1,0 +1,38 @@
+"""GRPO: REINFORCE with values normalised within their group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from arsm.estimators.group import Group
+from arsm.scores import less_mean, probabilities_for, weighted_scores
+from arsm.types import Queries
+
+
+@dataclass(frozen=True, eq=False)
+class GRPO(Group):
+    """Divide f by its standard deviation within a group of n samples.
+
+        g = 1/n sum_i (f_i - mean(f)) / (sd(f) + epsilon) x_i,    x_i = onehot(z_i) - softmax(phi)
+
+    with sd^2 = 1/(n-1) sum_i (f_i - mean(f))^2. Biased: the direction is that of another objective, which weighs rows
+    by 1/sd, and the length does not depend on f's. `RLOO` is unbiased at the same cost. Reference: Shao et al.,
+    DeepSeekMath: pushing the limits of mathematical reasoning in open language models, 2024.
+    """
+
+    epsilon: float = 1e-4
+
+    unbiased = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be positive, but is {self.epsilon}.")
+
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        p = probabilities_for(values, logits)
+        f = less_mean(values).to(p.dtype)  # [n, *B]
+        deviation = (f.square().sum(0) / (self.samples - 1)).sqrt()
+        return weighted_scores(p, queries.points, f / (deviation + self.epsilon) / self.samples)

@@ -1,0 +1,72 @@
+"""Pyro's distributions over categories: their logits, their values as categories, and KL divergences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pyro import distributions as dist
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from arsm.categorical import one_hot
+
+WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)
+
+
+def unwrap(fn: Any) -> Any:
+    """The distribution inside `to_event`, `mask` and `expand`."""
+    return unwrap(fn.base_dist) if isinstance(fn, WRAPPERS) else fn
+
+
+def logits_of(fn: Any) -> Tensor | None:
+    """[*batch, *event, C] of a distribution over categories, None for any other; a one-hot vector is one variable."""
+    base = unwrap(fn)
+    if isinstance(base, dist.Bernoulli):
+        logits, shape = torch.stack([torch.zeros_like(base.logits), base.logits], -1), fn.shape()
+    elif isinstance(base, dist.Categorical):
+        logits, shape = base.logits, fn.shape()
+    elif isinstance(base, dist.OneHotCategorical):
+        logits, shape = base.logits, fn.shape()[:-1]
+    else:
+        return None
+    return logits.expand(*shape, logits.shape[-1])
+
+
+def to_categories(fn: Any, value: Tensor) -> Tensor:
+    """A value of the distribution as categories [*batch, *event] int64."""
+    return value.argmax(-1) if isinstance(unwrap(fn), dist.OneHotCategorical) else value.long()
+
+
+def to_value(fn: Any, z: Tensor, like: Tensor) -> Tensor:
+    """Categories [..., *batch, *event] as a value of the distribution, with the type of another value."""
+    base = unwrap(fn)
+    return (
+        one_hot(z, base.logits.shape[-1], like.dtype) if isinstance(base, dist.OneHotCategorical) else z.to(like.dtype)
+    )
+
+
+def kl(q: Any, p: Any) -> Tensor | None:
+    """KL(q || p) [*batch] in closed form; None where there is none."""
+    log_q, log_p = logits_of(q), logits_of(p)
+    if log_q is None or log_p is None:
+        try:
+            known = kl_divergence(q, p)
+        except NotImplementedError:
+            return None
+        return known if isinstance(known, Tensor) else None  # Pyro has a plain 0 for what is masked throughout
+    if _masks(q) or _masks(p) or log_q.shape[-1] != log_p.shape[-1]:
+        return None
+    log_q, log_p = log_q.log_softmax(-1), log_p.log_softmax(-1)
+    # an impossible category of q adds nothing; torch's own KL would give it a gradient of NaN
+    ratio = (log_q - log_p).masked_fill(log_q == -torch.inf, 0)
+    return (log_q.exp() * ratio).flatten(-1 - _events(q)).sum(-1)
+
+
+def _events(fn: Any) -> int:
+    """Event dimensions, a one-hot vector not counted."""
+    return len(fn.event_shape) - isinstance(unwrap(fn), dist.OneHotCategorical)
+
+
+def _masks(fn: Any) -> bool:
+    return isinstance(fn, dist.MaskedDistribution) or (isinstance(fn, WRAPPERS) and _masks(fn.base_dist))

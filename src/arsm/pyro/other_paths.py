@@ -1,0 +1,214 @@
+"""The estimator's queries, stage by stage, and the run of guide and model that evaluates them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro import distributions as dist
+from pyro import poutine
+from pyro.infer.util import is_validation_enabled
+from pyro.ops.provenance import detach_provenance
+from torch import Tensor
+
+from arsm.driver import attach
+from arsm.evaluate import NotFiniteError
+from arsm.noise import argmin_sample, race_noise
+from arsm.pyro.categories import logits_of, to_value, unwrap
+from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites
+from arsm.pyro.true_path import Choice, Program, Term, TruePath
+from arsm.types import Estimator
+
+Query = tuple[int | None, int]
+"""A stage and one of its queries; no stage for the true path."""
+
+
+class Stage:
+    """Discrete sites whose gradient is one problem: logits phi [*R, K, C], padded by impossible categories."""
+
+    def __init__(self, estimator: Estimator, choices: dict[str, Choice], plates: Plates) -> None:
+        self.estimator, self.choices = estimator, choices
+        ordered = sorted(plates, key=lambda plate: plate[1])
+        self.dims, self.sizes = [plate[1] for plate in ordered], [plate[2] for plate in ordered]
+        parts = [choice.rows(choice.logits, self.dims) for choice in choices.values()]
+        self.widths = [part.shape[-2] for part in parts]
+        most = max(part.shape[-1] for part in parts)
+        pad = torch.nn.functional.pad
+        self.logits = torch.cat([pad(part, (0, most - part.shape[-1]), value=-torch.inf) for part in parts], -2)
+        z = torch.cat([choice.rows(choice.z, self.dims) for choice in choices.values()], -1)
+        logits = self.logits.detach()
+        self.queries = estimator.ask(logits, estimator.noise(logits, z=z))
+        same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
+        asked = (same_as == torch.arange(same_as.shape[0], device=z.device).unsqueeze(-1)).any(-1)
+        self.asked = [m for m, wanted in enumerate(asked.tolist()) if wanted or m == 0]
+        """The queries that some row needs, the true sample first."""
+
+    @property
+    def live(self) -> int:
+        """How many queries, from the first, keep their graph."""
+        return self.queries.weight.shape[0]
+
+    def moves(self, term: Term) -> bool:
+        """Whether the term depends on a site of this stage."""
+        return not term.depends.isdisjoint(self.choices)
+
+    def points(self, name: str, queries: list[int]) -> Tensor:
+        """A site's categories [n, *batch, *event] at n queries."""
+        parts = dict(zip(self.choices, self.queries.points[queries].split(self.widths, -1), strict=True))
+        return self.choices[name].from_rows(parts[name], self.dims)
+
+    def value(self, own: Tensor, moved: Tensor) -> Tensor:
+        """[]: the value of the terms `own` with the gradient of the terms `moved`, [n, *R] at the queries asked."""
+        if not bool(moved.isfinite().all()):
+            raise NotFiniteError(
+                f"ln p - ln q is infinite or NaN for a sample of {', '.join(map(repr, self.choices))}; give every "
+                "value that the guide can draw a probability above zero in the model."
+            )
+        same_as = self.queries.same_as
+        place = torch.zeros(same_as.shape[0], dtype=torch.int64, device=same_as.device)
+        place[self.asked] = torch.arange(len(self.asked), device=same_as.device)
+        gradient = self.estimator.tell(self.logits.detach(), self.queries, moved.detach().gather(0, place[same_as]))
+        assert gradient is not None  # only estimators that need f's gradient tell nothing
+        value = self.estimator.value(self.queries, own.gather(0, place[same_as[: self.live]]))
+        masked = self.logits == -torch.inf
+        return attach(value, self.logits.masked_fill(masked, 0), gradient.masked_fill(masked, 0)).sum()
+
+
+class OtherPaths:
+    """The terms on the paths of all queries but the true samples."""
+
+    def __init__(self, path: TruePath, stages: list[Stage]) -> None:
+        self.path, self.stages = path, stages
+        self.above = {
+            name: {t for t, stage in enumerate(stages) if not above.isdisjoint(stage.choices)}
+            for name, above in path.ancestors.items()
+        }
+        """The stages that each guide site depends on: on their paths it is drawn again."""
+        self.noise = {
+            name: race_noise(choice.logits.detach(), z=choice.z)
+            for name, choice in path.choices.items()
+            if self.above[name]
+        }
+        self.runs: list[tuple[list[Query], dict[Key, Tensor]]] = []
+
+    def run(self, max_rows: int | None) -> None:
+        """Evaluate all queries, the live ones with their graph."""
+        live: list[Query] = []
+        rest: list[Query] = []
+        for t, stage in enumerate(self.stages):
+            for m in stage.asked[1:]:
+                (live if m < stage.live else rest).append((t, m))
+        size = max(1, max_rows // self.path.largest) if max_rows else max(1, len(live), len(rest))
+        self.runs += [(part, self._run(part)) for part in _chunks(live, size)]
+        with torch.no_grad():
+            self.runs += [(part, self._run(part)) for part in _chunks(rest, size)]
+
+    @torch.no_grad()
+    def check_plate(self) -> None:
+        """Refuse a model or guide that gives other values for two copies of the true path in a plate."""
+        self._run([(None, 0), (None, 0)])
+
+    def terms(self, t: int, keys: set[Key]) -> Tensor:
+        """The sum of these terms at the queries that stage t asked for: [n, *R]."""
+        stage, paths = self.stages[t], -1 - self.path.nesting
+        zero = stage.logits.new_zeros(1, *stage.sizes)
+        parts = [sum((_sum_to(self.path.terms[key].value, stage.dims) for key in keys), zero)]
+        for queries, terms in self.runs:
+            if mine := [i for i, (s, _) in enumerate(queries) if s == t]:
+                start = zero.expand(len(mine), *stage.sizes)
+                parts.append(sum((_sum_to(terms[key], [paths, *stage.dims])[mine] for key in keys), start))
+        return torch.cat(parts)
+
+    def _run(self, queries: list[Query]) -> dict[Key, Tensor]:
+        """The terms that these queries move, [n, *batch]; with Pyro's validation also those that they must not move."""
+        path, validated = self.path, is_validation_enabled()
+
+        def sites(program: Program, values: dict[str, Any]) -> dict[str, Site]:
+            plate = pyro.plate("arsm_paths", len(queries), dim=-1 - path.nesting)
+            with pyro.validation_enabled(False), Follow(path.subsamples | values), plate:  # the true path was validated
+                return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))[0]
+
+        if any(self.above.values()):
+            guide = sites(path.guide, {name: partial(self._value, name, queries) for name in path.guide_sites})
+        else:
+            guide = {name: site | {"value": self._value(name, queries)} for name, site in path.guide_sites.items()}
+        model = sites(path.model, {name: site["value"] for name, site in guide.items()})
+        if changed := (guide.keys() ^ path.guide_sites.keys()) | (model.keys() ^ path.model_sites.keys()):
+            raise ValueError(
+                f"Site {min(changed)!r} exists for some samples only; model and guide must have the same sites for all."
+            )
+        wanted = {k for k, term in path.terms.items() if validated or any(self._moves(t, term) for t, _ in queries)}
+        terms = {key: detach_provenance(x) for key, x, _ in elbo_terms(model, guide, path.closed, wanted)}
+        self._check(queries, terms)
+        return terms
+
+    def _moves(self, t: int | None, term: Term) -> bool:
+        return t is not None and self.stages[t].moves(term)
+
+    def _value(self, name: str, queries: list[Query], fn: Any = None) -> Tensor:
+        """A guide site's value on the paths of these queries; fn, its distribution, where it is drawn again."""
+        site, choice = self.path.guide_sites[name], self.path.choices.get(name)
+        batch = len(site["fn"].batch_shape)
+        value = self._widen((choice.z if choice else detach_provenance(site["value"])).unsqueeze(0), batch)
+        value = value.expand(len(queries), *value.shape[1:])
+        if any(again := [t in self.above[name] for t, _ in queries]):
+            drawn = self._drawn(name, fn)
+            chosen = torch.tensor(again, device=value.device).view(-1, *(1,) * (value.ndim - 1))
+            value = torch.where(chosen, drawn, value)
+        if choice is None:
+            return value
+        for t, stage in enumerate(self.stages):
+            mine = [i for i, (s, _) in enumerate(queries) if s == t]
+            if mine and name in stage.choices:
+                points = self._widen(stage.points(name, [queries[i][1] for i in mine]), batch)
+                value = value.index_copy(0, torch.tensor(mine, device=value.device), points)
+        return to_value(site["fn"], value, detach_provenance(site["value"]))
+
+    def _drawn(self, name: str, fn: Any) -> Tensor:
+        """A guide site drawn again, with the noise of the true path where that is known: categories, or a value."""
+        site = self.path.guide_sites[name]
+        if name in self.noise:
+            logits = logits_of(fn)
+            assert logits is not None  # the site was discrete on the true path
+            return argmin_sample(logits, self._widen(self.noise[name].unsqueeze(0), len(site["fn"].batch_shape)))
+        now, then = unwrap(fn), unwrap(site["fn"])
+        if not isinstance(now, dist.Normal):
+            return fn()
+        noise = detach_provenance((site["value"] - then.loc) / then.scale).detach()
+        return now.loc + now.scale * self._widen(noise.unsqueeze(0), len(site["fn"].batch_shape))
+
+    def _widen(self, x: Tensor, batch: int) -> Tensor:
+        """[n, *batch, ...] with as many batch dimensions as there are plates."""
+        return x.reshape(x.shape[0], *(1,) * (self.path.nesting - batch), *x.shape[1:])
+
+    def _check(self, queries: list[Query], terms: dict[Key, Tensor]) -> None:
+        """Refuse a model or guide that no plate fits around, or whose dependences Pyro lost."""
+        for key, x in terms.items():
+            term = self.path.terms[key]
+            fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
+            alone = x.ndim <= self.path.nesting  # it depends on nothing in the plate
+            same = x if alone else x[fixed]
+            if fixed and torch.allclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True):
+                fixed = []
+            if (fixed and queries[0][0] is None) or (alone and any(self._moves(t, term) for t, _ in queries)):
+                raise ValueError(
+                    f"Site {key[1]!r} has other log probabilities in a plate than alone; write model and guide so that "
+                    "a plate fits around them, as for Trace_ELBO(vectorize_particles=True), and without dropout."
+                )
+            if fixed:
+                raise ValueError(
+                    f"Site {key[1]!r} changes with a discrete site although Pyro's provenance tracking finds no way "
+                    "between them; use plain torch operations there, nothing compiled or scripted."
+                )
+
+
+def _chunks(queries: list[Query], size: int) -> list[list[Query]]:
+    return [queries[i : i + size] for i in range(0, len(queries), size)]
+
+
+def _sum_to(x: Tensor, dims: list[int]) -> Tensor:
+    """The sum over all dimensions but these."""
+    others = [dim for dim in range(-x.ndim, 0) if dim not in dims]
+    return x.sum(others) if others else x

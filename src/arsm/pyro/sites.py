@@ -1,0 +1,116 @@
+"""The sites of a Pyro trace, the terms that they add to the ELBO, and which sites are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pyro import distributions as dist
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.ops.provenance import detach_provenance, track_provenance
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+
+from arsm.pyro.categories import kl, logits_of, unwrap
+
+Site = dict[str, Any]
+"""A node of a trace."""
+Plates = frozenset[tuple[str, int, int]]
+"""Name, dimension and size of the vectorised plates around a site."""
+Key = tuple[str, str]
+"""A term: "p", "q" or "kl", and the name of its site."""
+
+STRAIGHT_THROUGH = (
+    dist.OneHotCategoricalStraightThrough,
+    dist.RelaxedOneHotCategoricalStraightThrough,
+    dist.RelaxedBernoulliStraightThrough,
+)
+
+
+def sample_sites(trace: poutine.Trace) -> tuple[dict[str, Site], dict[str, Tensor]]:
+    """The sample sites, and the indices that each plate drew."""
+    nodes: dict[str, Site] = {name: dict(site) for name, site in trace.nodes.items() if site.get("type") == "sample"}
+    plates = {name: site["value"] for name, site in nodes.items() if isinstance(site["fn"], _Subsample)}
+    return {name: site for name, site in nodes.items() if name not in plates}, plates
+
+
+def plates_of(site: Site) -> Plates:
+    """The vectorised plates around a site."""
+    return frozenset((frame.name, frame.dim, frame.size) for frame in site["cond_indep_stack"] if frame.vectorized)
+
+
+def elbo_terms(
+    model: dict[str, Site], guide: dict[str, Site], closed: frozenset[str], wanted: set[Key] | None = None
+) -> Iterator[tuple[Key, Tensor, Site]]:
+    """The terms of the ELBO (those wanted, or all), [*batch], scaled and masked; a KL for each closed site."""
+
+    def log_prob(site: Site) -> Tensor:
+        return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"])
+
+    for name, site in model.items():
+        key = ("kl" if name in closed else "p", name)
+        if wanted is not None and key not in wanted:
+            continue
+        if name in closed:
+            divergence = kl(guide[name]["fn"], site["fn"])
+            assert divergence is not None  # a closed site has one
+            yield key, scale_and_mask(-divergence, site["scale"], site["mask"]), site
+        else:
+            yield key, log_prob(site), site
+    for name, site in guide.items():
+        if name not in closed and (wanted is None or ("q", name) in wanted):
+            log_q = log_prob(site)
+            # the expected gradient of a discrete site's own ln q is zero
+            yield ("q", name), -(log_q if logits_of(site["fn"]) is None else log_q.detach()), site
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two scales, or two masks, are equal."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(detach_provenance(a), detach_provenance(b))
+    return type(a) is type(b) and a == b
+
+
+class Track(Messenger):
+    """Mark the value of every latent site with the site's name."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
+            msg["value"] = track_provenance(detach_provenance(msg["value"]), frozenset({msg["name"]}))
+
+
+class Follow(Messenger):
+    """Give latent sites their values: a tensor, or a function of the site's distribution."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not msg["is_observed"] and (value := self.values.get(msg["name"])) is not None:
+            msg["value"] = value if isinstance(value, Tensor) else value(msg["fn"])
+            msg["done"] = True
+
+
+def refuse(model: dict[str, Site], guide: dict[str, Site]) -> None:
+    """Refuse sites that cannot be estimated without bias."""
+    for name, site in guide.items():
+        kind = type(unwrap(site["fn"])).__name__
+        if site["is_observed"] and not site["infer"].get("_deterministic"):
+            raise ValueError(f"Guide site {name!r} is observed; observe it in the model, or leave it out of the guide.")
+        if isinstance(unwrap(site["fn"]), STRAIGHT_THROUGH):
+            raise ValueError(f"Guide site {name!r} is {kind}, whose gradient is biased; use Categorical or Bernoulli.")
+        if not site["is_observed"] and logits_of(site["fn"]) is None and not site["fn"].has_rsample:
+            raise ValueError(
+                f"Guide site {name!r} is {kind}, which is neither reparameterised nor Categorical, OneHotCategorical "
+                "or Bernoulli; use one of these, or pyro.infer.TraceGraph_ELBO."
+            )
+    for name, site in model.items():
+        if not site["is_observed"] and name not in guide:
+            raise ValueError(
+                f"Model site {name!r} is neither observed nor in the guide; sample it in the guide, or sum it out with "
+                "pyro.infer.TraceEnum_ELBO."
+            )

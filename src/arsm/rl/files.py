@@ -1,0 +1,94 @@
+"""Agents in files: written whole or not at all, read without running code, refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from arsm.estimators import NAMES
+from arsm.rl.learners import ActionConditioned, ActorCritic
+from arsm.rl.settings import Settings
+
+if TYPE_CHECKING:
+    from arsm.rl.agent import PolicyGradient
+
+KNOWN: dict[str, Any] = {kind.__name__: kind for kind in (*NAMES.values(), ActorCritic, ActionConditioned)}
+PLAIN = (int, float, str, bool, type(None))
+UNHELD = ("encoder", "snapshot", "policy")
+"""Arguments that a file cannot hold."""
+
+
+def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
+    """Write an agent."""
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    content = {"agent": agent.description(), "arguments": agent.arguments(), "state": agent.state_dict()}
+    try:
+        torch.save(content, beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
+    """Read a file into an agent like the one that wrote it."""
+    saved = _read(path)
+    mine = agent.description()
+    if saved["agent"] != mine:
+        differ = ", ".join(f"{key} ({saved['agent'].get(key)})" for key in mine if saved["agent"].get(key) != mine[key])
+        raise ValueError(f"{path} holds an agent with another {differ}; make this one like it.")
+    try:
+        agent.load_state_dict(saved["state"])
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"{path} is damaged ({why}); the agent is as it was before.") from error
+
+
+def make(kind: type[PolicyGradient], path: str | os.PathLike[str], given: dict[str, Any]) -> PolicyGradient:
+    """The agent that a file holds."""
+    saved = dict(_read(path)["arguments"])
+    missing = [name for name in UNHELD if saved.pop(name) and name not in given]
+    if saved["environment"] is None and "environment" not in given:
+        missing.insert(0, "environment")
+    words = saved.pop("estimator")
+    if "estimator" not in given:
+        if words is None:
+            missing.append("estimator")
+        else:
+            saved["estimator"] = KNOWN[words["kind"]](**words["options"])
+    if missing:
+        raise ValueError(f"{path} cannot hold the agent's {' and '.join(missing)}; give the same as when it was made.")
+    settings = saved.pop("settings")
+    saved["settings"] = Settings(**{**settings, "hidden": tuple(settings["hidden"])})
+    agent = kind(**{**saved, **given})
+    try:
+        load(agent, path)
+    except Exception:
+        agent.close()
+        raise
+    return agent
+
+
+def in_words(estimator: Any) -> dict[str, Any] | None:
+    """The estimator's class and options, if a file can hold them."""
+    if not dataclasses.is_dataclass(estimator) or KNOWN.get(type(estimator).__name__) is not type(estimator):
+        return None
+    options = {each.name: getattr(estimator, each.name) for each in dataclasses.fields(estimator) if each.init}
+    plain = all(isinstance(value, PLAIN) for value in options.values())
+    return {"kind": type(estimator).__name__, "options": options} if plain else None
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} was not written by PolicyGradient.save, or is damaged.") from error
+    if not isinstance(saved, dict) or not {"agent", "arguments", "state"} <= saved.keys():
+        raise ValueError(f"{path} was not written by PolicyGradient.save.")
+    return saved

@@ -1,0 +1,319 @@
+"""One iteration of learning: play true episodes, try other actions, take a step uphill."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from arsm import policy as rollouts
+from arsm.categorical import entropy
+from arsm.checks import legal_rows
+from arsm.diagnostics import MovingVariance
+from arsm.rl.branching import Array
+from arsm.rl.environments import Environment
+from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee
+from arsm.rl.networks import TeamNetwork, mlp, perceptron
+from arsm.rl.play import Branches, Episode, Played, play_episodes
+from arsm.rl.policies import ModulePolicy, Policy
+from arsm.rl.settings import Settings
+from arsm.rl.spaces import exists
+from arsm.rl.streams import Tape
+from arsm.types import Estimator
+
+DECAY = 0.99
+FEWEST, MOST, STEPS = 4, 64, 1000
+"""True episodes of an iteration whose number is chosen, and about how many steps they have together."""
+CHECKED_STEPS = 50
+KINDS = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The record of one iteration."""
+
+    iteration: int
+    episodes: int
+    """True episodes so far."""
+    steps: int
+    """Environment steps so far, rollouts included, but not the way back to where they begin."""
+    replayed: int
+    """Steps of this iteration that were played again on that way."""
+    returns: tuple[float, ...]
+    """Undiscounted, of this iteration's true episodes."""
+    rollouts: int
+    pseudo_actions: float
+    """Mean pseudo actions per step, before the budget."""
+    entropy: float
+    """Of the policy, averaged over steps and actions, in nats."""
+    log_variance: float
+    """Of the policy's gradient: moving averages with decay 0.99, averaged over all parameters."""
+    seconds: float
+    """Of this iteration."""
+    cpu_seconds: float
+    """Of this iteration, worker processes included."""
+
+
+class Training(ABC):
+    """A policy's network and what makes it learn."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        estimator: Estimator | ActorCritic | ActionConditioned,
+        policy: nn.Module | None,
+        settings: Settings,
+        *,
+        shared_policy: bool,
+    ) -> None:
+        self.environment, self.settings = environment, settings
+        generator = torch.Generator().manual_seed(settings.seed)
+        self.network = self._mlp(shared_policy, generator) if policy is None else policy.eval()
+        self._made = policy is None
+        self.learner = self._learner(estimator, settings.hidden, generator)
+        self._optimizers = [
+            KINDS[settings.optimizer](parameters, lr=settings.learning_rate, foreach=True)
+            for parameters in (list(self.network.parameters()), self.learner.parameters())
+            if parameters
+        ]
+        self._variance = MovingVariance(DECAY)
+        self._returns = torch.zeros(2, dtype=torch.float64)
+        self.iteration = self.episodes = self.steps = self.replayed = 0
+        self._length = STEPS  # of the last iteration's episodes, on average
+        self._check_policy()
+
+    @abstractmethod
+    def _play(self, policy: Policy, branches: Branches) -> Played:
+        """Play rollouts."""
+
+    def _mlp(self, shared: bool, generator: torch.Generator) -> nn.Module:
+        world, hidden = self.environment, self.settings.hidden
+        inputs, outputs = world.observations // world.agents, len(world.choices) * max(world.choices) // world.agents
+        if world.agents == 1:
+            return mlp(inputs, hidden, outputs, generator)
+        if len(world.choices) % world.agents:
+            raise ValueError(
+                f"The {world.agents} agents of {world.name} have {len(world.choices)} actions together, but an MLP per "
+                "agent needs as many for each; give a policy of your own."
+            )
+        count = 1 if shared else world.agents
+        return TeamNetwork([mlp(inputs, hidden, outputs, generator) for _ in range(count)], world.agents)
+
+    def _learner(
+        self,
+        estimator: Estimator | ActorCritic | ActionConditioned,
+        hidden: tuple[int, ...],
+        generator: torch.Generator,
+    ) -> Learner:
+        inputs, choices = self.environment.observations, self.environment.choices
+        if isinstance(estimator, ActorCritic):
+            return Critic(estimator, inputs, hidden, self.settings.gamma, generator)
+        if isinstance(estimator, ActionConditioned):
+            return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
+        return TryAndSee(estimator)
+
+    @property
+    def _learning_rate(self) -> float:
+        over = self.settings.decay_over
+        left = 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
+        return left * self.settings.learning_rate
+
+    def _check_policy(self) -> None:
+        """Refuse a budget or a module that would fail later, before anything is played."""
+        world = self.environment
+        seen = np.zeros((CHECKED_STEPS, world.observations))
+        if world.masks:
+            seen = np.concatenate([seen, np.ones((CHECKED_STEPS, math.prod(self._logits_shape)))], 1)
+            seen[:, world.observations :] *= exists(world.choices).reshape(-1)
+        like = self.policy.logits(seen)
+        logits = torch.from_numpy(np.where(like > -np.inf, 0.0, -np.inf)).unsqueeze(0)
+        first = torch.zeros(logits.shape[:-1], dtype=torch.int64)
+        rollouts.plan(
+            self.learner.estimator, logits, first, budget=self._budget(self._count()), generator=torch.Generator()
+        )
+
+    @property
+    def _logits_shape(self) -> tuple[int, int]:
+        return len(self.environment.choices), max(self.environment.choices)
+
+    def _budget(self, episodes: int) -> int | None:
+        return None if self.settings.budget is None else self.settings.budget * episodes
+
+    def _count(self) -> int:
+        """True episodes of the next iteration; earlier ones decide, so that the gradient stays unbiased."""
+        return self.settings.episodes_an_iteration or min(max(STEPS // self._length, FEWEST), MOST)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy as it is now: a copy that plays."""
+        world = self.environment
+        if self._made:
+            assert isinstance(self.network, nn.Sequential | TeamNetwork)
+            return perceptron(self.network, world.choices)
+        return ModulePolicy(copy.deepcopy(self.network), world.shape, world.choices)
+
+    def _iterate(self) -> Iteration:
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        settings, world, estimator = self.settings, self.environment, self.learner.estimator
+        count = self._count()
+        # every iteration has random numbers of its own, so that one that resumes needs no generator's state
+        streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(3 + count, np.uint64)
+        generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
+        true, branched = int(streams[1]), int(streams[2])
+        current = self.policy
+        seeds = [int(stream >> np.uint64(33)) for stream in streams[3:]]
+        played = play_episodes(world, current, seeds, Tape(true, count, self._logits_shape))
+
+        scale = self._measure_scale(played)
+        batch = self._batch(played, scale)
+        if not bool(legal_rows(batch.logits).all()):
+            raise FloatingPointError(
+                f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
+                f"{settings.learning_rate:g}."
+            )
+        plan = rollouts.plan(
+            estimator,
+            batch.logits.unsqueeze(0),
+            torch.from_numpy(np.concatenate([one.actions for one in played])).unsqueeze(0),
+            budget=self._budget(count),
+            generator=generator,
+            weighted=settings.weighted,
+        )
+        branches = self._branches(plan, played, branched, true if settings.common_random_numbers else None)
+        tried = self._play(current, branches)
+        mean_entropy = self._update(batch, plan, torch.from_numpy(scale * tried.returns))
+
+        self.iteration += 1
+        self.episodes += count
+        self._length = max(1, sum(batch.lengths) // count)
+        self.steps += sum(batch.lengths) + tried.steps
+        self.replayed += tried.replayed
+        return Iteration(
+            iteration=self.iteration,
+            episodes=self.episodes,
+            steps=self.steps,
+            replayed=tried.replayed,
+            returns=tuple(float(one.rewards.sum()) for one in played),
+            rollouts=len(branches),
+            pseudo_actions=float(plan.pseudo_actions.sum()) / sum(batch.lengths),
+            entropy=mean_entropy,
+            log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
+            seconds=time.perf_counter() - begin,
+            cpu_seconds=time.process_time() - begin_cpu + tried.cpu_seconds,
+        )
+
+    def _branches(self, plan: rollouts.Rollouts, played: list[Episode], key: int, shared: int | None) -> Branches:
+        """The plan's steps, which are numbered through all episodes, as steps of each."""
+        offset = np.cumsum([0, *(len(one.rewards) for one in played)])
+        step = plan.step.numpy()
+        episode = np.searchsorted(offset, step, "right") - 1
+        return Branches(
+            trails=tuple(one.trail for one in played),
+            episode=episode,
+            step=step - offset[episode],
+            action=plan.action.numpy(),
+            key=key,
+            number=np.arange(len(step)),
+            gamma=self.settings.gamma,
+            shared=shared,
+        )
+
+    def _measure_scale(self, played: list[Episode]) -> float:
+        """The factor of the rewards; a measured one comes from earlier iterations, the first measures itself."""
+        if self.settings.reward_scale is not None:
+            return self.settings.reward_scale
+        earlier = self._returns.clone()
+        square = float(np.var(np.concatenate([one.returns(self.settings.gamma) for one in played])))
+        self._returns = DECAY * self._returns + (1 - DECAY) * torch.tensor([square, 1.0], dtype=torch.float64)
+        total, weight = (earlier if earlier[0] > 0 else self._returns).tolist()
+        return 1 / math.sqrt(total / weight) if total > 0 else 1.0
+
+    def _batch(self, played: list[Episode], scale: float) -> Batch:
+        gamma = self.settings.gamma
+
+        def join(parts: list[Array]) -> Tensor:
+            return torch.from_numpy(np.concatenate(parts))
+
+        lengths = tuple(len(one.rewards) for one in played)
+        discount = None
+        if self.settings.discounting == "gamma^t":
+            discount = gamma ** torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
+        return Batch(
+            observations=join([one.observations for one in played])[:, : self.environment.observations],
+            logits=join([one.logits for one in played]),
+            rewards=scale * join([one.rewards for one in played]),
+            returns=scale * join([one.returns(gamma) for one in played]),
+            discount=discount,
+            lengths=lengths,
+            last_observations=torch.from_numpy(np.stack([one.last_observation for one in played]))[
+                :, : self.environment.observations
+            ],
+            terminated=tuple(one.terminated for one in played),
+        )
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """[T, K, C]: the network's logits with their graph, masked as the batch's."""
+        world = self.environment
+        module = ModulePolicy(self.network, world.shape, world.choices)
+        return module.outputs(batch.observations).cpu().masked_fill(batch.logits == -torch.inf, -torch.inf)
+
+    def _update(self, batch: Batch, plan: rollouts.Rollouts, rollout_returns: Tensor) -> float:
+        """One step uphill; returns the policy's entropy."""
+        grad, loss = self.learner.gradient(batch, plan, rollout_returns)
+        logits = self._logits(batch)
+        total_entropy = entropy(logits).sum()
+        scale = 1 / len(batch.lengths)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
+        if self.settings.entropy:
+            objective = objective + self.settings.entropy * total_entropy
+        (-scale * objective).backward()
+        if loss is not None:
+            (scale * loss).backward()
+        self._variance.update([p.grad.cpu() for p in self.network.parameters() if p.grad is not None])
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate
+            optimizer.step()
+        return float(total_entropy.detach()) / (batch.logits.shape[0] * batch.logits.shape[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that learning goes on from."""
+        return {
+            "network": self.network.state_dict(),
+            "learner": [parameter.detach().clone() for parameter in self.learner.parameters()],
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "variance": self._variance.state_dict(),
+            "returns": self._returns.clone(),
+            "counters": [self.iteration, self.episodes, self.steps, self.replayed, self._length],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; a state that does not fit leaves the agent as it was."""
+        before = copy.deepcopy(self.state_dict())
+        try:
+            self._set_state(state)
+        except Exception:
+            self._set_state(before)
+            raise
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        with torch.no_grad():
+            for parameter, saved in zip(self.learner.parameters(), state["learner"], strict=True):
+                parameter.copy_(saved)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self._variance.load_state_dict(state["variance"])
+        self._returns = state["returns"].clone()
+        counters = map(int, state["counters"])
+        self.iteration, self.episodes, self.steps, self.replayed, self._length = counters

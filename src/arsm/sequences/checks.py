@@ -1,0 +1,176 @@
+"""Refuse prompts, models, rewards and completions that cannot mean anything, each in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from arsm.checks import NotFiniteError
+from arsm.sequences.batch import Strategy
+from arsm.sequences.decode import live_tokens
+from arsm.sequences.model import Model, begin, one_pass
+
+Reward = Callable[[Tensor, Tensor], Tensor]
+"""`reward(prompts [R, P], tokens [R, T]) -> [R]`, to be maximised."""
+
+LARGEST_MISMATCH = {8: 1e-6, 4: 1e-2, 2: 0.5}
+"""Of ln p between a model's cached and uncached logits, by the bytes of its floating type."""
+LARGEST_SAMPLER_KL = 0.02
+"""In nats per token, between another sampler and the model."""
+
+
+def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
+    """[R] float64."""
+    if tokens.shape[0] == 0:
+        return torch.zeros(0, dtype=torch.float64, device=tokens.device)
+    rewards = reward(prompts, tokens)
+    if not isinstance(rewards, Tensor):
+        raise TypeError(f"reward must return a tensor [R], but returned {type(rewards).__name__}; use torch.tensor.")
+    if not rewards.is_floating_point():
+        raise TypeError(f"reward must return a floating tensor, but returned {rewards.dtype}; convert with .float().")
+    if rewards.shape != tokens.shape[:1]:
+        raise ValueError(
+            f"reward must return one value per completion, [{tokens.shape[0]}], but returned {list(rewards.shape)}."
+        )
+    if not bool((finite := rewards.isfinite()).all()):
+        first = int((~finite).nonzero()[0])
+        raise NotFiniteError(f"reward returned {float(rewards[first])} for tokens {tokens[first].tolist()}.")
+    return rewards.detach().to(tokens.device, torch.float64)
+
+
+def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
+    if not isinstance(prompts, Tensor) or prompts.dtype != torch.int64 or prompts.ndim != 2:
+        found = f"{prompts.dtype} {list(prompts.shape)}" if isinstance(prompts, Tensor) else type(prompts).__name__
+        raise TypeError(f"prompts must be an int64 tensor [N, P], but are {found}.")
+    if 0 in prompts.shape:
+        raise ValueError(
+            f"prompts must hold at least one prompt of at least one token, but are {list(prompts.shape)}; start an "
+            "empty prompt with a begin-of-sequence token."
+        )
+    if int(prompts.min()) < 0:
+        raise ValueError(
+            f"prompts hold the token {int(prompts.min())}, but tokens count from 0; pad with any token and give a mask."
+        )
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != prompts.shape:
+        raise TypeError(f"mask must be a bool tensor {list(prompts.shape)}, true for tokens of the prompt.")
+    if not bool(mask.any(-1).all()):
+        empty = int((~mask.any(-1)).nonzero()[0])
+        raise ValueError(
+            f"Prompt {empty} has no token, as mask[{empty}] is false throughout; start it with a begin-of-sequence "
+            "token."
+        )
+
+
+def check_options(
+    max_tokens: int,
+    temperature: float,
+    kl: float,
+    reference: Model | None,
+    max_rows: int,
+    completions: Tensor | None,
+    log_probs: Tensor | None,
+) -> None:
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, but is {max_tokens}.")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
+    if not 0 <= kl < math.inf:
+        raise ValueError(f"kl must be a finite number of at least 0, but is {kl}.")
+    if (kl > 0) != (reference is not None):
+        raise ValueError(
+            "kl and reference belong together: give both, or neither; "
+            + ("reference is missing." if reference is None else "kl is 0.")
+        )
+    if max_rows < 2:
+        raise ValueError(f"max_rows must be at least 2, one for a sequence and one for its branch, but is {max_rows}.")
+    if log_probs is not None and completions is None:
+        raise ValueError("log_probs are those of given completions, but completions is None.")
+
+
+def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None) -> int:
+    """Start with one prompt; the size of the vocabulary."""
+    logits = begin(model, prompts, mask).logits
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[0] != 1:
+        found = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is {found}.")
+    if bool(logits.isnan().any()) or not bool((logits > -torch.inf).any()) or bool((logits == torch.inf).any()):
+        raise NotFiniteError(
+            "The model's logits for the first token are NaN, +inf, or -inf throughout; they must be finite, or -inf to "
+            "mask a token."
+        )
+    vocabulary = logits.shape[-1]
+    if eos is not None and not 0 <= eos < vocabulary:
+        raise ValueError(f"eos = {eos} is not in the model's vocabulary of {vocabulary} tokens.")
+    strategy.check(logits)
+    return vocabulary
+
+
+def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:
+    """Compare one prompt's first two steps with the one pass over them."""
+    state = begin(model, prompts, mask)
+    first, token = state.logits, state.logits.argmax(-1)
+    stepped = torch.stack([first.clone(), model.step(state, token).logits], 1)
+    at_once = one_pass(model, prompts, torch.stack([token, token], 1), mask)
+    _check_difference((stepped.log_softmax(-1) - at_once.log_softmax(-1)).nan_to_num().abs().max(), at_once.dtype)
+
+
+def _check_difference(largest: Tensor, dtype: torch.dtype) -> None:
+    if not float(largest) <= LARGEST_MISMATCH[dtype.itemsize]:
+        raise ValueError(
+            f"The model's step by step and one-pass logits differ: ln p of a token by {float(largest):.3g}; check its "
+            "cache, positions and padding, and put it into eval mode if it has dropout."
+        )
+
+
+def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | None, vocabulary: int) -> Tensor:
+    """Completions of another sampler, padded to max_tokens with eos."""
+    width, longest = completions.shape[-1], shape[-1]
+    if completions.dtype != torch.int64 or completions.shape[:-1] != shape[:-1] or not 1 <= width <= longest:
+        raise ValueError(
+            f"completions must be int64 {list(shape)}, or shorter where all have ended, but are {completions.dtype} "
+            f"{list(completions.shape)}."
+        )
+    if int(completions.min()) < 0 or int(completions.max()) >= vocabulary:
+        raise ValueError(
+            f"completions hold tokens from {int(completions.min())} to {int(completions.max())}, but the model's "
+            f"vocabulary is 0 to {vocabulary - 1}."
+        )
+    if width < longest and (eos is None or not bool((completions == eos).any(-1).all())):
+        raise ValueError(
+            f"Some completions of {width} tokens have no end of sequence; only those that have one may be shorter than "
+            f"max_tokens = {longest}."
+        )
+    if eos is None:
+        return completions
+    padded = torch.cat([completions, completions.new_full((*shape[:-1], longest - width), eos)], -1)
+    return padded.masked_fill(~live_tokens(padded, eos), eos)
+
+
+def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(log_probs, Tensor) or log_probs.shape != completions.shape:
+        raise ValueError(f"log_probs must be shaped like the completions, {list(completions.shape)}.")
+    return torch.cat([log_probs, log_probs.new_zeros(*shape[:-1], shape[-1] - log_probs.shape[-1])], -1)
+
+
+def checked_mismatch(own: Tensor, sampler: Tensor | None, live: Tensor, dtype: torch.dtype, *, given: bool) -> Tensor:
+    """max |ln p - ln p_sampler| over the tokens, refused where it cannot be rounding."""
+    if sampler is None:
+        return torch.tensor(torch.nan)
+    gap = torch.where(live, sampler.double() - own.double(), 0)
+    largest = gap.abs().max()
+    if given:
+        nats = float(gap.sum() / live.sum())
+        if not nats <= LARGEST_SAMPLER_KL:
+            raise ValueError(
+                f"The log_probs given lie {nats:.3g} nats per token above the model's own, so the completions are not "
+                "samples of this model: sample with its weights, this temperature, and without top-k or top-p, which "
+                "bias the gradient."
+            )
+    else:
+        _check_difference(largest, dtype)
+    return largest

@@ -1,0 +1,84 @@
+"""Causal models of Hugging Face's transformers, with their cache."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class CachedPrefixes:
+    """The state of `Transformers`."""
+
+    logits: Tensor
+    """[N, V]."""
+    cache: Any
+    """The model's own `past_key_values`."""
+    mask: Tensor | None
+    """[N, L] bool, true for tokens and false for the padding before them; None where all are tokens."""
+
+
+class Transformers:
+    """A `Model` from a causal model such as `AutoModelForCausalLM` loads.
+
+    Prompts of different lengths are padded before their first token: the model gets the mask and the positions that it
+    implies. Put the model into eval mode if it has dropout: its step by step and one-pass logits must agree.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        accepted = inspect.signature(model.forward).parameters
+        missing = {"input_ids", "attention_mask", "past_key_values", "use_cache"} - set(accepted)
+        if missing:
+            raise TypeError(
+                f"Transformers wraps a causal model of the transformers library, but {type(model).__name__} takes no "
+                f"{', '.join(sorted(missing))}; wrap another module with Recompute."
+            )
+        self.model = model
+        self.vocabulary = int(model.get_input_embeddings().num_embeddings)  # pyright: ignore
+        self._few_logits = "logits_to_keep" in accepted
+        self._positions = "position_ids" in accepted
+
+    def start(self, prompts: Tensor, mask: Tensor | None = None) -> CachedPrefixes:
+        if int(prompts.max()) >= self.vocabulary:
+            raise ValueError(
+                f"prompts hold the token {int(prompts.max())}, but the model's vocabulary is 0 to "
+                f"{self.vocabulary - 1}; use the model's own tokenizer."
+            )
+        out = self._forward(prompts, mask, 1, use_cache=True)
+        return CachedPrefixes(out.logits[:, -1], out.past_key_values, mask)
+
+    def step(self, state: CachedPrefixes, tokens: Tensor) -> CachedPrefixes:
+        mask = None if state.mask is None else _with_tokens(state.mask, 1)
+        out = self._forward(tokens.unsqueeze(-1), mask, 1, use_cache=True, past_key_values=state.cache)
+        return CachedPrefixes(out.logits[:, -1], out.past_key_values, mask)
+
+    def select(self, state: CachedPrefixes, rows: Tensor) -> CachedPrefixes:
+        cache = copy.copy(state.cache)
+        cache.layers = [copy.copy(layer) for layer in state.cache.layers]
+        cache.batch_select_indices(rows)  # indexing copies, so the given state keeps its tensors
+        return CachedPrefixes(state.logits[rows], cache, None if state.mask is None else state.mask[rows])
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        width = tokens.shape[1]
+        whole = None if mask is None else _with_tokens(mask, width - 1)
+        out = self._forward(torch.cat([prompts, tokens[:, :-1]], -1), whole, width, use_cache=False)
+        return out.logits[:, -width:]
+
+    def _forward(self, tokens: Tensor, mask: Tensor | None, wanted: int, **options: Any) -> Any:
+        """Call the model on the tokens [N, L], whose last `wanted` logits are needed; the mask covers the cache too."""
+        if self._few_logits:
+            options["logits_to_keep"] = wanted
+        if mask is not None:
+            options["attention_mask"] = mask.long()
+            if self._positions:
+                options["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
+        return self.model(input_ids=tokens, **options)
+
+
+def _with_tokens(mask: Tensor, count: int) -> Tensor:
+    return torch.cat([mask, mask.new_ones(mask.shape[0], count)], -1)

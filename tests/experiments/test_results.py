@@ -1,0 +1,63 @@
+"""What results/ holds: tables that the archived runs make again, figures that a page shows, and little else."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from arsm_experiments.report.chapters import CHAPTERS, Chapter, make_chapters
+from arsm_experiments.report.sections import results_csv
+from arsm_experiments.runs.reader import read_runs
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+MOST = 8_000_000
+"""Bytes of all tracked files."""
+
+
+@pytest.fixture(scope="module")
+def chapters() -> dict[str, Chapter]:
+    return make_chapters(read_runs(RESULTS / "runs"))
+
+
+@pytest.mark.parametrize("experiment", CHAPTERS)
+def test_the_runs_make_the_table_again(experiment: str, chapters: dict[str, Chapter]) -> None:
+    assert results_csv(chapters[experiment].sections) == (RESULTS / experiment / "table.csv").read_text()
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("This is no clone: nothing says which files are tracked.")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def shown() -> set[Path]:
+    """Every file that a page shows or links to."""
+    folders = ("docs", "results", "benchmarks", "examples")
+    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+    return {
+        (page.parent / target).resolve() for page in pages for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    }
+
+
+def test_a_clone_is_small() -> None:
+    assert sum(path.stat().st_size for path in tracked()) <= MOST
+
+
+def test_only_figures_that_a_page_shows_are_tracked() -> None:
+    images = {path.resolve() for path in tracked() if RESULTS in path.parents and path.suffix in (".png", ".gif")}
+    assert len(images) > 10
+    assert images <= shown()
+
+
+def test_every_figure_that_a_page_shows_comes_from_the_runs(chapters: dict[str, Chapter]) -> None:
+    made = {RESULTS / "overview.png"}
+    for experiment, chapter in chapters.items():
+        for section in chapter.sections:
+            made |= {RESULTS / experiment / f"{name}.png" for figure in section.figures for name in figure.files}
+            made |= {RESULTS / experiment / picture.name for picture in section.pictures}
+    images = {path for path in shown() if RESULTS in path.parents and path.suffix == ".png"}
+    assert images
+    assert images <= made

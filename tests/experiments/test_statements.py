@@ -1,0 +1,200 @@
+"""Numbers in the sentences of results/ and of the README are those of the tables and runs."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from arsm_experiments.report.chapters import make_chapters
+from arsm_experiments.report.control import seed_series
+from arsm_experiments.report.sections import Result
+from arsm_experiments.runs.merge import merge_seeds
+from arsm_experiments.runs.reader import Record, read_runs
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+SPREAD = re.compile(r"(-?[\d.,]*\d)(?: \([^)]*\))? ± ([\d.]*\d)")
+ELSEWHERE = {
+    "conditional": {("58.3", "0.2"), ("61.5", "0.1"), ("59.3", "0.1")},  # the paper's, and those of an earlier commit
+    "vae": {("82.4", "0.4"), ("88.49", "0.82")},  # a run that is not kept, and one that is tested below
+}
+"""Figures with a spread that are in no table."""
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    return read_runs(RESULTS / "runs")
+
+
+@pytest.fixture(scope="module")
+def results(records: list[Record]) -> dict[tuple[str, str], Result]:
+    """Every result by its table's row, as "SECTION: ROW", and metric."""
+    sections = [section for chapter in make_chapters(records).values() for section in chapter.sections]
+    return {(f"{section.title}: {r.row}", r.metric): r for section in sections for r in section.results}
+
+
+def page(name: str) -> str:
+    """A page as one line."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+def rounds_to(value: float, text: str) -> bool:
+    """Whether the number was printed from the value, to as many digits as it has."""
+    decimals = len(text.partition(".")[2])
+    return abs(value - float(text.replace(",", ""))) <= 0.5001 * 10**-decimals
+
+
+def assert_said(name: str, sentence: str) -> None:
+    assert " ".join(sentence.split()) in page(name), f"{name} should say: {sentence}"
+
+
+@pytest.mark.parametrize("experiment", ["toy", "vae", "conditional", "control"])
+def test_figures_with_a_spread_are_in_the_table(experiment: str) -> None:
+    with (RESULTS / experiment / "table.csv").open() as file:
+        known = [(float(row["mean"]), float(row["std"])) for row in csv.DictReader(file) if row["std"]]
+    found = set(SPREAD.findall((RESULTS / experiment / "README.md").read_text()))
+    assert found or experiment == "control"
+    for mean, spread in found - ELSEWHERE.get(experiment, set()):
+        assert any(rounds_to(m, mean) and rounds_to(s, spread) for m, s in known), f"{mean} ± {spread}"
+
+
+def curves(record: Record, key: str) -> dict[int | None, list[float]]:
+    return {seed: list(values.values()) for seed, values in record.by_seed(key).items()}
+
+
+def runs_of(records: list[Record], experiment: str, label: str, group: str = "", **config: object) -> list[Record]:
+    found = [r for r in records if (r.experiment, r.label, r.group) == (experiment, label, group)]
+    return [r for r in found if all(r.config[key] == value for key, value in config.items())]
+
+
+def test_arsm_beside_the_authors_log(records: list[Record]) -> None:
+    runs = runs_of(records, "vae", "arsm", layers=1, rate=3e-4)
+    (record,) = merge_seeds(runs, lambda r: r.label)
+    epochs = curves(record, "epoch")[0]
+    validation, train = curves(record, "validation"), curves(record, "train")
+    assert len(validation) == 6
+
+    def at(epoch: int) -> tuple[float, float]:
+        place = epochs.index(epoch)
+        return fmean(c[place] for c in train.values()), fmean(c[place] for c in validation.values())
+
+    best = [min(curve) for curve in validation.values()]
+    cells = [f"{x:.1f} / {y:.1f}" for x, y in map(at, (10, 100, 300))]
+    last = f"{at(1000)[0]:.1f} / {at(1000)[1]:.2f}"
+    spread = f"{fmean(best):.2f} ± {stdev(best):.2f}"
+    assert_said("results/vae/README.md", f"| ours, mean of six seeds | {' | '.join(cells)} | {last} | {spread} |")
+    above_last, above_best = at(1000)[1] - 87.15, fmean(best) - 86.65
+    assert above_best > 2 * stdev(best)
+    sentence = (
+        f"Our last validation figure is {above_last:.1f} nats above theirs and our best {above_best:.1f}, more than two"
+    )
+    assert_said("results/vae/README.md", sentence)
+
+
+def test_two_layers_were_still_falling(records: list[Record]) -> None:
+    (run,) = runs_of(records, "vae", "arsm", layers=2, rate=1e-4)
+    falls = [fmean(curve[-10:-5]) - fmean(curve[-5:]) for curve in curves(run, "validation").values()]
+    assert min(falls) > 0
+    text = f"still falling by {min(falls):.2f} to {max(falls):.2f} nats per 50 epochs"
+    assert_said("results/vae/README.md", text)
+
+
+def test_differences_from_the_papers_vae_rows(results: dict[tuple[str, str], Result]) -> None:
+    tests = {row: r for (row, metric), r in results.items() if metric == "test" and r.paper is not None}
+
+    def gain(row: str) -> str:
+        found = tests[f"VAE, {row}"]
+        assert found.paper is not None
+        return f"{found.paper - found.mean:.1f}"
+
+    better = f"ARS is {gain('1 layer: ars (820 epochs)')}, REINFORCE {gain('1 layer: reinforce')} and RELAX"
+    assert_said("results/vae/README.md", f"{better} {gain('1 layer: relax')} nats better here")
+    behind = tests["VAE, 1 layer: relax"].mean - tests["VAE, 1 layer: arsm"].mean
+    assert_said("results/vae/README.md", f"and {behind:.1f} behind ARSM, for")
+    assert_said("results/vae/README.md", f"comes to {tests['VAE, 1 layer: ar'].mean:.1f} where the paper has 135.0")
+    two = tests["VAE, 2 layers: arsm (530 epochs)"]
+    assert two.paper == 89.5
+    assert_said(
+        "results/vae/README.md", f"the row's {two.mean:.1f}, which is {two.mean - 89.5:.1f} above the paper's 89.5"
+    )
+
+
+def test_the_variance_of_ar(records: list[Record]) -> None:
+    ratios = []
+    for seed in (0, 1, 2):
+        ar, reinforce = (
+            next(r for r in runs_of(records, "vae", words, layers=1, rate=1e-4) if seed in r.config["seeds"])
+            for words in ("ar", "reinforce")
+        )
+        ratios.append(curves(ar, "gradient_variance")[seed][-1] / curves(reinforce, "gradient_variance")[seed][-1])
+    assert [round(ratio, -2) for ratio in ratios] == [400, 600, 2900]
+    assert_said("results/vae/README.md", "and 400, 600 and 2,900 times at the end, by seed")
+
+
+def test_the_log_variances_of_acrobot(records: list[Record], results: dict[tuple[str, str], Result]) -> None:
+    methods = {
+        "ARSM": "arsm, adam 0.01, entropy 0.01",
+        "A2C": "a2c, rmsprop 0.01, entropy 0.01",
+        "REINFORCE": "reinforce, rmsprop 0.003, entropy 0.01",
+        "RELAX": "relax, adam 0.01, entropy 0.01",
+    }
+    ends, wholes = [], []
+    for row in methods.values():
+        result = results[f"Acrobot-v1: {row}", "log variance"]
+        wholes.append(f"{result.mean:.1f}")
+        ends.append(fmean(s["log_variance"][-1] for s in seed_series(result.record, "log_variance")))
+    a, b, c, d = (f"{end:.1f}" for end in ends)
+    said = f"is {a} for ARSM, {b} for A2C, {c} for REINFORCE and {d} for RELAX at the end of the runs"
+    assert_said("results/control/README.md", said)
+    assert_said(
+        "results/control/README.md", f"as `table.csv` has it, {wholes[0]}, {wholes[1]}, {wholes[2]} and {wholes[3]}."
+    )
+
+
+def test_arsm_on_acrobot_with_the_papers_settings(results: dict[tuple[str, str], Result]) -> None:
+    final = results["Acrobot-v1: arsm, adam 0.01, entropy 0.01", "final average"]
+    assert sum(value < -400 for value in final.values) == 3
+    assert_said("README.md", "On Acrobot it fails on three of ten seeds.")
+    assert_said("results/control/README.md", f"its mean at {final.mean:.0f} ± {final.std:.0f}: seven seeds pass -100")
+
+
+def test_who_ends_on_the_best_category_of_the_toy(records: list[Record]) -> None:
+    def winners(label: str) -> int:
+        (run,) = runs_of(records, "toy", label, categories=30)
+        return sum(curve[-1] > 0.5 for curve in curves(run, "probability_last").values())
+
+    assert [winners(label) for label in ("arsm", "rloo", "gumbel-softmax:temperature=0.5")] == [10, 10, 10]
+    assert_said("results/toy/README.md", f"above one half on the best category on {winners('ars')} of 10 seeds")
+    assert winners("reinforce") == 2
+    assert_said("results/toy/README.md", "On two of ten seeds REINFORCE happened to settle on the best category")
+
+
+def test_evaluations_beside_the_readmes_first_figure(results: dict[tuple[str, str], Result]) -> None:
+    calls = {words: results[f"Toy, C = 30, step 1: {words}", "f calls an update"].mean for words in ("arsm", "rloo")}
+    assert all(results[f"Toy, C = 30, step 1: {w}", "f calls an update"].mean == 1 for w in ("reinforce", "relax"))
+    sentence = f"It evaluates f {calls['arsm']:.1f} times per update, REINFORCE and RELAX once, leave-one-out REINFORCE"
+    assert_said("README.md", f"{sentence} {calls['rloo']:.1f} times.")
+
+
+def test_conditional_arsm_passes_the_paper_by_three_changes(results: dict[tuple[str, str], Result]) -> None:
+    start = results["Conditional MNIST (mean): arsm, pixel bias mean", "test, 1,000 samples"]
+    tuned = results["Conditional MNIST (mean-long): arsm, schedule cosine, pixel bias mean", "test, 1,000 samples"]
+    assert tuned.record.config["rate"] == pytest.approx(10 * start.record.config["rate"])
+    said = f"with three changes together: {tuned.mean:.1f} ± {tuned.std:.1f}.** They are the start, ten times the rate"
+    assert_said("results/conditional/README.md", said)
+    assert_said("results/conditional/README.md", f"the start alone gives {start.mean:.1f}")
+    assert tuned.mean < 58.3 < start.mean
+    assert_said(
+        "results/README.md", "with ten times its rate, a cosine schedule and biases that begin at the mean image"
+    )
+
+
+def test_no_figure_of_the_paper_that_it_does_not_have(results: dict[tuple[str, str], Result]) -> None:
+    plain = results["Conditional MNIST: gumbel-softmax", "test, 1,000 samples"]
+    sampled = results["Conditional MNIST (sampled): gumbel-softmax, sampled pixels True", "test, 1,000 samples"]
+    assert plain.paper is None
+    assert_said("results/conditional/README.md", f"A difference of that size, {sampled.mean - plain.mean:.1f} nats")

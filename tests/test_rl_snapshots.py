@@ -1,0 +1,180 @@
+"""Branching by snapshots: the user's own, the environment's, an emulator's and a physics engine's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import arsm
+from arsm.rl import EnvironmentFailure, PolicyGradient, make_environment
+from arsm.rl.branching import Trail
+from arsm.rl.stepped import Stepped
+from tests.statistics import deviations
+from tests.test_rl_environments import Walk, WalkThatCannotBeCopied
+
+
+def get(env: Any) -> Any:
+    return env.at.copy(), env.hidden.total
+
+
+def put(env: Any, state: Any) -> None:
+    env.at, env.hidden.total = state[0].copy(), state[1]
+
+
+class Saves(WalkThatCannotBeCopied):
+    def save_state(self) -> Any:
+        return get(self)
+
+    def load_state(self, state: Any) -> None:
+        put(self, state)
+
+
+class SavesHalf(Saves):
+    def load_state(self, state: Any) -> None:
+        self.at = state[0].copy()
+
+
+def stacked() -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.FrameStackObservation(Saves(), 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "pair", "way"),
+    [
+        (WalkThatCannotBeCopied, (get, put), "snapshot"),
+        (Saves, None, "save_state"),
+        (SavesHalf, None, "replay"),
+        (WalkThatCannotBeCopied, None, "replay"),
+    ],
+)
+def test_an_exact_snapshot_comes_first(make: Any, pair: Any, way: str) -> None:
+    """The walk draws random numbers, which a snapshot keeps besides; one that leaves state out is found out."""
+    found = make_environment(make, horizon=30, snapshot=pair)
+    assert isinstance(found, Stepped)
+    assert found.way == way
+    actions = np.random.default_rng(0).integers(found.choices, size=(20, 1))
+    lanes, _ = found.start([5])
+    given = [lanes.step(action[None]) for action in actions]
+    branches = found.branch([Trail(5, actions)], np.zeros(2, int), np.array([4, 11]), 1, [()] * 2)
+    for first in (4, 11):
+        for step in range(first, 20):
+            np.testing.assert_array_equal(branches.step(actions[step][None])[0], given[step][0])
+        if first == 4:
+            branches.restart(0)
+
+
+def test_wrappers_go_with_a_snapshot() -> None:
+    found = make_environment(stacked, horizon=30)
+    assert isinstance(found, Stepped)
+    assert (found.way, found.shape) == ("save_state", (3, 2))
+
+
+def test_a_snapshot_that_forgets_is_refused() -> None:
+    forgets = (get, lambda env, state: setattr(env, "at", state[0].copy()))
+    with pytest.raises(EnvironmentFailure, match="did not go on as before from its snapshot; let get"):
+        make_environment(WalkThatCannotBeCopied, horizon=30, snapshot=forgets)
+    for wrong in (get, (get,), (get, 3)):
+        with pytest.raises(TypeError, match=r"snapshot must be a pair of functions \(get, set\)"):
+            make_environment(Walk, horizon=30, snapshot=wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_atari_branches_by_its_emulators_state() -> None:
+    """Bit for bit with sticky actions: the emulator repeats the last action, which its state leaves out."""
+    pytest.importorskip("ale_py")
+    found = make_environment("ale_py:ALE/Pong-v5", horizon=20, options={"obs_type": "ram"})
+    assert isinstance(found, Stepped)
+    assert (found.way, found.shape) == ("ale", (128,))
+    assert found.replayed(np.zeros(5, int), np.array([9, 9, 20, 30, 50])) == 50
+    with pytest.raises(ValueError, match="does not draw its randomness from np_random"):
+        make_environment("ale_py:ALE/Pong-v5", horizon=3, options={"obs_type": "ram"}, randomness="fresh")
+    found.close()
+
+
+class Discretised(gymnasium.ActionWrapper[Any, Any, Any]):
+    """Three levels for each number of a continuous action."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.action_space = spaces.MultiDiscrete([3] * env.action_space.shape[0])
+
+    def action(self, action: Any) -> Any:
+        low, high = self.env.action_space.low, self.env.action_space.high  # pyright: ignore
+        return (low + (high - low) * action / 2).astype(np.float32)
+
+
+def hopper() -> gymnasium.Env[Any, Any]:
+    return Discretised(gymnasium.make("Hopper-v5"))
+
+
+def test_mujoco_branches_by_its_integration_state() -> None:
+    pytest.importorskip("mujoco")
+    found = make_environment(hopper)
+    assert isinstance(found, Stepped)
+    assert (found.way, found.choices, found.horizon) == ("mujoco", (3, 3, 3), 1000)
+    found.close()
+
+
+class Coin(gymnasium.Env[Any, Any]):
+    """Two steps. An action pays a coin's toss, tossed again at every step, times 1 or 2."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        reward = (1.0 + action) * float(self.np_random.random() < 0.5) + action * (1 - self.time)
+        self.time += 1
+        return min(self.time, 1), reward, self.time == 2, False, {}
+
+
+@pytest.mark.parametrize("randomness", ["same", "fresh"])
+def test_the_gradient_is_unbiased_with_the_same_and_with_fresh_randomness(randomness: Any) -> None:
+    agent = PolicyGradient(
+        Coin, arsm.RLOO(2), randomness=randomness, gamma=1.0, hidden=(), budget=None, episodes_an_iteration=50
+    )
+    weight, bias = agent.network.parameters()
+    with torch.no_grad():
+        weight.copy_(torch.tensor([[0.3, -0.2], [0.0, 0.5]]))
+        bias.zero_()
+    p = weight.detach().softmax(0)  # of each state's actions, in columns
+    expected = torch.stack([p[:, s] * (q - (p[:, s] * q).sum()) for s, q in enumerate(_values())], 1)
+    kept = [weight.detach().clone(), bias.detach().clone()]
+    grads = []
+    for _ in range(100):
+        agent._iterate()
+        assert weight.grad is not None
+        grads.append(-weight.grad.clone())
+        with torch.no_grad():
+            weight.copy_(kept[0])
+            bias.copy_(kept[1])
+    samples = torch.stack(grads)
+    assert deviations(samples, expected).max() < 1
+    assert deviations(samples, 1.3 * expected).max() > 1  # it can tell
+
+
+def _values() -> list[torch.Tensor]:
+    """Q(s, a) up to a constant per state: a coin's toss, and the action's own pay in the first step."""
+    return [torch.tensor([0.5, 2.0], dtype=torch.float64), torch.tensor([0.5, 1.0], dtype=torch.float64)]
+
+
+def test_fresh_randomness_differs_by_rollout_and_the_same_does_not() -> None:
+    actions = np.zeros((20, 1), int)
+    seen = {}
+    for randomness in ("same", "fresh"):
+        found = make_environment(Walk, horizon=30, randomness=randomness)
+        branches = found.branch([Trail(5, actions)], np.zeros(3, int), np.full(3, 4), 3, [(7, 0), (7, 1), (7, 0)])
+        seen[randomness] = branches.step(actions[:3])[0]
+    assert (seen["same"] == seen["same"][0]).all()
+    assert (seen["fresh"][0] == seen["fresh"][2]).all()
+    assert (seen["fresh"][0] != seen["fresh"][1]).all()
+    with pytest.raises(ValueError, match='randomness must be "same" or "fresh", but is \'none\''):
+        make_environment(Walk, horizon=30, randomness="none")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,208 @@
+"""What sequences refuse: each in one sentence, before it costs anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import arsm
+from arsm import sequences
+from arsm.sequences import Branch, Group
+from tests.tables import Setting, Table, reward
+
+ROWS = 6
+
+
+class Counted(sequences.Recompute):
+    """A model that counts its calls and remembers the most rows that it was ever called with."""
+
+    calls, most = 0, 0
+
+    def _seen(self, rows: int) -> None:
+        self.calls, self.most = self.calls + 1, max(self.most, rows)
+
+    def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
+        self._seen(prompts.shape[0])
+        return super().start(prompts, mask)
+
+    def step(self, state: Any, tokens: Tensor) -> Any:
+        self._seen(tokens.shape[0])
+        return super().step(state, tokens)
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self._seen(tokens.shape[0])
+        return super().logits(prompts, tokens, mask)
+
+
+def refused(message: str, error: type[Exception] = ValueError, **changes: Any) -> Counted:
+    """Call with these changes and return the model."""
+    model = changes.pop("model", None) or Counted(Table(ROWS, 3))
+    arguments: dict[str, Any] = {"prompts": Setting().prompts(ROWS)[0], "reward": reward, "max_tokens": 3, "eos": 1}
+    arguments |= changes
+    strategy = arguments.pop("strategy", Branch(arsm.RLOO(3)))
+    with pytest.raises(error, match=message) as raised:
+        sequences.estimate(strategy, model, arguments.pop("prompts"), arguments.pop("reward"), **arguments)
+    sentence = str(raised.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (lambda prompts, tokens: 1.0, TypeError, "must return a tensor"),
+        (lambda prompts, tokens: tokens[:, 0], TypeError, r"floating tensor, but returned torch.int64"),
+        (
+            lambda prompts, tokens: tokens.double(),
+            ValueError,
+            r"per completion, \[6\], but returned \[6, 3\]",
+        ),
+        (lambda prompts, tokens: torch.tensor(1.0), ValueError, r"\[6\], but returned \[\]"),
+        (lambda prompts, tokens: tokens[:, 0] * torch.nan, arsm.NotFiniteError, "reward returned nan for tokens"),
+        (lambda prompts, tokens: tokens[:, 0] + torch.inf, arsm.NotFiniteError, "reward returned inf for tokens"),
+    ],
+    ids=["number", "integers", "one per token", "one for all", "NaN", "infinite"],
+)
+def test_rewards(bad: sequences.Reward, error: type[Exception], message: str) -> None:
+    refused(message, error, reward=bad)
+
+
+def test_a_branch_whose_reward_is_not_finite() -> None:
+    seen = []
+
+    def later(prompts: Tensor, tokens: Tensor) -> Tensor:
+        seen.append(tokens.shape[0])
+        return reward(prompts, tokens) * (torch.nan if len(seen) > 1 else 1)
+
+    refused("reward returned nan", arsm.NotFiniteError, reward=later)
+
+
+class Shifted(sequences.Recompute):
+    """A cache that is wrong from the first step on."""
+
+    def step(self, state: Any, tokens: Tensor) -> Any:
+        state = super().step(state, tokens)
+        return type(state)(state.logits + torch.tensor([0.3, 0.0, 0.0]), state.tokens, state.length)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_cache_that_disagrees_with_the_one_pass(given: bool) -> None:
+    tokens = torch.tensor([[0, 2, 1]]).expand(ROWS, 3)
+    changes: dict[str, Any] = {"completions": tokens} if given else {}
+    refused(r"logits differ: ln p of a token by 0\.\d+; check its cache", model=Shifted(Table(ROWS, 3)), **changes)
+
+
+def test_prompts_without_a_token() -> None:
+    refused(r"at least one token, but are \[6, 0\]", prompts=torch.zeros(ROWS, 0, dtype=torch.int64))
+    mask = torch.ones(ROWS, 3, dtype=torch.bool)
+    mask[4] = False
+    refused("Prompt 4 has no token", mask=mask)
+    refused("must be an int64 tensor", TypeError, prompts=torch.zeros(ROWS, 3))
+    refused("hold the token -100", prompts=torch.full((ROWS, 3), -100))
+    refused("mask must be a bool tensor", TypeError, mask=mask.long())
+
+
+def test_a_budget_below_what_one_step_can_need() -> None:
+    model = refused("A budget of 1 rollouts is less than the 2 pseudo actions", strategy=Branch(arsm.RLOO(4), budget=1))
+    assert model.calls == 1, "refused before anything is sampled"
+
+
+def test_vocabularies_that_differ() -> None:
+    refused("eos = 3 is not in the model's vocabulary of 3 tokens", eos=3)
+    refused("tokens from 0 to 3, but the model's vocabulary is 0 to 2", completions=torch.tensor([[0, 3, 1]] * ROWS))
+    refused("vocabulary of 4 tokens, but the model's has 3", reference=Counted(Table(ROWS, 4)), kl=0.1)
+
+    class Wider(Counted):
+        def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+            return torch.nn.functional.pad(super().logits(prompts, tokens, mask), (0, 1))
+
+    refused(r"model.logits must return \[6, 3, 3\], but returned \[6, 3, 4\]", model=Wider(Table(ROWS, 3)))
+
+
+def test_logits_that_are_not_numbers() -> None:
+    table = Table(ROWS, 3)
+    table.table = torch.full_like(table.table, torch.nan)
+    refused("logits for the first token are NaN", arsm.NotFiniteError, model=Counted(table))
+
+    class Later(Counted):
+        def step(self, state: Any, tokens: Tensor) -> Any:
+            state = super().step(state, tokens)
+            return type(state)(state.logits * torch.nan, state.tokens, state.length)
+
+    refused("logits after 1 tokens of completion 0 are NaN", arsm.NotFiniteError, model=Later(Table(ROWS, 3)), eos=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"kl": -1.0}, "kl must be"),
+        ({"kl": 0.1}, "reference is missing"),
+        ({"max_rows": 1}, "max_rows must be at least 2"),
+        ({"log_probs": torch.zeros(ROWS, 3)}, "completions is None"),
+        ({"completions": torch.zeros(ROWS, 2, dtype=torch.int64)}, "have no end of sequence"),
+        ({"completions": torch.zeros(ROWS, 3)}, "completions must be int64"),
+    ],
+    ids=str,
+)
+def test_options(changes: dict[str, Any], message: str) -> None:
+    assert refused(message, **changes).most <= 1
+
+
+def test_strategies() -> None:
+    wrong: list[dict[str, Any]] = [{"n": 1}, {"n": 4, "normalise": "mean"}, {"n": 4, "baseline": "x"}]
+    for bad in wrong:
+        with pytest.raises(ValueError, match=r"Group|normalise|baseline"):
+            Group(**bad)
+    with pytest.raises(ValueError, match="leave one out"):
+        Branch(arsm.RLOO(), budget=9, keep=0.5)
+    with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\]"):
+        Branch(arsm.RLOO(), keep=0.0)
+
+
+def test_samples_of_another_model() -> None:
+    setting, prompts = Setting(eos=1), Setting().prompts(ROWS)[0]
+    out = sequences.estimate(Group(2), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1)
+    log_probs = torch.zeros(ROWS, 2, 3)  # as a greedy sampler reports them
+    refused("nats per token above", strategy=Group(2), completions=out.tokens, log_probs=log_probs)
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Group(3)], ids=["Branch", "Group"])
+@pytest.mark.parametrize("prompts", [3, 50])
+def test_rows_per_call_do_not_grow_with_the_prompts(strategy: sequences.Strategy, prompts: int) -> None:
+    model = Counted(Table(prompts, 3))
+    table = model.module.table  # pyright: ignore[reportFunctionMemberAccess]
+    out = sequences.estimate(
+        strategy,
+        model,
+        Setting().prompts(prompts)[0],
+        reward,
+        max_tokens=3,
+        max_rows=8,
+        reference=(reference := Counted(Table(prompts, 3))),
+        kl=0.1,
+    )
+    out.value.sum().backward()
+    assert (table.grad != 0).any(-1).any(-1).all()
+    assert model.most <= 8
+    assert reference.most <= 8
+
+
+def test_micro_batches_add_up() -> None:
+    """Given completions leave nothing to chance: the parts' gradients sum to that of the whole."""
+    prompts, table = Setting().prompts(8)[0], Table(8, 3)
+    model = sequences.Recompute(table)
+    tokens = sequences.estimate(Group(3), model, prompts, reward, max_tokens=3).tokens
+    grads = []
+    for size in (8, 2):
+        table.table.grad = None
+        for some, done in zip(prompts.split(size), tokens.split(size), strict=True):
+            out = sequences.estimate(Group(3), model, some, reward, max_tokens=3, completions=done)
+            (-out.value.sum() / 8).backward()
+        grads.append(table.table.grad)
+    torch.testing.assert_close(grads[0], grads[1])

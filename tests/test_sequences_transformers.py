@@ -1,0 +1,210 @@
+"""Causal models of transformers: cached logits equal uncached ones, for two architectures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import arsm
+from arsm import sequences
+from arsm.sequences import Branch, Group, TextReward, Transformers
+
+transformers = pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
+V = 13
+
+
+def gpt2() -> Any:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=V, n_positions=24, n_embd=16, n_layer=2, n_head=2)
+    )
+
+
+def qwen2(**options: Any) -> Any:
+    config = transformers.Qwen2Config(
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        **options,
+    )
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def sliding() -> Any:
+    return qwen2(use_sliding_window=True, sliding_window=3, max_window_layers=1)
+
+
+@pytest.fixture(params=[gpt2, qwen2, sliding], ids=["GPT-2", "Qwen2", "Qwen2 with a sliding window"])
+def model(request: pytest.FixtureRequest) -> Transformers:
+    torch.manual_seed(0)
+    module = request.param().double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return Transformers(module)
+
+
+def ragged(rows: int) -> tuple[Tensor, Tensor]:
+    """Prompts of 1 to 5 tokens, padded in front."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = torch.randint(V, (rows, 5), generator=generator)
+    return prompts, torch.arange(5) >= 4 - torch.arange(rows).unsqueeze(-1) % 5
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_cached_logits_equal_uncached(model: Transformers, padded: bool) -> None:
+    prompts, mask = ragged(6)
+    mask = mask if padded else None
+    tokens = torch.randint(V, (6, 7), generator=torch.Generator().manual_seed(2))
+    whole = model.logits(prompts, tokens, mask)
+    assert whole.shape == (6, 7, V)
+    rows = torch.tensor([5, 1, 1, 3])
+    state = model.start(prompts, mask)
+    for t in range(7):
+        torch.testing.assert_close(state.logits, whole[:, t])
+        branch = model.select(state, rows)
+        torch.testing.assert_close(branch.logits, whole[rows, t])
+        if t < 6:
+            other = (tokens[rows, t] + 1) % V
+            model.step(branch, other)  # must not write into the state that it left
+            torch.testing.assert_close(
+                model.step(model.select(state, rows), tokens[rows, t]).logits, whole[rows, t + 1]
+            )
+            state = model.step(state, tokens[:, t])
+
+
+def test_padding_is_not_seen(model: Transformers) -> None:
+    prompts, mask = ragged(5)
+    tokens = torch.randint(V, (5, 4), generator=torch.Generator().manual_seed(3))
+    whole = model.logits(prompts, tokens, mask)
+    for row in range(5):
+        alone = model.logits(prompts[row : row + 1, mask[row]], tokens[row : row + 1])
+        torch.testing.assert_close(whole[row], alone[0])
+
+
+def length(prompts: Tensor, tokens: Tensor) -> Tensor:
+    return (tokens == 7).double().sum(-1)
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Group(3)], ids=["Branch", "Group"])
+def test_estimates(model: Transformers, strategy: sequences.Strategy) -> None:
+    prompts, mask = ragged(6)
+    generator = torch.Generator().manual_seed(0)
+    out = sequences.estimate(
+        strategy, model, prompts, length, max_tokens=6, eos=2, mask=mask, max_rows=8, generator=generator
+    )
+    assert float(out.info["mismatch"]) < 1e-9
+    (-out.value.mean()).backward()
+    assert all(parameter.grad is not None for parameter in model.model.parameters())
+
+
+class Forgetful(Transformers):
+    """Forgets the padding after the first step."""
+
+    def step(self, state: Any, tokens: Tensor) -> Any:
+        return super().step(type(state)(state.logits, state.cache, None), tokens)
+
+
+def test_a_step_that_sees_the_padding_is_caught() -> None:
+    torch.manual_seed(0)
+    module = gpt2().double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    prompts, mask = ragged(6)
+    with pytest.raises(ValueError, match="step by step and one-pass logits differ"):
+        sequences.estimate(Group(2), Forgetful(module), prompts, length, max_tokens=6, mask=mask)
+
+
+def test_dropout_is_named() -> None:
+    torch.manual_seed(0)
+    module = gpt2().double().train()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    with pytest.raises(ValueError, match="put it into eval mode if it has dropout"):
+        sequences.estimate(Group(2), Transformers(module), ragged(6)[0], length, max_tokens=6)
+
+
+def test_wrong_models_and_prompts(model: Transformers) -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"Linear takes no attention_mask.*; wrap another module with Recompute",
+    ):
+        Transformers(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="token 13, but the model's vocabulary is 0 to 12; use the model's own"):
+        sequences.estimate(Group(2), model, torch.full((2, 3), V), length, max_tokens=2)
+
+
+# ---------------------------------------------------------------- rewards with TRL's signature
+
+PROMPTS, EOS = torch.tensor([[3, 4], [4, 5], [3, 5]]), 0
+
+
+def letters(ids: list[list[int]]) -> list[str]:
+    return ["".join(chr(ord("a") + i) for i in row) for row in ids]
+
+
+def right(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+    return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+
+def short(prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
+    return [None if prompt == "two" else -float(len(text)) for prompt, text in zip(prompts, completions, strict=True)]
+
+
+def test_text_rewards() -> None:
+    reward = TextReward(
+        [right, short],
+        letters,
+        PROMPTS,
+        ["one", "two", "three"],
+        eos=EOS,
+        columns={"answer": ["ca", "b", ""]},
+        weights=[10, 0.5],
+    )
+    tokens = torch.tensor([[1, 0, 0], [2, 1, 3], [0, 0, 0], [2, 1, 0]])
+    rewards = reward(PROMPTS[[1, 0, 2, 0]], tokens)
+    assert rewards.tolist() == [10.0, -1.5, 10.0, -1.0]  # "ca" asks for the tokens 2 and 0, but 0 ends a sequence
+
+
+def test_conversations() -> None:
+    def polite(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
+        assert all(len(messages) == 1 and messages[0]["role"] == "assistant" for messages in completions)
+        return [float(messages[0]["content"].startswith("c")) for messages in completions]
+
+    texts = [[{"role": "user", "content": "hello"}]] * 3
+    rewards = TextReward(polite, letters, PROMPTS, texts, eos=EOS)(PROMPTS, torch.tensor([[2, 0], [1, 0], [0, 0]]))
+    assert rewards.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"texts": ["one"]}, "texts must hold one value per prompt, 3, but holds 1"),
+        ({"columns": {"answer": ["x"]}}, "answer must hold one value per prompt"),
+        ({"weights": [1.0, 2.0]}, "1 functions have 2 weights"),
+        ({"prompts": PROMPTS[[0, 0, 1]], "columns": {"answer": ["x", "y", "z"]}}, "Prompts 0 and 1 are equal but"),
+        ({"functions": lambda **columns: [1.0]}, "must return 3 rewards, one per completion, but returned 1"),
+        ({"functions": short}, "No function gave a reward for the completion 'bb'"),
+    ],
+)
+def test_wrong_text_rewards(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "functions": right,
+        "decode": letters,
+        "prompts": PROMPTS,
+        "texts": ["one", "two", "three"],
+        "columns": {"answer": ["b", "b", "b"]},
+    }
+    with pytest.raises(ValueError, match=message):
+        TextReward(**{**arguments, **changes})(PROMPTS, torch.ones(3, 2, dtype=torch.int64))
+
+
+def test_a_prompt_that_is_not_known() -> None:
+    reward = TextReward(right, letters, PROMPTS, ["one", "two", "three"], columns={"answer": ["b"] * 3})
+    with pytest.raises(ValueError, match="make one reward per batch"):
+        reward(PROMPTS + 1, torch.ones(3, 2, dtype=torch.int64))
