@@ -5,8 +5,8 @@ sequence is the sum over its tokens. A linear expert can learn one rule, so the 
 right experts. The router's logits [B, T, E] go into the choice as they are: T choices per row, one loss per row. Only
 the chosen expert of a token is evaluated.
 
-Expect a squared error of 0.03 with leave-one-out over four samples, where a router that is not trained stays at 1.8 and
-a single expert at 2.3.
+Expect a squared error of 0.06 with leave-one-out over four samples and of 0.02 with ARSM; a router that is not trained
+leaves 11.7, and a single expert 5.0.
 
     python examples/moe_router.py
 """

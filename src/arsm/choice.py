@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +69,14 @@ class Choice(nn.Module):
     def extra_repr(self) -> str:
         return "" if self.k is None else f"k={self.k}"
 
-    @torch.compiler.disable  # a run's state is Python's: a compiled model is cut here
-    def forward(self, logits: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, logits: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            # a run's state is Python's: a compiled model is cut here
+            eager: Any = torch.compiler.disable
+            return eager(self._choose)(logits)
+        return self._choose(logits)
+
+    def _choose(self, logits: Tensor) -> Tensor:
         _check(self, logits)
         if not self.training:
             return _most_probable(logits, self.k)
