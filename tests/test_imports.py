@@ -85,7 +85,8 @@ import torch, torch.nn.functional, torch.func
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in {allowed!r} | set(sys.stdlib_module_names):
+        top = name.partition(".")[0]
+        if top not in {allowed!r} | set(sys.stdlib_module_names) and not top.startswith("_sysconfigdata"):
             raise ImportError(name + " is refused")
 
 sys.meta_path.insert(0, Refuse())
