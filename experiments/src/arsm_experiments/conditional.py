@@ -70,8 +70,8 @@ class Conditional(Training):
 
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
+        check_least(self, bound_samples=1, measure_samples=1, test_samples=1)  # the estimator is asked for its paths
         super().check()
-        check_least(self, bound_samples=1, measure_samples=1, test_samples=1)
         for field in ("measure_samples", "test_samples"):
             self.check_draws(field)
         if "vimco" in self.estimator and (self.estimator != "vimco" or self.bound_samples < 2):
