@@ -17,6 +17,7 @@ from torch import Tensor
 
 import arsm
 from arsm.noise import dirichlet
+from arsm.sampling import uniforms
 from arsm.univariate import merge, swap_all
 
 MB = 1e6
@@ -158,6 +159,12 @@ def small(words: str) -> str:
     return f"{milliseconds(lambda: backward(step(arsm.estimator(words), 'packed'), logits), 100):.2f} ms (aim: 1 ms)"
 
 
+def resolution() -> str:
+    """A uniform number drawn in a compiled graph must not be one of float32's."""
+    u = torch.compile(lambda x: uniforms(x, 1_000), fullgraph=True)(torch.zeros(64, 1, 4, device="cuda"))
+    return f"{float((u.float().double() == u).double().mean()):.4f} of the uniforms are float32 (aim: 0)"
+
+
 def compiles(words: str, variables: int, categories: int) -> str:
     """Forward and backward in one graph each, with the same numbers as eager."""
     torch.compiler.reset()
@@ -182,6 +189,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     for shape, scale in [((64, 1, 100), 1.0), ((8, 1, 50_257), 0.0), ((8, 1, 50_257), 4.0), ((1, 1, 1_000_000), 1.0)]:
         report(f"check {list(shape)}, logits of scale {scale:g}", lambda shape=shape, scale=scale: check(shape, scale))
+    report("noise drawn in a compiled graph", resolution)
     for words in ("arsm", "ars", "rloo"):
         report(f"[64, 1, 10] {words}, eager", lambda words=words: small(words))
     for shape in ((256, 1, 50_257), (1, 1, 1_000_000)):

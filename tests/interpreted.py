@@ -22,12 +22,12 @@ def compare(logits: Tensor, log_pi: Tensor) -> None:
     for one, other in zip(found[1:4], expected[1:4], strict=True):  # who can win, with z, how often
         assert torch.equal(one, other)
     f = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ahead, can_win, *rest = expected
-    f = torch.where(can_win, f, f.gather(-1, ahead[:, :1]))
-    expected = eager.merge(log_pi, ahead, *rest, f)
-    torch.testing.assert_close(gpu_merge.merge(log_pi, found[0], *found[2:], f), expected, rtol=0, atol=1e-11)
-    in_single = gpu_merge.merge(log_pi, found[0], *found[2:], f.float())
-    torch.testing.assert_close(in_single, expected.float(), rtol=0, atol=1e-5)
+    f = torch.where(expected[1], f, f.gather(-1, expected[0][:, :1]))
+    (ahead, _, *rest), (gpu_ahead, _, *gpu_rest) = expected, found
+    gradient = eager.merge(log_pi, ahead, rest[0], rest[1], rest[2], f)
+    for values, tolerance in ((f, 1e-11), (f.float(), 1e-5)):
+        other = gpu_merge.merge(log_pi, gpu_ahead, gpu_rest[0], gpu_rest[1], gpu_rest[2], values)
+        torch.testing.assert_close(other, gradient.to(values.dtype), rtol=0, atol=tolerance)
 
 
 @settings(max_examples=10, deadline=None, database=None)

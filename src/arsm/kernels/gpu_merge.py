@@ -185,4 +185,4 @@ def _merge_rows(
         log_pi, ahead, with_z, wins, rank, f, *scale, noise_sums, value_sums, totals, sums, parts, categories, chunks,
         BLOCK=block,
     )  # fmt: skip
-    _centre[grid](ahead, sums, parts, categories, chunks, BLOCK=block, BLOCK_P=triton.next_power_of_2(chunks))
+    _centre[grid](ahead, sums, parts, categories, chunks, BLOCK=block, BLOCK_P=max(16, triton.next_power_of_2(chunks)))

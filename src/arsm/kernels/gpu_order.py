@@ -258,7 +258,7 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     _first_three[grid](logits, log_pi, largest, values, indices, categories, chunks, BLOCK=block)
     _finish[(rows,)](
         logits, log_pi, largest, values, indices, ahead, state, categories, chunks,
-        BLOCK_P=triton.next_power_of_2(chunks),
+        BLOCK_P=max(16, triton.next_power_of_2(chunks)),
     )  # fmt: skip
     _count[grid](log_pi, ahead, state, counts, categories, BLOCK=block, BUCKETS=buckets)
     _starts[(rows,)](counts, starts, cursors, ahead, BUCKETS=buckets, num_warps=16)
