@@ -43,17 +43,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """In a page of docs/, a link out of docs/ leads to the page of the site that shows the same file."""
+    """A link in or out of docs/ leads to the page of the site that shows the same file."""
     docs = Path(config.docs_dir)
     source = Path(page.file.abs_src_path or "")
-    if not source.is_relative_to(docs):
-        return markdown
 
     def inside(found: re.Match[str]) -> str:
         target = Path(os.path.normpath(source.parent / found[2]))
-        if target.is_relative_to(docs):
+        if not target.is_relative_to(docs.parent):
             return found[0]
-        uri = target.relative_to(docs.parent).as_posix()
+        uri = target.relative_to(docs if target.is_relative_to(docs) else docs.parent).as_posix()
         return found[1] + os.path.relpath(uri, PurePosixPath(page.file.src_uri).parent)
 
     return TARGET.sub(inside, markdown)
