@@ -138,9 +138,8 @@ class Coin(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize("randomness", ["same", "fresh"])
 def test_the_gradient_is_unbiased_with_the_same_and_with_fresh_randomness(randomness: Any) -> None:
-    agent = PolicyGradient(
-        Coin, arsm.RLOO(2), randomness=randomness, gamma=1.0, hidden=(), budget=None, episodes_an_iteration=50
-    )
+    plain = {"gamma": 1.0, "hidden": (), "budget": None, "reward_scale": 1.0, "entropy": 0.0}
+    agent = PolicyGradient(Coin, arsm.RLOO(2), randomness=randomness, episodes_an_iteration=50, **plain)
     weight, bias = agent.network.parameters()
     with torch.no_grad():
         weight.copy_(torch.tensor([[0.3, -0.2], [0.0, 0.5]]))
