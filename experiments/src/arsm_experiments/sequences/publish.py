@@ -1,7 +1,7 @@
 """The sequences' table and figures, from their records: `python -m arsm_experiments.sequences.publish`.
 
-`results/sequences/records` holds the lines of JSON that `measure`, `curves` and `speed` wrote; `provenance.json` beside
-them says on which hardware and at which commit.
+`results/sequences/records.tar.xz` holds the lines of JSON that `measure`, `curves` and `speed` wrote; `provenance.json`
+among them says on which hardware and at which commit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import csv
 import itertools
 import json
 import statistics
+import tarfile
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,15 +175,28 @@ def last(seeds: dict[int, list[Record]]) -> float:
     return statistics.mean(records[-1]["accuracy"] for records in seeds.values())
 
 
-def main(results: Path = RESULTS) -> None:
-    """Write the table and the figures."""
-    folder = results / "records"
-    with (results / "table.csv").open("w", newline="") as file:
+def write_table(folder: Path, path: Path) -> None:
+    """table.csv."""
+    with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(rows(folder))
-    draw_variances(folder, results / "variance.png")
-    draw_curves(folder, results / "curves.png")
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """The records, as files of a folder."""
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+
+
+def main(results: Path = RESULTS) -> None:
+    """Write the table and the figures."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        unpack(results / "records.tar.xz", folder)
+        write_table(folder, results / "table.csv")
+        draw_variances(folder, results / "variance.png")
+        draw_curves(folder, results / "curves.png")
 
 
 if __name__ == "__main__":
