@@ -94,8 +94,9 @@ def train(model: GPT2LMHeadModel, strategy: sequences.Strategy, prompts_per_upda
 def main(imitation: int = 200, tokens: int = 120_000) -> dict[str, float]:
     """Accuracy before, and after training with either strategy."""
     torch.manual_seed(0)
-    size = {"vocab_size": 12, "n_positions": 2 * DIGITS + 2, "n_embd": 48, "n_layer": 2, "n_head": 4}
-    config = GPT2Config(**size, bos_token_id=None, eos_token_id=END)
+    config = GPT2Config(
+        vocab_size=12, n_positions=2 * DIGITS + 2, n_embd=48, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=END
+    )
     start = GPT2LMHeadModel(config).eval()
     imitate(start, imitation, torch.Generator().manual_seed(0))
     reached = {"start": accuracy(sequences.Transformers(start))}

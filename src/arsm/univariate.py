@@ -43,7 +43,7 @@ class Swaps(NamedTuple):
     """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
     compared: tuple[Tensor, Tensor] | None
     """z^{z<->c} [C, ...], and whether c wins against j [C, C, ...]: few categories."""
-    ordered: tuple[Tensor, ...] | None
+    ordered: tuple[Tensor, Tensor, Tensor, Tensor] | None
     """What `kernels.order` found: many categories."""
 
 
