@@ -51,8 +51,8 @@ def swap_all(logits: Tensor, log_pi: Tensor, race: Race | None = None) -> Swaps:
     """Find who wins each pair: [..., C]; the race, if it was run already."""
     logits, log_pi = logits.detach(), log_pi.detach()
     if logits.shape[-1] > FEW:
-        ahead, can_win, *rest = kernels.order(logits, log_pi)
-        return Swaps(log_pi, ahead[..., 0], can_win, None, (ahead, *rest))
+        ahead, can_win, with_z, wins, rank = kernels.order(logits, log_pi)
+        return Swaps(log_pi, ahead[..., 0], can_win, None, (ahead, with_z, wins, rank))
     race = race or run_race(logits, log_pi)
     with_z = swap_with(race, race.z).long()
     a, theta = without_winner(race)

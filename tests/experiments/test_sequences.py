@@ -129,7 +129,7 @@ def test_variances_are_measured_once(data: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small"]
-    words += ["--tokens", 900, "--per-update", 200, "--seeds", 1]
+    words += ["--tokens", 900, "--per-update", 200, "--seeds", 1, "--rates", 1e-3]
     path = data / "curves-spell_backward.jsonl"
     run(curves.main, monkeypatch, *words)
     records = read_lines(path)

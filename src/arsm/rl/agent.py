@@ -275,13 +275,13 @@ class PolicyGradient(Training):
         self.environment.close()
 
 
-def _check_parts(estimator: object, policy: object) -> None:
+def _check_parts(estimator: Estimator | ActorCritic | ActionConditioned, policy: object) -> None:
     if not isinstance(estimator, ActorCritic | ActionConditioned):
         check_estimator(estimator)
-    if isinstance(estimator, Estimator) and len(estimator.learned):
-        raise ValueError(
-            f"{type(estimator).__name__} learns a control variate of relaxed samples, which an episode does not "
-            'have; use ActionConditioned(), the method "relax" of `arsm control`.'
-        )
+        if len(estimator.learned):
+            raise ValueError(
+                f"{type(estimator).__name__} learns a control variate of relaxed samples, which an episode does not "
+                'have; use ActionConditioned(), the method "relax" of `arsm control`.'
+            )
     if policy is not None and not (isinstance(policy, nn.Module) and list(policy.parameters())):
         raise TypeError(f"policy must be a torch.nn.Module with parameters, but is {policy!r}.")

@@ -77,7 +77,7 @@ def in_words(estimator: Any) -> dict[str, Any] | None:
     """The estimator's class and options, if a file can hold them."""
     if not dataclasses.is_dataclass(estimator) or KNOWN.get(type(estimator).__name__) is not type(estimator):
         return None
-    options = {each.name: getattr(estimator, each.name) for each in dataclasses.fields(estimator) if each.init}
+    options = {each.name: vars(estimator)[each.name] for each in dataclasses.fields(estimator) if each.init}
     plain = all(isinstance(value, PLAIN) for value in options.values())
     return {"kind": type(estimator).__name__, "options": options} if plain else None
 
