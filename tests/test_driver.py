@@ -210,6 +210,8 @@ def test_logits_are_checked() -> None:
     refused(f"logits {empty}", ValueError, with_logits(torch.full((3,), -torch.inf)))
     kind = "logits must be a floating tensor [*B, K, C], but are torch.int64; convert them with .float()."
     refused(kind, TypeError, with_logits(torch.zeros(2, 3, dtype=torch.int64)))
+    tiny = torch.zeros(2, 3).to(torch.float8_e4m3fn)
+    refused(kind.replace("torch.int64", "torch.float8_e4m3fn"), TypeError, with_logits(tiny))
     listed = kind.replace("torch.int64", "list").replace(".float()", "torch.tensor")
     refused(listed, TypeError, with_logits([0.0, 1.0]))  # pyright: ignore[reportArgumentType]
     shape = "logits must be [C] or [*B, K, C] with no dimension empty, but are "
@@ -362,3 +364,13 @@ def test_autocast_is_for_f_alone(words: str) -> None:
     with torch.autocast("cpu", dtype=torch.float16):
         cast = arsm.estimate(chosen, logits, f, noise=noise).grad
     torch.testing.assert_close(cast, alone, rtol=0, atol=0)
+
+
+def test_noise_of_another_kind_is_refused() -> None:
+    logits = torch.zeros(2, 1, 3)
+    for estimator, wrong, sentence in (
+        (arsm.RLOO(), torch.zeros(2, 1, 3), "uniform numbers, but is Tensor"),
+        (arsm.ARSM(), "noise", "but holds str"),
+    ):
+        with pytest.raises(TypeError, match=sentence):
+            arsm.estimate(estimator, logits, lambda z: z[:, 0].float(), noise=wrong)

@@ -105,6 +105,8 @@ def estimate_rows(
     if noise is None:
         noise = estimator.noise(logits, generator)
     for x in noise if isinstance(noise, tuple) else (noise,):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"noise must be what estimator.noise(logits) draws, but holds {type(x).__name__}.")
         if x.shape[: len(batch)] != batch:
             raise ValueError(
                 f"noise must lead with the batch's shape {list(batch)}, but is {list(x.shape)}; draw it by "

@@ -38,6 +38,10 @@ def _no_samples(logits: Tensor) -> Tensor:
 
 def samples(logits: Tensor, noise: Draws) -> Tensor:
     """The samples: [*B, n, K] int64."""
+    if not isinstance(noise, tuple):
+        raise TypeError(
+            f"noise must be what estimator.noise(logits) draws, uniform numbers, but is {type(noise).__name__}."
+        )
     if noise.uniform.shape[-2] == 0:
         return noise.given
     if noise.given.shape[-2] == 0:
