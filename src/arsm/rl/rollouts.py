@@ -13,6 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from arsm.rl.branching import Array, EnvironmentFailure
 from arsm.rl.environments import Environment
@@ -159,6 +160,7 @@ class Pool:
 
 def _work(pipe: Connection, environment: Environment) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process, and is the main one's to answer
+    torch.set_num_threads(1)  # there is a worker per core, and a forked process would wait for threads that it lost
     while True:
         try:
             policy, branches = pipe.recv()
