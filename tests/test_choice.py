@@ -412,6 +412,7 @@ def test_compiled_models_make_the_same_choices() -> None:
 def _replica(rank: int, port: int, out: Any) -> None:
     """For each estimator: gradients that two processes share, and the mean of those that each has alone."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = Routed(0.0)
@@ -438,9 +439,9 @@ def test_two_processes_share_their_gradients() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    fork = multiprocessing.get_context("fork")  # spawn would import torch anew
-    out = fork.SimpleQueue()
-    processes = [fork.Process(target=_replica, args=(rank, port, out)) for rank in range(2)]
+    spawn = multiprocessing.get_context("spawn")  # a forked process would wait for threads that it lost
+    out = spawn.SimpleQueue()
+    processes = [spawn.Process(target=_replica, args=(rank, port, out)) for rank in range(2)]
     for process in processes:
         process.start()
     found = dict(out.get() for _ in processes)
