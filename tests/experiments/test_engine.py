@@ -214,6 +214,7 @@ def test_learned_parts_learn(stacked: bool) -> None:
         assert all(bool((parts[f"learned.0.{name}"] != 0).any()) for name in ("hidden.weight", "out.weight"))
 
 
+@pytest.mark.slow
 def test_one_process_compiles_as_many_engines_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     engines = []
