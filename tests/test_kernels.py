@@ -89,7 +89,7 @@ def test_the_operators_are_what_they_declare() -> None:
     found = kernels.order(logits, log_pi)
     torch.library.opcheck(torch.ops.arsm.order.default, (logits, log_pi))
     ahead, can_win, *rest = found
-    torch.library.opcheck(torch.ops.arsm.merge.default, (log_pi, ahead, *rest, can_win.double()))
+    torch.library.opcheck(torch.ops.arsm.merge.default, (logits, log_pi, ahead, *rest, can_win.double()))
 
 
 def test_a_repetition_is_the_same_to_the_bit() -> None:
