@@ -15,6 +15,7 @@ from typing import TextIO
 import torch
 
 import arsm
+from arsm import kernels as arsm_kernels
 from arsm.noise import dirichlet
 from arsm.univariate import merge, swap_all
 from benchmarks.gpu import backward, captured, check, in_a_row, large_vocabulary, milliseconds, report, small, step
@@ -47,6 +48,18 @@ def write(file: TextIO, title: str, found: dict[str, tuple[float, float]]) -> st
         print(f"{count:7.1f} {time:9.1f} us  {name[:150]}", file=file)
     file.flush()
     return f"{launches:.0f} kernels, {total:.1f} us in all"
+
+
+def check_pairs() -> str:
+    """The pairs of several variables against plain PyTorch on the CPU."""
+    same = []
+    for variables, categories, scale in ((20, 10, 1.0), (3, 16, 4.0), (60, 2, 0.0)):
+        generator = torch.Generator().manual_seed(0)
+        logits = scale * torch.randn(200, variables, categories, generator=generator)
+        log_pi = dirichlet(logits, generator)
+        here, there = arsm_kernels.pairs(logits, log_pi), arsm_kernels.pairs(logits.cuda(), log_pi.cuda())
+        same += [torch.equal(x, y.cpu()) for x, y in zip(here, there, strict=True)]
+    return f"equal: {all(same)}"
 
 
 def operators(file: TextIO, *shape: int) -> str:
@@ -118,6 +131,7 @@ def main() -> None:
         for shape in ((300, 4, 20), (64, 1, 100), (8, 1, 50_257), (1, 1, 1_000_000)):
             for scale in (1.0, 4.0):
                 report(f"check {list(shape)}, logits of scale {scale:g}", lambda x=(shape, scale): check(*x))
+        report("check pairs", check_pairs)
         for words in ("arsm", "rloo"):
             report(f"[64, 1, 10] {words}, eager", lambda words=words: eager(file, words))
         report("[64, 1, 10] ars, eager", lambda: small("ars"))

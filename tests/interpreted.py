@@ -10,8 +10,10 @@ import torch
 from hypothesis import Phase, given, settings
 from torch import Tensor
 
-from arsm.kernels import eager, gpu_few, gpu_merge, gpu_order
+from arsm.evaluate import share
+from arsm.kernels import eager, gpu_few, gpu_merge, gpu_order, gpu_pairs
 from arsm.noise import dirichlet
+from arsm.swap import pair_table, run_race
 from tests.races import Drawn, races
 
 
@@ -38,6 +40,11 @@ def compare(logits: Tensor, log_pi: Tensor) -> None:
 def compare_races(drawn: Drawn) -> None:
     """Ties, masks and extremes, in one chunk."""
     compare(drawn.logits.flatten(0, -2), drawn.log_pi.flatten(0, -2))
+    if drawn.logits.shape[-1] <= 16:
+        table, same_as = gpu_pairs.pairs(*drawn)
+        expected = pair_table(run_race(*drawn)).long()
+        assert torch.equal(table, expected)
+        assert torch.equal(same_as, share(expected))
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""Operators for one variable: opaque to torch.compile, mapped by vmap, Triton kernels on a GPU.
+"""Operators that are opaque to torch.compile, mapped by vmap, and Triton kernels on a GPU.
 
-`order` runs the race and says who can win, `merge` sums all pairs as `arsm.univariate` has it. Both treat all leading
-dimensions alike. They are registered by `torch.library.define`, since an operator made by `custom_op` imports
-torch._dynamo, 70 MB of it, at its first eager call.
+`order` runs the race of one variable and says who can win, `merge` sums all its pairs as `arsm.univariate` has it. Both
+treat all leading dimensions alike. `pairs` swaps several variables at once; it is for a GPU, where it is one kernel.
+They are registered by `torch.library.define`, since an operator made by `custom_op` imports torch._dynamo, 70 MB of it,
+at its first eager call.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ torch.library.define(
     "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, Tensor rank, Tensor f)"
     " -> Tensor",
 )
+
+
+torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
 
 
 class Order(NamedTuple):
@@ -62,6 +66,19 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> Tensor:
     """The ARSM gradient, in f's dtype, from what `order` found and f at every category: [..., C] each."""
     ahead, _, *rest = found
     return torch.ops.arsm.merge(logits, log_pi, ahead, *rest, f)
+
+
+def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    """z, then z^{c<->j} of all pairs as `swap.pair_table` has them, and the first that equals each: [*B, K, C] ->
+    [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
+    """
+    return torch.ops.arsm.pairs(logits, log_pi)
+
+
+def has_pairs(logits: Tensor) -> bool:
+    """Whether one program holds a row's pairs: logits [*B, K, C]."""
+    variables, categories = logits.shape[-2:]
+    return on_gpu(logits) and categories <= 16 and variables <= 64
 
 
 @functools.cache
@@ -98,6 +115,15 @@ def _merge(
     return eager.merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f))).view(f.shape)
 
 
+@torch.library.impl("arsm::pairs", ("cpu", "cuda"))
+def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    if on_gpu(logits):
+        from arsm.kernels.gpu_pairs import pairs
+
+        return pairs(logits.contiguous(), log_pi.contiguous())
+    return eager.pairs(logits, log_pi)
+
+
 def _kernel(name: str, categories: int) -> Any:
     module = "gpu_few" if categories <= FEW else f"gpu_{name}"
     return getattr(importlib.import_module(f"arsm.kernels.{module}"), name)
@@ -125,8 +151,15 @@ def _(
     return f.new_empty(f.shape)
 
 
-def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The operator over one more leading dimension."""
+@torch.library.register_fake("arsm::pairs")
+def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    *batch, variables, categories = logits.shape
+    shape = (1 + categories * (categories - 1) // 2, *batch)
+    return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
+
+
+def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any]]:
+    """The operator over one more leading dimension, which its results have at `place`."""
 
     def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Tensor) -> tuple[Any, Any]:
         out = op(
@@ -135,10 +168,11 @@ def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
                 for x, dim in zip(xs, in_dims, strict=True)
             )
         )
-        return out, 0 if isinstance(out, Tensor) else tuple(0 for _ in out)
+        return out, place if isinstance(out, Tensor) else tuple(place for _ in out)
 
     return mapped
 
 
 torch.library.register_vmap("arsm::order", _map(torch.ops.arsm.order))
 torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
+torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))

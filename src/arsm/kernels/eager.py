@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm.evaluate import share
 from arsm.noise import RESOLUTION, fixed_point
+from arsm.swap import pair_table, run_race
 
 SELF, OTHER = 1, 2
 
@@ -73,6 +75,12 @@ def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(most, device=a.device).expand_as(order))
     rank[row, column] = ranks[row, place].int()
     return torch.searchsorted(ordered, theta, out_int32=True), rank
+
+
+def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    """`arsm.kernels.pairs`."""
+    table = pair_table(run_race(logits, log_pi)).long()
+    return table, share(table)
 
 
 def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
