@@ -276,12 +276,14 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100, help="episodes of each evaluation")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="jobs at a time")
     parser.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS], metavar="ROW")
+    parser.add_argument("--methods", nargs="*", metavar="METHOD", help="of the row's methods, only these")
     parser.add_argument("--folder", type=Path, default=Path("results/agents"))
     parser.add_argument("--report", action="store_true", help="run nothing")
     chosen = parser.parse_args()
     path = chosen.folder / "runs.jsonl"
     if not chosen.report:
-        work(path, [*jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)], run, chosen.workers)
+        wanted = jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)
+        work(path, [job for job in wanted if job.method in (chosen.methods or [job.method])], run, chosen.workers)
     print(report(chosen.folder, chosen.seconds))
 
 
