@@ -77,7 +77,7 @@ def train_together(
     device = data.train.device
     on_gpu = device.type == "cuda"
     if on_gpu:
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("highest" if config.precision == "float32" else "high")
         if groups[0].epoch == 0:  # stacked replicas draw from the device's own generator, which a checkpoint restores
             rank = dist.get_rank() if dist.is_initialized() else 0
             words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
@@ -107,6 +107,7 @@ def train_together(
         schedule=config.schedule,
         total_steps=config.epochs * steps_per_epoch,
         averaging=config.averaging,
+        paces=module.paces,
         stacked=stacked,
         compiled=stacked or (on_gpu and compiles_slopes()),
         steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY) if on_gpu and not dist.is_initialized() else 0,

@@ -57,8 +57,8 @@ class Training(ABC):
     """Decay of a moving average of the weights, which is then what is evaluated; 0 for none."""
     schedule: Schedule = "constant"
     """The learning rate along the run."""
-    precision: Literal["tf32", "bf16"] = "tf32"
-    """Of f where it is evaluated at pseudo samples, on a GPU; all else is tf32."""
+    precision: Literal["float32", "tf32", "bf16"] = "tf32"
+    """Precision of matrix products on a GPU; bf16 is that of f at pseudo samples alone, all else being tf32."""
     measure_every: int = 10
     """Epochs between measurements and checkpoints."""
     data: Path | None = None
