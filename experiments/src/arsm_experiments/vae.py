@@ -86,7 +86,9 @@ class Vae(Training):
             if getattr(self, field) and self.layers == 1:
                 raise ValueError(f"--{field.replace('_', '-')} is about the second layer; add --layers 2.")
         if self.learned_temperature and self.estimator.rpartition("*")[2] != STRAIGHT_THROUGH:
-            raise ValueError(f'--learned-temperature is for "{STRAIGHT_THROUGH}", but the estimator is "{self.estimator}".')
+            raise ValueError(
+                f'--learned-temperature is for "{STRAIGHT_THROUGH}", but the estimator is "{self.estimator}".'
+            )
 
     @property
     def kind(self) -> str:

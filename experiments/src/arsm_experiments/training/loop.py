@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arsm.checks import NotFiniteError
+from arsm_experiments.checks import pick_device
 from arsm_experiments.data import Mnist, load_mnist
 from arsm_experiments.engine import Engine, compiles_slopes, pack, seed_of
 from arsm_experiments.runs.writer import Run, open_run
@@ -44,10 +45,8 @@ def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: No
     A checkpoint holds the last weights and, as `best`, each replica's best on the validation images.
     """
     config.check()
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    device = best if config.device == "auto" else config.device
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(process_group(torch.device(device)))
+        place = stack.enter_context(process_group(torch.device(pick_device(config.device))))
         train_images, validation, test = (
             part.to(place) for part in load_mnist(folder=config.data, sampled=config.sampled_pixels)
         )
