@@ -156,3 +156,6 @@ RIVALS: dict[str, Callable[[Budget, int], None]] = {
     "nevergrad (1+1)": partial(nevergrad, "DiscreteOnePlusOne"),
     "CatCMA": catcma,
 }
+
+ANYTIME = {"random search", "Optuna TPE", "nevergrad (1+1)", "CatCMA"}
+"""Those that do not use their budget: a long run's first evaluations are those of a short run."""
