@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 import arsm
-from arsm import sequences
+from arsm import policy, sequences
 from arsm.sequences import Branch, Group
+from arsm.sequences.strategies import backed_up
 from tests.statistics import deviations
 from tests.tables import Setting, Table, reward
 
@@ -30,6 +33,23 @@ def critic(prompts: Tensor, tokens: Tensor) -> Tensor:
 
 VOCABULARY = [3]
 
+
+def after_even_tokens(batch: sequences.Batch) -> Tensor:
+    """Some states, by the tokens before them."""
+    before = torch.cat([torch.zeros_like(batch.tokens[:, :1]), batch.tokens[:, :-1]], -1)
+    return before % 2 == 0
+
+
+def where_others_did_well(batch: sequences.Batch) -> Tensor:
+    of_all = batch.returns[:, :1].unflatten(0, (-1, 2))
+    return after_even_tokens(batch) & (of_all.flip(1).flatten(0, 1) > 3)
+
+
+def where_a_token_was_drawn(batch: sequences.Batch) -> Tensor:
+    """Depends on the draw in the state itself, which is not allowed."""
+    return batch.tokens != 0
+
+
 STRATEGIES = {
     "RLOO": Branch(arsm.RLOO(3)),
     "ARSM": Branch(arsm.ARSM()),
@@ -39,10 +59,15 @@ STRATEGIES = {
     "REINFORCE": Branch(arsm.Reinforce()),
     "keep": Branch(arsm.RLOO(3), keep=0.6),
     "critic": Branch(arsm.RLOO(3), keep=0.7, critic=critic),
+    "where": Branch(arsm.RLOO(3), where=after_even_tokens, keep=0.8),
+    "where, critic": Branch(arsm.ExactPlusSampled(1, 1), where=after_even_tokens, critic=critic),
+    "group, keep": Branch(arsm.RLOO(3), samples=2, keep=0.6),
+    "group, where": Branch(arsm.RLOO(3), samples=2, where=where_others_did_well),
     "leave-one-out": Group(3),
     "optimal token baseline": Group(3, baseline="token"),
 }
 BIASED = {"GRPO": Group(3, normalise="std"), "Dr. GRPO": Group(3, baseline="mean")}
+MISUSED = Branch(arsm.RLOO(3), where=where_a_token_was_drawn)
 ROWS = 6000
 
 
@@ -59,6 +84,73 @@ def test_bias_is_caught(strategy: sequences.Strategy) -> None:
     assert not strategy.unbiased
     setting = SETTINGS["ends"]
     assert deviations(setting.estimates(strategy, 4 * ROWS), setting.exact()).max() > 1
+
+
+def test_states_chosen_by_their_own_draw_are_caught() -> None:
+    setting = SETTINGS["ends"]
+    assert deviations(setting.estimates(MISUSED, ROWS), setting.exact()).max() > 1
+
+
+def test_later_rollouts_lower_the_variance() -> None:
+    """A budget that all rollouts fit into differs in nothing but Q_t, which is then the true return."""
+    setting = SETTINGS["four tokens"]
+    backed, true = (
+        setting.estimates(strategy, ROWS).var(0).sum()
+        for strategy in (Branch(arsm.RLOO(6)), Branch(arsm.RLOO(6), budget=1 << 40))
+    )
+    assert backed < 0.9 * true
+
+
+def test_backed_up_returns_are_those_of_the_definition() -> None:
+    """Q_t by hand from the rollouts that were played, with costs per token."""
+    setting = SETTINGS["kl"]
+    prompts, _ = setting.prompts(7)
+    seen = {}
+
+    class Watched(Branch):
+        def surrogate(self, batch: sequences.Batch) -> tuple[Tensor, sequences.Branches]:
+            seen["batch"], play = batch, batch.play
+
+            def watch(prefixes: sequences.Prefixes) -> sequences.Branches:
+                seen["branches"] = play(prefixes)
+                return seen["branches"]
+
+            return super().surrogate(replace(batch, play=watch))
+
+        def _plan(self, batch: sequences.Batch, logits: Tensor) -> policy.Rollouts:
+            seen["plan"] = super()._plan(batch, logits)
+            return seen["plan"]
+
+    estimator = arsm.RLOO(4)
+    sequences.estimate(
+        Watched(estimator, keep=0.7),
+        setting.model(7),
+        prompts,
+        reward,
+        max_tokens=3,
+        eos=2,
+        temperature=0.8,
+        reference=setting.reference(7),
+        kl=0.4,
+        generator=torch.Generator().manual_seed(1),
+    )
+    batch, plan, branches = seen["batch"], seen["plan"], seen["branches"]
+    found = backed_up(estimator, plan, batch, branches.returns)
+    (queries,) = plan.queries
+    draws = {tuple(divmod(place, 3)): queries.points[:, i, 0].tolist() for i, place in enumerate(plan.played.tolist())}
+    for i, length in enumerate(batch.mask.sum(-1).tolist()):
+        value = None
+        for t in reversed(range(length)):
+            q = batch.returns[i, t]
+            if value is not None:
+                q = batch.returns[i, t] - batch.returns[i, t + 1] + value
+            torch.testing.assert_close(found[i, t], q)
+            here = (branches.row == i) & (branches.step == t)
+            of = dict(zip(branches.action[here].tolist(), branches.returns[here], strict=True))
+            of[int(batch.tokens[i, t])] = q
+            drawn = draws[i, t] if plan.weight[i, t] > 0 else [int(batch.tokens[i, t])]
+            value = torch.stack([of[token] for token in drawn]).mean()
+    assert not torch.equal(found, batch.returns)
 
 
 @pytest.mark.parametrize("capped", [False, True])

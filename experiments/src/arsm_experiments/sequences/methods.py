@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
-from arsm.sequences import Branch, Decoding, Group, Prefixes, Strategy, complete
+from arsm.sequences import Batch, Branch, Decoding, Group, Prefixes, Strategy, complete
 from arsm.sequences.decode import live_tokens
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY, Data, ExactMatch
@@ -29,6 +29,25 @@ class Critics:
     action: Critic
 
 
+UNLIMITED = 1 << 40
+"""A budget that every rollout fits into; with a budget, `Branch` uses the true sequences' returns alone."""
+
+
+def likely(least: float) -> Callable[[Batch], Tensor]:
+    """The states whose prefix is at least so likely, relative to the likeliest token at each of its steps.
+
+    A model that is mostly right in its tokens is surprised by its mistakes; after a mistake no rollout succeeds.
+    """
+
+    def where(batch: Batch) -> Tensor:
+        p = batch.scaled_logits().softmax(-1)
+        ratio = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1) / p.amax(-1)
+        before = torch.cat([torch.ones_like(ratio[:, :1]), ratio[:, :-1]], -1)
+        return before.cumprod(-1) >= least
+
+    return where
+
+
 METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "group 2": lambda _: Group(2),
     "group 4": lambda _: Group(4),
@@ -41,21 +60,22 @@ METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "value head, lambda 0.95": lambda critics: ValueHead(critics.state, 0.95),
     "vineppo 2": lambda _: VinePPO(2),
     "vineppo 8": lambda _: VinePPO(8),
-    "branch rloo 2": lambda _: Branch(arsm.RLOO(2)),
-    "branch rloo 4": lambda _: Branch(arsm.RLOO(4)),
     "branch rloo 8": lambda _: Branch(arsm.RLOO(8)),
     "branch rloo 16": lambda _: Branch(arsm.RLOO(16)),
     "branch rloo 32": lambda _: Branch(arsm.RLOO(32)),
-    "branch arsm": lambda _: Branch(arsm.ARSM()),
-    "branch arsm, 4 references": lambda _: Branch(arsm.ARSM(references=4)),
-    "branch exact 1 + 1": lambda _: Branch(arsm.ExactPlusSampled(1, 1), keep=0.2),
-    "branch rloo 4, keep 0.3": lambda _: Branch(arsm.RLOO(4), keep=0.3),
-    "branch rloo 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
-    "branch rloo 2, critic": lambda critics: Branch(arsm.RLOO(2), critic=critics.action),
-    "branch rloo 4, critic": lambda critics: Branch(arsm.RLOO(4), critic=critics.action),
-    "branch rloo 8, critic": lambda critics: Branch(arsm.RLOO(8), critic=critics.action),
+    "branch rloo 8, true returns": lambda _: Branch(arsm.RLOO(8), budget=UNLIMITED),
+    "branch rloo 16, true returns": lambda _: Branch(arsm.RLOO(16), budget=UNLIMITED),
+    "branch rloo 16, likely 0.01": lambda _: Branch(arsm.RLOO(16), where=likely(0.01)),
+    "branch rloo 16, likely 0.1": lambda _: Branch(arsm.RLOO(16), where=likely(0.1)),
+    "branch rloo 16, likely 0.5": lambda _: Branch(arsm.RLOO(16), where=likely(0.5)),
+    "branch rloo 32, likely 0.1": lambda _: Branch(arsm.RLOO(32), where=likely(0.1)),
+    "branch rloo 16, 4 samples": lambda _: Branch(arsm.RLOO(16), samples=4),
     "branch rloo 16, critic": lambda critics: Branch(arsm.RLOO(16), critic=critics.action),
-    "branch rloo 4, critic, keep 0.3": lambda critics: Branch(arsm.RLOO(4), keep=0.3, critic=critics.action),
+    "branch rloo 16, critic, likely 0.1": lambda critics: Branch(
+        arsm.RLOO(16), critic=critics.action, where=likely(0.1)
+    ),
+    "branch rloo 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
+    "branch arsm": lambda _: Branch(arsm.ARSM()),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
 }
 
