@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -34,20 +34,19 @@ def critic(prompts: Tensor, tokens: Tensor) -> Tensor:
 VOCABULARY = [3]
 
 
-def after_even_tokens(batch: sequences.Batch) -> Tensor:
-    """Some states, by the tokens before them."""
-    before = torch.cat([torch.zeros_like(batch.tokens[:, :1]), batch.tokens[:, :-1]], -1)
-    return before % 2 == 0
+def by_result(batch: sequences.Batch, rollouts: policy.Rollouts) -> Tensor:
+    """Some chance that depends on the true sequence, its return and the rollout's first token."""
+    own = batch.returns[rollouts.episode, 0]
+    return (0.3 + 0.2 * rollouts.action.squeeze(-1) / VOCABULARY[0] + 0.1 * (own - 3)).clamp(0.1, 1)
 
 
-def where_others_did_well(batch: sequences.Batch) -> Tensor:
-    of_all = batch.returns[:, :1].unflatten(0, (-1, 2))
-    return after_even_tokens(batch) & (of_all.flip(1).flatten(0, 1) > 3)
+class Undivided(Branch):
+    """A rollout that is left out counts as 0, and those that are played count once: biased."""
 
-
-def where_a_token_was_drawn(batch: sequences.Batch) -> Tensor:
-    """Depends on the draw in the state itself, which is not allowed."""
-    return batch.tokens != 0
+    def _play(self, batch: sequences.Batch, plan: policy.Rollouts, guess: Tensor) -> tuple[Tensor, sequences.Branches]:
+        tried, branches = super()._play(batch, plan, guess)
+        assert self.chance is not None
+        return guess + (tried - guess) * self.chance(batch, plan), branches
 
 
 STRATEGIES = {
@@ -59,15 +58,14 @@ STRATEGIES = {
     "REINFORCE": Branch(arsm.Reinforce()),
     "keep": Branch(arsm.RLOO(3), keep=0.6),
     "critic": Branch(arsm.RLOO(3), keep=0.7, critic=critic),
-    "where": Branch(arsm.RLOO(3), where=after_even_tokens, keep=0.8),
-    "where, critic": Branch(arsm.ExactPlusSampled(1, 1), where=after_even_tokens, critic=critic),
-    "group, keep": Branch(arsm.RLOO(3), samples=2, keep=0.6),
-    "group, where": Branch(arsm.RLOO(3), samples=2, where=where_others_did_well),
+    "chance": Branch(arsm.RLOO(3), chance=sequences.by_likelihood(0.3)),
+    "chance by result": Branch(arsm.RLOO(3), keep=0.8, chance=by_result),
+    "chance, exact": Branch(arsm.LocalExpectation(), chance=sequences.by_likelihood(0.2)),
+    "chance, critic": Branch(arsm.ExactPlusSampled(1, 1), chance=by_result, critic=critic),
     "leave-one-out": Group(3),
     "optimal token baseline": Group(3, baseline="token"),
 }
 BIASED = {"GRPO": Group(3, normalise="std"), "Dr. GRPO": Group(3, baseline="mean")}
-MISUSED = Branch(arsm.RLOO(3), where=where_a_token_was_drawn)
 ROWS = 6000
 
 
@@ -86,9 +84,33 @@ def test_bias_is_caught(strategy: sequences.Strategy) -> None:
     assert deviations(setting.estimates(strategy, 4 * ROWS), setting.exact()).max() > 1
 
 
-def test_states_chosen_by_their_own_draw_are_caught() -> None:
+def test_rollouts_that_are_not_divided_by_their_chance_are_caught() -> None:
     setting = SETTINGS["ends"]
-    assert deviations(setting.estimates(MISUSED, ROWS), setting.exact()).max() > 1
+    strategy = Undivided(arsm.RLOO(3), chance=by_result)
+    assert deviations(setting.estimates(strategy, ROWS), setting.exact()).max() > 1
+
+
+def test_a_certain_chance_plays_every_rollout() -> None:
+    setting = SETTINGS["ends"]
+    prompts, _ = setting.prompts(30)
+    counts = [
+        int(sequences.estimate(strategy, setting.model(30), prompts, reward, max_tokens=3, eos=1).info["rollouts"])
+        for strategy in (Branch(arsm.LocalExpectation(), chance=sequences.by_likelihood(x)) for x in (1.0, 0.01))
+    ]
+    assert counts[1] < counts[0]
+
+
+def test_likely_prefixes_are_played_more_often() -> None:
+    """The product over the true tokens before the state, and the rollout's own token; 0 is not allowed."""
+    p = torch.tensor([[[0.5, 0.4, 0.1], [0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]).double()
+    tokens = torch.tensor([[1, 0, 0]])
+    prompts, none = torch.zeros(1, 2), torch.zeros(0, dtype=torch.int64)
+    ones = torch.ones(1, 3)
+    batch = sequences.Batch(prompts, None, tokens, ones.bool(), p.log(), 1.0, ones, None, None)  # pyright: ignore
+    step, action = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 2, 1, 2, 1])
+    rollouts = policy.Rollouts(torch.zeros_like(step), step, action.unsqueeze(-1), step, ones, none, none, none, ())
+    expected = torch.tensor([1, 0.2, 0.8 / 9, 0.01, 0.8 * 0.6], dtype=torch.float64)
+    torch.testing.assert_close(sequences.by_likelihood(0.01)(batch, rollouts), expected)
 
 
 def test_later_rollouts_lower_the_variance() -> None:
@@ -105,21 +127,15 @@ def test_backed_up_returns_are_those_of_the_definition() -> None:
     """Q_t by hand from the rollouts that were played, with costs per token."""
     setting = SETTINGS["kl"]
     prompts, _ = setting.prompts(7)
-    seen = {}
+    seen: dict[str, Any] = {}
 
     class Watched(Branch):
-        def surrogate(self, batch: sequences.Batch) -> tuple[Tensor, sequences.Branches]:
-            seen["batch"], play = batch, batch.play
-
-            def watch(prefixes: sequences.Prefixes) -> sequences.Branches:
-                seen["branches"] = play(prefixes)
-                return seen["branches"]
-
-            return super().surrogate(replace(batch, play=watch))
-
-        def _plan(self, batch: sequences.Batch, logits: Tensor) -> policy.Rollouts:
-            seen["plan"] = super()._plan(batch, logits)
-            return seen["plan"]
+        def _play(
+            self, batch: sequences.Batch, plan: policy.Rollouts, guess: Tensor
+        ) -> tuple[Tensor, sequences.Branches]:
+            tried, branches = super()._play(batch, plan, guess)
+            seen.update(batch=batch, plan=plan, branches=branches)
+            return tried, branches
 
     estimator = arsm.RLOO(4)
     sequences.estimate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from arsm import sequences
 from arsm_experiments.sequences import curves, measure, speed, tasks
-from arsm_experiments.sequences.methods import METHODS, Critics, likely, read_lines
+from arsm_experiments.sequences.methods import METHODS, Critics, read_lines
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.transformer import Transformer
 from tests.statistics import deviations
@@ -145,18 +144,6 @@ def test_every_method_gives_a_gradient(name: str) -> None:
     )
     assert gradient.abs().max() > 0
     assert tokens >= 4
-
-
-def test_likely_prefixes() -> None:
-    """The rule compares each token of the prefix with the likeliest one, and does not look at the state's own token."""
-    p = torch.tensor([[[0.5, 0.4, 0.1], [0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]).expand(3, 3, 3)
-    tokens = torch.tensor([[0, 0, 0], [1, 0, 0], [2, 0, 1]])
-    empty = torch.zeros(3, 0)
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    batch = sequences.Batch(empty, None, tokens, mask, p.log(), 1.0, empty, None, lambda _: None)  # pyright: ignore
-    assert likely(0.5)(batch).tolist() == [[True, True, True], [True, True, True], [True, False, False]]
-    batch = replace(batch, tokens=torch.tensor([[0, 1, 0], [1, 1, 2], [0, 0, 2]]))
-    assert likely(0.5)(batch).tolist() == [[True, True, False], [True, True, False], [True, True, True]]
 
 
 def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

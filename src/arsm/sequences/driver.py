@@ -117,13 +117,15 @@ def estimate(
 
     def play(prefixes: Prefixes) -> Branches:
         nonlocal generated
-        played = complete(model, rows, rows_mask, prefixes, decoding, generator)
+        of_row = Prefixes(row[prefixes.row], prefixes.step, prefixes.action, prefixes.known)
+        if strategy.samples is not None and prefixes.row.shape[0]:
+            raise NotImplementedError("Only strategies with one true sequence per prompt can branch.")
+        played = complete(model, prompts, mask, of_row, decoding, generator)
         after = torch.arange(max_tokens, device=tokens.device) >= prefixes.step.unsqueeze(-1)
         after = after & live_tokens(played.tokens, eos)
         generated += int(after.sum())
-        which = row[prefixes.row]
-        reached = checked_rewards(reward, given[which], played.tokens)
-        cost = costs(which, played.tokens, played.log_probs, after).sum(-1)
+        reached = checked_rewards(reward, given[of_row.row], played.tokens)
+        cost = costs(of_row.row, played.tokens, played.log_probs, after).sum(-1)
         return Branches(prefixes.row, prefixes.step, prefixes.action, played.tokens, reached, reached - kl * cost)
 
     batch = Batch(rows, rows_mask, tokens, live, logits, temperature, returns, generator, play)

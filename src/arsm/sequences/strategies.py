@@ -10,7 +10,7 @@ for any baseline b_t that does not depend on y_t or anything drawn after it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,24 +26,27 @@ from arsm.types import Estimator
 class Branch:
     r"""Credit token by token: go back to a state, take another token that the estimator asks for, play on, compare.
 
-    At step t the estimator's queries other than y_t are each taken after y_{<t} and followed by the model to the end.
-    `policy.gradient` turns the returns into q_t. Equal tokens share one rollout, and a state whose queries all agree
-    costs nothing. With w_t = 1 where a state is branched and 0 elsewhere, or 1/keep and 0,
+    One true sequence per prompt. At step t the estimator's queries other than y_t are each taken after y_{<t} and
+    followed by the model to the end; `policy.gradient` turns the returns into g_t. Equal tokens share one rollout, and
+    a state whose queries all agree costs nothing. The return after y_t is not the true sequence's alone:
 
-        g_t = w_t q_t + (1 - w_t) (Q_t - b_t) x_t
+        Q_t = r_t + V_{t+1},    V_t = the estimator's value of state t, from Q_t and the returns of its rollouts
 
-    Q_t estimates the return after y_t. It is not the true sequence's return alone: with r_t the cost of token t,
+    from the last step to the first, with r_t the cost of token t, and V_t = Q_t where no rollouts were planned. (A
+    budget picks states by what was drawn in them, which would bias V_t: there Q_t is the true return.)
 
-        Q_t = r_t + V_{t+1},    V_t = the estimator's value of state t, from Q_t and its rollouts' returns
+    A rollout may be left to chance. Played with probability rho, its return R enters as
 
-    from the last step to the first; V_t = Q_t where no rollouts were played. A budget picks states by what was drawn in
-    them, which would bias V_t; there Q_t is the true return.
+        R' = h + (R - h) / rho  if it was played,  else h
+
+    whose mean is that of R. A good rho is small where h is surely right: `by_likelihood`.
 
     With a `critic` h_t(c), any guess of the return after token c in state t that does not depend on the draws there,
 
-        g_tc = the above, from returns less their h  +  p_tc (h_tc - sum_m p_tm h_tm),    b_t = 0
+        g_tc = estimate from returns less their h  +  p_tc (h_tc - sum_m p_tm h_tm)
 
-    which has the same mean, and less variance the better h is. The last term needs no rollout.
+    which has the same mean, and less variance the better h is. The second term needs no rollout and is there for every
+    step, also those that a budget leaves out. Without a critic h = 0.
     """
 
     estimator: Estimator
@@ -51,23 +54,21 @@ class Branch:
     budget: int | None = None
     """Most rollouts of one call, spent by a random walk over all states; None for no limit."""
     keep: float | Tensor | None = None
-    """The probability with which a state's branches are played, a number or [N, T]."""
+    """The probability with which a state's branches are played, a number or [N, T]; its credit is divided by it."""
     critic: Callable[[Tensor, Tensor], Tensor] | None = None
     """`critic(prompts [N, P], tokens [N, T]) -> h [N, T, V]`."""
-    samples: int | None = None
-    """True sequences per prompt; None for one. With at least 2, b_t is the token baseline of `Group`; else 0."""
-    where: Callable[[Batch], Tensor] | None = None
-    """`where(batch) -> [N, T] bool`: the states to branch; None for all. Entry [i, t] may depend on the prompt, on the
-    tokens of sequence i before step t and on the other sequences, but on nothing drawn at step t or later."""
+    chance: Callable[[Batch, policy.Rollouts], Tensor] | None = None
+    """`chance(batch, rollouts) -> rho [R]`, in (0, 1]: the probability with which each rollout is played. It may depend
+    on everything that is known by then, the true sequences' returns included."""
+
+    samples = None
 
     def __post_init__(self) -> None:
-        if self.budget is not None and (self.keep is not None or self.where is not None):
-            raise ValueError("Branch takes a budget, or keep-probabilities and where, but got both; leave one out.")
+        if self.budget is not None and self.keep is not None:
+            raise ValueError("Branch takes a budget or keep-probabilities, but both were given; leave one out.")
         keep = torch.as_tensor(1.0 if self.keep is None else self.keep)
         if not bool(((keep > 0) & (keep <= 1)).all()):
             raise ValueError(f"keep must lie in (0, 1], but is {float(keep.min())} to {float(keep.max())}.")
-        if self.samples is not None and (not isinstance(self.samples, int) or self.samples < 2):
-            raise ValueError(f"samples must be at least 2, or None for one, but is {self.samples}.")
 
     @property
     def unbiased(self) -> bool:
@@ -82,26 +83,6 @@ class Branch:
 
     def surrogate(self, batch: Batch) -> tuple[Tensor, Branches]:
         logits = batch.scaled_logits().unsqueeze(-2)
-        plan = self._plan(batch, logits)
-        action = plan.action.squeeze(-1)
-        branches = batch.play(Prefixes(plan.episode, plan.step, action, batch.tokens))
-        tried = branches.returns
-        returns = batch.returns if self.budget is not None else backed_up(self.estimator, plan, batch, tried)
-        h = None if self.critic is None else self._guess(batch)
-        if h is not None:
-            returns = returns - h.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-            tried = tried - h[plan.episode, plan.step, action]
-        credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
-        p = logits.squeeze(-2).softmax(-1)
-        unbranched = (self._unbranched(batch, plan) * self._advantage(batch, returns)).to(p.dtype).unsqueeze(-1)
-        credit = (credit - unbranched * p).scatter_add_(-1, batch.tokens.unsqueeze(-1), unbranched)
-        if h is not None:
-            known = p * (h - (p * h).sum(-1, keepdim=True))
-            credit += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
-        credit = credit.detach().div_(batch.temperature)
-        return Attach.apply(batch.logits, credit), branches  # pyright: ignore[reportReturnType]
-
-    def _plan(self, batch: Batch, logits: Tensor) -> policy.Rollouts:
         keep = None
         if self.keep is not None:
             keep = torch.as_tensor(self.keep, dtype=torch.float64, device=logits.device).expand(batch.tokens.shape)
@@ -114,29 +95,35 @@ class Branch:
             keep=keep,
             generator=batch.generator,
         )
-        if self.where is None:
-            return plan
-        where = self.where(batch)
-        if where.dtype != torch.bool or where.shape != batch.mask.shape:
-            raise ValueError(
-                f"where must return bool {list(batch.mask.shape)}, but returned {where.dtype} {list(where.shape)}."
-            )
-        chosen = where[plan.episode, plan.step]
-        parts = {name: getattr(plan, name)[chosen] for name in ("episode", "step", "action", "query", "row")}
-        return replace(plan, **parts, weight=plan.weight.masked_fill(~where, 0))
+        action = plan.action.squeeze(-1)
+        h = None if self.critic is None else self._guess(batch)
+        guess = batch.returns.new_zeros(action.shape) if h is None else h[plan.episode, plan.step, action]
+        tried, branches = self._play(batch, plan, guess)
+        returns = batch.returns if self.budget is not None else backed_up(self.estimator, plan, batch, tried)
+        if h is None:
+            credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
+        else:
+            returns = returns - h.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
+            credit = policy.gradient(self.estimator, logits, plan, returns, tried - guess).squeeze(-2)
+            p = logits.squeeze(-2).softmax(-1)
+            known = p * (h - (p * h).sum(-1, keepdim=True))
+            credit += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
+        credit = credit.detach().div_(batch.temperature)
+        return Attach.apply(batch.logits, credit), branches  # pyright: ignore[reportReturnType]
 
-    def _unbranched(self, batch: Batch, plan: policy.Rollouts) -> Tensor:
-        """[N, T]: 1 - w_t. With nothing to subtract from Q_t, states that a coin or a budget leaves out get nothing."""
-        if self.samples is None and self.critic is None and self.where is None:
-            return torch.zeros_like(plan.weight)
-        return (1 - plan.weight).masked_fill(~batch.mask, 0)
-
-    def _advantage(self, batch: Batch, returns: Tensor) -> Tensor:
-        """[N, T]: Q_t - b_t."""
-        if self.samples is None or self.critic is not None:
-            return returns
-        returns = returns.unflatten(0, (-1, self.samples))
-        return (returns - token_baseline(batch, returns)).flatten(0, 1)
+    def _play(self, batch: Batch, plan: policy.Rollouts, guess: Tensor) -> tuple[Tensor, Branches]:
+        """R' [R], and the rollouts that were played."""
+        action = plan.action.squeeze(-1)
+        if self.chance is None:
+            branches = batch.play(Prefixes(plan.episode, plan.step, action, batch.tokens))
+            return branches.returns, branches
+        chance = self.chance(batch, plan).to(guess.dtype)
+        if chance.shape != action.shape or not bool(((chance > 0) & (chance <= 1)).all()):
+            raise ValueError(f"chance must return {list(action.shape)} probabilities in (0, 1], one per rollout.")
+        coin = torch.empty_like(chance).uniform_(generator=batch.generator) < chance
+        branches = batch.play(Prefixes(plan.episode[coin], plan.step[coin], action[coin], batch.tokens))
+        learned = (branches.returns.to(guess.dtype) - guess[coin]) / chance[coin]
+        return guess.index_put((coin,), learned, accumulate=True), branches
 
     def _guess(self, batch: Batch) -> Tensor:
         assert self.critic is not None
@@ -148,6 +135,27 @@ class Branch:
                 f"returned {list(h.shape)}{'' if h.shape != batch.logits.shape else ' with NaN or infinities'}."
             )
         return h
+
+
+def by_likelihood(least: float = 0.002) -> Callable[[Batch, policy.Rollouts], Tensor]:
+    r"""A `chance` for rewards that are 0 after a mistake: play a rollout as often as its prefix is likely.
+
+        rho = max(least, prod_{s < t} p_s(y_s) / max_c p_s(c)  x  p_t(action) / max_c p_t(c))
+
+    A model that is trained on correct answers gives its own mistakes small probabilities.
+    """
+    if not 0 < least <= 1:
+        raise ValueError(f"least must lie in (0, 1], but is {least}.")
+
+    def chance(batch: Batch, plan: policy.Rollouts) -> Tensor:
+        p = batch.scaled_logits().softmax(-1)
+        largest = p.amax(-1)
+        taken = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1) / largest
+        before = torch.cat([torch.ones_like(taken[:, :1]), taken[:, :-1]], -1).cumprod(-1)
+        here = p[plan.episode, plan.step, plan.action.squeeze(-1)] / largest[plan.episode, plan.step]
+        return (before[plan.episode, plan.step] * here).clamp(least, 1)
+
+    return chance
 
 
 def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: Tensor) -> Tensor:
@@ -175,18 +183,6 @@ def _value_parts(estimator: Estimator, plan: policy.Rollouts, returns: Tensor, t
         others[place] = estimator.value(queries, values.gather(0, queries.same_as)[:live])
     branched = plan.weight > 0
     return own.view_as(branched).where(branched, 1), others.view_as(branched).where(branched, 0)
-
-
-def token_baseline(batch: Batch, returns: Tensor) -> Tensor:
-    """[N, n, T]: sum_{j != i} W_jt G_jt / sum_{j != i} W_jt, and the plain mean where the others have no W."""
-    p = batch.scaled_logits().softmax(-1)
-    of_token = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-    energy = 1 - 2 * of_token + p.square().sum(-1)  # |x_t|^2
-    weight = energy.masked_fill(~batch.mask, 0).cumsum(-1).view_as(returns).to(returns.dtype)
-    total = weight.sum(1, keepdim=True) - weight
-    baseline = ((weight * returns).sum(1, keepdim=True) - weight * returns) / total
-    plain = (returns.sum(1, keepdim=True) - returns) / (returns.shape[1] - 1)
-    return torch.where(total > 0, baseline, plain)
 
 
 @dataclass(frozen=True)
@@ -241,8 +237,19 @@ class Group:
         elif self.baseline == "mean":
             advantage = returns - returns.mean(1, keepdim=True)
         elif self.baseline == "token":
-            advantage = returns - token_baseline(batch, returns)
+            weight = self._score_energy(batch)
+            total = weight.sum(1, keepdim=True) - weight
+            baseline = ((weight * returns).sum(1, keepdim=True) - weight * returns) / total
+            plain = (returns.sum(1, keepdim=True) - returns) / others
+            advantage = returns - torch.where(total > 0, baseline, plain)
         else:
             advantage = (returns - returns.mean(1, keepdim=True)) * self.n / others
         surrogate = (advantage.flatten(0, 1).to(batch.logits.dtype) * batch.log_probs()).sum(-1)
         return surrogate - surrogate.detach(), None
+
+    def _score_energy(self, batch: Batch) -> Tensor:
+        """W [N, n, T], with |x_t|^2 = 1 - 2 p_t(y_t) + sum_c p_tc^2."""
+        p = batch.scaled_logits().softmax(-1)
+        of_token = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
+        energy = 1 - 2 * of_token + p.square().sum(-1)
+        return energy.masked_fill(~batch.mask, 0).cumsum(-1).unflatten(0, (-1, self.n)).to(batch.returns.dtype)

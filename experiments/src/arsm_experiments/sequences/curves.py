@@ -32,16 +32,15 @@ from arsm_experiments.sequences.rivals import Critic
 from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch, load
 
 TRAINED = (
-    "branch rloo 16, likely 0.1",
+    "branch all, chance",
     "token baseline 8",
-    "branch rloo 16, true returns",
     "group 8",
-    "branch rloo 16",
+    "branch rloo 16, true returns",
     "value head",
     "grpo 8",
     "vineppo 2",
 )
-WHICH_CRITIC = {"value head": "state", "branch rloo 16, critic, likely 0.1": "action"}
+WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
 """Methods whose critic learns along."""
 WARM = 20
 """Updates over which the rate rises."""

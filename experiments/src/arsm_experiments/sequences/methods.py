@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
-from arsm.sequences import Batch, Branch, Decoding, Group, Prefixes, Strategy, complete
+from arsm.sequences import Branch, Decoding, Group, Prefixes, Strategy, by_likelihood, complete
 from arsm.sequences.decode import live_tokens
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY, Data, ExactMatch
@@ -33,21 +33,6 @@ UNLIMITED = 1 << 40
 """A budget that every rollout fits into; with a budget, `Branch` uses the true sequences' returns alone."""
 
 
-def likely(least: float) -> Callable[[Batch], Tensor]:
-    """The states whose prefix is at least so likely, relative to the likeliest token at each of its steps.
-
-    A model that is mostly right in its tokens is surprised by its mistakes; after a mistake no rollout succeeds.
-    """
-
-    def where(batch: Batch) -> Tensor:
-        p = batch.scaled_logits().softmax(-1)
-        ratio = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1) / p.amax(-1)
-        before = torch.cat([torch.ones_like(ratio[:, :1]), ratio[:, :-1]], -1)
-        return before.cumprod(-1) >= least
-
-    return where
-
-
 METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "group 2": lambda _: Group(2),
     "group 4": lambda _: Group(4),
@@ -62,18 +47,18 @@ METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "vineppo 8": lambda _: VinePPO(8),
     "branch rloo 8": lambda _: Branch(arsm.RLOO(8)),
     "branch rloo 16": lambda _: Branch(arsm.RLOO(16)),
-    "branch rloo 32": lambda _: Branch(arsm.RLOO(32)),
     "branch rloo 8, true returns": lambda _: Branch(arsm.RLOO(8), budget=UNLIMITED),
     "branch rloo 16, true returns": lambda _: Branch(arsm.RLOO(16), budget=UNLIMITED),
-    "branch rloo 16, likely 0.01": lambda _: Branch(arsm.RLOO(16), where=likely(0.01)),
-    "branch rloo 16, likely 0.1": lambda _: Branch(arsm.RLOO(16), where=likely(0.1)),
-    "branch rloo 16, likely 0.5": lambda _: Branch(arsm.RLOO(16), where=likely(0.5)),
-    "branch rloo 32, likely 0.1": lambda _: Branch(arsm.RLOO(32), where=likely(0.1)),
-    "branch rloo 16, 4 samples": lambda _: Branch(arsm.RLOO(16), samples=4),
-    "branch rloo 16, critic": lambda critics: Branch(arsm.RLOO(16), critic=critics.action),
-    "branch rloo 16, critic, likely 0.1": lambda critics: Branch(
-        arsm.RLOO(16), critic=critics.action, where=likely(0.1)
+    "branch rloo 16, chance": lambda _: Branch(arsm.RLOO(16), chance=by_likelihood(0.01)),
+    "branch rloo 64, chance": lambda _: Branch(arsm.RLOO(64), chance=by_likelihood(0.01)),
+    "branch rloo 256, chance": lambda _: Branch(arsm.RLOO(256), chance=by_likelihood(0.01)),
+    "branch all, chance": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood()),
+    "branch all, chance 0.01": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood(0.01)),
+    "branch all, chance 0.0005": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood(0.0005)),
+    "branch all, chance, critic": lambda critics: Branch(
+        arsm.LocalExpectation(), chance=by_likelihood(), critic=critics.action
     ),
+    "branch rloo 16, critic": lambda critics: Branch(arsm.RLOO(16), critic=critics.action),
     "branch rloo 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
     "branch arsm": lambda _: Branch(arsm.ARSM()),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
