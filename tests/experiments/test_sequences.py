@@ -117,7 +117,8 @@ def run(main: object, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 def test_variances_are_measured_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["group 2", "grpo 8", "value head", "vineppo 2", "group 2, fresh prompts", "branch rloo 16, critic"]
-    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small", "--methods"]
+    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small"]
+    words += ["--levels", 0.45, "--methods"]
     run(measure.main, monkeypatch, *words, *names[:2])
     run(measure.main, monkeypatch, *words, *names)
     records = read_lines(data / "variance-spell_backward.jsonl")
@@ -162,6 +163,7 @@ def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert read_lines(path) == records
 
 
+@pytest.mark.slow  # imports transformers
 def test_speed_is_measured(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(speed.main, monkeypatch, "--out", data, "--device", "cpu", "--small")
     records = read_lines(data / "speed.jsonl")

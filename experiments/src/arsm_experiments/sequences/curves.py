@@ -35,8 +35,9 @@ TRAINED = (
     "branch all, chance",
     "token baseline 8",
     "group 8",
-    "branch rloo 16, true returns",
+    "branch rloo 64, chance",
     "value head",
+    "branch rloo 16, true returns",
     "grpo 8",
     "vineppo 2",
 )

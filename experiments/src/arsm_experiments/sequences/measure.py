@@ -181,9 +181,9 @@ def main() -> None:
     deadline, size = time.time() + options.seconds, SMALL if options.small else Size()
     data = load(options.data / f"{options.task}.pt", options.device)
     if options.small:
-        save_policy(
-            new_policy(options.task, size, options.device), checkpoint_path(options.out, options.task, LEVELS[0])
-        )
+        for level in options.levels:
+            fresh = new_policy(options.task, size, options.device)
+            save_policy(fresh, checkpoint_path(options.out, options.task, level))
     elif options.only != "variance":
         pretrain(options.task, data, size, options.out, options.device, deadline, tuple(options.levels))
     if options.only == "pretrain":

@@ -50,6 +50,7 @@ CURVES = {
     "value head": "#c28f2c",
     "vineppo 2": "#3a8f4d",
     "branch rloo 16, true returns": "#7fb2e5",
+    "branch rloo 64, chance": "#e59a8f",
     "branch all, chance": "#b5473c",
 }
 
