@@ -35,10 +35,10 @@ TRAINED = (
     "branch all, chance",
     "token baseline 8",
     "group 8",
-    "branch rloo 64, chance",
-    "value head",
     "branch rloo 16, true returns",
+    "value head",
     "grpo 8",
+    "branch rloo 64, chance",
     "vineppo 2",
 )
 WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
@@ -139,8 +139,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(TRAINED), choices=list(METHODS))
     parser.add_argument("--rates", nargs="+", type=float, help="None: each method's best rate of seed 0")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--tokens", type=int, default=1_200_000, help="Generated tokens of a run")
-    parser.add_argument("--per-update", type=int, default=4_000, help="Generated tokens of an update, on average")
+    parser.add_argument("--tokens", type=int, default=400_000, help="Generated tokens of a run")
+    parser.add_argument("--per-update", type=int, default=1_000, help="Generated tokens of an update, on average")
     parser.add_argument("--max-rows", type=int, default=4096)
     parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
     options = parser.parse_args()
