@@ -78,7 +78,7 @@ def train(
     begun, spent, update = time.time(), 0, 0
     count, per_prompt = 2, None
     while True:
-        if update % 10 == 0 or spent >= tokens:
+        if update % 5 == 0 or spent >= tokens:
             reached = accuracy(policy, task, held_out, torch.Generator(device).manual_seed(1))
             end = spent >= tokens or reached >= ENOUGH
             record = {"task": task, "start": start, "method": name, "rate": rate, "seed": seed, "update": update}
