@@ -207,14 +207,14 @@ def draw_curves(folder: Path, path: Path) -> None:
             if name not in best:
                 continue
             columns = list(zip(*best[name].values(), strict=False))
-            x = [statistics.mean(r["tokens"] for r in column) / 1e6 for column in columns]
+            x = [statistics.mean(r["tokens"] for r in column) / 1e3 for column in columns]
             y = [[r["accuracy"] for r in column] for column in columns]
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
             axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.15, linewidth=0)
         axes.set_title(f"{task.replace('_', ' ')}, from {start}", fontsize=10)
         axes.set_ylim(0, 1)
     for axes in panels[-1]:
-        axes.set_xlabel("generated tokens, millions")
+        axes.set_xlabel("generated tokens, thousands")
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy, one sample")
     handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
