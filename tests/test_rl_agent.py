@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from PIL import Image
 from torch.nn.utils import parameters_to_vector
 
 import arsm
@@ -465,3 +466,19 @@ def test_a_critic_learns_the_same_from_steps_in_parts(monkeypatch: pytest.Monkey
         agent.learn(3)
         found.append(weights(agent))
     assert found[0] == [pytest.approx(parameter) for parameter in found[1]]
+
+
+def test_a_video_shows_one_episode(tmp_path: Path) -> None:
+    agent = one_by_one("CartPole-v1", horizon=9)
+    path = tmp_path / "policy.gif"
+    assert agent.video(path, every=4) == 9
+    with Image.open(path) as film:
+        assert film.n_frames == 3  # pyright: ignore[reportAttributeAccessIssue]
+        first = np.asarray(film.convert("L"))
+        film.seek(2)
+        assert not np.array_equal(np.asarray(film.convert("L")), first)
+    with pytest.raises(ValueError, match='draws nothing; make it with render_mode="rgb_array"'):
+        agent.video(path, gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match="Give video an environment"):
+        one_by_one(Walk, horizon=9).video(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.gif"]
