@@ -335,23 +335,8 @@ def check_drawing(environment: str) -> None:
 
 def write_gif(config: dict[str, Any], folder: Path) -> None:
     """One episode of the last seed's policy, its likeliest action at each step."""
-    import gymnasium
-    from PIL import Image
-
     saved = load_checkpoint(folder / "checkpoint.pt")["state"]
     agent = make_agent(config, config["seed"] + saved["number"])
     agent.load_state_dict(saved["agent"])
-    environment = gymnasium.make(config["environment"], render_mode="rgb_array", max_episode_steps=-1)
-    observation, _ = environment.reset(seed=0)
-    frames = []
-    for step in range(agent.environment.horizon):
-        if step % 3 == 0:
-            frame = Image.fromarray(environment.render())  # pyright: ignore[reportArgumentType]
-            frame.thumbnail((300, 300))
-            frames.append(frame.quantize(32))
-        observation, _, terminated, truncated, _ = environment.step(agent.predict(observation))
-        if terminated or truncated:
-            break
-    environment.close()
+    agent.video(folder / "policy.gif", every=3)
     agent.close()
-    frames[0].save(folder / "policy.gif", save_all=True, append_images=frames[1:], duration=60, loop=0)
