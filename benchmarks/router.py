@@ -264,7 +264,7 @@ def report(folder: Path) -> None:
         found = [r["accuracy"] for r in group]
         mean, std, spent = statistics.mean(found), statistics.stdev(found), sum(r["seconds"] for r in group)
         setting = f"{rate:g}, {coefficient:g}"
-        name = f"Router: {way} (rate, balance: {setting})"
+        name = f"Router: {way}"
         place = [group[0]["hardware"], group[0]["commit"]]
         rows.append([name, "test accuracy", f"{mean:.4f}", f"{std:.4f}", len(found), "", f"{spent:.1f}", *place])
         cells = ["", ""]
