@@ -112,8 +112,7 @@ class Critic:
     ) -> tuple[Tensor, Tensor | None]:
         value = self.value(batch.observations).squeeze(-1)
         targets = self._targets(batch, value.detach())
-        estimator = Reinforce(baseline=value.detach())
-        grad = batch.gradient(estimator, rollouts, targets, rollout_returns)
+        grad = batch.gradient(self.estimator, rollouts, targets - value.detach(), rollout_returns)
         return grad, (value - targets).square().sum() / 2
 
     def _targets(self, batch: Batch, value: Tensor) -> Tensor:
