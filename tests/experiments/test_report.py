@@ -1,6 +1,7 @@
 """The report: one self-contained page whose numbers are those of the run folders."""
 
 import csv
+import itertools
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -199,15 +200,30 @@ def test_a_thinned_series_keeps_its_ends() -> None:
 
 
 def test_what_has_no_place_on_the_axes_is_left_out_of_page_and_picture() -> None:
-    series = Series("arsm", "#0090d6", [0, 1, 2, 3], [1 / 3, float("nan"), float("inf"), 0.0])
+    series = Series("arsm", "#0090d6", [0, 1, 2, 3, 4], [1 / 3, float("nan"), float("inf"), 0.0, 1.0])
     plain = Panel("test", {"iteration": [series]})
-    for panel, places in ((plain, [0, 3]), (replace(plain, log="y"), [0]), (replace(plain, log="x"), [3])):
+    for panel, places in ((plain, [0, 3, 4]), (replace(plain, log="y"), [0, 4]), (replace(plain, log="x"), [3, 4])):
         (curve,) = interactive(Figure("-ELBO", "", [panel], {}))["data"][1:]
         assert curve["x"] == places
-        assert curve["y"] == [(0.33333, 0, 0, 0)[place] for place in places]
+        assert curve["y"] == [(0.33333, 0, 0, 0, 1)[place] for place in places]
         axes = MatplotlibFigure().add_subplot()
         draw_panel(axes, panel, "iteration")
         assert [list(line.get_xdata()) for line in axes.lines] == [places]  # pyright: ignore[reportArgumentType]
+
+
+def test_the_single_point_that_a_log_scale_leaves_of_a_line_is_not_drawn() -> None:
+    collapsed, measured_once = Series("a", "#0090d6", [0, 1, 2], [1.0, 0.0, 0.0]), Series("b", "#0090d6", [1], [1.0])
+    panel = Panel("variance", {"update": [collapsed, measured_once]}, log="y")
+    assert [list(series.x) for series in panel.drawn("update")] == [[], [1]]
+
+
+def test_labels_of_close_levels_do_not_meet() -> None:
+    levels = [Level("paper", y, "#0090d6", label=f"{y}") for y in (3.0, 3.01, 3.02, 9.0)]
+    axes = MatplotlibFigure().add_subplot()
+    draw_panel(axes, Panel("", {"update": [Series("a", "#0090d6", [0, 1], [0.0, 10.0])]}, levels=levels), "update")
+    heights = [text.get_position()[1] for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == ["3.0", "3.01", "3.02", "9.0"]
+    assert all(b - a > 0.05 for a, b in itertools.pairwise(heights))
 
 
 def described() -> Figure:

@@ -56,7 +56,7 @@ class Series:
 
     @property
     def dots(self) -> bool:
-        """Whether its points are marked."""
+        """Whether its points are marked; a run that was measured once has nothing but a dot to show."""
         return self.mark != "line" or len(self.x) == 1
 
 
@@ -69,6 +69,8 @@ class Level:
     colour: str = NEUTRAL
     name: str = ""
     """The series that it comes and goes with, if any."""
+    label: str = ""
+    """What stands beside the line."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,19 @@ class Panel:
     """What the heights 0, 1, 2... stand for, from the top, where they are not numbers."""
 
     def drawn(self, axis: str) -> list[Series]:
-        """The series against an axis, without points that have no place there: no numbers, and no 0 on a log scale."""
+        """The series against an axis, without points that have no place there: no numbers, and no 0 on a log scale.
+
+        Of a line of which one point is left, nothing is.
+        """
 
         def has_place(x: float, y: float) -> bool:
             return math.isfinite(x) and math.isfinite(y) and {"": 1.0, "x": x, "y": y}[self.log] > 0
 
-        return [
-            series.at([i for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)) if has_place(x, y)])
-            for series in self.views[axis]
-        ]
+        def kept(series: Series) -> list[int]:
+            places = [i for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)) if has_place(x, y)]
+            return [] if series.mark == "line" and len(places) == 1 < len(series.x) else places
+
+        return [series.at(kept(series)) for series in self.views[axis]]
 
     def from_zero(self, axis: str) -> bool:
         """Whether the horizontal axis begins at 0: where the series nearly do."""

@@ -89,7 +89,10 @@ def _level_trace(level: Level, ends: Sequence[float]) -> dict[str, Any]:
     words = html.escape(", ".join(filter(None, (level.meaning, level.name))))
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines+text",
+        "text": ["", html.escape(level.label)],
+        "textposition": "top left",
+        "textfont": {"color": level.colour, "size": 10},
         "name": words,
         "legendgroup": level.name or level.meaning,
         "showlegend": False,
