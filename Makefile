@@ -13,9 +13,8 @@ help:  ## this list
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable experiments
 	touch $@
 
-demo: .venv/installed  ## estimators compared on the toy problem in about a minute: a table, and a page of figures
-	$(BIN)/arsm toy --seeds 5 --name demo --resume
-	$(BIN)/arsm report
+demo: .venv/installed  ## one page: a choice, a latent code, a sequence task, an agent and a wrong gradient; about three minutes
+	$(BIN)/arsm demo
 
 reproduce: .venv/installed  ## every experiment of the paper, shortened to minutes, and the page that reports them
 	$(BIN)/arsm reproduce --scale smoke

@@ -55,6 +55,24 @@ SETTINGS = {
     r"\bentropy ([\d.]+)": r"entropy bonus \1",
 }
 
+METRICS = {
+    "E[f]": "expected reward",
+    "gap / true gap": "gap to the optimum, true gradient = 1",
+    "variance / arsm's at the start": "variance at the start, ARSM = 1",
+    "variance / arsm's on the way": "variance on the way, ARSM = 1",
+    "f calls an update": "calls of f per update",
+    "its median": "median",
+    "log variance": "log variance of the gradient",
+    "bias that noise alone shows": "bias by noise alone",
+    "ms": "milliseconds",
+}
+"""Columns whose name in table.csv is not the one to read."""
+
+
+def heading(metric: str) -> str:
+    """A column's title."""
+    return METRICS.get(metric, metric)
+
 
 def readable(label: str) -> str:
     """A run's label, or an estimator as a command takes it, in words; what is neither stays as it is."""

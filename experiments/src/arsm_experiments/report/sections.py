@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from arsm_experiments.labels import heading, readable
 from arsm_experiments.report.figures import Figure
+from arsm_experiments.report.findings import finding
 from arsm_experiments.runs.reader import Record
 
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
@@ -44,6 +46,11 @@ class Result:
     """Whether the paper measured the same thing; seconds on other hardware are not, nor other images."""
 
     @property
+    def name(self) -> str:
+        """The row in words for people."""
+        return readable(self.row)
+
+    @property
     def mean(self) -> float:
         return statistics.fmean(self.values)
 
@@ -60,7 +67,9 @@ class Result:
 
     @property
     def papers(self) -> str:
-        """The paper's figure, with its spread where it has one."""
+        """The paper's figure, with its spread where it has one; none where it measured something else."""
+        if not self.like_for_like:
+            return ""
         spread = f" ± {self.paper_std:g}" if self.paper_std is not None else ""
         return "" if self.paper is None else f"{self.paper:g}{spread}"
 
@@ -167,13 +176,20 @@ class Section:
     """What that metric is, with its unit, where its name does not say it."""
     claims: Sequence[Headline] = ()
     """Lines of that table which are no single result."""
+    folded: str = ""
+    """Why there is nothing to see, if so: the page then shows this sentence, and the rest when it is opened."""
+
+    @property
+    def finding(self) -> str:
+        """The section in one sentence, from its results."""
+        return finding(self.results)
 
     @property
     def headlines(self) -> list[Headline]:
         """This section's lines of the report's first table."""
-        shown = [r for r in self.results if r.paper is not None and r.metric == self.headline]
+        shown = [r for r in self.results if r.papers and r.metric == self.headline]
         words = self.headline_words or self.headline
-        lines = [Headline(f"{r.row}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
+        lines = [Headline(f"{r.name}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
         return [*lines, *self.claims]
 
 
@@ -192,9 +208,9 @@ def print_results(console: Console, section: Section) -> None:
     table = Table(title=section.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for metric in metrics:
-        table.add_column(escape(metric), justify="right", overflow="fold")
+        table.add_column(escape(heading(metric)), justify="right", overflow="fold")
     for row, cells in rows:
-        table.add_row(escape(row), *("" if cell is None else cell.text for cell in cells))
+        table.add_row(escape(readable(row)), *("" if cell is None else cell.text for cell in cells))
     console.print(table)
 
 
