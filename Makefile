@@ -25,10 +25,11 @@ test: .venv/installed  ## the test suite
 test-slow: .venv/installed  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -m slow
 
-lint: .venv/installed  ## formatting, style and types
+lint: .venv/installed  ## formatting, style, types and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	$(BIN)/codespell
 
 docs: .venv/installed  ## the documentation, as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
