@@ -242,7 +242,7 @@ def test_a_figure_of_the_page_is_one_that_plotly_knows(layout: str) -> None:
 
 
 def test_page_and_picture_have_the_same_words_and_numbers(tmp_path: Path) -> None:
-    figure = described()
+    figure = described().in_words()
     drawn = interactive(figure)
     entries = [trace for trace in drawn["data"] if trace.get("showlegend", True)]
     assert [entry["legendgroup"] for entry in entries] == [*figure.legend, "paper"]

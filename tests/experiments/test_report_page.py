@@ -50,6 +50,7 @@ def page(browser: Browser, runs: Path) -> Browser:
     """The page as a window of 1,300 pixels shows it, its first figure drawn."""
     browser.show(width=1300)
     browser.open(runs / "report.html")
+    browser.evaluate("document.querySelector('.still').open = true")  # so few updates come nowhere
     browser.wait_for(f"document.querySelector('{TRACES} .plot').data !== undefined")
     return browser
 
