@@ -98,7 +98,7 @@ def test_all_of_the_page_is_drawn_without_a_request_or_a_complaint(page: Browser
 
 
 def test_the_table_holds_the_numbers_of_the_run_folders(page: Browser, runs: Path) -> None:
-    lines = "[...document.querySelectorAll('#toy-c-30-step-1 > .wide tr')]"
+    lines = "[...document.querySelectorAll('#toy-c-30-step-1 .wide tr')]"
     table: list[list[str]] = page.evaluate(f"{lines}.map((row) => [...row.cells].map((cell) => cell.innerText))")
     header, *rows = table
     assert [row[0] for row in rows] == ["true gradient", "ARS", "ARSM"]
