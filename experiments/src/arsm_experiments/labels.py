@@ -11,7 +11,9 @@ NAMES = {
     "a2c": "A2C",
     "ar": "AR",
     "ars": "ARS",
+    "ars-plus": "ARS+",
     "arsm": "ARSM",
+    "arsm-plus": "ARSM+",
     "carms": "CARMS",
     "decoupled-straight-through": "decoupled straight-through",
     "disarm": "DisARM",
@@ -33,6 +35,7 @@ NAMES = {
     "rloo": "leave-one-out",
     "rodeo": "RODEO",
     "straight-through": "straight-through",
+    "ugc": "UGC",
     "unordered-set": "unordered set",
     "vimco": "VIMCO",
 }
