@@ -2,9 +2,9 @@ r"""Predicting the lower half of a binarized MNIST digit from its upper half, th
 
     maximise E[ln p(x_l | z2)],    z1 ~ p(z1 | x_u),  z2 ~ p(z2 | z1),    K variables of C categories each
 
-by three linear maps, 392-200-200-392 at K = 20 and C = 10. The network that is learned is the one that is sampled, so
-that there is no KL; with M paths an image the objective is E[ln 1/M sum_m p(x_l | z2^m)]. Both upper maps learn through
-a gradient estimator, the last one by autograd. Reported is -ln 1/S sum_s p(x_l | z2^s). Reference: Yin, Yue and Zhou,
+by three linear maps, 392-200-200-392 at K = 20 and C = 10. The network that is learned is the one that is sampled:
+there is no KL. With M paths per image the objective is E[ln 1/M sum_m p(x_l | z2^m)]. Both upper maps learn through a
+gradient estimator, the last one by autograd. Reported is -ln 1/S sum_s p(x_l | z2^s). Reference: Yin, Yue and Zhou,
 ARSM, ICML 2019, table 2; the task is that of Raiko, Berglund, Alain and Dinh, ICLR 2015.
 """
 

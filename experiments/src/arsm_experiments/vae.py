@@ -1,6 +1,6 @@
 r"""The categorical variational autoencoder on binarized MNIST.
 
-    maximise E_q[ln p(x, z) - ln q(z | x)],    z = K variables of C categories a layer
+    maximise E_q[ln p(x, z) - ln q(z | x)],    z = K variables of C categories per layer
     one layer     p(x | z) p(z),                  q(z | x)
     two layers    p(x | z1) p(z1 | z2) p(z2),     q(z1 | x) q(z2 | z1)
 

@@ -183,7 +183,7 @@ def accuracy(model: Transformer) -> float:
 
 def sequence_task(scale: float, tick: Tick) -> Part:
     """Sort digits: imitate until some answers are right, then learn from right or wrong alone."""
-    imitation, tokens = max(5, int(70 * scale)), max(2000, int(90_000 * scale))
+    imitation, tokens = max(5, int(100 * scale)), max(2000, int(90_000 * scale))
     torch.manual_seed(0)
     start = Transformer(12, 2 * DIGITS + 2, width=48, layers=2, heads=4)
     optimiser, generator = torch.optim.Adam(start.parameters(), 2e-3), torch.Generator().manual_seed(0)

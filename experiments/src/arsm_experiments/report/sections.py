@@ -194,7 +194,7 @@ class Section:
 
 
 def pivot(results: Iterable[Result]) -> tuple[list[str], list[tuple[str, list[Result | None]]]]:
-    """(metrics, (row, one result a metric or None)), both in order of appearance."""
+    """(metrics, (row, one result per metric, or None)), both in order of appearance."""
     results = list(results)
     metrics = list(dict.fromkeys(r.metric for r in results))
     found = {(r.row, r.metric): r for r in results}
