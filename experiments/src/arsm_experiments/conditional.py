@@ -103,7 +103,7 @@ class Conditional(Training):
         return network
 
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Validation and test figures from a few samples, the gradient's variance and the state of z: [R] each."""
+        """Validation and test loss from a few samples, the gradient's variance and the state of z: [R] each."""
         task, generators = ConditionalNetwork.log_likelihood, probes(self, engine, step)
         found = {
             part: multi_sample_bound(engine, task, weights, getattr(data, part), self.measure_samples, generators)

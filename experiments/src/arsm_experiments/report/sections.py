@@ -39,7 +39,7 @@ class Result:
     record: Record
     """The run that it comes from."""
     paper: float | None = None
-    """The paper's figure; all of them are better where they are lower."""
+    """The paper's number; lower is better for all of them."""
     paper_std: float | None = None
     """Its spread, where the paper gives one."""
     like_for_like: bool = True
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def papers(self) -> str:
-        """The paper's figure, with its spread where it has one; none where it measured something else."""
+        """The paper's number, with its spread if it has one; empty if the paper measured something else."""
         if not self.like_for_like:
             return ""
         spread = f" ± {self.paper_std:g}" if self.paper_std is not None else ""
@@ -80,7 +80,7 @@ class Result:
 
     @property
     def difference(self) -> str:
-        """Ours less the paper's figure, where the two measure the same thing."""
+        """Our mean minus the paper's number, if both measure the same thing."""
         if self.paper is None or not self.like_for_like:
             return ""
         text = number(self.mean - self.paper, self.std).partition(" ")[0]
@@ -88,10 +88,10 @@ class Result:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether ours differs from the paper's figure by more than a further run of ours would, 19 times in 20.
+        """Whether ours differs from the paper's number by more than another run of ours would, 19 times in 20.
 
-        Without a spread of its own the paper's figure is taken for one run with the spread of ours, so that the
-        difference has variance std^2 (1 + 1/seeds), and Student's distribution says how far it may go.
+        Without a spread of its own the paper's number is taken for one run with the spread of ours: the difference then
+        has variance std^2 (1 + 1/seeds), and Student's distribution gives its quantile.
         """
         if self.paper is None:
             return None
@@ -171,7 +171,7 @@ class Section:
     figures: Sequence[Figure] = ()
     pictures: Sequence[Picture] = ()
     headline: str = ""
-    """The metric whose figures in the paper go into the report's first table."""
+    """The metric for the report's first table, the paper beside ours."""
     headline_words: str = ""
     """What that metric is, with its unit, where its name does not say it."""
     claims: Sequence[Headline] = ()

@@ -53,7 +53,7 @@ def _section(records: list[Record]) -> Section:
     figures = [
         Figure(
             "Along the updates",
-            "The dotted line is the optimum. The true gradient has no variance, so that it is not on that axis.",
+            "The dotted line is the optimum. The true gradient has no variance and is missing there.",
             traces,
             {f"{slug}-traces": ("update",)},
         )

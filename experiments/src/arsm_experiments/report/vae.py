@@ -48,7 +48,7 @@ def _section(group: str, layers: int, records: list[Record]) -> Section:
     text = (
         f"Binarized MNIST, K = {config['variables']}, C = {config['categories']} per layer, batches of "
         f"{config['batch']}, Adam. -ELBO in nats, from one sample per image, mean and standard deviation over seeds. "
-        "The learning rate is the one at which the first seed's validation figure was best at any epoch. Train, "
+        "The learning rate is the one at which the first seed's best validation loss was lowest. Train, "
         "validation, test and the bound are those of each seed's epoch of best validation; train is the mean over "
         f"that epoch's steps, with dropout where there is any. {SECONDS}"
     ) + ("" if group else not_run(rows, paper, "test"))
