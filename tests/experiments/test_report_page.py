@@ -203,6 +203,26 @@ def test_the_page_fits_the_window_and_its_mode(page: Browser, width: int, touch:
     assert (fmean(background) < 0.3 * 255) == dark
 
 
+TOO_WIDE = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth).length"
+
+
+def test_tables_fit_a_laptop(page: Browser) -> None:
+    page.show(width=1280)
+    page.wait_for("innerWidth === 1280")
+    assert page.evaluate(TOO_WIDE) == 0
+
+
+@pytest.mark.slow
+def test_tables_of_the_published_runs_fit_a_laptop(browser: Browser, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2] / "results" / "runs"
+    Report(root=root, out=tmp_path / "report.html").run(Console(quiet=True))
+    browser.show(width=1280)
+    browser.open(tmp_path / "report.html")
+    browser.evaluate("document.querySelectorAll('details.still').forEach((element) => { element.open = true; })")
+    assert browser.evaluate("document.querySelectorAll('.wide').length") > 20
+    assert browser.evaluate(TOO_WIDE) == 0
+
+
 def test_paper_gets_every_open_figure_in_black(page: Browser) -> None:
     page.show(width=1300, dark=True)
     page.evaluate(
