@@ -380,7 +380,7 @@ def test_help_shows_the_fields_of_a_class() -> None:
         (policy.Rollouts, "weight: "),
         (sequences.Estimate, "tokens: "),
     ):
-        text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
+        text = pydoc.plain(pydoc.render_doc(cls))
         assert words in text.partition("Attributes:")[2], f"help({cls.__name__}) should say {words}"
     assert "Attributes:" not in (inspect.getdoc(arsm.GumbelSoftmax.__mro__[1]) or "")
 
