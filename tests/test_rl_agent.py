@@ -72,7 +72,7 @@ def test_engines_give_the_same_weights(common: bool) -> None:
 
 
 class Pair(Walk):
-    """Two actions a step, of 2 and 3 choices; pays for the first choice of both."""
+    """Two actions per step, of 2 and 3 choices; pays for the first choice of both."""
 
     action_space = spaces.MultiDiscrete([2, 3])
 
