@@ -34,8 +34,9 @@ lint: .venv/installed  ## formatting, style and types
 docs: .venv/installed  ## the documentation, as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-readme: .venv/installed  ## the README's figure and results again, from results/
+readme: .venv/installed  ## the README's figure and results, and the index of the reference, made again
 	$(BIN)/python -m arsm_experiments.readme
+	$(BIN)/python docs/reference_index.py
 
 # Alone on a machine the opposite holds: waking threads would be half of a step's time.
 bench: export OMP_WAIT_POLICY := active

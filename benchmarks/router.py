@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
-from benchmarks.maximize import commit
-from benchmarks.measure import hardware, interleaved, table
+from arsm_experiments.runs.provenance import provenance
+from benchmarks.measure import interleaved, table
 
 EXPERTS, INPUTS, HIDDEN, CLASSES, BATCH = 8, 16, 16, 4, 256
 RESULTS = Path(__file__).parent.parent / "results" / "router"
@@ -167,17 +167,18 @@ def main(steps: int = 1000, seeds: int = 3, repetitions: int = 200) -> None:
     times = step_times(repetitions)
     base = times["RLOO(4) by hand"][0]
     rows, lines = [], []
-    provenance = ["", f"{hardware()}", commit()]
+    where = provenance("cpu")
+    place = [where["hardware"], where["commit"]]
     for way in WAYS:
         start = time.monotonic()
         found = [accuracy(way, seed, steps) for seed in range(seeds)]
         spent = f"{time.monotonic() - start:.1f}"
         mean, std = statistics.mean(found), statistics.stdev(found) if seeds > 1 else 0.0
-        rows.append([f"Router: {way}", "test accuracy", f"{mean:.4f}", f"{std:.4f}", seeds, "", spent, *provenance[1:]])
+        rows.append([f"Router: {way}", "test accuracy", f"{mean:.4f}", f"{std:.4f}", seeds, "", spent, *place])
         cells = ["", ""]
         if way in times:
             milliseconds = 1000 * times[way][0]
-            rows.append([f"Router: {way}", "ms per step", f"{milliseconds:.3f}", "", 1, "", "", *provenance[1:]])
+            rows.append([f"Router: {way}", "ms per step", f"{milliseconds:.3f}", "", 1, "", "", *place])
             cells = [f"{milliseconds:.2f} ms", f"{times[way][0] / base:.2f}"]
         lines.append([way, f"{mean:.3f} +- {std:.3f}", *cells])
         print(f"{way}: {mean:.3f} in {spent} s", flush=True)

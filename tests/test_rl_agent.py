@@ -454,3 +454,14 @@ def test_the_update_is_the_planned_gradient() -> None:
     discount = seen["batch"].discount
     lengths = seen["batch"].lengths
     torch.testing.assert_close(discount, torch.cat([0.99 ** torch.arange(n).double() for n in lengths]))
+
+
+def test_a_critic_learns_the_same_from_steps_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for cells in (policy.CELLS, 8):
+        monkeypatch.setattr(policy, "CELLS", cells)
+        monkeypatch.setattr(policy, "PARTS", 1000)
+        agent = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=5)
+        agent.learn(3)
+        found.append(weights(agent))
+    assert found[0] == [pytest.approx(parameter) for parameter in found[1]]

@@ -1,5 +1,8 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
+import warnings
+from typing import TYPE_CHECKING
+
 from arsm import policy as policy
 from arsm import sequences as sequences
 from arsm.audit import Audit, audit, audit_advantages, audit_sequences
@@ -55,7 +58,7 @@ from arsm.scores import score, weighted_scores
 from arsm.subsets import subset_log_prob, subset_marginals
 from arsm.types import Estimate, Estimator, Queries
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AR",
@@ -126,3 +129,13 @@ __all__ = [
     "subset_marginals",
     "weighted_scores",
 ]
+
+if not TYPE_CHECKING:  # checkers know no names of 0.1
+
+    def __getattr__(name: str) -> object:
+        """Names of 0.1, with what to write instead."""
+        if name == "learned_parts":
+            words = "arsm.learned_parts(estimator) is now estimator.learned; the old name goes away in 0.3."
+            warnings.warn(words, DeprecationWarning, stacklevel=2)
+            return lambda estimator: estimator.learned
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

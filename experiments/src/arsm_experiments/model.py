@@ -55,6 +55,11 @@ class Model(nn.Module):
         """How many parameters the encoder has; the gradient's variance is taken over them."""
         raise NotImplementedError
 
+    @property
+    def paces(self) -> Tensor | None:
+        """[P]: each parameter's learning rate relative to the others'; None where all are equal."""
+        return None
+
     def forward(self, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return task(self, *args, **options)
 

@@ -21,7 +21,15 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.noise import dirichlet
-from arsm_experiments.checks import check_asks, check_least, check_name, check_positive, check_some
+from arsm_experiments.checks import (
+    check_asks,
+    check_device,
+    check_least,
+    check_name,
+    check_positive,
+    check_some,
+    pick_device,
+)
 from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import plain_name
 from arsm_experiments.runs.writer import open_run
@@ -41,13 +49,13 @@ class Problem:
 
     def f(self, z: Tensor) -> Tensor:
         """[N, 1] int64, or relaxed [N, 1, C] -> [N] in float64: float32 can hardly tell neighbours apart at large C."""
-        number = torch.arange(1, self.categories + 1, dtype=torch.float64)
+        number = torch.arange(1, self.categories + 1, dtype=torch.float64, device=z.device)
         value = z[:, 0].double() @ number if z.is_floating_point() else z[:, 0].double() + 1
         return 0.5 + value / (self.categories * self.r)
 
     def expected_reward(self, phi: Tensor) -> Tensor:
         """E[f], exactly: [S, 1, C] -> [S]."""
-        every = torch.arange(self.categories).unsqueeze(-1)
+        every = torch.arange(self.categories, device=phi.device).unsqueeze(-1)
         return (phi.softmax(-1) * self.f(every)).sum((-2, -1))
 
 
@@ -88,6 +96,8 @@ class Toy:
     """Measure variance, gradients, probabilities, entropy and reward every so many updates."""
     checkpoint_every: int = 500
     """Updates between checkpoints."""
+    device: str = "cpu"
+    """cpu, cuda (for many categories), or auto for cuda where there is one."""
     root: Path = Path("runs")
     """Where run folders go, as ROOT/toy/NAME."""
     name: str = ""
@@ -107,13 +117,19 @@ class Toy:
         check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
         for words, categories in itertools.product(self.estimators, self.categories):
             check_asks(words, torch.zeros(1, categories))
+        check_device(self.device)
 
     def run(self, console: Console) -> None:
         """Run every combination in turn."""
         # these tensors are too small to share among threads
         torch.set_num_threads(1)
         runs = self.runs()
-        options = {"group": self.name, "resume": self.resume, "checkpoint_every": self.checkpoint_every}
+        options = {
+            "group": self.name,
+            "resume": self.resume,
+            "checkpoint_every": self.checkpoint_every,
+            "device": pick_device(self.device),
+        }
         with progress_bars(console) as progress:
             tasks = {folder: progress.add_task(folder.name, total=self.updates) for folder in runs}
             for folder, config in runs.items():
@@ -148,17 +164,24 @@ def folder_name(prefix: str, config: dict[str, Any]) -> str:
 
 @torch.no_grad()
 def ascend(
-    config: dict[str, Any], root: Path, name: str, *, group: str = "", resume: bool, checkpoint_every: int
+    config: dict[str, Any],
+    root: Path,
+    name: str,
+    *,
+    group: str = "",
+    resume: bool,
+    checkpoint_every: int,
+    device: str = "cpu",
 ) -> Generator[int, None, None]:
     """Gradient ascent from all seeds at once, recorded in a run folder; yields the updates done."""
-    estimators = SeedEstimators(config)
-    phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
-    evaluations = torch.zeros(config["seeds"], dtype=torch.int64)
+    estimators = SeedEstimators(config, device)
+    phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64, device=device)
+    evaluations = torch.zeros(config["seeds"], dtype=torch.int64, device=device)
     # measuring has its own random numbers, so that how often it is done changes no update
-    noise, probe = (torch.Generator().manual_seed(2 * config["seed"] + i) for i in range(2))
+    noise, probe = (torch.Generator(device).manual_seed(2 * config["seed"] + i) for i in range(2))
 
     label = "true gradient" if config["estimator"] == "exact" else config["estimator"]
-    with open_run(root, "toy", name, config, group=group, label=label, resume=resume) as run:
+    with open_run(root, "toy", name, config, group=group, label=label, resume=resume, device=device) as run:
 
         def log(step: int) -> None:
             measured = {key: value.tolist() for key, value in measure(estimators, phi, config, probe).items()}
@@ -174,7 +197,7 @@ def ascend(
             log(0)
             save(0)
         else:
-            phi, evaluations = run.state["phi"], run.state["evaluations"]
+            phi, evaluations = run.state["phi"].to(device), run.state["evaluations"].to(device)
             noise.set_state(run.state["noise"])
             probe.set_state(run.state["probe"])
             estimators.load_state_dict(run.state)
@@ -206,7 +229,7 @@ class SeedEstimators:
     Learned parts minimise `estimator_loss`, the squared norm of the estimate.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], device: str = "cpu") -> None:
         self.problem = Problem(config["categories"], config["r"])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config["seed"])
@@ -217,6 +240,7 @@ class SeedEstimators:
             if learns:  # they learn their sizes from their first logits
                 phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
                 self.estimate(phi, torch.Generator())
+        self.parts.to(device)
         self.optimiser = torch.optim.Adam(self.parts.parameters(), LEARNED_PARTS_RATE) if learns else None
 
     def split(self, phi: Tensor) -> Iterator[tuple[arsm.Estimator, Tensor]]:

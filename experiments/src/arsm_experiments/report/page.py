@@ -19,6 +19,11 @@ from arsm_experiments.runs.reader import Record
 
 def render(chapters: Sequence[Chapter]) -> str:
     """The whole report as HTML."""
+    return render_page("report.html", chapters=chapters)
+
+
+def render_page(template: str, **content: object) -> str:
+    """A page with the style and the script that the report and the demo share."""
     environment = Environment(
         loader=PackageLoader("arsm_experiments"),
         autoescape=select_autoescape(),
@@ -29,7 +34,7 @@ def render(chapters: Sequence[Chapter]) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters.update(anchor=anchor, interactive=interactive, uri=data_uri, seeds=seeds)
     environment.globals.update(pivot=pivot)
-    return environment.get_template("report.html").render(chapters=chapters, plotly=Markup(get_plotlyjs()))
+    return environment.get_template(template).render(**content, plotly=Markup(get_plotlyjs()))
 
 
 def anchor(title: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm_experiments.checks import check_asks, check_least, check_name, check_positive
+from arsm_experiments.checks import check_asks, check_device, check_least, check_name, check_positive
 from arsm_experiments.data import TRAINING, VALIDATION, Mnist
 from arsm_experiments.engine import Engine, Schedule
 from arsm_experiments.model import Model
@@ -57,8 +56,8 @@ class Training(ABC):
     """Decay of a moving average of the weights, which is then what is evaluated; 0 for none."""
     schedule: Schedule = "constant"
     """The learning rate along the run."""
-    precision: Literal["tf32", "bf16"] = "tf32"
-    """Of f where it is evaluated at pseudo samples, on a GPU; all else is tf32."""
+    precision: Literal["float32", "tf32", "bf16"] = "tf32"
+    """Precision of matrix products on a GPU; bf16 is that of f at pseudo samples alone, all else being tf32."""
     measure_every: int = 10
     """Epochs between measurements and checkpoints."""
     data: Path | None = None
@@ -121,10 +120,7 @@ class Training(ABC):
             raise ValueError(f"--data must be a folder with MNIST's original files, but there is none at {self.data}.")
         if self.sampled_pixels and self.data is None:
             raise ValueError("--sampled-pixels needs grey values; name a folder with MNIST's original files by --data.")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"--device {self.device} needs a GPU, but torch finds none; leave the option out.")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ValueError(f"--device must be cpu, cuda or auto, but is {self.device}.")
+        check_device(self.device)
 
     def check_draws(self, field: str) -> None:
         """Refuse a number of samples that `multi_sample_bound` cannot draw in blocks."""
