@@ -167,7 +167,7 @@ def test_who_ends_on_the_best_category_of_the_toy(records: list[Record]) -> None
         (run,) = runs_of(records, "toy", label, categories=30)
         return sum(curve[-1] > 0.5 for curve in curves(run, "probability_last").values())
 
-    assert [winners(label) for label in ("arsm", "rloo", "gumbel-softmax:temperature=0.5")] == [10, 10, 10]
+    assert [winners(label) for label in ("arsm", "rloo", "gumbel-softmax:temperature=0.2")] == [10, 10, 9]
     assert_said("results/toy/README.md", f"above one half on the best category on {winners('ars')} of 10 seeds")
     assert winners("reinforce") == 2
     assert_said("results/toy/README.md", "On two of ten seeds REINFORCE happened to settle on the best category")

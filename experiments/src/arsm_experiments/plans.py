@@ -14,7 +14,7 @@ from arsm_experiments.vae import Vae
 
 Experiment = Toy | Vae | Conditional | Control | Compare
 
-TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.5", "relax")
+TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.2", "relax")
 SEEDS = (0, 1, 2)
 RATES = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
 BONUS = Learning(entropy=0.01)
@@ -66,8 +66,8 @@ SMOKE: tuple[Experiment, ...] = (
 
 FULL: tuple[Experiment, ...] = (
     Toy(estimators=TOY_ESTIMATORS),
-    Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
-    Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
+    Toy(categories=(1_000,), steps=("printed", "scaled"), estimators=TOY_ESTIMATORS),
+    Toy(categories=(10_000,), steps=("printed", "scaled"), estimators=TOY_ESTIMATORS, device="auto"),
     vae_grid("reinforce"),
     vae_grid("reinforce", rates=(1e-4,), seeds=(1, 2)),
     vae_grid("relax"),
