@@ -29,9 +29,9 @@ WIDTH = TASKS["digit_sorting"].answer_tokens
 
 
 @contextlib.contextmanager
-def serving(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The server as a user starts it, and its address."""
-    words = [sys.executable, "-m", "arsm_experiments.sequences.server", *SHAPE, "--port", str(port)]
+    words = [sys.executable, "-m", "arsm_experiments.sequences.server", *SHAPE, "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())
@@ -87,7 +87,8 @@ def test_a_server_process_keeps_the_contract_and_may_die() -> None:
         process.wait()
         with pytest.raises(EngineFailure, match=r"does not answer .*start it again and go on: nothing was changed\.$"):
             estimate(model, engine)
-    with serving(int(address.rpartition(":")[2])):  # it has lost the weights, which it is sent again
+    port = int(address.rpartition(":")[2])
+    with running(make_server(Sampler(served := policy(), served), port=port)):  # which has not seen the last weights
         assert torch.equal(estimate(model, engine).tokens, expected.tokens)
 
 

@@ -37,7 +37,7 @@ from arsm_experiments.training.processes import process_group, share_checkpoint
 
 TaskName = Literal["digit_sorting", "number_sorting", "spell_backward", "chain_sum", "number_filtering"]
 SMALLEST = {"tokens": 1, "tokens_per_update": 1, "parts": 1, "width": 1, "layers": 1, "heads": 1, "tested": 1}
-FOLDER_WORDS = ("kl", "warm_up", "share", "parts", "tokens_per_update", "engine")
+FOLDER_WORDS = ("kl", "warm_up", "true_share", "parts", "tokens_per_update", "engine")
 """Settings that a run folder's name and label tell where they are not the default."""
 
 
@@ -62,7 +62,7 @@ class Sequences:
     """Generated tokens of a run, those of rollouts included."""
     tokens_per_update: int = 4_000
     """Generated tokens of an update, on average."""
-    share: float = 0.3
+    true_share: float = 0.3
     """Share of a branch strategy's tokens that true answers get; rollouts from random tokens of theirs get the rest. 0
     for no budget: rollouts from every token."""
     kl: float = 0.0
@@ -107,10 +107,10 @@ class Sequences:
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         check_name(self.name)
-        check_least(self, **SMALLEST, measure_every=1, max_rows=2, workers=1, kl=0, share=0, warm_up=0)
+        check_least(self, **SMALLEST, measure_every=1, max_rows=2, workers=1, kl=0, true_share=0, warm_up=0)
         check_some(strategies=self.strategies, rates=self.rates, seeds=self.seeds)
         check_positive(rates=self.rates)
-        for option in ("share", "warm_up"):
+        for option in ("true_share", "warm_up"):
             if getattr(self, option) >= 1:
                 raise ValueError(f"--{option.replace('_', '-')} must be below 1, but is {getattr(self, option)}.")
         for words in self.strategies:
@@ -125,13 +125,18 @@ class Sequences:
             import_ray()
         elif self.engine != "in-process":
             Server(self.engine, torch.nn.Module())
-        if not (path := self.data / f"{self.task}.pt").exists() and TASKS[self.task].own is None:
-            load(path)
+        if TASKS[self.task].own is None and not (path := self.data / f"{self.task}.pt").exists():
+            raise ValueError(
+                f"There is no {path}; make it with `pip install reasoning-gym` and "
+                f"`python -m arsm_experiments.sequences.tasks {self.data}`."
+            )
         if self.start is not None and not self.start.exists():
             raise ValueError(f"--start must be a run folder or a file of weights, but there is none at {self.start}.")
 
     def run(self, console: Console) -> None:
         """Train every combination in turn."""
+        if not self.resume and (there := [folder for folder in self.runs() if folder.exists()]):
+            raise RunError(f"{there[0]} exists; pass --resume to go on with it, or choose another --root.")
         best = "cuda" if torch.cuda.is_available() else "cpu"
         with process_group(torch.device(best if self.device == "auto" else self.device)) as device:
             if device.type == "cpu":
@@ -167,7 +172,8 @@ class Sequences:
 
     def size(self, data: Data) -> Size:
         """The transformer's, and how many questions are held out."""
-        return Size(self.width, self.layers, self.heads, 128, min(4096, len(data.prompts) // 5), self.tested)
+        held_out = min(4096, len(data.prompts) // 5)
+        return Size(self.width, self.layers, self.heads, batch=128, held_out=held_out, tested=512)
 
     def folder_name(self, config: dict[str, Any]) -> str:
         """E.g. digit_sorting-branch-rloo-samples=8-rate0.001, then what is not the default."""
@@ -269,7 +275,7 @@ def train(
                 rate=config["rate"],
                 seed=command.seeds[number],
                 tokens_per_update=command.tokens_per_update,
-                share=command.share,
+                true_share=command.true_share,
                 kl=command.kl,
                 reference=copy.deepcopy(policy) if command.kl else None,
                 parts=command.parts,

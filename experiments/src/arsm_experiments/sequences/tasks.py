@@ -196,8 +196,7 @@ def load(path: Path, device: str = "cpu") -> Data:
         return Data(data.prompts.to(device), data.answers.to(device))
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist; make it with `pip install reasoning-gym` and "
-            f"`python -m arsm_experiments.sequences.tasks {path.parent}`."
+            f"{path} does not exist; make it with `python -m arsm_experiments.sequences.tasks {path.parent}`."
         )
     return Data(**torch.load(path, weights_only=True, map_location=device))
 

@@ -50,30 +50,30 @@ class Spending:
 
     tokens: int
     """Of an update."""
-    share: float
+    true_share: float
     """The part of them that true sequences get, where rollouts have a budget; 0 for no budget."""
     per_prompt: float
     """Tokens of a prompt; with a budget, those of its true sequence alone."""
     per_rollout: float
 
     @staticmethod
-    def start(strategy: Strategy, tokens: int, share: float, width: int) -> Spending:
+    def start(strategy: Strategy, tokens: int, true_share: float, width: int) -> Spending:
         """Before anything is known: all answers have `width` tokens."""
         if not isinstance(strategy, Branch):
             return Spending(tokens, 0.0, float(width * (strategy.samples or 1)), 1.0)
-        return Spending(tokens, share, float(width if share else width * (1 + 2 * width)), width / 2)
+        return Spending(tokens, true_share, float(width if true_share else width * (1 + 2 * width)), width / 2)
 
     def prompts(self) -> float:
         """Of an update."""
-        return (self.share or 1.0) * self.tokens / self.per_prompt
+        return (self.true_share or 1.0) * self.tokens / self.per_prompt
 
     def rollouts(self) -> float:
         """Of an update, with a budget."""
-        return (1 - self.share) * self.tokens / self.per_rollout
+        return (1 - self.true_share) * self.tokens / self.per_rollout
 
     def learn(self, prompts: int, true: int, generated: int, rollouts: int) -> None:
         """Running means, which the next update is planned with."""
-        self.per_prompt += RUNNING * ((true if self.share else generated) / prompts - self.per_prompt)
+        self.per_prompt += RUNNING * ((true if self.true_share else generated) / prompts - self.per_prompt)
         if rollouts:
             self.per_rollout += RUNNING * ((generated - true) / rollouts - self.per_rollout)
 
@@ -91,7 +91,7 @@ class Trainer:
         rate: float,
         seed: int,
         tokens_per_update: int,
-        share: float = 0.0,
+        true_share: float = 0.0,
         kl: float = 0.0,
         reference: Transformer | None = None,
         parts: int = 1,
@@ -102,7 +102,7 @@ class Trainer:
         self.seed, self.parts, self.max_rows, self.engine = seed, parts, max_rows, engine
         self.kl, self.reference = kl, reference
         self.optimiser = torch.optim.Adam(policy.parameters(), lr=rate, betas=(0.9, 0.95))
-        self.spending = Spending.start(strategy, tokens_per_update, share, TASKS[task].answer_tokens)
+        self.spending = Spending.start(strategy, tokens_per_update, true_share, TASKS[task].answer_tokens)
         self.updates = self.tokens = 0
         several = dist.is_initialized()
         self._rank, self._processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
@@ -115,7 +115,7 @@ class Trainer:
         device = self.policy.head.weight.device
         count = max(1, round(self.spending.prompts() / self.parts))
         strategy = self.strategy
-        if isinstance(strategy, Branch) and self.spending.share:
+        if isinstance(strategy, Branch) and self.spending.true_share:
             budget = max(self._least, round(self.spending.rollouts() / self.parts))
             strategy = replace(strategy, budget=budget)
         self.optimiser.zero_grad()
