@@ -28,7 +28,7 @@ WINDOW = 100
 
 def paper(**changes: Any) -> Settings:
     """The paper's settings but for these."""
-    return Settings(**{**asdict(Learning()), **changes})
+    return Settings(**{**asdict(Learning()), "decay_over": None, **changes})
 
 
 def uniform_policy(environment: Environment) -> Perceptron:
