@@ -67,7 +67,7 @@ def iteration() -> None:
 
 
 def engines() -> None:
-    """Environment steps a second of every engine, the way back to a branch counted where it is played again."""
+    """Environment steps per second of every engine, the way back to a branch counted where it is played again."""
     rows = []
     for name, count in (("CartPole-v0", 16), ("CartPole-v0", 1024), ("Acrobot-v1", 64), ("LunarLander-v3", 64)):
         environment = make_environment(name)
@@ -113,11 +113,11 @@ def variance(iterations: int = 300) -> None:
     first = measured["ARSM"][0]
     rows = [[name, f"{x / first:.3g}", f"{steps:,.0f}"] for name, (x, steps) in measured.items()]
     title = f"Gradient variance at a fixed policy on CartPole, moving average over {iterations} iterations"
-    print(table(title, ["method", "variance / ARSM's", "steps an iteration"], rows))
+    print(table(title, ["method", "variance / ARSM's", "steps per iteration"], rows))
 
 
 def atari() -> None:
-    """Steps a second of rollouts that branch an Atari game by its emulator's state, against replaying the way there."""
+    """Steps per second of rollouts that branch an Atari game by its emulator's state, against replaying."""
     if importlib.util.find_spec("ale_py") is None:
         return
     rows = []

@@ -24,7 +24,7 @@ ALLOWED = {
     "transformers": {"torch", "transformers"},
     "cluster": {"torch", "ray"},
     "figure": {"torch", "matplotlib"},
-    "experiments": RL | PAGES,
+    "experiments": RL | PAGES | {"transformers"},
 }
 LIBRARY = {"rl", "pyro"}
 INNER = dict.fromkeys(ALLOWED, LIBRARY) | {"rl": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}

@@ -24,7 +24,10 @@ from arsm.estimators import (
     RLOO,
     RODEO,
     SIMPLE,
+    UGC,
     VIMCO,
+    ARSMPlus,
+    ARSPlus,
     Average,
     DecoupledStraightThrough,
     DisARM,
@@ -46,6 +49,7 @@ from arsm.estimators import (
     estimator_names,
 )
 from arsm.evaluate import share
+from arsm.fields import document_fields
 from arsm.layers import estimate_layers
 from arsm.maximize import Maximum, maximize
 from arsm.noise import argmin_sample, dirichlet, race_noise
@@ -69,7 +73,10 @@ __all__ = [
     "RLOO",
     "RODEO",
     "SIMPLE",
+    "UGC",
     "VIMCO",
+    "ARSMPlus",
+    "ARSPlus",
     "Audit",
     "Average",
     "Choice",
@@ -123,6 +130,8 @@ __all__ = [
     "subset_marginals",
     "weighted_scores",
 ]
+
+document_fields(*(globals()[name] for name in __all__), *vars(sequences).values(), policy.Rollouts)
 
 if not TYPE_CHECKING:  # checkers know no names of 0.1
 

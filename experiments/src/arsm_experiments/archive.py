@@ -28,14 +28,14 @@ class Archive:
     """
 
     root: Path = Path("runs")
-    """Where the run folders are."""
+    """Folder of the run folders."""
     into: Path = Path("results/runs")
-    """Where the archives are."""
+    """Folder of the archives."""
     replace: bool = False
-    """Replace archived runs of the same name; without it they are left alone if equal, and refused if not."""
+    """Replace archived runs of the same name; otherwise equal ones are skipped and different ones refused."""
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         if not self.root.is_dir():
             raise ValueError(f"There is no folder {self.root}; point --root at the run folders to add.")
 

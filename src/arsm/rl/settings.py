@@ -31,7 +31,7 @@ class Learning:
     discounting: Literal["none", "gamma^t"] = "none"
     """Weight step t by gamma^t, as the discounted objective has it, or not, as the paper's algorithm does."""
     common_random_numbers: bool = False
-    """Let rollouts draw the same noise as the true episode at the same time."""
+    """Let rollouts draw the same noise as the true episode at the same time: unbiased, and usually less noisy."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Settings(Learning):
     reward_scale: float | None = None
     entropy: float = 0.01
     hidden: tuple[int, ...] = (32, 32)
+    common_random_numbers: bool = True
     budget: int | None = 8
     """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01

@@ -11,10 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-# Readable on white and on near-black (Okabe and Ito's set, its black and yellow replaced).
+from arsm_experiments.labels import readable
+
+# Readable on white and on near-black, and at least 29 apart in CIE Lab (Okabe and Ito's set, extended).
 COLOURS = (
-    *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b", "#7a7fe0"),
-    *("#2aa8a8", "#9a6a4a", "#d63384", "#6b8e23", "#4b6f9e", "#a0522d"),
+    *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b"),
+    *("#5560ff", "#66753a", "#b52ee8", "#ff5a78", "#7d6aa8"),
 )
 NEUTRAL = "#8a8f98"
 INK = "#1c1f24"
@@ -140,6 +142,17 @@ class Figure:
         """Each name's colour."""
         views = [series for panel in self.panels for view in panel.views.values() for series in view]
         return {series.name: series.colour for series in views}
+
+    def in_words(self) -> Figure:
+        """The same with names for people instead of the words that a command takes."""
+
+        def renamed(panel: Panel) -> Panel:
+            views = {axis: [replace(s, name=readable(s.name)) for s in view] for axis, view in panel.views.items()}
+            levels = [replace(level, name=readable(level.name)) for level in panel.levels]
+            names = [readable(name) for name in panel.names]
+            return replace(panel, title=readable(panel.title), views=views, levels=levels, names=names)
+
+        return replace(self, panels=[renamed(panel) for panel in self.panels])
 
     @property
     def meanings(self) -> list[str]:

@@ -41,6 +41,7 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
     from matplotlib.lines import Line2D
     from PIL import Image
 
+    figure = figure.in_words()
     drawn = [(panel, axis) for panel in figure.panels for axis in panel.views if axis in figure.files[name]]
     rows, columns = grid(len(drawn))
     height = max(2.7, *(0.17 * len(panel.names) + 0.8 for panel, _ in drawn))

@@ -116,12 +116,12 @@ def method(config: Mapping[str, Any]) -> str:
 
 
 def values(record: Record, key: str) -> list[list[float]]:
-    """The metric at the epochs that all seeds have come to, one list a seed."""
+    """The metric at the epochs that all seeds have come to, one list per seed."""
     return record.series(key)[1]
 
 
 def own_curves(record: Record, key: str) -> list[list[float]]:
-    """The metric along each seed's whole run, one list a seed, the smallest seed's first."""
+    """The metric along each seed's whole run, one list per seed, the smallest seed's first."""
     return [list(curve.values()) for _, curve in sorted(record.by_seed(key).items())]
 
 

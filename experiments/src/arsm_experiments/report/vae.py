@@ -26,7 +26,7 @@ FRESH = "fresh"
 """The group of runs with seeds that had no part in choosing their rate."""
 STATE = (
     ("variance of the encoder's gradient", "gradient_variance", True),
-    ("entropy of q(z | x) a variable (nats)", "entropy", False),
+    ("entropy of q(z | x) per variable (nats)", "entropy", False),
     ("share of distinct pseudo actions", "pseudo_action_share", False),
 )
 
@@ -52,9 +52,9 @@ def _section(group: str, layers: int, records: list[Record], fresh: list[Record]
     title = f"VAE, {layers} layer{'s' * (layers > 1)}" + (f" ({group})" if group else "")
     config = rows[0].chosen.config
     text = (
-        f"Binarized MNIST, K = {config['variables']}, C = {config['categories']} a layer, batches of "
-        f"{config['batch']}, Adam. -ELBO in nats, from one sample an image, mean and standard deviation over seeds. "
-        "The learning rate is the one at which the first seed's validation figure was best at any epoch. Train, "
+        f"Binarized MNIST, K = {config['variables']}, C = {config['categories']} per layer, batches of "
+        f"{config['batch']}, Adam. -ELBO in nats, from one sample per image, mean and standard deviation over seeds. "
+        "The learning rate is the one at which the first seed's best validation loss was lowest. Train, "
         "validation, test and the bound are those of each seed's epoch of best validation; train is the mean over "
         f"that epoch's steps, with dropout where there is any. {SECONDS}"
     ) + ("" if group else not_run(rows, paper, "test"))
