@@ -114,7 +114,7 @@ def swap_with(race: Race, reference: Tensor) -> Tensor:
 
 def _ties(x: Tensor, lower: Tensor) -> Tensor:
     """The bound below which a value beats x: in fixed point, one unit more for a challenger of a lower index."""
-    return torch.add(x, lower.view(torch.int8), alpha=RESOLUTION)  # a CPU converts integers faster than booleans
+    return torch.add(x, lower, alpha=RESOLUTION)
 
 
 def threshold(race: Race) -> Tensor:
