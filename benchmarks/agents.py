@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from examples.many_actions import Knobs
 from examples.spread import get_state, set_state, spread
 
 import arsm
-from arsm.rl import PolicyGradient
+from arsm.rl import ActorCritic, Iteration, PolicyGradient
 from arsm.rl.spaces import encode, encoded_shape
 from arsm_experiments.runs.provenance import provenance
 from benchmarks import baselines
@@ -77,8 +78,13 @@ class Row:
     """Of Stable-Baselines3's PPO, from the zoo's hyperparams/ppo.yml; `environments` and `normalize` are the zoo's."""
     a2c: dict[str, Any] = field(default_factory=dict)
     unmasked: Callable[[], Any] | None = None
+    line: float = math.inf
+    """The return that counts as solved; the CPU seconds until 100 episodes of learning average it are recorded."""
+    others: dict[str, tuple[arsm.Estimator | ActorCritic, dict[str, Any]]] = field(default_factory=dict)
+    """Further methods, which run only if they are named, with settings that are not the defaults."""
 
 
+LANDER: dict[str, Any] = {"hidden": (64, 64), "learning_rate": 0.003, "reward_scale": 0.01, "entropy": 0.0}
 ROWS: dict[str, Row] = {
     "FrozenLake 8x8": Row("FrozenLake8x8-v1"),
     "Taxi": Row("Taxi-v4", unmasked=taxi_without_masks),
@@ -97,6 +103,7 @@ ROWS: dict[str, Row] = {
             **{"ent_coef": 0.0, "learning_rate": "lin_0.001", "clip_range": "lin_0.2"},
         },
         a2c={"environments": 8, "ent_coef": 0.0},
+        line=475.0,
     ),
     "Acrobot": Row(
         "Acrobot-v1",
@@ -105,6 +112,7 @@ ROWS: dict[str, Row] = {
             **{"n_epochs": 4, "ent_coef": 0.0},
         },
         a2c={"environments": 16, "normalize": True, "ent_coef": 0.0},
+        line=-100.0,
     ),
     "LunarLander": Row(
         "LunarLander-v3",
@@ -113,6 +121,18 @@ ROWS: dict[str, Row] = {
             **{"n_epochs": 4, "ent_coef": 0.01},
         },
         a2c={"environments": 8, "gamma": 0.995, "n_steps": 5, "ent_coef": 1e-5, "learning_rate": "lin_0.00083"},
+        line=200.0,
+        others={
+            "ARSM, 64 and 64 units": (arsm.ARSM(), {**LANDER, "episodes_an_iteration": 8, "budget": 32}),
+            "ARSM, budget 1,024": (
+                arsm.ARSM(),
+                {**LANDER, "hidden": (10, 10), "learning_rate": 0.03, "episodes_an_iteration": 1, "budget": 1024},
+            ),
+            "RLOO(2), cut after 32 steps": (
+                ActorCritic(32, arsm.RLOO(2)),
+                {"hidden": (64, 64), "learning_rate": 0.003},
+            ),
+        },
     ),
     "Knobs, K = 4": Row(partial(Knobs, 4)),
     "Knobs, K = 16": Row(partial(Knobs, 16)),
@@ -144,6 +164,10 @@ def jobs(rows: list[str], seeds: int, seconds: float, episodes: int) -> Iterator
                 masked = [f"{method}, no masks" for method in OURS] if number and ROWS[name].unmasked else []
                 for method in (*methods, *masked):
                     yield Job(name, method, seed, seconds, episodes)
+    for seed in range(seeds):
+        for name in rows:
+            for method in ROWS[name].others:
+                yield Job(name, method, seed, seconds, episodes)
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -153,25 +177,43 @@ def run(job: Job) -> dict[str, Any]:
     row = ROWS[job.row]
     began = time.perf_counter()
     method = job.method.removesuffix(", no masks")
-    if method in OURS:
+    if method in OURS or method in row.others:
         environment = row.unmasked if method != job.method and row.unmasked else row.environment
-        found = ours(environment, row.arguments, OURS[method], job)
+        estimator, settings = row.others.get(method) or (OURS[method], {})
+        found = ours(environment, {**row.arguments, **settings}, estimator, job)
     else:
         options = row.ppo if job.method == "PPO" else row.a2c
-        found = baselines.learn(job.method, single(row), options, job.seed, job.seconds, job.episodes)
+        found = baselines.learn(job.method, single(row), options, job.seed, job.seconds, job.episodes, row.line)
     return {**found, "wall": time.perf_counter() - began}
 
 
-def ours(environment: Any, arguments: dict[str, Any], estimator: arsm.Estimator, job: Job) -> dict[str, Any]:
+class OnCpu(PolicyGradient):
+    """Counts the seconds of `learn` by the process's CPU time."""
+
+    def _clock(self) -> dict[str, float]:
+        return {**super()._clock(), "seconds": time.process_time()}
+
+
+def ours(
+    environment: Any, arguments: dict[str, Any], estimator: arsm.Estimator | ActorCritic, job: Job
+) -> dict[str, Any]:
     """This library's agent."""
     begin = time.process_time()
-    agent = PolicyGradient(environment, estimator, seed=job.seed, **arguments)
-    agent.learn(10**9, callback=lambda _: time.process_time() - begin < job.seconds, progress=False)
+    line, recent = ROWS[job.row].line, deque[float](maxlen=baselines.WINDOW)
+    solved: list[float] = []
+
+    def watch(iteration: Iteration) -> None:
+        recent.extend(iteration.returns)
+        if not solved and len(recent) == recent.maxlen and np.mean(recent) >= line:
+            solved.append(time.process_time() - begin)
+
+    agent = OnCpu(environment, estimator, seed=job.seed, **arguments)
+    agent.learn(seconds=job.seconds - (time.process_time() - begin), callback=watch, progress=False)
     spent = time.process_time() - begin
     sampled, likeliest = (agent.evaluate(job.episodes, deterministic=likely).mean for likely in (False, True))
     agent.close()
     steps = agent.steps + agent.replayed
-    return {"sampled": sampled, "likeliest": likeliest, "cpu": spent, "steps": steps}
+    return {"sampled": sampled, "likeliest": likeliest, "cpu": spent, "steps": steps, "solved": solved}
 
 
 def single(row: Row) -> Callable[[], Any]:
@@ -264,7 +306,7 @@ def work(path: Path, wanted: list[Any], run: Callable[[Any], dict[str, Any]], wo
                 continue
             with path.open("a") as file:
                 file.write(json.dumps({**vars(job), **found, **place}) + "\n")
-            numbers = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+            numbers = ", ".join(f"{name} {value}" for name, value in found.items())
             print(f"[{number}/{len(left)}, {minutes:.0f} min left] {job}: {numbers}", flush=True)
 
 
@@ -282,8 +324,10 @@ def main() -> None:
     chosen = parser.parse_args()
     path = chosen.folder / "runs.jsonl"
     if not chosen.report:
-        wanted = jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)
-        work(path, [job for job in wanted if job.method in (chosen.methods or [job.method])], run, chosen.workers)
+        wanted = [*jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)]
+        others = {name for row in ROWS.values() for name in row.others}
+        named = {job.method for job in wanted} - others if chosen.methods is None else set(chosen.methods)
+        work(path, [job for job in wanted if job.method in named], run, chosen.workers)
     print(report(chosen.folder, chosen.seconds))
 
 

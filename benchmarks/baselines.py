@@ -14,21 +14,30 @@ from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[re
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize  # pyright: ignore[reportMissingImports]
 
 FOR_EVER = 10**9
+WINDOW = 100
+"""Episodes of learning whose average return tells whether a task is solved."""
+OFTEN = 20
 
 
 class UntilSpent(BaseCallback):
-    """Ends learning when the process has spent its CPU seconds."""
+    """Ends learning when the process has spent its CPU seconds; notes when the task was solved."""
 
-    def __init__(self, begin: float, seconds: float) -> None:
+    def __init__(self, begin: float, seconds: float, line: float) -> None:
         super().__init__()
-        self.begin, self.seconds = begin, seconds
+        self.begin, self.seconds, self.line = begin, seconds, line
+        self.solved: list[float] = []
 
     def _on_step(self) -> bool:
-        return time.process_time() - self.begin < self.seconds
+        spent = time.process_time() - self.begin
+        if self.n_calls % OFTEN == 0 and not self.solved:
+            recent = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+            if len(recent) == WINDOW and np.mean(recent) >= self.line:
+                self.solved.append(spent)
+        return spent < self.seconds
 
 
 def learn(
-    method: str, make: Callable[[], Any], options: dict[str, Any], seed: int, seconds: float, episodes: int
+    method: str, make: Callable[[], Any], options: dict[str, Any], seed: int, seconds: float, episodes: int, line: float
 ) -> dict[str, Any]:
     """Learn for these CPU seconds; the mean returns of episodes with sampled and with the likeliest actions."""
     begin = time.process_time()
@@ -42,7 +51,8 @@ def learn(
         environment = VecNormalize(environment)
     model = kind("MlpPolicy", environment, seed=seed, device="cpu", **rest)
     _schedule_by_time(model, begin, seconds)
-    model.learn(FOR_EVER, callback=UntilSpent(begin, seconds))
+    callback = UntilSpent(begin, seconds, line)
+    model.learn(FOR_EVER, callback=callback)
     spent = time.process_time() - begin
     normalise = environment.normalize_obs if normalize else lambda seen: seen
     play = play_teams if team else play_singles
@@ -51,7 +61,7 @@ def learn(
         for name, likely in (("sampled", False), ("likeliest", True))
     }
     environment.close()
-    return {**returns, "cpu": spent, "steps": model.num_timesteps}
+    return {**returns, "cpu": spent, "steps": model.num_timesteps, "solved": callback.solved}
 
 
 def _schedule(value: Any) -> Any:

@@ -15,8 +15,9 @@ MODULES = (
 )
 OPENING = """# Reference
 
-Every public name with the first sentence of its documentation, and the file that holds it. `help(arsm.estimate)` prints all of it: arguments, shapes, returned fields, equation and reference. The
-site that `make docs` builds has the same text as pages.
+Every public name with the first sentence of its documentation, and the file that holds it. `help(arsm.estimate)` prints
+all of it: arguments, shapes, returned fields, equation and reference. The site that `make docs` builds has it all
+as pages.
 """
 
 

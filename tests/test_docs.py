@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import inspect
 import os
+import pydoc
 import re
 import shlex
 import subprocess
@@ -364,6 +365,24 @@ def test_the_reference_in_a_clone_has_every_public_name() -> None:
     listed = set(re.findall(r"^\| `([\w.]+)`", index.PAGE.read_text(), re.MULTILINE))
     public = {f"{module}.{found}" for module in index.MODULES for found, _ in index.names(module)}
     assert listed == public, "docs/reference/README.md is stale; run `make readme`"
+
+
+def test_help_shows_the_fields_of_a_class() -> None:
+    from arsm import policy, rl, sequences
+
+    budget = "budget: S_max: the most rollouts per true episode; None for all."
+    for cls, words in (
+        (rl.Settings, budget),
+        (rl.Settings, "gamma: Discount factor."),
+        (rl.Iteration, "episodes: True episodes so far."),
+        (arsm.Estimate, "estimator_loss: "),
+        (arsm.RLOO, "live: "),
+        (policy.Rollouts, "weight: "),
+        (sequences.Estimate, "tokens: "),
+    ):
+        text = pydoc.plain(pydoc.render_doc(cls))
+        assert words in text.partition("Attributes:")[2], f"help({cls.__name__}) should say {words}"
+    assert "Attributes:" not in (inspect.getdoc(arsm.GumbelSoftmax.__mro__[1]) or "")
 
 
 # ---------------------------------------------------------------- releases

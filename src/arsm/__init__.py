@@ -49,6 +49,7 @@ from arsm.estimators import (
     estimator_names,
 )
 from arsm.evaluate import share
+from arsm.fields import document_fields
 from arsm.layers import estimate_layers
 from arsm.maximize import Maximum, maximize
 from arsm.noise import argmin_sample, dirichlet, race_noise
@@ -129,6 +130,8 @@ __all__ = [
     "subset_marginals",
     "weighted_scores",
 ]
+
+document_fields(*(globals()[name] for name in __all__), *vars(sequences).values(), policy.Rollouts)
 
 if not TYPE_CHECKING:  # checkers know no names of 0.1
 

@@ -264,7 +264,7 @@ def test_measuring_stacked_replicas_finds_what_measuring_them_in_turn_does(layer
         found.append([engine.run(task, engine.weights, x, generators=generators) for task in tasks])
     (one, elbo, pictures), (other, other_elbo, other_pictures) = found
     torch.testing.assert_close(one["entropy"], other["entropy"])
-    # one sample an image: 2,000 of them agree far better than this
+    # one sample per image: 2,000 of them agree far better than this
     torch.testing.assert_close(one["pseudo_action_share"], other["pseudo_action_share"], rtol=0, atol=0.05)
     torch.testing.assert_close(elbo / 2000, other_elbo / 2000, rtol=0, atol=1.0)
     assert torch.equal(pictures[:, 0], x)

@@ -116,7 +116,7 @@ class Setting(NamedTuple):
     estimators: tuple[str, ...]
     """Those that fit it."""
     budget: int
-    """Evaluations an estimate, unless the user says otherwise."""
+    """Evaluations per estimate, unless the user says otherwise."""
     context: tuple[Tensor, ...] = ()
     """[B, ...] each, f's other arguments."""
     config: Mapping[str, Any] = MappingProxyType({})
@@ -201,37 +201,37 @@ PROBLEMS: dict[str, Callable[[], Setting]] = {
 
 @dataclass(frozen=True)
 class Compare:
-    """Rank estimators by mean squared error times evaluations, at one budget of evaluations an estimate.
+    """Rank estimators by mean squared error times evaluations, at one budget of evaluations per estimate.
 
     Writes one run folder per problem. For your own logits and f: `arsm.compare`.
     """
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
-    """Among toy-30, toy-1000 (one variable), network-0.1, network-1, network-3, network-6 (K = 20, C = 10), binary-1,
+    """Any of toy-30, toy-1000 (one variable), network-0.1, network-1, network-3, network-6 (K = 20, C = 10), binary-1,
     binary-3 (K = 20, C = 2) and vae, which needs --checkpoint."""
     checkpoint: Path | None = None
-    """A run folder of `arsm vae`, whose model the problem vae takes."""
+    """Run folder of `arsm vae` that holds the model for the problem vae."""
     budget: int | None = None
-    """Evaluations of f per estimate; if not given, 4 for one variable, 46, which is ARSM's, for K = 20 and C = 10, and
-    12 for K = 20 and C = 2."""
+    """Evaluations of f per estimate; default: 4 for one variable, ARSM's 46 for K = 20 and C = 10, and 12 for K = 20
+    and C = 2."""
     estimators: tuple[str, ...] = ()
-    """In words, e.g. "arsm", "rloo:ridge=1.0"; "floor" is leave-one-out with the best additive control variate, fitted
-    to f. If not given, all that fit the problem."""
+    """Estimators, such as "arsm" or "rloo:ridge=1.0"; "floor" is leave-one-out with the best additive control variate,
+    fitted to f. Default: all that fit the problem."""
     samples: int = 500
-    """Draws of each estimate, from which its bias and variance are measured."""
+    """Draws per estimator, to measure its bias and variance."""
     training: int = 1000
-    """Steps that an estimator's learned parts get first."""
+    """Training steps for an estimator's learned parts."""
     seed: int = 0
-    """Where the random numbers start."""
+    """Seed of the random numbers."""
     root: Path = Path("runs")
-    """Where run folders go, as ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
+    """Folder for the run folders, ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
     resume: bool = False
-    """Go on with the run folders that exist."""
+    """Continue existing run folders."""
 
     experiment: ClassVar[str] = "compare"
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         for words in self.estimators:
             if words != FLOOR:
                 arsm.estimator(words)

@@ -115,7 +115,7 @@ class Engine:
         data: uint8 [N, D].
         settings: [R] each, the learning rate `rate` among them.
         seeds: R numbers, for the order of the data and the noise.
-        batch: images a step, over all processes where there are several.
+        batch: images per step, summed over all processes.
         watched: the gradient's variance is taken over the first so many parameters; they end where a parameter does.
         schedule: the learning rate along `total_steps`.
         averaging: decay of the moving average of the parameters, 0 for none.

@@ -11,7 +11,9 @@ NAMES = {
     "a2c": "A2C",
     "ar": "AR",
     "ars": "ARS",
+    "ars-plus": "ARS+",
     "arsm": "ARSM",
+    "arsm-plus": "ARSM+",
     "carms": "CARMS",
     "decoupled-straight-through": "decoupled straight-through",
     "disarm": "DisARM",
@@ -33,6 +35,7 @@ NAMES = {
     "rloo": "leave-one-out",
     "rodeo": "RODEO",
     "straight-through": "straight-through",
+    "ugc": "UGC",
     "unordered-set": "unordered set",
     "vimco": "VIMCO",
 }
@@ -47,6 +50,11 @@ SETTINGS = {
     r"\bepochs (\d+)": r"\1 epochs",
     r"\bschedule (\w+)": r"\1 schedule",
     r"\bbound samples (\d+)": r"bound of \1 samples",
+    r"\bfirst logit fixed False\b": "all logits free",
+    r"\bindependent decoder sample False\b": "one sample for both networks",
+    r"\bafresh True\b": "fresh draws below",
+    r"\bas released True\b": "as the authors' script",
+    r"\blearned temperature True\b": "learned temperature",
     r"\bpixel bias mean\b": "begun at the mean image",
     r"\bsampled pixels True\b": "pixels sampled anew",
     r"\bepisodes an iteration (\d+)": r"\1 episodes per update",
@@ -54,6 +62,24 @@ SETTINGS = {
     r"\bhidden ([\d ]*\d)": r"hidden units \1",
     r"\bentropy ([\d.]+)": r"entropy bonus \1",
 }
+
+METRICS = {
+    "E[f]": "expected reward",
+    "gap / true gap": "gap to the optimum, true gradient = 1",
+    "variance / arsm's at the start": "variance at the start, ARSM = 1",
+    "variance / arsm's on the way": "variance on the way, ARSM = 1",
+    "f calls an update": "calls of f per update",
+    "its median": "median",
+    "log variance": "log variance of the gradient",
+    "bias that noise alone shows": "bias by noise alone",
+    "ms": "milliseconds",
+}
+"""Columns whose name in table.csv is not the one to read."""
+
+
+def heading(metric: str) -> str:
+    """A column's title."""
+    return METRICS.get(metric, metric)
 
 
 def readable(label: str) -> str:

@@ -15,13 +15,15 @@ from rich.text import Text
 
 
 class Throughput(ProgressColumn):
-    """Steps a second."""
+    """Steps per second, or whatever the task's `unit` says."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         if not speed or "before" in task.fields:
             return Text("")
-        return Text(f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s", style="progress.data.speed")
+        unit = f" {task.fields['unit']}" if "unit" in task.fields else ""
+        rate = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        return Text(f"{rate}{unit}/s", style="progress.data.speed")
 
 
 class TimeLeft(TimeRemainingColumn):
@@ -48,7 +50,7 @@ _outer: ContextVar[PlanBars | None] = ContextVar("_outer", default=None)
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[Progress]:
-    """A bar a task, with its throughput and the time left; inside `PlanBars.part` they are added to its display."""
+    """One bar per task, with its throughput and the time left; inside `PlanBars.part` they are added to its display."""
     outer = _outer.get()
     if outer is not None:
         yield outer

@@ -62,7 +62,7 @@ class Problem:
 def scaled_step(categories: int, r: float) -> float:
     """C R / 900: the printed step 1 at C = R = 30, and as far along the true gradient's path at any other C and R.
 
-    With p ~ 1/C a category and rewards 1/R apart, the logits move by step / (C R) an update: this step keeps that
+    With p ~ 1/C per category and rewards 1/R apart, the logits move by step / (C R) per update: this step keeps that
     constant. The true gradient closes 96% of the gap in 5,000 updates at C = 30, 99.9% at 1,000 and 99.99% at 10,000.
     """
     return categories * r / 900
@@ -76,39 +76,38 @@ class Toy:
     """
 
     categories: tuple[int, ...] = (30,)
-    """C; the paper has 30, 1000 and 10000."""
+    """C, the number of categories; the paper has 30, 1000 and 10000."""
     r: float = 30.0
     """R: rewards lie between 0.5 and 0.5 + 1/R."""
     steps: tuple[Literal["printed", "scaled"] | float, ...] = ("printed",)
-    """Step sizes: numbers, "printed" (1, as in the paper) or "scaled" (C R / 900, at which the true gradient converges
-    for every C)."""
+    """Step sizes: numbers, "printed" (1, the paper's) or "scaled" (C R / 900, which suits every C)."""
     updates: int = 5000
-    """Gradient steps."""
+    """Number of gradient steps."""
     estimators: tuple[str, ...] = ("exact", "reinforce", "ar", "ars", "arsm", "rloo")
-    """In words, e.g. "arsm", "rloo:samples=8", "4*reinforce"; "exact" is the true gradient."""
+    """Estimators, such as "arsm", "rloo:samples=8" or "4*reinforce"; "exact" is the true gradient."""
     seeds: int = 10
-    """Independent runs of each, as one batch; learned parts are each seed's own."""
+    """Independent runs per estimator, computed as one batch."""
     seed: int = 0
-    """Where the random numbers start."""
+    """Seed of the random numbers."""
     variance_samples: int = 100
-    """Estimates from which each variance is measured."""
+    """Estimates per measured variance."""
     trace_every: int = 50
-    """Measure variance, gradients, probabilities, entropy and reward every so many updates."""
+    """Updates between measurements of variance, gradient, probabilities, entropy and reward."""
     checkpoint_every: int = 500
     """Updates between checkpoints."""
     device: str = "cpu"
-    """cpu, cuda (for many categories), or auto for cuda where there is one."""
+    """cpu, cuda (for many categories), or auto: cuda if there is one."""
     root: Path = Path("runs")
-    """Where run folders go, as ROOT/toy/NAME."""
+    """Folder for the run folders, ROOT/toy/NAME."""
     name: str = ""
-    """The beginning of the run folders' names."""
+    """Prefix of the run folders' names."""
     resume: bool = False
-    """Go on with the run folders that exist, from their last checkpoints."""
+    """Continue existing run folders from their last checkpoints."""
 
     experiment: ClassVar[str] = "toy"
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         for words in self.estimators:
             arsm.estimator(words)
         check_name(self.name)

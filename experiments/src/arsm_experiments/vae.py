@@ -1,6 +1,6 @@
 r"""The categorical variational autoencoder on binarized MNIST.
 
-    maximise E_q[ln p(x, z) - ln q(z | x)],    z = K variables of C categories a layer
+    maximise E_q[ln p(x, z) - ln q(z | x)],    z = K variables of C categories per layer
     one layer     p(x | z) p(z),                  q(z | x)
     two layers    p(x | z1) p(z1 | z2) p(z2),     q(z1 | x) q(z2 | z1)
 
@@ -50,17 +50,15 @@ class Vae(Training):
     layers: Literal[1, 2] = 1
     """Stochastic layers."""
     hidden: tuple[int, ...] = (512, 256)
-    """Widths of the encoder; the decoder has them in reverse."""
+    """Hidden widths of the encoder; the decoder has them in reverse order."""
     first_logit_fixed: bool = True
-    """On, the first logit of every variable is fixed at 0, as in the authors' code; off, all C are learned."""
+    """Fix the first logit of every variable at 0, as the authors' code does; otherwise all C are learned."""
     independent_decoder_sample: bool = True
-    """On, the decoder learns on a sample of its own, as in the authors' code; off, on the true sample."""
+    """Train the decoder on a sample of its own, as the authors' code does; otherwise on the true sample."""
     kl: Literal["sampled", "analytic"] = "sampled"
-    """ln q(z1 | x) inside f, as the authors' code has it, or its expectation outside f with its exact gradient.
-    ln q(z2 | z1) is always inside."""
+    """Where ln q(z1 | x) stands: inside f (sampled), as in the authors' code, or outside with its exact gradient."""
     afresh: bool = False
-    """Draw z2 afresh below every pseudo vector of z1, as Algorithm 2 is printed; off, all paths of an image share their
-    noise."""
+    """Draw z2 afresh below every pseudo vector of z1, as Algorithm 2 is printed; otherwise paths share noise."""
     as_released: bool = False
     """Train as the authors' two-layer script does: the second encoder stays as it began, the first takes two steps of
     Adam per step, and f has the entropy of q(z2 | z1) in place of -ln q(z2 | z1)."""
@@ -69,13 +67,13 @@ class Vae(Training):
     dropouts: tuple[float, ...] = (0.0,)
     """Dropout rates after each hidden layer of the encoder."""
     bound_samples: int = 1000
-    """Samples of the importance-weighted bound at the end, a multiple of 100 if more; 0 for none."""
+    """Samples of the importance-weighted bound at the end; a multiple of 100 if above 100, 0 for none."""
 
     experiment = "vae"
     unlabelled = (*Training.unlabelled, "layers", "bound_samples")
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         super().check()
         check_least(self, bound_samples=0)
         check_positive(hidden=self.hidden)
@@ -107,7 +105,7 @@ class Vae(Training):
         return arsm.Average(LearnedTemperature(), int(draws)) if draws else LearnedTemperature()
 
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Validation and test -ELBO from one sample an image, the gradient's variance and the state of q: [R] each."""
+        """Validation and test -ELBO from one sample per image, the gradient's variance and the state of q: [R] each."""
         generators = probes(self, engine, step)
         found = {}
         for part in ("validation", "test"):

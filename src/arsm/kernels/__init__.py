@@ -8,7 +8,6 @@ at its first eager call.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from torch import Tensor
 
 from arsm.kernels import eager
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""PyTorch for CUDA brings Triton along, except on Windows."""
 FEW = 32
 """Up to this many categories, comparing all pairs is faster than ordering."""
 STATE = 9
@@ -35,6 +36,10 @@ torch.library.define(
 
 
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
+
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""PyTorch for CUDA brings Triton along, except on Windows."""
 
 
 class Order(NamedTuple):
@@ -81,15 +86,9 @@ def has_pairs(logits: Tensor) -> bool:
     return on_gpu(logits) and categories <= 16 and variables <= 64
 
 
-@functools.cache
-def _has_triton() -> bool:
-    """PyTorch for CUDA brings Triton along, except on Windows."""
-    return importlib.util.find_spec("triton") is not None
-
-
 def on_gpu(x: Tensor) -> bool:
     """Whether the operators are Triton's kernels for x."""
-    return x.is_cuda and _has_triton()
+    return x.is_cuda and HAS_TRITON
 
 
 def _rows(x: Tensor) -> Tensor:

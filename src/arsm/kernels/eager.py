@@ -23,40 +23,27 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     for _ in range(3):
         first_three.append(o.min(-1, keepdim=True))
         o.scatter_(-1, first_three[-1].indices, torch.inf)
-    (best, z), second, third = first_three
+    (best, z), (of_second, second), (of_third, third) = first_three
 
     # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the others is the second,
-    # or the third where c is the second.
-    lower = c < z.int()
+    # or the third where c is the second. In fixed point one unit decides a tie.
+    lower, is_second = c < z.int(), c == second.int()
+    other, of_other = torch.where(is_second, third.int(), second.int()), torch.where(is_second, of_third, of_second)
     of_c, of_z = torch.sub(a.gather(-1, z), phi, out=o), a - phi.gather(-1, z)
-    c_wins, other_wins = _winners(of_c, c, of_z, z, lower, *second)
-    at = second.indices
-    for flags, flag in zip(
-        (c_wins, other_wins),
-        _winners(of_c.gather(-1, at), at, of_z.gather(-1, at), z, at < z, *third),
-        strict=True,
-    ):
-        flags.scatter_(-1, at, flag).scatter_(-1, z, False)
+    other_wins = of_z > torch.add(of_other, other < z.int(), alpha=-RESOLUTION)
+    c_wins = of_c < of_z.add_(lower, alpha=RESOLUTION)
+    c_wins.logical_and_(of_c < of_other.add_(c < other, alpha=RESOLUTION)).scatter_(-1, z, False)
+    other_wins.logical_and_(~c_wins).scatter_(-1, z, False)
     with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
-    third_wins = other_wins.gather(-1, at)
-    second_wins = other_wins.scatter(-1, at, False).any(-1, keepdim=True)
+    third_wins = other_wins.gather(-1, second)
+    second_wins = other_wins.scatter_(-1, second, False).any(-1, keepdim=True)
 
     theta = phi.add_(best).add_(lower, alpha=RESOLUTION).scatter_(-1, z, -torch.inf)
     wins, rank = _order(a.scatter_(-1, z, torch.inf), theta)
     can_win = c_wins.logical_or_(wins > 0).scatter_(-1, z, True)
-    for index, flag in ((at, second_wins), (third.indices, third_wins)):
+    for index, flag in ((second, second_wins), (third, third_wins)):
         can_win.scatter_(-1, index, can_win.gather(-1, index) | flag)
-    return torch.cat([z, at, third.indices], -1), can_win, with_z, wins, rank
-
-
-def _winners(
-    of_c: Tensor, c: Tensor, of_z: Tensor, z: Tensor, lower: Tensor, of_other: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Whether c, or the first of the others, wins against z and each other; in fixed point one unit decides a tie."""
-    c_wins = of_c < torch.add(of_z, lower, alpha=RESOLUTION)
-    c_wins.logical_and_(of_c < torch.add(of_other, c < other.int(), alpha=RESOLUTION))
-    other_wins = of_z > torch.add(of_other, other < z, alpha=-RESOLUTION)
-    return c_wins, other_wins.logical_and_(~c_wins)
+    return torch.cat([z, second, third], -1), can_win, with_z, wins, rank
 
 
 def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

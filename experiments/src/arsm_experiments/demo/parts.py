@@ -155,7 +155,7 @@ def latent_code(scale: float, tick: Tick) -> Part:
 
 # ---------------------------------------------------------------- one sequence task
 
-DIGITS = 5
+DIGITS = 6
 SORT, END = 10, 11
 """Tokens 0 to 9 are digits; SORT ends a question, END an answer."""
 
@@ -172,9 +172,9 @@ def right(prompts: Tensor, tokens: Tensor) -> Tensor:
 
 
 def accuracy(model: Transformer) -> float:
-    """The share of right answers among 1,000 samples."""
+    """The share of right answers among 500 samples."""
     generator = torch.Generator().manual_seed(1)
-    prompts, _ = questions(1000, generator)
+    prompts, _ = questions(500, generator)
     with torch.no_grad():
         strategy = sequences.Branch(arsm.Reinforce())
         out = sequences.estimate(strategy, model, prompts, right, max_tokens=DIGITS + 1, eos=END, generator=generator)
@@ -183,7 +183,7 @@ def accuracy(model: Transformer) -> float:
 
 def sequence_task(scale: float, tick: Tick) -> Part:
     """Sort digits: imitate until some answers are right, then learn from right or wrong alone."""
-    imitation, tokens = max(5, int(250 * scale)), max(2000, int(150_000 * scale))
+    imitation, tokens = max(5, int(100 * scale)), max(2000, int(90_000 * scale))
     torch.manual_seed(0)
     start = Transformer(12, 2 * DIGITS + 2, width=48, layers=2, heads=4)
     optimiser, generator = torch.optim.Adam(start.parameters(), 2e-3), torch.Generator().manual_seed(0)
@@ -212,7 +212,7 @@ def sequence_task(scale: float, tick: Tick) -> Part:
         f"A transformer sorts {DIGITS} digits and hears only right or wrong. From {first:.0%} and with {tokens:,} "
         f"generated tokens each, {branching} reaches {token:.0%}, {group} {answer:.0%}.",
         "credit = sequences.Branch(arsm.RLOO(8), budget=360)\n"
-        "out = sequences.estimate(credit, model, prompts, reward, max_tokens=6, eos=END)\n"
+        "out = sequences.estimate(credit, model, prompts, reward, max_tokens=7, eos=END)\n"
         "(-out.value.mean()).backward()",
         [Figure("Learning", "Both at the same learning rate; one seed.", [panel], {})],
     )
@@ -231,7 +231,7 @@ def _reward(
         (-out.value.mean()).backward()
         optimiser.step()
         spent += int(out.info["generated"])
-        if not shown or spent >= min(tokens, shown[-1][0] + tokens / 12):
+        if not shown or spent >= min(tokens, shown[-1][0] + tokens / 9):
             shown.append((float(spent), accuracy(model)))
         tick(min(1.0, spent / tokens))
     return [x for x, _ in shown], [y for _, y in shown]

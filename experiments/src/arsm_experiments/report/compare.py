@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def compare_sections(records: Sequence[Record]) -> list[Section]:
-    """One section a problem, in the order in which they were run."""
+    """One section per problem, in the order in which they were run."""
     return [_section(record) for record in sorted(records, key=_place)]
 
 
@@ -38,9 +38,9 @@ def _section(record: Record) -> Section:
     named = [(config["estimators"][line["step"] - 1], line) for line in ranked]
     rows, variables, categories = config["shape"]
     text = (
-        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations an estimate. "
+        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations per estimate. "
         "Ranked by mean squared error x evaluations, which is variance x evaluations where there is no bias. "
-        "Evaluations are the distinct ones, so that equal samples cost one; a relaxing estimator's each come with a "
+        "Only distinct evaluations count: equal samples cost one. Each evaluation of a relaxing estimator includes a "
         f"gradient of f. Means and variances are from {config['samples']:,} estimates. Milliseconds are for one "
         'estimate of all rows. "floor" is leave-one-out with the best additive control variate, fitted to f.'
     )

@@ -77,10 +77,10 @@ def earlier(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
     }
 
 
-def between_prompts(methods: dict[str, Record]) -> float:
-    """What drawing 128 prompts adds to the trace, which is the same for all unbiased methods; NaN if not measured."""
+def between_prompts(methods: dict[str, Record]) -> float | None:
+    """What drawing 128 prompts adds to the trace, the same for all unbiased methods; None where it was not measured."""
     both = [(methods[name + FRESH], methods[name]) for name in methods if name + FRESH in methods]
-    return statistics.mean(fresh["trace"] - fixed["trace"] for fresh, fixed in both) if both else float("nan")
+    return statistics.mean(fresh["trace"] - fixed["trace"] for fresh, fixed in both) if both else None
 
 
 def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float:
@@ -127,7 +127,8 @@ def rows(folder: Path) -> Iterator[list[Any]]:
             yield [where, "trace x tokens", f"{cost(record):.4g}", *about]
             if not name.endswith(FRESH):
                 yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *about]
-                yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *about]
+                if added is not None:
+                    yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *about]
     for (task, level), methods in earlier(folder).items():
         for name, record in methods.items():
             if name not in found.get((task, level), {}):
@@ -206,14 +207,14 @@ def draw_curves(folder: Path, path: Path) -> None:
             if name not in best:
                 continue
             columns = list(zip(*best[name].values(), strict=False))
-            x = [statistics.mean(r["tokens"] for r in column) / 1e6 for column in columns]
+            x = [statistics.mean(r["tokens"] for r in column) / 1e3 for column in columns]
             y = [[r["accuracy"] for r in column] for column in columns]
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
             axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.15, linewidth=0)
         axes.set_title(f"{task.replace('_', ' ')}, from {start}", fontsize=10)
         axes.set_ylim(0, 1)
     for axes in panels[-1]:
-        axes.set_xlabel("generated tokens, millions")
+        axes.set_xlabel("generated tokens, thousands")
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy, one sample")
     handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}

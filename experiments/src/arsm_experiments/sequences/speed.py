@@ -60,7 +60,8 @@ def library_model(task: str, size: Size, device: str) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return transformers.GPT2LMHeadModel(config).eval().to(device)
+    model: Any = transformers.GPT2LMHeadModel(config)
+    return model.eval().to(device)
 
 
 def decoding_speed(
