@@ -55,7 +55,7 @@ def _by_problem(figures: Figures, problems: Sequence[str]) -> str:
     """Relative costs in one column per problem, the estimators ranked by their geometric mean."""
     costs = {
         words: [figures[problem].get(words, {}).get("cost", math.nan) for problem in problems]
-        for words in figures[problems[0]]
+        for words in dict.fromkeys(words for problem in problems for words in figures[problem])
     }
 
     def mean(words: str) -> float:
