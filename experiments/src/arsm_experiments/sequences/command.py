@@ -144,7 +144,7 @@ class Sequences:
             data = load(self.data / f"{self.task}.pt", str(device))
             with progress_bars(console) as progress:
 
-                def bar(words: str, total: int, **unit: str) -> Callable[[float], None]:
+                def bar(words: str, total: int, **unit: Any) -> Callable[[float], None]:
                     task = progress.add_task(words, total=total, **unit)
                     return lambda done: progress.update(task, completed=int(done))
 
