@@ -13,9 +13,8 @@ help:  ## this list
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable experiments
 	touch $@
 
-demo: .venv/installed  ## estimators compared on the toy problem in about a minute: a table, and a page of figures
-	$(BIN)/arsm toy --seeds 5 --name demo --resume
-	$(BIN)/arsm report
+demo: .venv/installed  ## one page: a choice, a latent code, a sequence task, an agent and a wrong gradient; about three minutes
+	$(BIN)/arsm demo
 
 reproduce: .venv/installed  ## every experiment of the paper, shortened to minutes, and the page that reports them
 	$(BIN)/arsm reproduce --scale smoke
@@ -26,16 +25,18 @@ test: .venv/installed  ## the test suite
 test-slow: .venv/installed  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -m slow
 
-lint: .venv/installed  ## formatting, style and types
+lint: .venv/installed  ## formatting, style, types and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	$(BIN)/codespell
 
 docs: .venv/installed  ## the documentation, as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-readme: .venv/installed  ## the README's figure and results again, from results/
+readme: .venv/installed  ## the README's figure and results, and the index of the reference, made again
 	$(BIN)/python -m arsm_experiments.readme
+	$(BIN)/python docs/reference_index.py
 
 # Alone on a machine the opposite holds: waking threads would be half of a step's time.
 bench: export OMP_WAIT_POLICY := active

@@ -18,13 +18,32 @@ BENCHMARKS = {
     "gpu": gpu.main,
 }
 
+COMMANDS = {
+    "agents": "agents beside Stable-Baselines3's, in CPU seconds",
+    "many_actions": "agents with K actions per step",
+    "maximize": "black boxes beside Optuna, nevergrad, CatCMA and annealing",
+    "processes": "a black box of 10 ms in several processes",
+    "pyro_vae": "gradients of a VAE in Pyro beside Pyro's own ELBOs",
+    "router": "a mixture of experts beside Switch and Gumbel straight-through",
+}
+"""Run one by one, as `python -m benchmarks.NAME`: most take an hour, and their results are under results/."""
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time and memory, printed as tables.")
+    commands = "\n".join(f"  python -m benchmarks.{name}: {what}" for name, what in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Time and memory, printed as tables.",
+        epilog=f"Commands of their own:\n{commands}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
     names = parser.parse_args().names or [name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()]
-    if unknown := [name for name in names if name not in BENCHMARKS]:
-        parser.error(f"there is no benchmark {unknown[0]!r}; known are {', '.join(BENCHMARKS)}.")
+    for name in names:
+        if name in COMMANDS:
+            parser.error(f"{name} is a command of its own: python -m benchmarks.{name}.")
+        if name not in BENCHMARKS:
+            parser.error(f"there is no benchmark {name!r}; known are {', '.join(BENCHMARKS)}.")
     print(hardware(), end="\n\n")
     for name in names:
         BENCHMARKS[name]()

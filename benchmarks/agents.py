@@ -8,7 +8,8 @@ Each row, method and seed is one job in a process of its own with one thread. It
 job that has a line is not run again. It learns until the process has spent the CPU seconds, then plays 100 episodes
 with sampled and 100 with the likeliest actions; a method is credited with the better of the two. This library's
 methods have the same settings, the defaults, on every row. Stable-Baselines3 has the settings that RL Baselines3 Zoo
-publishes for a task, and its defaults with eight environments elsewhere.
+publishes for a task (hyperparams/ppo.yml and a2c.yml, whose linear schedules fall over the CPU seconds), and its
+defaults with eight environments elsewhere. All methods of a row see the same encoding of the observations.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import json
 import math
 import multiprocessing
 import os
-import subprocess
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -36,10 +37,11 @@ from examples.many_actions import Knobs
 from examples.spread import get_state, set_state, spread
 
 import arsm
-from arsm.rl import PolicyGradient
+from arsm.rl import ActorCritic, Iteration, PolicyGradient
 from arsm.rl.spaces import encode, encoded_shape
+from arsm_experiments.runs.provenance import provenance
 from benchmarks import baselines
-from benchmarks.measure import hardware, table
+from benchmarks.measure import table
 
 
 def grid_features(seen: Any) -> Any:
@@ -76,8 +78,13 @@ class Row:
     """Of Stable-Baselines3's PPO, from the zoo's hyperparams/ppo.yml; `environments` and `normalize` are the zoo's."""
     a2c: dict[str, Any] = field(default_factory=dict)
     unmasked: Callable[[], Any] | None = None
+    line: float = math.inf
+    """The return that counts as solved; the CPU seconds until 100 episodes of learning average it are recorded."""
+    others: dict[str, tuple[arsm.Estimator | ActorCritic, dict[str, Any]]] = field(default_factory=dict)
+    """Further methods, which run only if they are named, with settings that are not the defaults."""
 
 
+LANDER: dict[str, Any] = {"hidden": (64, 64), "learning_rate": 0.003, "reward_scale": 0.01, "entropy": 0.0}
 ROWS: dict[str, Row] = {
     "FrozenLake 8x8": Row("FrozenLake8x8-v1"),
     "Taxi": Row("Taxi-v4", unmasked=taxi_without_masks),
@@ -86,21 +93,26 @@ ROWS: dict[str, Row] = {
         {"encoder": grid_features},
         ppo={
             **{"environments": 8, "n_steps": 128, "batch_size": 64, "gae_lambda": 0.95, "gamma": 0.99, "n_epochs": 10},
-            **{"ent_coef": 0.0, "learning_rate": 2.5e-4, "clip_range": 0.2},
+            **{"ent_coef": 0.0, "learning_rate": 2.5e-4, "clip_range": 0.2, "normalize": True},
         },
     ),
     "CartPole": Row(
         "CartPole-v1",
         ppo={
             **{"environments": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20},
-            **{"ent_coef": 0.0, "falling_rate": 0.001},
+            **{"ent_coef": 0.0, "learning_rate": "lin_0.001", "clip_range": "lin_0.2"},
         },
         a2c={"environments": 8, "ent_coef": 0.0},
+        line=475.0,
     ),
     "Acrobot": Row(
         "Acrobot-v1",
-        ppo={"environments": 16, "normalize": True, "n_steps": 256, "gae_lambda": 0.94, "n_epochs": 4, "ent_coef": 0.0},
+        ppo={
+            **{"environments": 16, "normalize": True, "n_steps": 256, "gae_lambda": 0.94, "gamma": 0.99},
+            **{"n_epochs": 4, "ent_coef": 0.0},
+        },
         a2c={"environments": 16, "normalize": True, "ent_coef": 0.0},
+        line=-100.0,
     ),
     "LunarLander": Row(
         "LunarLander-v3",
@@ -108,14 +120,27 @@ ROWS: dict[str, Row] = {
             **{"environments": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, "gamma": 0.999},
             **{"n_epochs": 4, "ent_coef": 0.01},
         },
-        a2c={"environments": 8, "gamma": 0.995, "n_steps": 5, "ent_coef": 1e-5, "falling_rate": 0.00083},
+        a2c={"environments": 8, "gamma": 0.995, "n_steps": 5, "ent_coef": 1e-5, "learning_rate": "lin_0.00083"},
+        line=200.0,
+        others={
+            "ARSM, 64 and 64 units": (arsm.ARSM(), {**LANDER, "episodes_an_iteration": 8, "budget": 32}),
+            "ARSM, budget 1,024": (
+                arsm.ARSM(),
+                {**LANDER, "hidden": (10, 10), "learning_rate": 0.03, "episodes_an_iteration": 1, "budget": 1024},
+            ),
+            "RLOO(2), cut after 32 steps": (
+                ActorCritic(32, arsm.RLOO(2)),
+                {"hidden": (64, 64), "learning_rate": 0.003},
+            ),
+        },
     ),
     "Knobs, K = 4": Row(partial(Knobs, 4)),
     "Knobs, K = 16": Row(partial(Knobs, 16)),
     "Spread, 3 agents": Row(partial(spread, 3), {"snapshot": (get_state, set_state)}),
 }
 OURS: dict[str, arsm.Estimator] = {"RLOO(2), the default": arsm.RLOO(2), "ARSM": arsm.ARSM()}
-THEIRS = ("PPO", "A2C")
+FIRST = ("RLOO(2), the default", "PPO", "A2C")
+"""The methods whose runs come before all others."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +156,17 @@ class Job:
 
 
 def jobs(rows: list[str], seeds: int, seconds: float, episodes: int) -> Iterator[Job]:
-    """All runs of these rows."""
+    """All runs of these rows, seed by seed."""
+    rest = [method for method in OURS if method not in FIRST]
+    for number, methods in enumerate((FIRST, rest)):
+        for seed in range(seeds):
+            for name in rows:
+                masked = [f"{method}, no masks" for method in OURS] if number and ROWS[name].unmasked else []
+                for method in (*methods, *masked):
+                    yield Job(name, method, seed, seconds, episodes)
     for seed in range(seeds):
         for name in rows:
-            masked = [f"{method}, no masks" for method in OURS] if ROWS[name].unmasked else []
-            for method in (*OURS, *masked, *THEIRS):
+            for method in ROWS[name].others:
                 yield Job(name, method, seed, seconds, episodes)
 
 
@@ -146,25 +177,43 @@ def run(job: Job) -> dict[str, Any]:
     row = ROWS[job.row]
     began = time.perf_counter()
     method = job.method.removesuffix(", no masks")
-    if method in OURS:
+    if method in OURS or method in row.others:
         environment = row.unmasked if method != job.method and row.unmasked else row.environment
-        found = ours(environment, row.arguments, OURS[method], job)
+        estimator, settings = row.others.get(method) or (OURS[method], {})
+        found = ours(environment, {**row.arguments, **settings}, estimator, job)
     else:
         options = row.ppo if job.method == "PPO" else row.a2c
-        found = baselines.learn(job.method, single(row), options, job.seed, job.seconds, job.episodes)
-    return {**vars(job), **found, "wall": time.perf_counter() - began}
+        found = baselines.learn(job.method, single(row), options, job.seed, job.seconds, job.episodes, row.line)
+    return {**found, "wall": time.perf_counter() - began}
 
 
-def ours(environment: Any, arguments: dict[str, Any], estimator: arsm.Estimator, job: Job) -> dict[str, Any]:
+class OnCpu(PolicyGradient):
+    """Counts the seconds of `learn` by the process's CPU time."""
+
+    def _clock(self) -> dict[str, float]:
+        return {**super()._clock(), "seconds": time.process_time()}
+
+
+def ours(
+    environment: Any, arguments: dict[str, Any], estimator: arsm.Estimator | ActorCritic, job: Job
+) -> dict[str, Any]:
     """This library's agent."""
     begin = time.process_time()
-    agent = PolicyGradient(environment, estimator, seed=job.seed, **arguments)
-    agent.learn(10**9, callback=lambda _: time.process_time() - begin < job.seconds, progress=False)
+    line, recent = ROWS[job.row].line, deque[float](maxlen=baselines.WINDOW)
+    solved: list[float] = []
+
+    def watch(iteration: Iteration) -> None:
+        recent.extend(iteration.returns)
+        if not solved and len(recent) == recent.maxlen and np.mean(recent) >= line:
+            solved.append(time.process_time() - begin)
+
+    agent = OnCpu(environment, estimator, seed=job.seed, **arguments)
+    agent.learn(seconds=job.seconds - (time.process_time() - begin), callback=watch, progress=False)
     spent = time.process_time() - begin
     sampled, likeliest = (agent.evaluate(job.episodes, deterministic=likely).mean for likely in (False, True))
     agent.close()
     steps = agent.steps + agent.replayed
-    return {"sampled": sampled, "likeliest": likeliest, "cpu": spent, "steps": steps}
+    return {"sampled": sampled, "likeliest": likeliest, "cpu": spent, "steps": steps, "solved": solved}
 
 
 def single(row: Row) -> Callable[[], Any]:
@@ -206,7 +255,7 @@ def summary(values: list[float]) -> tuple[float, float]:
 
 def report(folder: Path, seconds: float) -> str:
     """Write table.csv from the runs of this length in runs.jsonl, and return the table in words."""
-    lines = [line for line in read(folder) if line["seconds"] == seconds]
+    lines = [line for line in read(folder / "runs.jsonl") if line["seconds"] == seconds]
     found = scores(lines)
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -232,10 +281,33 @@ def report(folder: Path, seconds: float) -> str:
     return table("Mean return and its standard error over seeds", ["", *methods], body)
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[dict[str, Any]]:
     """The lines of the jobs that are done."""
-    path = folder / "runs.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def work(path: Path, wanted: list[Any], run: Callable[[Any], dict[str, Any]], workers: int) -> None:
+    """Run the jobs that have no line in this file yet, and append a line for each: the job and what it found."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = read(path)
+    left = [job for job in wanted if not any(vars(job).items() <= line.items() for line in done)]
+    place = {name: value for name, value in provenance("cpu").items() if name in ("hardware", "commit", "torch")}
+    context = multiprocessing.get_context("spawn")
+    began = time.monotonic()
+    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        running = {pool.submit(run, job): job for job in left}
+        for number, ended in enumerate(as_completed(running), 1):
+            job = running[ended]
+            minutes = (time.monotonic() - began) / number * (len(left) - number) / 60
+            try:
+                found = ended.result()
+            except Exception as error:
+                print(f"{job} failed: {error!r}", flush=True)
+                continue
+            with path.open("a") as file:
+                file.write(json.dumps({**vars(job), **found, **place}) + "\n")
+            numbers = ", ".join(f"{name} {value}" for name, value in found.items())
+            print(f"[{number}/{len(left)}, {minutes:.0f} min left] {job}: {numbers}", flush=True)
 
 
 def main() -> None:
@@ -246,37 +318,17 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100, help="episodes of each evaluation")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="jobs at a time")
     parser.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS], metavar="ROW")
+    parser.add_argument("--methods", nargs="*", metavar="METHOD", help="of the row's methods, only these")
     parser.add_argument("--folder", type=Path, default=Path("results/agents"))
     parser.add_argument("--report", action="store_true", help="run nothing")
     chosen = parser.parse_args()
-    chosen.folder.mkdir(parents=True, exist_ok=True)
-    done = {(line["row"], line["method"], line["seed"], line["seconds"]) for line in read(chosen.folder)}
-    wanted = [] if chosen.report else [*jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)]
-    wanted = [job for job in wanted if (job.row, job.method, job.seed, job.seconds) not in done]
-    facts = {"hardware": hardware(), "commit": commit()}
-    context = multiprocessing.get_context("spawn")
-    began = time.monotonic()
-    with ProcessPoolExecutor(chosen.workers, mp_context=context, max_tasks_per_child=1) as pool:
-        running = {pool.submit(run, job): job for job in wanted}
-        for number, ended in enumerate(as_completed(running), 1):
-            job = running[ended]
-            left = (time.monotonic() - began) / number * (len(wanted) - number)
-            try:
-                line = {**ended.result(), **facts}
-            except Exception as error:
-                print(f"{job.row}, {job.method}, seed {job.seed} failed: {error!r}", flush=True)
-                continue
-            with (chosen.folder / "runs.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            words = f"{job.row}, {job.method}, seed {job.seed}: {line['sampled']:.1f} {line['likeliest']:.1f}"
-            print(f"[{number}/{len(wanted)}, {left / 60:.0f} min left] {words}", flush=True)
+    path = chosen.folder / "runs.jsonl"
+    if not chosen.report:
+        wanted = [*jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)]
+        others = {name for row in ROWS.values() for name in row.others}
+        named = {job.method for job in wanted} - others if chosen.methods is None else set(chosen.methods)
+        work(path, [job for job in wanted if job.method in named], run, chosen.workers)
     print(report(chosen.folder, chosen.seconds))
-
-
-def commit() -> str:
-    """The commit that ran."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -14,31 +14,35 @@ from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[re
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize  # pyright: ignore[reportMissingImports]
 
 FOR_EVER = 10**9
+WINDOW = 100
+"""Episodes of learning whose average return tells whether a task is solved."""
+OFTEN = 20
 
 
 class UntilSpent(BaseCallback):
-    """Ends learning when the process has spent its CPU seconds."""
+    """Ends learning when the process has spent its CPU seconds; notes when the task was solved."""
 
-    def __init__(self, begin: float, seconds: float, falling: bool) -> None:
+    def __init__(self, begin: float, seconds: float, line: float) -> None:
         super().__init__()
-        self.begin, self.seconds, self.falling = begin, seconds, falling
+        self.begin, self.seconds, self.line = begin, seconds, line
+        self.solved: list[float] = []
 
     def _on_step(self) -> bool:
-        spent = (time.process_time() - self.begin) / self.seconds
-        if self.falling:  # linear schedules fall over the time that there is
-            self.model._current_progress_remaining = max(0.0, 1 - spent)
-        return spent < 1
+        spent = time.process_time() - self.begin
+        if self.n_calls % OFTEN == 0 and not self.solved:
+            recent = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+            if len(recent) == WINDOW and np.mean(recent) >= self.line:
+                self.solved.append(spent)
+        return spent < self.seconds
 
 
 def learn(
-    method: str, make: Callable[[], Any], options: dict[str, Any], seed: int, seconds: float, episodes: int
+    method: str, make: Callable[[], Any], options: dict[str, Any], seed: int, seconds: float, episodes: int, line: float
 ) -> dict[str, Any]:
     """Learn for these CPU seconds; the mean returns of episodes with sampled and with the likeliest actions."""
     begin = time.process_time()
-    rest = dict(options)
-    count, normalize, rate = rest.pop("environments", 8), rest.pop("normalize", False), rest.pop("falling_rate", None)
-    if rate is not None:
-        rest["learning_rate"] = lambda left: rate * left
+    rest = {name: _schedule(value) for name, value in options.items()}
+    count, normalize = rest.pop("environments", 8), rest.pop("normalize", False)
     kind = {"PPO": PPO, "A2C": A2C}[method]
     team = not isinstance(probe := make(), gymnasium.Env)
     probe.close()
@@ -47,16 +51,25 @@ def learn(
         environment = VecNormalize(environment)
     model = kind("MlpPolicy", environment, seed=seed, device="cpu", **rest)
     _schedule_by_time(model, begin, seconds)
-    model.learn(FOR_EVER, callback=UntilSpent(begin, seconds, rate is not None))
+    callback = UntilSpent(begin, seconds, line)
+    model.learn(FOR_EVER, callback=callback)
     spent = time.process_time() - begin
     normalise = environment.normalize_obs if normalize else lambda seen: seen
-    play = play_team if team else play_single
+    play = play_teams if team else play_singles
     returns = {
-        name: float(np.mean([play(model, make, normalise, number, likely) for number in range(episodes)]))
+        name: float(np.mean(play(model, make, normalise, episodes, likely)))
         for name, likely in (("sampled", False), ("likeliest", True))
     }
     environment.close()
-    return {**returns, "cpu": spent, "steps": model.num_timesteps}
+    return {**returns, "cpu": spent, "steps": model.num_timesteps, "solved": callback.solved}
+
+
+def _schedule(value: Any) -> Any:
+    """ "lin_0.001", as the zoo writes it, falls from 0.001 to 0."""
+    if not (isinstance(value, str) and value.startswith("lin_")):
+        return value
+    first = float(value.removeprefix("lin_"))
+    return lambda left: first * left
 
 
 def _schedule_by_time(model: Any, begin: float, seconds: float) -> None:
@@ -68,31 +81,38 @@ def _schedule_by_time(model: Any, begin: float, seconds: float) -> None:
     model._update_current_progress_remaining = update
 
 
-def play_single(model: Any, make: Callable[[], Any], normalise: Any, number: int, likely: bool) -> float:
-    """One episode's return."""
-    env = make()
-    seen, _ = env.reset(seed=1_000_000 + number)
-    total, over = 0.0, False
-    while not over:
-        action, _ = model.predict(normalise(seen), deterministic=likely)
-        seen, reward, terminated, truncated, _ = env.step(action if np.ndim(action) else int(action))
-        total, over = total + float(reward), terminated or truncated
-    env.close()
-    return total
+def play_singles(model: Any, make: Callable[[], Any], normalise: Any, episodes: int, likely: bool) -> list[float]:
+    """The returns of episodes, played in lock step."""
+    envs = [make() for _ in range(episodes)]
+    seen = [env.reset(seed=1_000_000 + number)[0] for number, env in enumerate(envs)]
+    totals, playing = [0.0] * episodes, list(range(episodes))
+    while playing:
+        actions, _ = model.predict(normalise(np.stack([seen[number] for number in playing])), deterministic=likely)
+        over = set()
+        for number, action in zip(playing, actions, strict=True):
+            seen[number], reward, terminated, truncated, _ = envs[number].step(action)
+            totals[number] += float(reward)
+            if terminated or truncated:
+                over.add(number)
+                envs[number].close()
+        playing = [number for number in playing if number not in over]
+    return totals
 
 
-def play_team(model: Any, make: Callable[[], Any], normalise: Any, number: int, likely: bool) -> float:
-    """One episode's return, summed over the agents."""
-    env = make()
-    seen, _ = env.reset(seed=1_000_000 + number)
-    total = 0.0
-    while env.agents:
-        names = list(env.agents)
-        actions, _ = model.predict(np.stack([seen[name] for name in names]), deterministic=likely)
-        seen, rewards, *_ = env.step(dict(zip(names, map(int, actions), strict=True)))
-        total += float(sum(rewards.values()))
+def play_teams(model: Any, make: Callable[[], Any], normalise: Any, episodes: int, likely: bool) -> list[float]:
+    """The returns of episodes, summed over the agents."""
+    env, totals = make(), []
+    for number in range(episodes):
+        seen, _ = env.reset(seed=1_000_000 + number)
+        total = 0.0
+        while env.agents:
+            names = list(env.agents)
+            actions, _ = model.predict(np.stack([seen[name] for name in names]), deterministic=likely)
+            seen, rewards, *_ = env.step(dict(zip(names, map(int, actions), strict=True)))
+            total += float(sum(rewards.values()))
+        totals.append(total)
     env.close()
-    return total
+    return totals
 
 
 class TeamVector(VecEnv):

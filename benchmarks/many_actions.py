@@ -1,7 +1,7 @@
 """How the gradient's variance and the return change with the number of action variables, at equal rollouts.
 
     python -m benchmarks.many_actions                  # K = 2 to 32, five seeds, one worker per processor
-    python -m benchmarks.many_actions --knobs 2 4 --seeds 2 --steps 50000
+    python -m benchmarks.many_actions --knobs 2 4 --seeds 2 --steps 20000
 
 The problem is `Knobs` of examples/many_actions.py. Every method but A2C plays at most 128 rollouts per true episode.
 The variance is the trace of the gradient's covariance at the untrained policy, over 100 iterations; times the steps of
@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import multiprocessing
 import os
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +25,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import arsm
 from arsm.rl import ActorCritic, PolicyGradient
-from benchmarks.agents import commit
-from benchmarks.measure import hardware, table
+from benchmarks.agents import read, work
+from benchmarks.measure import table
 
 METHODS: dict[str, arsm.Estimator | ActorCritic] = {
     "ARSM": arsm.ARSM(),
@@ -42,10 +40,21 @@ BUDGET = 128
 ITERATIONS = 100
 
 
-def measure(knobs: int, method: str, seed: int, steps: int) -> tuple[float, float, float]:
-    """The variance, the steps of an iteration at which it was measured, and the return after these steps."""
+@dataclass(frozen=True)
+class Job:
+    """One seed of a method at one number of action variables."""
+
+    knobs: int
+    method: str
+    seed: int
+    training: int
+    """Steps of the simulator."""
+
+
+def measure(job: Job) -> dict[str, float]:
+    """The variance, the steps per iteration at which it was measured, and the return after training."""
     torch.set_num_threads(1)
-    make = partial(PolicyGradient, partial(Knobs, knobs), METHODS[method], seed=seed, budget=BUDGET)
+    make = partial(PolicyGradient, partial(Knobs, job.knobs), METHODS[job.method], seed=job.seed, budget=BUDGET)
     agent = make(episodes_an_iteration=1)
     parameters = list(agent.network.parameters())
     kept, gradients = parameters_to_vector(parameters).detach().clone(), []
@@ -59,55 +68,53 @@ def measure(knobs: int, method: str, seed: int, steps: int) -> tuple[float, floa
     played = (agent.steps + agent.replayed) / ITERATIONS
     agent.close()
     learner = make()
-    learner.learn(steps=steps, progress=False)
+    learner.learn(steps=job.training, progress=False)
     found = learner.evaluate(50, deterministic=False).mean
     learner.close()
-    return float(half.var(0).sum()), played, found
+    return {"variance": float(half.var(0).sum()), "played": played, "return": found}
 
 
-def main() -> None:
-    """Measure in parallel and write many_actions.csv."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_actions", description=__doc__)
-    parser.add_argument("--knobs", type=int, nargs="*", default=[2, 4, 8, 16, 32])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=500_000, help="steps of the simulator per training run")
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--folder", type=Path, default=Path("results/agents"))
-    chosen = parser.parse_args()
-    found: dict[tuple[int, str], list[tuple[float, float, float]]] = {}
-    began, context = time.monotonic(), multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(chosen.workers, mp_context=context) as pool:
-        running = {
-            pool.submit(measure, knobs, method, seed, chosen.steps): (knobs, method)
-            for seed in range(chosen.seeds)
-            for knobs in chosen.knobs
-            for method in METHODS
-        }
-        for number, ended in enumerate(as_completed(running), 1):
-            found.setdefault(running[ended], []).append(ended.result())
-            left = (time.monotonic() - began) / number * (len(running) - number)
-            print(f"[{number}/{len(running)}, {left / 60:.0f} min left] {running[ended]}", flush=True)
-    write(chosen.folder, found, chosen.steps)
-
-
-def write(folder: Path, found: dict[tuple[int, str], list[tuple[float, float, float]]], steps: int) -> None:
-    """The table, in words and as a file."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(folder: Path) -> None:
+    """The table of the lines in many_actions.jsonl, in words and as many_actions.csv."""
+    lines = read(folder / "many_actions.jsonl")
     rows = []
     with (folder / "many_actions.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["row", "metric", "mean", "std", "seeds", "steps", "hardware", "commit"])
-        for (knobs, method), runs in sorted(found.items()):
-            variance, played, returns = (np.array(each) for each in zip(*runs, strict=True))
+        for knobs, method in sorted({(line["knobs"], line["method"]) for line in lines}):
+            own = [line for line in lines if (line["knobs"], line["method"]) == (knobs, method)]
+            variance, played, returns = (
+                np.array([line[name] for line in own]) for name in ("variance", "played", "return")
+            )
             metrics = {"variance": variance, "variance x steps": variance * played, "return": returns}
+            place = ["; ".join(sorted({line[name] for line in own})) for name in ("hardware", "commit")]
             for metric, values in metrics.items():
                 spread = float(values.std(ddof=1)) if len(values) > 1 else ""
-                facts = (len(values), steps if metric == "return" else "", hardware(), commit())
-                writer.writerow([f"K = {knobs}: {method}", metric, values.mean(), spread, *facts])
+                steps = own[0]["training"] if metric == "return" else f"{played.mean():.0f}"
+                writer.writerow([f"K = {knobs}: {method}", metric, values.mean(), spread, len(values), steps, *place])
             cells = (f"{values.mean():.4g}" for values in metrics.values())
             rows.append([str(knobs), method, f"{played.mean():.0f}", *cells])
-    header = ["K", "method", "steps per iteration", "variance", "variance x steps", f"return after {steps:,} steps"]
+    header = ["K", "method", "steps per iteration", "variance", "variance x steps", "return"]
     print(table("Knobs, at most 128 rollouts per true episode", header, rows))
+
+
+def main() -> None:
+    """Run what is not done yet, then write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_actions", description=__doc__)
+    parser.add_argument("--knobs", type=int, nargs="*", default=[2, 4, 8, 16, 32])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200_000, help="steps of the simulator per training run")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--folder", type=Path, default=Path("results/agents"))
+    chosen = parser.parse_args()
+    jobs = [
+        Job(knobs, method, seed, chosen.steps)
+        for seed in range(chosen.seeds)
+        for knobs in chosen.knobs
+        for method in METHODS
+    ]
+    work(chosen.folder / "many_actions.jsonl", jobs, measure, chosen.workers)
+    write(chosen.folder)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """python -m benchmarks.maximize: `arsm.maximize` beside other optimisers of discrete black boxes.
 
 Three families with ten instances each, 16 points at a time, the best value after 1,000, 3,000 and 10,000 distinct
-evaluations. A run is one line of results/maximize/runs.jsonl, and those already there are not repeated:
+evaluations. An optimiser that does not use its budget is run once, at the largest; the others once per budget. A run is
+one line of results/maximize/runs.jsonl, and those already there are not repeated:
 
     python -m benchmarks.maximize run --workers 16           # needs optuna, nevergrad and cmaes for all of them
-    python -m benchmarks.maximize run --methods arsm.maximize CatCMA --budgets 3000 --instances 3
+    python -m benchmarks.maximize run --methods "Optuna TPE" --budgets 3000
     python -m benchmarks.maximize report                     # table.csv and the figure, from runs.jsonl
 """
 
@@ -15,7 +16,6 @@ import contextlib
 import csv
 import json
 import statistics
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,16 +23,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from arsm_experiments.runs.provenance import provenance
 from benchmarks.black_boxes import FAMILIES
-from benchmarks.measure import hardware
-from benchmarks.rivals import RIVALS, Budget, Spent
+from benchmarks.rivals import ANYTIME, RIVALS, Budget, Spent
 
 RESULTS = Path(__file__).parent.parent / "results" / "maximize"
 BUDGETS = (1_000, 3_000, 10_000)
 INSTANCES = 10
 HELD_OUT = 10
-"""The first instance that is run by default: those before it served to choose the step size of `arsm.maximize`."""
-CURVE = tuple(round(16 * 625 ** (i / 28)) for i in range(29))
+"""The first instance that is run by default: `arsm.maximize` was developed on those before it."""
+CURVE = tuple(sorted({round(16 * 625 ** (i / 28)) for i in range(29)} | set(BUDGETS)))
 """Evaluations after which a run's best is kept: 16 to 10,000."""
 
 
@@ -50,14 +50,9 @@ def ours(budget: Budget, seed: int) -> None:
 METHODS: dict[str, Callable[[Budget, int], None]] = {"arsm.maximize": ours, **RIVALS}
 
 
-def commit() -> str:
-    """The commit that is checked out."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
-
-
 def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[str, Any]:
     """The record of a run; the instance's number is the optimiser's seed."""
+    where = {name: value for name, value in provenance("cpu").items() if name in ("hardware", "commit", "torch")}
     budget, start = Budget(FAMILIES[family](instance), evaluations), time.monotonic()
     with contextlib.suppress(Spent):
         METHODS[method](budget, instance)
@@ -70,20 +65,21 @@ def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[s
         "evaluations": len(budget.best),
         "curve": [budget.best[min(n, len(budget.best)) - 1] for n in CURVE if n <= evaluations],
         "seconds": round(time.monotonic() - start, 2),
-        "hardware": hardware(),
-        "commit": commit(),
+        **where,
     }
 
 
-def run(methods: list[str], budgets: list[int], first: int, instances: int, workers: int, out: Path) -> None:
+def run(
+    methods: list[str], families: list[str], budgets: list[int], first: int, instances: int, workers: int, out: Path
+) -> None:
     """Make the runs that are missing, with the time left after each."""
     done = {(r["method"], r["family"], r["instance"], r["budget"]) for r in read(out)}
     missing = [
         key
-        for budget in budgets
         for instance in range(first, first + instances)
         for method in methods
-        for family in FAMILIES
+        for budget in ([max(budgets)] if method in ANYTIME else budgets)
+        for family in families
         if (key := (method, family, instance, budget)) not in done
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -118,10 +114,15 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
-    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
-    for record in runs:
-        if record["instance"] >= HELD_OUT:
-            groups[record["family"], record["method"], record["budget"]].append(record)
+    found: dict[tuple[str, str, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for record in sorted(runs, key=lambda record: record["budget"]):
+        if record["instance"] < HELD_OUT:
+            continue
+        for budget in BUDGETS:
+            if budget == record["budget"] or (budget < record["budget"] and record["method"] in ANYTIME):
+                best = record["curve"][CURVE.index(budget)]
+                found[record["family"], record["method"], budget][record["instance"]] = {**record, "best": best}
+    groups = {key: list(by_instance.values()) for key, by_instance in found.items()}
     most = max(map(len, groups.values()))
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -141,8 +142,8 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
         for method, budget in largest.items():
             if not budget:
                 continue
-            curves = [record["curve"] for record in groups[family, method, budget]]
             x = [n for n in CURVE if n <= budget]
+            curves = [record["curve"][: len(x)] for record in groups[family, method, budget]]
             y = [statistics.mean(values) for values in zip(*curves, strict=True)]
             wide = 2.5 if method == "arsm.maximize" else 1.2
             axis.plot(x, y, label=method, color=colours[method], linewidth=wide, zorder=wide)
@@ -161,6 +162,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="make the runs that are missing")
     runs.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
+    runs.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY")
     runs.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
     runs.add_argument("--instances", type=int, default=INSTANCES)
     runs.add_argument("--first", type=int, default=HELD_OUT, help="number of the first instance")

@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call over several repetitions."""
+    """Seconds per call, over several repetitions."""
 
     median: float
     low: float

@@ -109,7 +109,7 @@ def optuna_tpe(budget: Budget, seed: int) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
-    space = {
+    space: dict[str, optuna.distributions.BaseDistribution] = {
         f"x{k}": optuna.distributions.CategoricalDistribution(list(range(size)))
         for k, size in enumerate(budget.box.sizes)
     }
@@ -143,7 +143,7 @@ def catcma(budget: Budget, seed: int) -> None:
     optimiser = CatCMAwM(c_space=list(budget.box.sizes), population_size=PARALLEL, seed=seed)
     while True:
         asked = [optimiser.ask() for _ in range(PARALLEL)]
-        values = budget(np.stack([point.c.argmax(-1) for point in asked]))
+        values = budget(np.stack([point.c.argmax(-1) for point in asked if point.c is not None]))
         optimiser.tell([(point, -value) for point, value in zip(asked, values, strict=True)])
 
 
@@ -156,3 +156,6 @@ RIVALS: dict[str, Callable[[Budget, int], None]] = {
     "nevergrad (1+1)": partial(nevergrad, "DiscreteOnePlusOne"),
     "CatCMA": catcma,
 }
+
+ANYTIME = {"random search", "Optuna TPE", "nevergrad (1+1)", "CatCMA"}
+"""Those that do not use their budget: a long run's first evaluations are those of a short run."""

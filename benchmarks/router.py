@@ -3,34 +3,45 @@
 Eight clusters of inputs, each with labels of its own: an expert is a small network that can learn one cluster and not
 all of them, so accuracy measures routing. The ways differ in what the router learns from:
 
-- `arsm.choices` with RLOO, and the same estimator written by hand for this one model,
-- Switch: the largest gate's expert, its output times the gate's probability, with a balancing loss,
+- `arsm.choices` with several estimators, and RLOO(4) written by hand for this one model,
+- Switch: the largest gate's expert, its output times the gate's probability,
 - Gumbel straight-through, which runs all experts,
 - no training of the router at all, and a single expert.
 
-Writes results/router/table.csv.
+Every way may add Switch's balancing loss. Its coefficient and the learning rate are chosen for each way from the same
+grid, on seeds that are not reported. A training is one line of results/router/runs.jsonl, which is not made again:
+
+    python -m benchmarks.router run --workers 16      # trainings, then the time per step
+    python -m benchmarks.router report                # table.csv, from runs.jsonl and times.json
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
-from benchmarks.maximize import commit
-from benchmarks.measure import hardware, interleaved, table
+from arsm_experiments.runs.provenance import provenance
+from benchmarks.measure import interleaved, table
 
 EXPERTS, INPUTS, HIDDEN, CLASSES, BATCH = 8, 16, 16, 4, 256
 RESULTS = Path(__file__).parent.parent / "results" / "router"
+RATES, BALANCES, STEPS = (1e-3, 3e-3, 1e-2), (0.0, 0.01, 0.1), 1000
+CHOSEN_ON, REPORTED = (100, 101, 102), (0, 1, 2, 3, 4)
+"""Seeds of data, initialisation and training."""
 
 
 class Mixture(nn.Module):
@@ -77,12 +88,28 @@ def loss_of(model: Mixture, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def ours(estimator: arsm.Estimator, model: Mixture, x: Tensor, y: Tensor) -> Tensor:
+def balance(logits: Tensor) -> Tensor:
+    """E sum_e share_e mean p_e: 1 where all experts get as much, E where one gets all.
+
+    Reference: Fedus, Zoph and Shazeer, Switch transformers, JMLR 2022.
+    """
+    p = logits.softmax(-1)
+    share = F.one_hot(p.argmax(-1), EXPERTS).float().mean(0)
+    return EXPERTS * (share * p.mean(0)).sum()
+
+
+Losses = tuple[Tensor, Tensor | None]
+"""Mean loss, and the router's logits [N, E] if it is trained."""
+
+
+def ours(estimator: arsm.Estimator, model: Mixture, x: Tensor, y: Tensor) -> Losses:
     with arsm.choices(model, estimator) as run:
-        return run(partial(loss_of, model), x, y).mean()
+        loss = run(partial(loss_of, model), x, y).mean()
+        assert model.choice.logits is not None
+        return loss, model.choice.logits.squeeze(1)
 
 
-def drop_in(model: Mixture, x: Tensor, y: Tensor, n: int = 4) -> Tensor:
+def drop_in(model: Mixture, x: Tensor, y: Tensor, n: int = 4) -> Losses:
     """RLOO(4) by hand, for this model alone."""
     x, y = x.repeat(n, 1), y.repeat(n)
     q = torch.distributions.Categorical(logits=model.gate(x))
@@ -90,16 +117,13 @@ def drop_in(model: Mixture, x: Tensor, y: Tensor, n: int = 4) -> Tensor:
     loss = F.cross_entropy(model.experts(x, z.unsqueeze(1)), y, reduction="none")
     by_sample = loss.detach().view(n, -1)
     advantage = (by_sample - by_sample.mean(0)) * n / (n - 1)
-    return (loss + advantage.flatten() * q.log_prob(z)).mean()
+    return (loss + advantage.flatten() * q.log_prob(z)).mean(), q.logits
 
 
-def switch(model: Mixture, x: Tensor, y: Tensor) -> Tensor:
-    """Fedus, Zoph and Shazeer, Switch transformers, JMLR 2022: scale by the gate, balance with coefficient 0.01."""
-    p = model.gate(x).softmax(-1)
-    largest, z = p.max(-1)
-    share = F.one_hot(z, EXPERTS).float().mean(0)
-    loss = F.cross_entropy(largest.unsqueeze(-1) * model.experts(x, z.unsqueeze(1)), y)
-    return loss + 0.01 * EXPERTS * (share * p.mean(0)).sum()
+def switch(model: Mixture, x: Tensor, y: Tensor) -> Losses:
+    logits = model.gate(x)
+    largest, z = logits.softmax(-1).max(-1)
+    return F.cross_entropy(largest.unsqueeze(-1) * model.experts(x, z.unsqueeze(1)), y), logits
 
 
 def switch_predict(model: Mixture, x: Tensor) -> Tensor:
@@ -107,21 +131,22 @@ def switch_predict(model: Mixture, x: Tensor) -> Tensor:
     return largest.unsqueeze(-1) * model.experts(x, z.unsqueeze(1))
 
 
-def gumbel(model: Mixture, x: Tensor, y: Tensor) -> Tensor:
-    z = F.gumbel_softmax(model.gate(x), tau=1.0, hard=True).unsqueeze(1)
-    return F.cross_entropy(model.experts(x, z), y)
+def gumbel(model: Mixture, x: Tensor, y: Tensor) -> Losses:
+    logits = model.gate(x)
+    return F.cross_entropy(model.experts(x, F.gumbel_softmax(logits, tau=1.0, hard=True).unsqueeze(1)), y), logits
 
 
-def untrained(model: Mixture, x: Tensor, y: Tensor) -> Tensor:
+def untrained(model: Mixture, x: Tensor, y: Tensor) -> Losses:
     with torch.no_grad():
         z = model.gate(x).argmax(-1, keepdim=True)
-    return F.cross_entropy(model.experts(x, z), y)
+    return F.cross_entropy(model.experts(x, z), y), None
 
 
-WAYS: dict[str, Callable[[Mixture, Tensor, Tensor], Tensor]] = {
+WAYS: dict[str, Callable[[Mixture, Tensor, Tensor], Losses]] = {
     "arsm.choices, RLOO(4)": partial(ours, arsm.RLOO(4)),
     "arsm.choices, RLOO(2)": partial(ours, arsm.RLOO(2)),
     "arsm.choices, ARSM": partial(ours, arsm.ARSM()),
+    "arsm.choices, LocalExpectation": partial(ours, arsm.LocalExpectation()),
     "RLOO(4) by hand": drop_in,
     "Switch": switch,
     "Gumbel straight-through": gumbel,
@@ -130,68 +155,147 @@ WAYS: dict[str, Callable[[Mixture, Tensor, Tensor], Tensor]] = {
 }
 
 
-def accuracy(way: str, seed: int, steps: int) -> float:
-    """On 10,000 fresh inputs, with the most probable expert."""
+def total(way: str, coefficient: float, model: Mixture, x: Tensor, y: Tensor) -> Tensor:
+    loss, logits = WAYS[way](model, x, y)
+    return loss if logits is None or coefficient == 0 else loss + coefficient * balance(logits)
+
+
+def training(way: str, rate: float, coefficient: float, seed: int, steps: int) -> dict[str, Any]:
+    """The record of a training: accuracy of the most probable expert on 10,000 fresh inputs."""
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
-    data = Mixtures(seed)
-    model = Mixture(1 if way == "one expert" else EXPERTS)
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    where, start = provenance("cpu"), time.monotonic()
+    data, model = Mixtures(seed), Mixture(1 if way == "one expert" else EXPERTS)
+    optimiser = torch.optim.Adam(model.parameters(), rate)
     for _ in range(steps):
-        loss = WAYS[way](model, *data.draw(BATCH))
+        loss = total(way, coefficient, model, *data.draw(BATCH))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
     x, y = data.draw(10_000)
     with torch.no_grad():
         predicted = switch_predict(model, x) if way == "Switch" else model.eval()(x)
-    return float((predicted.argmax(-1) == y).float().mean())
+        chosen = torch.bincount(model.gate(x).argmax(-1), minlength=EXPERTS)
+    return {
+        "way": way,
+        "rate": rate,
+        "balance": coefficient,
+        "seed": seed,
+        "steps": steps,
+        "accuracy": float((predicted.argmax(-1) == y).float().mean()),
+        "experts": int((chosen >= 100).sum()),
+        "seconds": round(time.monotonic() - start, 1),
+        "hardware": where["hardware"],
+        "commit": where["commit"],
+    }
 
 
-def step_times(repetitions: int) -> dict[str, list[float]]:
-    """Seconds per step, forward and backward: median, least, most."""
+def step_times(repetitions: int) -> dict[str, float]:
+    """Median milliseconds per step, forward and backward, with the balancing loss; in turns."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     batch, model = Mixtures(0).draw(BATCH), Mixture()
 
-    def step(way: Callable[[Mixture, Tensor, Tensor], Tensor]) -> None:
+    def step(way: str) -> None:
         model.zero_grad()
-        way(model, *batch).backward()
+        total(way, 0.01, model, *batch).backward()
 
-    calls: dict[str, Callable[[], object]] = {
-        name: partial(step, way) for name, way in WAYS.items() if name != "one expert"
-    }
-    return {name: [t.median, t.low, t.high] for name, t in interleaved(calls, repetitions).items()}
+    calls: dict[str, Callable[[], object]] = {name: partial(step, name) for name in WAYS if name != "one expert"}
+    return {name: 1000 * t.median for name, t in interleaved(calls, repetitions, time.process_time).items()}
 
 
-def main(steps: int = 1000, seeds: int = 3, repetitions: int = 200) -> None:
-    torch.set_num_threads(1)
-    times = step_times(repetitions)
-    base = times["RLOO(4) by hand"][0]
-    rows, lines = [], []
-    provenance = ["", f"{hardware()}", commit()]
-    for way in WAYS:
+def read(path: Path) -> list[dict[str, Any]]:
+    """The trainings so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def chosen(records: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """The (rate, balance) of each way with the best mean accuracy on the seeds that are not reported."""
+    found: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for r in records:
+        if r["seed"] in CHOSEN_ON:
+            found[r["way"]][r["rate"], r["balance"]].append(r["accuracy"])
+    return {way: max(grid, key=lambda key: statistics.mean(grid[key])) for way, grid in found.items()}
+
+
+def run(workers: int, steps: int, repetitions: int, out: Path) -> None:
+    """The grid, then the reported seeds with each way's choice, then the time per step."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "runs.jsonl"
+
+    def make(keys: Iterable[tuple[str, float, float, int]]) -> None:
+        done = {(r["way"], r["rate"], r["balance"], r["seed"]) for r in read(path)}
+        missing = [key for key in keys if key not in done]
         start = time.monotonic()
-        found = [accuracy(way, seed, steps) for seed in range(seeds)]
-        spent = f"{time.monotonic() - start:.1f}"
-        mean, std = statistics.mean(found), statistics.stdev(found) if seeds > 1 else 0.0
-        rows.append([f"Router: {way}", "test accuracy", f"{mean:.4f}", f"{std:.4f}", seeds, "", spent, *provenance[1:]])
+        with ProcessPoolExecutor(workers) as processes, path.open("a") as file:
+            pending = [processes.submit(training, *key, steps) for key in missing]
+            for number, finished in enumerate(as_completed(pending), 1):
+                record = finished.result()
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                left = (time.monotonic() - start) / number * (len(missing) - number)
+                name = f"{record['way']}, rate {record['rate']:g}, balance {record['balance']:g}, seed {record['seed']}"
+                print(f"{number}/{len(missing)} {name}: {record['accuracy']:.3f}; about {left:.0f} s left", flush=True)
+
+    fixed = {"untrained router", "one expert"}
+    make(
+        (way, rate, coefficient, seed)
+        for seed in CHOSEN_ON
+        for way in WAYS
+        for rate in RATES
+        for coefficient in ((0.0,) if way in fixed else BALANCES)
+    )
+    make((way, *key, seed) for way, key in chosen(read(path)).items() for seed in REPORTED)
+    where = provenance("cpu")
+    times = {"hardware": where["hardware"], "commit": where["commit"], "ms": step_times(repetitions)}
+    (out / "times.json").write_text(json.dumps(times, indent=1) + "\n")
+
+
+def report(folder: Path) -> None:
+    """table.csv, and the same on the terminal."""
+    records, times = read(folder / "runs.jsonl"), json.loads((folder / "times.json").read_text())
+    lines, rows = [], []
+    for way, (rate, coefficient) in chosen(records).items():
+        group = [
+            r
+            for r in records
+            if r["way"] == way and r["seed"] in REPORTED and (r["rate"], r["balance"]) == (rate, coefficient)
+        ]
+        found = [r["accuracy"] for r in group]
+        mean, std, spent = statistics.mean(found), statistics.stdev(found), sum(r["seconds"] for r in group)
+        setting = f"{rate:g}, {coefficient:g}"
+        name = f"Router: {way}"
+        place = [group[0]["hardware"], group[0]["commit"]]
+        rows.append([name, "test accuracy", f"{mean:.4f}", f"{std:.4f}", len(found), "", f"{spent:.1f}", *place])
         cells = ["", ""]
-        if way in times:
-            milliseconds = 1000 * times[way][0]
-            rows.append([f"Router: {way}", "ms per step", f"{milliseconds:.3f}", "", 1, "", "", *provenance[1:]])
-            cells = [f"{milliseconds:.2f} ms", f"{times[way][0] / base:.2f}"]
-        lines.append([way, f"{mean:.3f} +- {std:.3f}", *cells])
-        print(f"{way}: {mean:.3f} in {spent} s", flush=True)
-    print(table("A router over 8 experts", ["way", "test accuracy", "step", "times by hand"], lines))
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / "table.csv").open("w", newline="") as file:
+        if way in times["ms"]:
+            ms = times["ms"][way]
+            rows.append([name, "CPU ms per step", f"{ms:.3f}", "", 1, "", "", times["hardware"], times["commit"]])
+            cells = [f"{ms:.2f} ms", f"{ms / times['ms']['RLOO(4) by hand']:.2f}"]
+        experts = f"{statistics.mean(r['experts'] for r in group):.1f}"
+        lines.append([way, setting, f"{mean:.3f} +- {std:.3f}", experts, *cells])
+    print(table("Router", ["way", "rate, balance", "accuracy", "experts used", "step", "times by hand"], lines))
+    with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"])
         writer.writerows(rows)
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--repetitions", type=int, default=200)
-    main(**vars(parser.parse_args()))
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run", help="make the trainings that are missing, and time the steps")
+    runs.add_argument("--workers", type=int, default=1)
+    runs.add_argument("--steps", type=int, default=STEPS)
+    runs.add_argument("--repetitions", type=int, default=200)
+    runs.add_argument("--out", type=Path, default=RESULTS)
+    commands.add_parser("report", help="table.csv from runs.jsonl and times.json")
+    options = vars(parser.parse_args())
+    if options.pop("command") == "run":
+        run(**options)
+    else:
+        report(RESULTS)
+
+
+if __name__ == "__main__":
+    main()

@@ -159,7 +159,7 @@ def product_rate(dtype: torch.dtype, size: int = 8192, repetitions: int = 10) ->
 
 
 def step_seconds(engine: Engine, epochs: int) -> float:
-    """Seconds a step, over whole epochs."""
+    """Seconds per step, over whole epochs."""
     engine.epoch()
     torch.cuda.synchronize()
     start = time.perf_counter()

@@ -4,14 +4,14 @@ The policy is a softmax over 100,000 items; its logits are inner products of a l
 items'. The reward of an item is unknown until it is shown, so that evaluations of f are what counts. Two tables:
 
 1. squared error x evaluations of each estimator at three policies: uniform, as training begins, and one that knows;
-2. the expected reward, exactly, after training with about eight evaluations a query, and with all that ARSM asks for.
+2. the expected reward, exactly, after training with about eight evaluations per query, and with all that ARSM asks for.
 
 ARSM is not the one to take here. Expect leave-one-out REINFORCE and the unordered set, which draws its noise once
 instead of eight times, to be the best: about 0.02, 0.02 and 0.01 at the three policies, and a reward of 0.77 and 0.79
 after training, from 0.555. ARSM is their equal per evaluation at the uniform policy alone, where it evaluates all
 items for one estimate; at the other two it costs 60 to 120 times as much (with `--samples 200`), and it reaches 0.65
-with 4,400 evaluations a query. Four references instead of all bring its evaluations down to a handful, at 3 to 10 times
-the cost of the best; it does not learn at all in this time.
+with 4,400 evaluations per query. Four references instead of all bring its evaluations down to a handful, at 3 to 10
+times the cost of the best; it does not learn at all in this time.
 
     python examples/retrieval.py
 """
@@ -57,7 +57,7 @@ class Catalogue:
         return arsm.estimate(estimator, self.logits(query, weight), self.reward, query, max_rows=None)
 
     def gradient(self, estimator: arsm.Estimator, query: Tensor, weight: Tensor) -> tuple[Tensor, float]:
-        """An estimate of dE[reward]/dlogits [B, 1, C], and the evaluations a query that it needed."""
+        """An estimate of dE[reward]/dlogits [B, 1, C], and the evaluations per query that it needed."""
         out = self.estimate(estimator, query, weight)
         assert out.grad is not None
         return out.grad, out.info["distinct"].double().mean().item()
@@ -87,7 +87,7 @@ def measure(catalogue: Catalogue, samples: int) -> None:
 
 
 def train(catalogue: Catalogue, estimator: arsm.Estimator, steps: int) -> tuple[float, float]:
-    """The expected reward after training, and the evaluations a query that it took."""
+    """The expected reward after training, and the evaluations per query that it took."""
     torch.manual_seed(1)
     weight = (SCALE * torch.eye(D)).requires_grad_()
     optimiser = torch.optim.Adam([weight], lr=0.03 * SCALE, maximize=True)
@@ -116,7 +116,7 @@ def main(steps: int = 60, samples: int = 30) -> dict[str, float]:
     print(f"Expected reward after {steps} steps of {QUERIES} queries, from {reached['untrained']:.3f}:")
     for words in TRAINED:
         reached[words], evaluations = train(catalogue, arsm.estimator(words), steps)
-        print(f"{words:<38}{reached[words]:.3f} at {evaluations:,.0f} evaluations a query", flush=True)
+        print(f"{words:<38}{reached[words]:.3f} at {evaluations:,.0f} evaluations per query", flush=True)
     return reached
 
 

@@ -7,7 +7,7 @@ and turns the profits back into a tensor; nothing else is asked of a simulator.
 The demand is passed as context. All plans that an estimate compares then meet the same customers (common random
 numbers), and the estimate is still unbiased, because the demand does not depend on the plans.
 
-Expect a profit of 33.1 to 33.3 a day from ARSM, pooled ARSM and leave-one-out REINFORCE, and 31.3 from averaged
+Expect a profit of 33.1 to 33.3 per day from ARSM, pooled ARSM and leave-one-out REINFORCE, and 31.3 from averaged
 REINFORCE, all at 67 simulations at most; the best level that is the same every day earns 29.6.
 
     python examples/simulator.py
@@ -30,7 +30,7 @@ ESTIMATORS = ("arsm", "arsm:pooled=True", "rloo:samples=67", "67*reinforce")
 
 
 def draw_demand(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-    """Customers a day, [n, WEEKS * DAYS]."""
+    """Customers per day, [n, WEEKS * DAYS]."""
     return rng.poisson(np.tile(MEAN_DEMAND, WEEKS), (n, WEEKS * DAYS))
 
 

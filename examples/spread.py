@@ -1,6 +1,6 @@
 """Several agents with one joint action: mpe2's spread task with 3 or 6 agents, a shared policy and a team reward.
 
-pip install mpe2
+pip install -e '.[games]'
 python examples/spread.py            # 3 agents
 python examples/spread.py 6 120      # 6 agents, 120 seconds
 """

@@ -4,7 +4,7 @@ The encoder makes 32 four-way choices for every image. The decoder is inside f a
 learns through the estimator; the KL divergence from the uniform prior is analytic, stays outside f, and needs no
 estimate at all. The images ship with `pip install arsm-experiments`.
 
-Every estimator starts from the same weights, sees the same images and may evaluate the decoder seven times an image.
+Every estimator starts from the same weights, sees the same images and may evaluate the decoder seven times per image.
 Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 139 with leave-one-out REINFORCE and 175 with averaged
 REINFORCE. A decoder that learns while the encoder does not gets to 206.
 
@@ -68,7 +68,7 @@ def train(estimator: arsm.Estimator, images: Tensor, test: Tensor, steps: int, b
 
 @torch.no_grad()
 def evaluate(model: VAE, images: Tensor) -> float:
-    """-ELBO in nats from one sample an image, for which REINFORCE's single evaluation is enough."""
+    """-ELBO in nats from one sample per image, for which REINFORCE's single evaluation is enough."""
     return -model.elbo(arsm.Reinforce(), images.float()).mean().item()
 
 

@@ -59,7 +59,7 @@ def pooled_arsm(logits: Tensor, log_pi: Tensor, f: Function, references: list[in
 
 
 def ars(logits: Tensor, log_pi: Tensor, references: Tensor, f: Function) -> Tensor:
-    """ARS with one reference a variable: references [K]."""
+    """ARS with one reference per variable: references [K]."""
     variables, categories = logits.shape
     pseudo = pseudo_vectors(logits, log_pi)
     swapped = torch.stack([pseudo[:, int(references[k]), k] for k in range(variables)], -1)  # [C, K]

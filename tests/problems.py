@@ -79,7 +79,7 @@ def linear(z: Tensor, theta: Tensor) -> Tensor:
 
 
 def interacting(z: Tensor, theta: Tensor) -> Tensor:
-    """A cosine of all variables together: no sum of one term a variable."""
+    """A cosine of all variables together: no sum of one term per variable."""
     return torch.cos(linear(z, theta)) + 0.3 * linear(z, theta).square()
 
 

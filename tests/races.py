@@ -29,7 +29,7 @@ NOISE = ("dirichlet", "grid")
 
 def _logits(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-    chosen = torch.rand(shape, generator=generator).argsort(-1)  # 0 for one category a variable
+    chosen = torch.rand(shape, generator=generator).argsort(-1)  # 0 for one category per variable
     match kind:
         case "normal":
             return 2 * normal

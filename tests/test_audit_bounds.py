@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 import arsm
 from arsm.audit import PROBLEMS
 from arsm.audit.bounds import bernstein, student
-from tests.test_audit import CORRECT, group
+from arsm.audit.measure import SMALL_SHARE
+from tests.test_audit import CORRECT, Loss, group
 
 
 @pytest.mark.parametrize("freedom", [63, 127, 2047])
@@ -41,32 +45,53 @@ def test_rare_outcomes_break_a_z_test_but_not_the_bound() -> None:
 
 
 REDUCED = [p for p in PROBLEMS if p.role == "f" or p.name in ("two categories", "a batch of 2")]
+LARGE = [p for p in PROBLEMS if not p.small]
+RATE = 0.05
+"""Declared for reduced audits: one that would show."""
+
+
+def verdicts(losses: list[Loss], audits: int) -> Counter[str]:
+    """Of audits with few draws, 320 of them in the small batch, which decide something in every problem."""
+    return Counter(
+        arsm.audit(
+            losses[seed % len(losses)], samples=320 * SMALL_SHARE, problems=REDUCED, false_alarm=RATE, seed=seed
+        ).verdict
+        for seed in range(audits)
+    )
+
+
+def most_alarms(audits: int) -> float:
+    """At the declared rate, four standard deviations above the mean."""
+    return RATE * audits + 4 * math.sqrt(RATE * (1 - RATE) * audits)
 
 
 @pytest.mark.slow
 def test_the_false_alarm_rate_is_kept() -> None:
-    """2,000 reduced audits of correct losses at a rate that would show: at most as many alarms as are declared."""
-    rate, audits = 0.05, 2000
-    losses = [
-        "score function",
-        "leave-one-out, 2 samples",
-        "leave-one-out, 4 samples",
-        "leave-one-out, rows of the batch",
-    ]
-    alarms = sum(
-        not arsm.audit(CORRECT[losses[seed % 4]], samples=1024, problems=REDUCED, false_alarm=rate, seed=seed).passed
-        for seed in range(audits)
-    )
-    print(f"{alarms} alarms in {audits} audits at a declared rate of {rate}")
-    assert alarms <= rate * audits + 4 * math.sqrt(rate * (1 - rate) * audits)
+    names = ("score function", "leave-one-out, 2 samples", "leave-one-out, 4 samples")
+    found = verdicts([CORRECT[name] for name in (*names, "leave-one-out, rows of the batch")], 2000)
+    print(dict(found), f"at a declared rate of {RATE}")
+    assert found["not decided"] == 0
+    assert found["wrong"] <= most_alarms(2000)
 
 
 @pytest.mark.slow
 def test_the_rate_of_a_biased_loss_shows() -> None:
     """The same audits catch an error of a tenth: the test above could fail."""
-    biased = group(lambda f: 1.1 * (f - f.mean(0)) * 4 / 3)
-    alarms = sum(
-        not arsm.audit(biased, samples=1024, problems=REDUCED, false_alarm=0.05, seed=seed).passed
-        for seed in range(100)
-    )
-    assert alarms > 50
+    found = verdicts([group(lambda f: 1.1 * (f - f.mean(0)) * 4 / 3)], 100)
+    assert found["wrong"] > most_alarms(100)
+
+
+POWER = 1.01
+"""A length that is caught with probability 0.99 at the default number of draws."""
+
+
+@pytest.mark.slow
+def test_the_power_is_what_is_said() -> None:
+    """Leave-one-out with 4 samples, 1 % too long, in audits of the default size with different seeds."""
+
+    def longer(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        return POWER * CORRECT["leave-one-out, 4 samples"](logits, f)
+
+    found = [arsm.audit(longer, seed=seed, problems=LARGE) for seed in range(20)]
+    assert sum(each.verdict == "wrong" for each in found) >= 19
+    assert max(each.missed or 1 for each in found) < POWER - 1

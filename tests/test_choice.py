@@ -220,7 +220,7 @@ def test_a_planted_bias_is_caught(estimator: arsm.Estimator) -> None:
 
 def test_forgotten_earlier_choices_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices before the one under test must be held."""
-    from arsm.choice import Run
+    from arsm.choice_run import Run
 
     inner = Run._values_of_queries
 
@@ -393,14 +393,15 @@ def test_a_router_with_dropout_and_layer_norm_learns(estimator: arsm.Estimator) 
     assert train(model, model, estimator) > 0.7  # the best single expert: 0.5
 
 
-def test_compiled_models_make_the_same_choices() -> None:
+@pytest.mark.parametrize("estimator", [arsm.RLOO(4), arsm.ARSM(), arsm.StraightThrough()], ids=repr)
+def test_compiled_models_make_the_same_choices(estimator: arsm.Estimator) -> None:
     torch.manual_seed(0)
     model = Routed(0.0)
     x, y = quadrants(16)
 
     def gradients(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
         model.zero_grad()
-        with arsm.choices(model, arsm.RLOO(4), generator=torch.Generator().manual_seed(1)) as run:
+        with arsm.choices(model, estimator, generator=torch.Generator().manual_seed(1)) as run:
             run(lambda x, y: F.cross_entropy(call(x), y, reduction="none"), x, y).mean().backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 

@@ -20,7 +20,7 @@ WORDS = ["muprop", "rebar:temperature=0.4,scale=0.8", "relax:temperature=0.4"]
 
 
 def f(z: Tensor, theta: Tensor) -> Tensor:
-    """Smooth, and no sum of one term a variable; z one-hot, relaxed or integer."""
+    """Smooth, and no sum of one term per variable; z one-hot, relaxed or integer."""
     x = (arsm.one_hot(z, theta.shape[-1] // z.shape[1], theta.dtype).flatten(1) * theta).sum(-1)
     return x.sin() + 0.5 * x.square()
 

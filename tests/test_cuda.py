@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import arsm
+from arsm import kernels
 from arsm.noise import dirichlet
 from arsm.swap import pair_table, run_race
 from arsm.univariate import merge, swap_all
@@ -52,6 +53,9 @@ def test_pseudo_actions_are_the_same_on_both() -> None:
     log_pi = dirichlet(logits, torch.Generator().manual_seed(1))
     here, there = run_race(logits, log_pi), run_race(logits.cuda(), log_pi.cuda())
     assert torch.equal(pair_table(here), pair_table(there).cpu())
+    logits, log_pi = logits[..., :10].contiguous(), log_pi[..., :10].contiguous()
+    for expected, found in zip(kernels.pairs(logits, log_pi), kernels.pairs(logits.cuda(), log_pi.cuda()), strict=True):
+        assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import inspect
 import os
+import pydoc
 import re
 import shlex
 import subprocess
@@ -318,3 +319,95 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert {f"arsm.{public}" for public in arsm.__all__} <= ids
     assert {f"arsm.rl.{public}" for public in rl.__all__} <= ids
     assert {f"arsm.sequences.{public}" for public in sequences.__all__} <= ids
+
+
+# ---------------------------------------------------------------- the front door
+
+
+def doors() -> list[Path]:
+    """The pages that the README's table of starting points leads to."""
+    table = (ROOT / "README.md").read_text().partition("| you have |")[2].partition("\n\n")[0]
+    return [ROOT / target for target in re.findall(r"\]\(([^)]+)\)", table)]
+
+
+def test_there_is_a_door_for_everyone() -> None:
+    wanted = {"model", "choice", "language", "pyro", "environment", "black_box", "gradient"}
+    assert len(doors()) >= len(wanted)
+    for word in wanted:
+        assert any(word in door.stem for door in doors()), word
+
+
+@pytest.mark.parametrize("door", doors(), ids=lambda door: door.stem)
+def test_the_first_code_behind_a_door_runs_as_pasted(
+    door: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    language, block = FENCE.findall(door.read_text())[0]
+    if language == "console":  # how to install it
+        language, block = FENCE.findall(door.read_text())[1]
+    assert language == "python"
+    exec(compile(block, str(door), "exec"), {})
+    assert capsys.readouterr().out.strip(), "the first code of a page shows something"
+
+
+def test_the_readme_is_short_and_in_plain_words() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 900
+    results = text.partition("## Results")[2].partition("\n## ")[0]
+    assert 10 <= results.count("\n| [") <= 14
+    raw = [word for word in arsm.estimator_names() if re.search(rf"(?<![\w-]){word}[:,; ]", results) and word.islower()]
+    assert [word for word in raw if word not in ("straight-through",)] == []
+    assert not re.search(r"\w+=\w+", results), "settings as a command takes them"
+
+
+def test_the_reference_in_a_clone_has_every_public_name() -> None:
+    index = load(DOCS / "reference_index.py")
+    listed = set(re.findall(r"^\| `([\w.]+)`", index.PAGE.read_text(), re.MULTILINE))
+    public = {f"{module}.{found}" for module in index.MODULES for found, _ in index.names(module)}
+    assert listed == public, "docs/reference/README.md is stale; run `make readme`"
+
+
+def test_help_shows_the_fields_of_a_class() -> None:
+    from arsm import policy, rl, sequences
+
+    budget = "budget: S_max: the most rollouts per true episode; None for all."
+    for cls, words in (
+        (rl.Settings, budget),
+        (rl.Settings, "gamma: Discount factor."),
+        (rl.Iteration, "episodes: True episodes so far."),
+        (arsm.Estimate, "estimator_loss: "),
+        (arsm.RLOO, "live: "),
+        (policy.Rollouts, "weight: "),
+        (sequences.Estimate, "tokens: "),
+    ):
+        text = pydoc.plain(pydoc.render_doc(cls))
+        assert words in text.partition("Attributes:")[2], f"help({cls.__name__}) should say {words}"
+    assert "Attributes:" not in (inspect.getdoc(arsm.GumbelSoftmax.__mro__[1]) or "")
+
+
+# ---------------------------------------------------------------- releases
+
+
+def test_one_version_everywhere() -> None:
+    import arsm_experiments
+
+    assert arsm.__version__ == arsm_experiments.__version__ == "0.2.0"
+    newest = re.search(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] in (arsm.__version__, "Unreleased")
+    assert f"\nversion: {arsm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_names_of_the_last_version_say_what_to_write_instead() -> None:
+    from arsm import policy
+
+    relax = arsm.RELAX(control=torch.nn.Linear(3, 1))
+    with pytest.warns(DeprecationWarning, match=r"estimator\.learned"):
+        assert list(arsm.learned_parts(relax)) == list(relax.learned)  # pyright: ignore[reportAttributeAccessIssue]
+    for gone in ("race_noise", "select_steps"):
+        with pytest.raises(AttributeError, match=r"plan\(estimator, logits, actions\)"):
+            getattr(policy, gone)
+    with pytest.raises(ModuleNotFoundError, match="import arsm_experiments"):
+        importlib.import_module("arsm.experiments.toy")
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        arsm.nothing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

@@ -108,5 +108,5 @@ def test_many_actions() -> None:
 
 
 def test_spread() -> None:
-    pytest.importorskip("mpe2", reason="mpe2 is not installed; pip install mpe2")
+    pytest.importorskip("mpe2", reason="mpe2 is not installed; pip install 'arsm[games]'")
     assert sorted(load("spread").main(agents=2, seconds=0.1)) == ["agent_0", "agent_1"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
+import arsm
 from arsm import kernels, univariate
 from arsm.noise import dirichlet
 from arsm.swap import arsm_reference, pseudo_actions_reference
@@ -89,7 +90,27 @@ def test_the_operators_are_what_they_declare() -> None:
     found = kernels.order(logits, log_pi)
     torch.library.opcheck(torch.ops.arsm.order.default, (logits, log_pi))
     ahead, can_win, *rest = found
-    torch.library.opcheck(torch.ops.arsm.merge.default, (log_pi, ahead, *rest, can_win.double()))
+    torch.library.opcheck(torch.ops.arsm.merge.default, (logits, log_pi, ahead, *rest, can_win.double()))
+
+
+def test_pairs_are_asked_for_alike_by_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 4, 6, generator=generator)
+    estimator = arsm.ARSM(pooled=True)
+    noise = estimator.noise(logits, generator)
+
+    def ask(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        queries = estimator.ask(logits, noise)
+        return queries.points, queries.z, queries.same_as
+
+    expected = ask(logits, noise)
+    monkeypatch.setattr(kernels, "has_pairs", lambda logits: True)
+    mapped = vmap(ask, out_dims=(1, 0, 1))
+    torch.compiler.reset()
+    for call in (ask, mapped, torch.compile(mapped, fullgraph=True, backend="aot_eager")):
+        for found, wanted in zip(call(logits, noise), expected, strict=True):
+            assert torch.equal(found, wanted)
+    torch.library.opcheck(torch.ops.arsm.pairs.default, (logits, noise))
 
 
 def test_a_repetition_is_the_same_to_the_bit() -> None:

@@ -19,8 +19,10 @@ import arsm
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = ROOT / "experiments"
-WHEEL, SOURCES = 250_000, 1_000_000
-"""The most bytes of the library's wheel and of its source archive."""
+WHEEL, CORE, SOURCES = 250_000, 150_000, 1_000_000
+"""The most bytes of the library's wheel, of its core with `rl` therein, and of its source archive."""
+DOORS = ("audit", "choice", "kernels", "maximize", "pyro", "rows", "sequences", "subsets", "testing")
+"""Modules of `arsm` that do not count as core."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -121,6 +123,9 @@ def test_the_wheel_holds_the_library_its_licence_and_nothing_else(wheel: Path) -
     licences = [name for name in zipfile.ZipFile(wheel).namelist() if "/licenses/" in name]
     assert licences == [f"arsm-{arsm.__version__}.dist-info/licenses/LICENSE"]
     assert wheel.stat().st_size < WHEEL
+    with zipfile.ZipFile(wheel) as files:
+        rooms = {file: Path(file.filename).with_suffix("").parts for file in files.infolist()}
+    assert sum(file.compress_size for file, parts in rooms.items() if parts[1] not in DOORS) < CORE
 
 
 def test_the_experiments_bring_their_data_and_templates(experiments_wheel: Path) -> None:

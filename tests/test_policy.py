@@ -18,7 +18,7 @@ STATES, HORIZON, GAMMA = 3, 4, 0.9
 
 
 class Process:
-    """K actions of C values a step, random transitions and rewards, HORIZON steps from state 0."""
+    """K actions of C values per step, random transitions and rewards, HORIZON steps from state 0."""
 
     def __init__(self, variables: int, categories: int) -> None:
         generator = torch.Generator().manual_seed(7)

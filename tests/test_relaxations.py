@@ -30,7 +30,7 @@ WORDS = [
 
 
 def f(z: Tensor, theta: Tensor) -> Tensor:
-    """Smooth, and no sum of one term a variable."""
+    """Smooth, and no sum of one term per variable."""
     x = (z.flatten(1) * theta).sum(-1)
     return x.sin() + 0.5 * x.square()
 

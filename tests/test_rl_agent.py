@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from PIL import Image
 from torch.nn.utils import parameters_to_vector
 
 import arsm
@@ -26,7 +27,7 @@ from arsm.rl.progress import Progress, clock
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
 
-one_by_one = partial(PolicyGradient, settings=Settings(**dataclasses.asdict(Learning())))
+one_by_one = partial(PolicyGradient, settings=Settings(**dataclasses.asdict(Learning()), decay_over=None))
 """One episode per iteration, and the paper's other settings."""
 
 
@@ -71,7 +72,7 @@ def test_engines_give_the_same_weights(common: bool) -> None:
 
 
 class Pair(Walk):
-    """Two actions a step, of 2 and 3 choices; pays for the first choice of both."""
+    """Two actions per step, of 2 and 3 choices; pays for the first choice of both."""
 
     action_space = spaces.MultiDiscrete([2, 3])
 
@@ -149,6 +150,15 @@ def test_the_learning_rate_falls_to_nothing() -> None:
     assert sizes[0] == pytest.approx(0.1, rel=1e-3)  # Adam's first step is as long as its rate
     assert 0 < sizes[3] < 0.1 * 0.25 * 1.5
     assert sizes[4] == 0
+
+
+def test_the_learning_rate_falls_over_each_call_of_learn() -> None:
+    agent = one_by_one("CartPole-v1", horizon=40, learning_rate=0.1, decay_over="learn")
+    for _ in range(2):
+        rates = [agent._learning_rate for _ in agent.iterations(5)]
+        assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+    assert agent.learn(1)
+    assert agent._learning_rate == 0.1
 
 
 def test_common_random_numbers_change_nothing_but_the_noise() -> None:
@@ -454,3 +464,68 @@ def test_the_update_is_the_planned_gradient() -> None:
     discount = seen["batch"].discount
     lengths = seen["batch"].lengths
     torch.testing.assert_close(discount, torch.cat([0.99 ** torch.arange(n).double() for n in lengths]))
+
+
+def test_a_critic_that_says_nothing_leaves_the_estimators_gradient() -> None:
+    found = []
+    for method in (arsm.RLOO(2), ActorCritic(40, arsm.RLOO(2))):
+        agent = one_by_one("CartPole-v1", method, horizon=40, seed=5)
+        for parameter in agent.learner.parameters():
+            torch.nn.init.zeros_(parameter)
+        agent.learn(1)
+        found.append(torch.cat([p.grad.flatten() for p in agent.network.parameters() if p.grad is not None]))
+    assert found[0].abs().max() > 0
+    torch.testing.assert_close(*found)
+
+
+def test_rollouts_of_an_actor_critic_are_cut_and_valued(tmp_path: Path) -> None:
+    """A value of 50 everywhere but after the end: the longest rollouts have 3 rewards of 1 and gamma^3 50."""
+    agent = one_by_one("CartPole-v1", ActorCritic(3, arsm.RLOO(2)), horizon=40, seed=5, budget=None)
+    assert isinstance(agent.learner, Critic)
+    seen: dict[str, torch.Tensor] = {}
+    gradient = Batch.gradient
+
+    def spy(batch: Batch, estimator: Any, plan: Any, returns: torch.Tensor, tried: torch.Tensor) -> torch.Tensor:
+        seen.update(true=returns, tried=tried)
+        return gradient(batch, estimator, plan, returns, tried)
+
+    with torch.no_grad():
+        for parameter in agent.learner.parameters():
+            parameter.zero_()
+        list(agent.learner.parameters())[-1].fill_(50.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Batch, "gradient", spy)
+        (iteration,) = agent.learn(1)
+    most = 1 + 0.99 + 0.99**2 + 0.99**3 * 50 - 50
+    for advantages in seen.values():
+        assert float(advantages.max()) == pytest.approx(most, abs=1e-5)
+    assert iteration.steps <= 4 * iteration.returns[0] + 3 * iteration.rollouts
+    agent.save(tmp_path / "agent.pt")
+    assert PolicyGradient.from_file(tmp_path / "agent.pt").learner.estimator == arsm.RLOO(2)
+
+
+def test_a_critic_learns_the_same_from_steps_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for cells in (policy.CELLS, 8):
+        monkeypatch.setattr(policy, "CELLS", cells)
+        monkeypatch.setattr(policy, "PARTS", 1000)
+        agent = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=5)
+        agent.learn(3)
+        found.append(weights(agent))
+    assert found[0] == [pytest.approx(parameter) for parameter in found[1]]
+
+
+def test_a_video_shows_one_episode(tmp_path: Path) -> None:
+    agent = one_by_one("CartPole-v1", horizon=9)
+    path = tmp_path / "policy.gif"
+    assert agent.video(path, every=4) == 9
+    with Image.open(path) as film:
+        assert film.n_frames == 3  # pyright: ignore[reportAttributeAccessIssue]
+        first = np.asarray(film.convert("L"))
+        film.seek(2)
+        assert not np.array_equal(np.asarray(film.convert("L")), first)
+    with pytest.raises(ValueError, match='draws nothing; make it with render_mode="rgb_array"'):
+        agent.video(path, gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match="Give video an environment"):
+        one_by_one(Walk, horizon=9).video(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.gif"]

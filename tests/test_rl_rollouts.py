@@ -212,6 +212,35 @@ def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
     assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
 
 
+def test_a_cut_rollout_is_the_beginning_of_the_whole() -> None:
+    environment = make_environment("CartPole-v1", 40)
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0, 1], noise(environment, 2)), 50)
+    whole = play_rollouts(environment, policy, many)
+    lengths = np.round(np.log(1 - whole.returns * (1 - 0.97)) / np.log(0.97)).astype(int)  # every step pays 1
+    assert lengths.min() <= 6 < lengths.max()
+    assert (whole.left > 0).tolist() == (lengths + many.step == 40).tolist()  # the others ended by themselves
+    cut = play_rollouts(environment, policy, replace(many, cut=6))
+    np.testing.assert_allclose(cut.returns, (1 - 0.97 ** np.minimum(lengths, 6)) / (1 - 0.97))
+    np.testing.assert_allclose(cut.left, np.where(lengths > 6, 0.97**6, whole.left))
+    assert cut.steps == np.minimum(lengths, 6).sum()
+    short = lengths <= 6
+    assert (cut.ends[short] == whole.ends[short]).all()
+    assert (cut.ends[~short] != whole.ends[~short]).all()
+
+
+def test_cut_rollouts_of_workers_come_back_in_order(pool: Pool) -> None:
+    environment = pool.environment
+    policy = random_policy(environment)
+    many = replace(branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 20), cut=4)
+    here, there = play_rollouts(environment, policy, many), pool.play(policy, many)
+    for name in ("returns", "ends", "left"):
+        assert getattr(there, name).tolist() == getattr(here, name).tolist()
+    nothing = pool.play(policy, many.part(np.arange(0)))
+    assert nothing.returns.shape == (0,)
+    assert nothing.ends.shape == (0, environment.observations)
+
+
 def test_a_worker_that_dies_is_replaced(pool: Pool) -> None:
     environment = pool.environment
     policy = random_policy(environment)

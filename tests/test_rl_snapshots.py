@@ -136,9 +136,10 @@ class Coin(gymnasium.Env[Any, Any]):
         return min(self.time, 1), reward, self.time == 2, False, {}
 
 
-@pytest.mark.parametrize("randomness", ["same", "fresh"])
-def test_the_gradient_is_unbiased_with_the_same_and_with_fresh_randomness(randomness: Any) -> None:
+@pytest.mark.parametrize(("randomness", "common"), [("same", True), ("fresh", True), ("same", False)])
+def test_the_gradient_is_unbiased_with_the_same_and_with_fresh_randomness(randomness: Any, common: bool) -> None:
     plain = {"gamma": 1.0, "hidden": (), "budget": None, "reward_scale": 1.0, "entropy": 0.0}
+    plain["common_random_numbers"] = common
     agent = PolicyGradient(Coin, arsm.RLOO(2), randomness=randomness, episodes_an_iteration=50, **plain)
     weight, bias = agent.network.parameters()
     with torch.no_grad():

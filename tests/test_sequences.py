@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import arsm
-from arsm import sequences
+from arsm import policy, sequences
 from arsm.sequences import Branch, Group
+from arsm.sequences.strategies import backed_up
 from tests.statistics import deviations
 from tests.tables import Setting, Table, reward
 
@@ -30,6 +33,22 @@ def critic(prompts: Tensor, tokens: Tensor) -> Tensor:
 
 VOCABULARY = [3]
 
+
+def by_result(batch: sequences.Batch, rollouts: policy.Rollouts) -> Tensor:
+    """Some chance that depends on the true sequence, its return and the rollout's first token."""
+    own = batch.returns[rollouts.episode, 0]
+    return (0.3 + 0.2 * rollouts.action.squeeze(-1) / VOCABULARY[0] + 0.1 * (own - 3)).clamp(0.1, 1)
+
+
+class Undivided(Branch):
+    """A rollout that is left out counts as 0, and those that are played count once: biased."""
+
+    def _play(self, batch: sequences.Batch, plan: policy.Rollouts, guess: Tensor) -> tuple[Tensor, sequences.Branches]:
+        tried, branches = super()._play(batch, plan, guess)
+        assert self.chance is not None
+        return guess + (tried - guess) * self.chance(batch, plan), branches
+
+
 STRATEGIES = {
     "RLOO": Branch(arsm.RLOO(3)),
     "ARSM": Branch(arsm.ARSM()),
@@ -39,6 +58,10 @@ STRATEGIES = {
     "REINFORCE": Branch(arsm.Reinforce()),
     "keep": Branch(arsm.RLOO(3), keep=0.6),
     "critic": Branch(arsm.RLOO(3), keep=0.7, critic=critic),
+    "chance": Branch(arsm.RLOO(3), chance=sequences.by_likelihood(0.3)),
+    "chance by result": Branch(arsm.RLOO(3), keep=0.8, chance=by_result),
+    "chance, exact": Branch(arsm.LocalExpectation(), chance=sequences.by_likelihood(0.2)),
+    "chance, critic": Branch(arsm.ExactPlusSampled(1, 1), chance=by_result, critic=critic),
     "leave-one-out": Group(3),
     "optimal token baseline": Group(3, baseline="token"),
 }
@@ -59,6 +82,91 @@ def test_bias_is_caught(strategy: sequences.Strategy) -> None:
     assert not strategy.unbiased
     setting = SETTINGS["ends"]
     assert deviations(setting.estimates(strategy, 4 * ROWS), setting.exact()).max() > 1
+
+
+def test_rollouts_that_are_not_divided_by_their_chance_are_caught() -> None:
+    setting = SETTINGS["ends"]
+    strategy = Undivided(arsm.RLOO(3), chance=by_result)
+    assert deviations(setting.estimates(strategy, ROWS), setting.exact()).max() > 1
+
+
+def test_a_certain_chance_plays_every_rollout() -> None:
+    setting = SETTINGS["ends"]
+    prompts, _ = setting.prompts(30)
+    counts = [
+        int(sequences.estimate(strategy, setting.model(30), prompts, reward, max_tokens=3, eos=1).info["rollouts"])
+        for strategy in (Branch(arsm.LocalExpectation(), chance=sequences.by_likelihood(x)) for x in (1.0, 0.01))
+    ]
+    assert counts[1] < counts[0]
+
+
+def test_likely_prefixes_are_played_more_often() -> None:
+    """The product over the true tokens before the state, and the rollout's own token; 0 is not allowed."""
+    p = torch.tensor([[[0.5, 0.4, 0.1], [0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]).double()
+    tokens = torch.tensor([[1, 0, 0]])
+    prompts, none = torch.zeros(1, 2), torch.zeros(0, dtype=torch.int64)
+    ones = torch.ones(1, 3)
+    batch = sequences.Batch(prompts, None, tokens, ones.bool(), p.log(), 1.0, ones, None, None)  # pyright: ignore
+    step, action = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 2, 1, 2, 1])
+    rollouts = policy.Rollouts(torch.zeros_like(step), step, action.unsqueeze(-1), step, ones, none, none, none, ())
+    expected = torch.tensor([1, 0.2, 0.8 / 9, 0.01, 0.8 * 0.6], dtype=torch.float64)
+    torch.testing.assert_close(sequences.by_likelihood(0.01)(batch, rollouts), expected)
+
+
+def test_later_rollouts_lower_the_variance() -> None:
+    """A budget that all rollouts fit into differs in nothing but Q_t, which is then the true return."""
+    setting = SETTINGS["four tokens"]
+    backed, true = (
+        setting.estimates(strategy, ROWS).var(0).sum()
+        for strategy in (Branch(arsm.RLOO(6)), Branch(arsm.RLOO(6), budget=1 << 40))
+    )
+    assert backed < 0.9 * true
+
+
+def test_backed_up_returns_are_those_of_the_definition() -> None:
+    """Q_t by hand from the rollouts that were played, with costs per token."""
+    setting = SETTINGS["kl"]
+    prompts, _ = setting.prompts(7)
+    seen: dict[str, Any] = {}
+
+    class Watched(Branch):
+        def _play(
+            self, batch: sequences.Batch, plan: policy.Rollouts, guess: Tensor
+        ) -> tuple[Tensor, sequences.Branches]:
+            tried, branches = super()._play(batch, plan, guess)
+            seen.update(batch=batch, plan=plan, branches=branches)
+            return tried, branches
+
+    estimator = arsm.RLOO(4)
+    sequences.estimate(
+        Watched(estimator, keep=0.7),
+        setting.model(7),
+        prompts,
+        reward,
+        max_tokens=3,
+        eos=2,
+        temperature=0.8,
+        reference=setting.reference(7),
+        kl=0.4,
+        generator=torch.Generator().manual_seed(1),
+    )
+    batch, plan, branches = seen["batch"], seen["plan"], seen["branches"]
+    found = backed_up(estimator, plan, batch, branches.returns)
+    (queries,) = plan.queries
+    draws = {tuple(divmod(place, 3)): queries.points[:, i, 0].tolist() for i, place in enumerate(plan.played.tolist())}
+    for i, length in enumerate(batch.mask.sum(-1).tolist()):
+        value = None
+        for t in reversed(range(length)):
+            q = batch.returns[i, t]
+            if value is not None:
+                q = batch.returns[i, t] - batch.returns[i, t + 1] + value
+            torch.testing.assert_close(found[i, t], q)
+            here = (branches.row == i) & (branches.step == t)
+            of = dict(zip(branches.action[here].tolist(), branches.returns[here], strict=True))
+            of[int(batch.tokens[i, t])] = q
+            drawn = draws[i, t] if plan.weight[i, t] > 0 else [int(batch.tokens[i, t])]
+            value = torch.stack([of[token] for token in drawn]).mean()
+    assert not torch.equal(found, batch.returns)
 
 
 @pytest.mark.parametrize("capped", [False, True])

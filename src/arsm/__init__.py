@@ -1,5 +1,8 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
+import warnings
+from typing import TYPE_CHECKING
+
 from arsm import policy as policy
 from arsm import sequences as sequences
 from arsm.audit import Audit, audit, audit_advantages, audit_sequences
@@ -21,7 +24,10 @@ from arsm.estimators import (
     RLOO,
     RODEO,
     SIMPLE,
+    UGC,
     VIMCO,
+    ARSMPlus,
+    ARSPlus,
     Average,
     DecoupledStraightThrough,
     DisARM,
@@ -43,6 +49,7 @@ from arsm.estimators import (
     estimator_names,
 )
 from arsm.evaluate import share
+from arsm.fields import document_fields
 from arsm.layers import estimate_layers
 from arsm.maximize import Maximum, maximize
 from arsm.noise import argmin_sample, dirichlet, race_noise
@@ -52,7 +59,7 @@ from arsm.scores import score, weighted_scores
 from arsm.subsets import subset_log_prob, subset_marginals
 from arsm.types import Estimate, Estimator, Queries
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AR",
@@ -66,7 +73,10 @@ __all__ = [
     "RLOO",
     "RODEO",
     "SIMPLE",
+    "UGC",
     "VIMCO",
+    "ARSMPlus",
+    "ARSPlus",
     "Audit",
     "Average",
     "Choice",
@@ -120,3 +130,15 @@ __all__ = [
     "subset_marginals",
     "weighted_scores",
 ]
+
+document_fields(*(globals()[name] for name in __all__), *vars(sequences).values(), policy.Rollouts)
+
+if not TYPE_CHECKING:  # checkers know no names of 0.1
+
+    def __getattr__(name: str) -> object:
+        """Names of 0.1, with what to write instead."""
+        if name == "learned_parts":
+            words = "arsm.learned_parts(estimator) is now estimator.learned; the old name goes away in 0.3."
+            warnings.warn(words, DeprecationWarning, stacklevel=2)
+            return lambda estimator: estimator.learned
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

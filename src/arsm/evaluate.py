@@ -56,10 +56,12 @@ def share(points: Tensor) -> Tensor:
 
 def _flat_index(same_as: Tensor) -> Tensor:
     """The place of query same_as[m, *B] among all queries and rows: [M, *B] -> [M B]."""
-    rows = same_as.shape[1:].numel()
+    batch = same_as.shape[1:]
+    rows = batch.numel()
     if rows == 1:
         return same_as.flatten()
-    return (same_as * rows + torch.arange(rows, device=same_as.device).view(same_as.shape[1:])).flatten()
+    row = torch.arange(rows, device=same_as.device)
+    return torch.add(row if len(batch) == 1 else row.view(batch), same_as, alpha=rows).flatten()
 
 
 def speakers(same_as: Tensor) -> Tensor:
@@ -101,20 +103,20 @@ def evaluate(
     graph: Graph,
 ) -> Values:
     """f at every query [M, *B]: each distinct one once (packed), or all with static shapes (dense)."""
-    same_as = queries.same_as
+    same_as, lives = queries.same_as, queries.weight.shape[0]
     count, batch = same_as.shape[0], same_as.shape[1:]
     points = queries.points.flatten(0, len(batch))
     rows = batch.numel()
-    live_rows = queries.weight.shape[0] * rows
     asked = place = _flat_index(same_as)
-    live = live_rows
+    live = lives * rows
     if evaluation == "packed":
-        speaks = speakers(same_as).flatten()
-        live = int(speaks[:live_rows].sum())
+        speaks = place == torch.arange(count * rows, device=place.device)
         asked = speaks.nonzero().squeeze(-1)
         place = speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
+        if graph == "live" and 1 < lives < count:  # a row's only live query speaks for itself
+            live = int(speaks[:live].sum())
     parts = [(asked, graph != "none")]
-    if graph == "live" and live_rows < place.shape[0]:
+    if graph == "live" and lives < count:
         parts = [(asked[:live], True), (asked[live:], False)]
     calls = [(each, attached) for part, attached in parts for each in _chunks(part, max_rows)]
     values = []
@@ -123,12 +125,14 @@ def evaluate(
             values.append(_call(f, points, part, rows, attached, last=number == len(calls)))
     everything = _join(values if graph == "all" else [value.detach() for value in values])
     if evaluation == "packed":
-        _check_finite(everything.detach(), points, asked, rows)
-    attached = everything
-    if graph == "live":
-        attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
-    live_values = attached.index_select(0, place[:live_rows]).unflatten(0, (-1, *batch))
-    return Values(live_values, everything.index_select(0, place).unflatten(0, (count, *batch)))
+        _check_finite(everything.detach() if graph == "all" else everything, points, asked, rows)
+    of_queries = everything.index_select(0, place).view(count, *batch)
+    if graph != "live":
+        return Values(of_queries[:lives], of_queries)
+    attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
+    if lives > 1:
+        attached = attached.index_select(0, place[: lives * rows])
+    return Values(attached.view(lives, *batch), of_queries)
 
 
 def _chunks(part: Tensor, max_rows: int | None) -> tuple[Tensor, ...]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -310,3 +311,15 @@ def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor,
             f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** torch.arange(T).expand(B, T), "
             f"but is {list(discount.shape) if isinstance(discount, Tensor) else discount}."
         )
+
+
+if not TYPE_CHECKING:  # checkers know no names of 0.1
+
+    def __getattr__(name: str) -> object:
+        """Names of 0.1, with what to write instead."""
+        if name in ("race_noise", "select_steps"):
+            raise AttributeError(
+                f"arsm.policy.{name} is gone since 0.2: plan(estimator, logits, actions) takes the actions that were "
+                "played, with logits [B, T, K, C], and draws the noise given them."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -38,12 +38,11 @@ def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
-    can_win = can_win.squeeze(-2).movedim(-1, 0)
-    z = z.squeeze(-1).unsqueeze(0)
-    c = torch.arange(can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
-    same_as = torch.where(can_win & (c != z), c + 1, 0)
-    points = torch.cat([z, c.expand_as(same_as)]).unsqueeze(-1)
-    return points, torch.cat([torch.zeros_like(z), same_as])
+    can_win, z = can_win.movedim(-1, 0), z.unsqueeze(0)
+    number = torch.arange(1 + can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
+    points = torch.where(number > 0, number - 1, z)  # [1 + C, *B, 1]
+    same_as = number[1:] * (can_win & (points[1:] != z))
+    return points, torch.cat([torch.zeros_like(z), same_as]).squeeze(-1)
 
 
 def values_by_category(values: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def pair_table(race: Race) -> Tensor:
 
 
 def pseudo_actions_reference(logits: Tensor, log_pi: Tensor) -> Tensor:
-    """z^{c<->j} for all c and j by its definition, one race a pair: [..., C] -> [..., C, C]."""
+    """z^{c<->j} for all c and j by its definition, one race per pair: [..., C] -> [..., C, C]."""
     phi, a = fixed_point(logits, log_pi)
     categories = a.shape[-1]
     rows = []

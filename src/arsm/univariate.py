@@ -22,11 +22,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from arsm import kernels
+from arsm.kernels import FEW
 from arsm.swap import Race, run_race, swap_with, without_winner
-
-FEW = 32
-"""Up to this many categories, comparing all pairs is faster than ordering."""
-
 
 SMALL = 1 << 14
 """From this many numbers on, a CPU takes longer to allocate C times as many than to add them up one by one."""
@@ -35,6 +32,8 @@ SMALL = 1 << 14
 class Swaps(NamedTuple):
     """All swaps of one variable."""
 
+    logits: Tensor
+    """[..., C]."""
     log_pi: Tensor
     """[..., C]."""
     z: Tensor
@@ -43,22 +42,22 @@ class Swaps(NamedTuple):
     """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
     compared: tuple[Tensor, Tensor] | None
     """z^{z<->c} [C, ...], and whether c wins against j [C, C, ...]: few categories."""
-    ordered: tuple[Tensor, Tensor, Tensor, Tensor] | None
-    """What `kernels.order` found: many categories."""
+    ordered: kernels.Order | None
+    """What `kernels.order` found: many categories, or a GPU."""
 
 
 def swap_all(logits: Tensor, log_pi: Tensor, race: Race | None = None) -> Swaps:
     """Find who wins each pair: [..., C]; the race, if it was run already."""
     logits, log_pi = logits.detach(), log_pi.detach()
-    if logits.shape[-1] > FEW:
-        ahead, can_win, with_z, wins, rank = kernels.order(logits, log_pi)
-        return Swaps(log_pi, ahead[..., 0], can_win, None, (ahead, with_z, wins, rank))
+    if logits.shape[-1] > FEW or kernels.on_gpu(logits):
+        found = kernels.order(logits, log_pi)
+        return Swaps(logits, log_pi, found.ahead[..., 0], found.can_win, None, found)
     race = race or run_race(logits, log_pi)
     with_z = swap_with(race, race.z).long()
     a, theta = without_winner(race)
     wins = a < theta.unsqueeze(1)
     can_win = (theta > a.amin(0)).scatter(0, with_z, True).movedim(0, -1)
-    return Swaps(log_pi, race.z, can_win, (with_z, wins), None)
+    return Swaps(logits, log_pi, race.z, can_win, (with_z, wins), None)
 
 
 def merge(swaps: Swaps, f: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
     Where a category cannot win, its f must equal f(z).
     """
     if swaps.ordered is not None:
-        return kernels.merge(swaps.log_pi, *swaps.ordered, f)
+        return kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())
     assert swaps.compared is not None
     with_z, wins = swaps.compared
     z = swaps.z.unsqueeze(0)

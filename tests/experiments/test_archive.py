@@ -45,6 +45,14 @@ def test_an_archived_run_is_read_as_its_folder_was(tmp_path: Path) -> None:
         ]
 
 
+def test_archived_numbers_have_eight_digits(tmp_path: Path) -> None:
+    make(tmp_path / "runs", "one", loss=-1 / 3e9)
+    Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
+    (record,) = read_runs(tmp_path / "kept")
+    assert record.metrics[0]["loss"] == -3.3333333e-10
+    assert record.metrics[0]["step"] == 1
+
+
 def test_the_same_runs_make_the_same_bytes(tmp_path: Path) -> None:
     first, second = (make(tmp_path / "runs", name) for name in ("one", "two"))
     Archive(tmp_path / "runs", tmp_path / "together").run(QUIET)

@@ -33,7 +33,7 @@ def test_toy_runs_and_prints_its_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["toy", *SHORT, "--estimators", "exact", "arsm", "--root", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "true gradient" in out
-    assert "E[f]" in out
+    assert "ARSM" in out
     assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["C4-step1-arsm", "C4-step1-exact"]
 
 
@@ -136,9 +136,9 @@ def test_report_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("", "Name a command: toy, vae,"),
+        ("", "Name a command: demo, toy, vae,"),
         ("vea", 'There is no command "vea": did you mean "vae"?'),
-        ("xyz", 'There is no command "xyz"; there are toy, vae,'),
+        ("xyz", 'There is no command "xyz"; there are demo, toy, vae,'),
         ("toy --sedes 3", '"arsm toy" has no option "--sedes": did you mean "--seeds"?'),
         ("toy --sedes=3", '"arsm toy" has no option "--sedes": did you mean "--seeds"?'),
         ("vae --rate 1e-3", '"arsm vae" has no option "--rate": did you mean "--rates"?'),

@@ -9,20 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from arsm_experiments.ecosystem import ENTRIES, Entry, Result, compared, export, main, run_entry, torch_surrogate
+from arsm_experiments.ecosystem import ENTRIES
+from arsm_experiments.ecosystem.__main__ import main
+from arsm_experiments.ecosystem.entry import Entry, Found
+from arsm_experiments.ecosystem.relaxed import torch_surrogate
+from arsm_experiments.ecosystem.stable_baselines3 import compared
+from arsm_experiments.ecosystem.table import Result, export, run_entry
 
 TABLE = Path(__file__).parents[2] / "results" / "audit" / "table.csv"
 
 
 def test_a_missing_package_is_skipped() -> None:
-    entry = Entry("none: nothing", "no-such-package", "no_such_module", "unbiased", lambda: ("", "", "", ""))
+    entry = Entry("none: nothing", "no-such-package", "no_such_module", "unbiased", lambda: Found(""))
     found = run_entry(entry)
     assert found.verdict == "not installed"
     assert "pip install no-such-package" in found.finding
 
 
 def test_a_package_that_raises_is_reported() -> None:
-    def run() -> tuple[str, str, str, str]:
+    def run() -> Found:
         raise RuntimeError("not with this version")
 
     found = run_entry(Entry("torch: nothing", "torch", "torch", "unbiased", run))
@@ -44,11 +49,11 @@ def test_draws_are_compared_with_their_mean() -> None:
 
 def test_a_table_keeps_the_rows_of_other_runs(tmp_path: Path) -> None:
     first, second = ENTRIES[0].name, ENTRIES[1].name
-    result = Result(first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "command")
+    result = Result(first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "here", "abc", "command")
     export([result], tmp_path)
-    export([replace(result, entry=second), replace(result, verdict="not installed")], tmp_path)
+    export([replace(result, row=second), replace(result, verdict="not installed")], tmp_path)
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
-    assert [(row["entry"], row["verdict"]) for row in rows] == [(first, "unbiased"), (second, "unbiased")]
+    assert [(row["row"], row["verdict"]) for row in rows] == [(first, "unbiased"), (second, "unbiased")]
 
 
 def test_an_unknown_entry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +65,7 @@ def test_an_unknown_entry_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_committed_table_is_of_these_entries() -> None:
     rows = list(csv.DictReader(TABLE.open()))
     names = {entry.name for entry in ENTRIES}
-    assert {row["entry"] for row in rows} <= names
+    assert {row["row"] for row in rows} <= names
     readme = (TABLE.parent / "README.md").read_text()
     for row in rows:
-        assert f"| {row['entry']} | {row['version']} | {row['verdict']} |" in readme
+        assert f"| {row['row']} | {row['version']} | {row['verdict']} |" in readme

@@ -1,12 +1,13 @@
 """The report: one self-contained page whose numbers are those of the run folders."""
 
 import csv
+import itertools
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,13 +15,16 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure as MatplotlibFigure
 from rich.console import Console
 
+import arsm
+from arsm_experiments.labels import NAMES, readable
 from arsm_experiments.report.command import Report
 from arsm_experiments.report.figures import COLOURS, ENTRY, TITLE, Figure, Level, Panel, Series, band, palette
+from arsm_experiments.report.findings import finding
 from arsm_experiments.report.interactive import interactive, number
 from arsm_experiments.report.picture import draw_panel, save_figure
 from arsm_experiments.report.sections import COLUMNS, Result, Section, Verdict, student_quantile
 from arsm_experiments.report.toy import toy_sections
-from arsm_experiments.runs.reader import read_run
+from arsm_experiments.runs.reader import Record, read_run
 from arsm_experiments.toy import Toy
 
 ESTIMATORS = ("exact", "arsm")
@@ -76,7 +80,7 @@ def test_the_page_is_complete(runs: Path, tmp_path: Path) -> None:
     assert {r for r in page.references if not r.startswith("data:")} <= {f"#{name}" for name in page.ids}
     assert [len(figure["wide"]["annotations"]) for figure in page.figures] == [4, len(ESTIMATORS), len(ESTIMATORS)]
     assert [button["label"] for button in page.figures[0]["buttons"]] == ["update", "second", "evaluation of f"]
-    for words, name in zip(ESTIMATORS, ("true gradient", "arsm"), strict=True):
+    for words, name in zip(ESTIMATORS, ("true gradient", "ARSM"), strict=True):
         band, curve, *_ = [t for t in page.figures[0]["data"] if t["name"] == name and len(t["x"]) > 1]
         steps, seeds = read_run(runs / "toy" / f"C4-step1-{words}").series("reward")
         assert (curve["x"], band["x"]) == (steps, [*steps, *reversed(steps)])
@@ -199,15 +203,43 @@ def test_a_thinned_series_keeps_its_ends() -> None:
 
 
 def test_what_has_no_place_on_the_axes_is_left_out_of_page_and_picture() -> None:
-    series = Series("arsm", "#0090d6", [0, 1, 2, 3], [1 / 3, float("nan"), float("inf"), 0.0])
+    series = Series("arsm", "#0090d6", [0, 1, 2, 3, 4, 5], [1 / 3, float("nan"), float("inf"), 0.0, 1.0, 2.0])
     plain = Panel("test", {"iteration": [series]})
-    for panel, places in ((plain, [0, 3]), (replace(plain, log="y"), [0]), (replace(plain, log="x"), [3])):
+    for panel, places in (
+        (plain, [0, 3, 4, 5]),
+        (replace(plain, log="y"), [4, 5]),
+        (replace(plain, log="x"), [3, 4, 5]),
+    ):
         (curve,) = interactive(Figure("-ELBO", "", [panel], {}))["data"][1:]
         assert curve["x"] == places
-        assert curve["y"] == [(0.33333, 0, 0, 0)[place] for place in places]
+        assert curve["y"] == [(0.33333, 0, 0, 0, 1, 2)[place] for place in places]
         axes = MatplotlibFigure().add_subplot()
         draw_panel(axes, panel, "iteration")
         assert [list(line.get_xdata()) for line in axes.lines] == [places]  # pyright: ignore[reportArgumentType]
+
+
+def test_the_single_point_that_a_log_scale_leaves_of_a_line_is_not_drawn() -> None:
+    collapsed, measured_once = Series("a", "#0090d6", [0, 1, 2], [1.0, 0.0, 0.0]), Series("b", "#0090d6", [1], [1.0])
+    panel = Panel("variance", {"update": [collapsed, measured_once]}, log="y")
+    assert [list(series.x) for series in panel.drawn("update")] == [[], [1]]
+
+
+def test_what_has_no_variance_has_a_gap_and_no_band() -> None:
+    """Equal estimates leave rounding errors for a variance."""
+    y, low = [1.0, 2.0, 1e-30, 1.0, 1e-30, 3.0, 4.0], [0.5, 1.0, 0.0, 0.5, 0.0, 1e-30, 2.0]
+    series = Series("a", "#0090d6", list(range(7)), y, low, [5.0] * 7)
+    first, last = Panel("variance", {"update": [series]}, log="y", floor=1e-8).drawn("update")
+    assert (first.x, first.y, first.low) == ([0, 1], [1.0, 2.0], [0.5, 1.0])
+    assert (last.x, last.y, last.low) == ([5, 6], [3.0, 4.0], [3.0, 2.0])
+
+
+def test_labels_of_close_levels_do_not_meet() -> None:
+    levels = [Level("paper", y, "#0090d6", label=f"{y}") for y in (3.0, 3.01, 3.02, 9.0)]
+    axes = MatplotlibFigure().add_subplot()
+    draw_panel(axes, Panel("", {"update": [Series("a", "#0090d6", [0, 1], [0.0, 10.0])]}, levels=levels), "update")
+    heights = [text.get_position()[1] for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == ["3.0", "3.01", "3.02", "9.0"]
+    assert all(b - a > 0.05 for a, b in itertools.pairwise(heights))
 
 
 def described() -> Figure:
@@ -238,7 +270,7 @@ def test_a_figure_of_the_page_is_one_that_plotly_knows(layout: str) -> None:
 
 
 def test_page_and_picture_have_the_same_words_and_numbers(tmp_path: Path) -> None:
-    figure = described()
+    figure = described().in_words()
     drawn = interactive(figure)
     entries = [trace for trace in drawn["data"] if trace.get("showlegend", True)]
     assert [entry["legendgroup"] for entry in entries] == [*figure.legend, "paper"]
@@ -276,7 +308,7 @@ def test_a_button_moves_the_curves_to_another_axis() -> None:
 
 
 def test_a_panel_is_drawn_as_it_is_described() -> None:
-    series = Series("arsm", "#0090d6", [1.0, 2.0, 30.0], [4.0, 0.0, 6.0], [3.0, 0.0, 5.0], [5.0, 0.0, 7.0])
+    series = Series("arsm", "#0090d6", [1.0, 30.0, 40.0], [4.0, 6.0, 0.0], [3.0, 5.0, 0.0], [5.0, 7.0, 0.0])
     panel = Panel("variance", {"update": [series]}, log="y", floor=2.0, levels=[Level("optimum", 6.5, "#e0562b")])
     axes = MatplotlibFigure().add_subplot()
     draw_panel(axes, panel, "update")
@@ -361,3 +393,76 @@ def test_the_papers_figure_is_beaten_beyond_noise_only(
 )
 def test_numbers_are_as_long_as_their_spread_allows(runs: Path, values: list[float], text: str) -> None:
     assert Result("row", "metric", values, read_run(runs / "toy" / "C4-step1-arsm")).text == text
+
+
+# ---------------------------------------------------------------- words for people
+
+
+def result(row: str, values: list[float], metric: str = "test", paper: float | None = None) -> Result:
+    return Result(row, metric, values, cast(Record, None), paper)
+
+
+def test_every_estimator_has_a_name_for_people() -> None:
+    assert set(arsm.estimator_names()) <= set(NAMES)
+    assert len(set(NAMES.values())) == len(NAMES)
+    assert readable("rloo:samples=46,live=1, epochs 500 (740 epochs)") == (
+        "leave-one-out, 46 samples, 1 differentiated, 500 epochs (740 epochs)"
+    )
+    assert readable("25*gumbel-softmax:hard=True") == "straight-through Gumbel-Softmax, mean of 25"
+    assert readable("arsm, adam 0.01, hidden none") == "ARSM, Adam 0.01, no hidden layer"
+    assert readable("TraceGraph_ELBO, 8 particles") == "TraceGraph_ELBO, 8 particles"
+
+
+def test_rows_and_legends_have_no_raw_words(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    Report(root=runs, out=out).run(Console(quiet=True))
+    page = Page(out.read_text())
+    names = {trace["name"] for figure in page.figures for trace in figure["data"]}
+    assert {"ARSM", "true gradient"} <= names
+    assert "arsm" not in names
+
+
+def test_a_finding_is_what_the_numbers_say() -> None:
+    rows = [result("arsm", [3.0, 3.1, 3.2]), result("rloo", [2.0, 2.1, 2.2]), result("relax", [9.0, 9.1], paper=10.0)]
+    said = finding(rows)
+    assert said.startswith("Leave-one-out has the lowest test -ELBO, 2.1 ± 0.1; ARSM follows with 3.1 ± 0.1.")
+    assert "1 undecided" in said
+    assert "no difference" in finding([result("arsm", [3.0, 3.4, 3.2]), result("rloo", [3.0, 3.1, 3.3])])
+    higher = finding([result("arsm", [3.0], "final average"), result("a2c", [2.0], "final average")])
+    assert higher.startswith("ARSM has the highest final average return, 3;")
+    last = finding([result(words, [value]) for words, value in (("rloo", 1.0), ("relax", 2.0), ("arsm", 3.0))])
+    assert last.endswith("ARSM is number 3 of 3 with 3.")
+    assert finding([result("arsm", [1.0], "seconds")]) == ""
+
+
+def test_a_figure_of_the_paper_that_is_not_like_for_like_is_not_shown() -> None:
+    other = Result("arsm", "seconds", [1.0, 2.0], cast(Record, None), 10.0, like_for_like=False)
+    assert other.papers == ""
+    assert Section("", "", (), [other], headline="seconds").headlines == []
+    assert result("arsm", [1.0, 2.0], paper=10.0).papers == "10"
+
+
+def test_a_section_in_which_nothing_moves_is_folded(tmp_path: Path) -> None:
+    toy = Toy(
+        categories=(500,), updates=3, trace_every=1, variance_samples=2, seeds=2, estimators=ESTIMATORS, root=tmp_path
+    )
+    toy.run(Console(quiet=True))
+    Report(root=tmp_path).run(Console(quiet=True))
+    text = (tmp_path / "report.html").read_text()
+    assert '<details class="still"><summary>Little to see: with this step size the true gradient itself goes' in text
+    assert Page(text).open == []
+
+
+def test_colours_can_be_told_apart() -> None:
+    def lab(colour: str) -> np.ndarray:
+        """CIE Lab under D65, from the definition of sRGB."""
+        coded = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        linear = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
+        matrix = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        x, y, z = (matrix @ linear) / (0.9505, 1.0, 1.089)
+        f = [np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (x, y, z)]
+        return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+    assert np.linalg.norm(lab("#00a37a") - lab("#2aa8a8")) < 29, "two greens that were nearly the same"
+    for first, second in itertools.combinations(COLOURS, 2):
+        assert np.linalg.norm(lab(first) - lab(second)) > 29, (first, second)

@@ -50,6 +50,7 @@ def page(browser: Browser, runs: Path) -> Browser:
     """The page as a window of 1,300 pixels shows it, its first figure drawn."""
     browser.show(width=1300)
     browser.open(runs / "report.html")
+    browser.evaluate("document.querySelector('.still').open = true")  # so few updates come nowhere
     browser.wait_for(f"document.querySelector('{TRACES} .plot').data !== undefined")
     return browser
 
@@ -97,16 +98,18 @@ def test_all_of_the_page_is_drawn_without_a_request_or_a_complaint(page: Browser
 
 
 def test_the_table_holds_the_numbers_of_the_run_folders(page: Browser, runs: Path) -> None:
-    lines = "[...document.querySelectorAll('#toy-c-30-step-1 > .wide tr')]"
+    lines = "[...document.querySelectorAll('#toy-c-30-step-1 .wide tr')]"
     table: list[list[str]] = page.evaluate(f"{lines}.map((row) => [...row.cells].map((cell) => cell.innerText))")
     header, *rows = table
-    assert [row[0] for row in rows] == ["true gradient", "ars", "arsm"]
+    assert [row[0] for row in rows] == ["true gradient", "ARS", "ARSM"]
     for words, row in zip(("exact", "ars", "arsm"), rows, strict=True):
         cells = dict(zip(header, row, strict=True))
         final = [line for line in record(runs, words).metrics if line["step"] == UPDATES]
-        assert float(cells["E[f]"].split()[0]) == pytest.approx(fmean(line["reward"] for line in final), rel=1e-3)
+        assert float(cells["expected reward"].split()[0]) == pytest.approx(
+            fmean(line["reward"] for line in final), rel=1e-3
+        )
         calls = fmean(line["evaluations"] for line in final) / UPDATES
-        assert float(cells["f calls an update"].split()[0]) == pytest.approx(calls, rel=0.1)
+        assert float(cells["calls of f per update"].split()[0]) == pytest.approx(calls, rel=0.1)
     assert "10 to 10,000" in page.evaluate("document.querySelector('.headline').innerText")
 
 
@@ -118,34 +121,34 @@ def wait_until_shown(page: Browser, panel: int, names: list[str]) -> None:
 
 
 def test_a_click_in_the_legend_hides_a_curve_in_every_panel(page: Browser) -> None:
-    assert shown(page, 1) == ["true gradient", "ars", "arsm"]
+    assert shown(page, 1) == ["true gradient", "ARS", "ARSM"]
     before = drawn_paths(page)
-    click_legend(page, "ars")
+    click_legend(page, "ARS")
     for panel in (1, 3, 4):
-        wait_until_shown(page, panel, ["true gradient", "arsm"])
+        wait_until_shown(page, panel, ["true gradient", "ARSM"])
     assert drawn_paths(page) < before
-    click_legend(page, "ars")
-    wait_until_shown(page, 1, ["true gradient", "ars", "arsm"])
+    click_legend(page, "ARS")
+    wait_until_shown(page, 1, ["true gradient", "ARS", "ARSM"])
     page.wait_for(plot(f"querySelectorAll('.scatterlayer .trace .lines path').length === {before}"))
 
 
 def test_a_double_click_in_the_legend_leaves_one_curve(page: Browser) -> None:
-    click_legend(page, "arsm", times=2)
-    wait_until_shown(page, 1, ["arsm"])
-    click_legend(page, "arsm", times=2)
-    wait_until_shown(page, 1, ["true gradient", "ars", "arsm"])
+    click_legend(page, "ARSM", times=2)
+    wait_until_shown(page, 1, ["ARSM"])
+    click_legend(page, "ARSM", times=2)
+    wait_until_shown(page, 1, ["true gradient", "ARS", "ARSM"])
 
 
 @pytest.mark.parametrize(("axis", "key"), [("evaluation of f", "evaluations"), ("second", "seconds")])
 def test_the_axis_can_be_switched(page: Browser, runs: Path, axis: str, key: str) -> None:
     def arsm(what: str) -> list[float]:
-        return page.evaluate(plot(f"data.find((t) => t.name === 'arsm' && t.x.length > 1 && !t.fill).{what}"))
+        return page.evaluate(plot(f"data.find((t) => t.name === 'ARSM' && t.x.length > 1 && !t.fill).{what}"))
 
     heights = arsm("y")
     assert page.evaluate(plot("layout.xaxis.title.text")) == "update"
     assert arsm("x") == list(range(0, UPDATES + 1, 5))
-    click_legend(page, "ars")
-    wait_until_shown(page, 1, ["true gradient", "arsm"])
+    click_legend(page, "ARS")
+    wait_until_shown(page, 1, ["true gradient", "ARSM"])
     buttons = plot("querySelectorAll('.updatemenu-button')")
     page.evaluate(f"[...{buttons}].find((button) => button.textContent === {axis!r}).id = 'axis'")
     page.click("#axis")
@@ -154,7 +157,7 @@ def test_the_axis_can_be_switched(page: Browser, runs: Path, axis: str, key: str
     means = [fmean(seeds) for seeds in zip(*record(runs, "arsm").series(key)[1], strict=True)]
     assert arsm("x") == pytest.approx(means, rel=1e-4)
     assert arsm("y") == heights
-    assert shown(page, 1) == ["true gradient", "arsm"], "what was hidden stays hidden"
+    assert shown(page, 1) == ["true gradient", "ARSM"], "what was hidden stays hidden"
 
 
 def test_a_curve_says_its_numbers_under_the_mouse_and_can_be_zoomed(page: Browser) -> None:
@@ -163,7 +166,7 @@ def test_a_curve_says_its_numbers_under_the_mouse_and_can_be_zoomed(page: Browse
         f"""(() => {{
           const plot = document.querySelector('{TRACES} .plot'), box = plot.getBoundingClientRect();
           const {{ xaxis, yaxis }} = plot._fullLayout;
-          const arsm = plot.data.find((t) => t.name === 'arsm' && t.x.length > 1 && !t.fill);
+          const arsm = plot.data.find((t) => t.name === 'ARSM' && t.x.length > 1 && !t.fill);
           const x = (i) => box.x + xaxis._offset + xaxis.d2p(arsm.x[i]), top = box.y + yaxis._offset;
           const point = [x(2), top + yaxis.d2p(arsm.y[2])], middle = top + yaxis._length / 2;
           return {{ point, middle, left: x(1), right: x(3) }};
@@ -173,7 +176,7 @@ def test_a_curve_says_its_numbers_under_the_mouse_and_can_be_zoomed(page: Browse
     page.wait_for(plot("querySelector('.hoverlayer text') !== null"))
     label = page.evaluate(plot("querySelector('.hoverlayer').textContent"))
     assert "update 10" in label
-    assert any(name in label for name in ("arsm", "true gradient"))
+    assert any(name in label for name in ("ARSM", "true gradient"))
     page.mouse("mousePressed", places["left"], places["middle"])
     page.mouse("mouseMoved", places["right"], places["middle"])
     page.mouse("mouseReleased", places["right"], places["middle"])
@@ -198,6 +201,26 @@ def test_the_page_fits_the_window_and_its_mode(page: Browser, width: int, touch:
     assert columns == (1 if width <= 768 else 2)
     background: list[int] = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (fmean(background) < 0.3 * 255) == dark
+
+
+TOO_WIDE = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth).length"
+
+
+def test_tables_fit_a_laptop(page: Browser) -> None:
+    page.show(width=1280)
+    page.wait_for("innerWidth === 1280")
+    assert page.evaluate(TOO_WIDE) == 0
+
+
+@pytest.mark.slow
+def test_tables_of_the_published_runs_fit_a_laptop(browser: Browser, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2] / "results" / "runs"
+    Report(root=root, out=tmp_path / "report.html").run(Console(quiet=True))
+    browser.show(width=1280)
+    browser.open(tmp_path / "report.html")
+    browser.evaluate("document.querySelectorAll('details.still').forEach((element) => { element.open = true; })")
+    assert browser.evaluate("document.querySelectorAll('.wide').length") > 20
+    assert browser.evaluate(TOO_WIDE) == 0
 
 
 def test_paper_gets_every_open_figure_in_black(page: Browser) -> None:

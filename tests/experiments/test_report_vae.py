@@ -211,6 +211,34 @@ def test_curves_lie_over_iterations_and_over_evaluations_so_far(tmp_path: Path) 
     assert [[level.y for level in panel.levels] for panel in (train, validation, test)] == [[82.0], [], [86.7]]
 
 
+def test_fresh_seeds_are_drawn_and_stand_beside_the_papers_figure(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 86.0, 88.0]]),
+        write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 87.0, 88.0]]),
+        write_run(tmp_path, Vae(rates=(2e-4,), seeds=(7, 8), name="fresh"), [[120.0, 90.0, 91.0], [120.0, 92.0, 93.0]]),
+    ]
+    grid, fresh = vae_sections(records)
+    (curve,) = grid.figures[0].panels[1].views["iteration"]
+    assert list(curve.y) == [120.0, 91.0, 92.0]
+    assert curve.name == "arsm, rate 0.0002, fresh seeds"
+    assert rows_of(grid)["arsm"]["validation"].values == [86.0]
+    assert rows_of(grid)["arsm"]["test"].paper is None
+    assert rows_of(fresh)["arsm"]["test"].paper == 86.7
+
+
+def test_rows_above_the_scale_leave_the_curves_and_the_papers_lines_are_labelled(tmp_path: Path) -> None:
+    records = [
+        write_run(tmp_path, Vae(estimator, rates=(2e-4,)), [curve])
+        for estimator, curve in {"arsm": [140.0, 86.0, 88.0], "ar": [200.0, 150.0, 140.0]}.items()
+    ]
+    (section,) = vae_sections(records)
+    objective, state, *_ = section.figures
+    assert list(objective.legend) == ["arsm, rate 0.0002"]
+    assert "cut, ar wholly" in objective.caption
+    assert list(state.legend) == ["ar, rate 0.0002", "arsm, rate 0.0002"]
+    assert [level.label for level in objective.panels[2].levels] == ["86.7"]
+
+
 def test_the_rates_of_a_grid_are_compared(tmp_path: Path) -> None:
     records = [
         write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 92.0]]),

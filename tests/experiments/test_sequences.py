@@ -12,8 +12,8 @@ from torch import Tensor
 
 from arsm import sequences
 from arsm_experiments.sequences import curves, measure, speed, tasks
-from arsm_experiments.sequences.methods import METHODS, read_lines
-from arsm_experiments.sequences.rivals import ValueHead, VinePPO
+from arsm_experiments.sequences.methods import METHODS, Critics, read_lines
+from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.transformer import Transformer
 from tests.statistics import deviations
 from tests.tables import Setting
@@ -116,15 +116,35 @@ def run(main: object, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 
 def test_variances_are_measured_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["group 2", "grpo 8", "value head", "vineppo 2", "branch rloo 4", "branch rloo 4, critic"]
-    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small", "--methods"]
+    names = ["group 2", "grpo 8", "value head", "vineppo 2", "group 2, fresh prompts", "branch rloo 16, critic"]
+    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small"]
+    words += ["--levels", 0.45, "--methods"]
     run(measure.main, monkeypatch, *words, *names[:2])
     run(measure.main, monkeypatch, *words, *names)
     records = read_lines(data / "variance-spell_backward.jsonl")
     assert [record["method"] for record in records] == names
     assert all(record["trace"] >= 0 and record["tokens"] > 0 for record in records)
     assert records[-1]["trace"] > 0
-    assert set(names) <= set(METHODS)
+    assert set(names) - {"group 2, fresh prompts"} <= set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_a_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    policy = Transformer(tasks.VOCABULARY, 9, width=8, layers=1, heads=1)
+    critics = Critics(Critic(policy, actions=False), Critic(policy, actions=True))
+    prompts = torch.randint(2, 40, (4, 5))
+    gradient, tokens = measure.one_gradient(
+        METHODS[name](critics),
+        policy,
+        prompts,
+        lambda prompts, tokens: (tokens[:, 0] % 2).float(),
+        torch.Generator().manual_seed(0),
+        64,
+        4,
+    )
+    assert gradient.abs().max() > 0
+    assert tokens >= 4
 
 
 def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +153,7 @@ def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = data / "curves-spell_backward.jsonl"
     run(curves.main, monkeypatch, *words)
     records = read_lines(path)
-    assert {record["method"] for record in records if record["end"]} == set(curves.METHODS)
+    assert {record["method"] for record in records if record["end"]} == set(curves.TRAINED)
     assert all(record["tokens"] >= 900 for record in records if record["end"])
     of_groups = [record["tokens"] for record in records if record["end"] and record["method"].startswith("group")]
     assert max(of_groups) < 1400
@@ -143,7 +163,9 @@ def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert read_lines(path) == records
 
 
+@pytest.mark.slow  # imports transformers
 def test_speed_is_measured(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(speed.main, monkeypatch, "--out", data, "--device", "cpu", "--small")
     records = read_lines(data / "speed.jsonl")
     assert {record["measured"] for record in records} == {"decoding", "planning"}
+    assert {record.get("model") for record in records} == {"own", "transformers", None}

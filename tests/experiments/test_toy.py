@@ -226,6 +226,23 @@ def test_an_estimator_that_lacks_categories_is_refused_before_anything_runs(tmp_
         Toy(categories=(30, 2), estimators=("arsm", "arsm:references=3"), root=tmp_path).check()
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ValueError, match="--device must be cpu, cuda or auto, but is gpu"):
+        Toy(device="gpu").check()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("estimator", ["arsm", "relax", "gumbel-softmax"])
+def test_it_runs_on_a_gpu(estimator: str, tmp_path: Path) -> None:
+    config = {**CONFIG, "estimator": estimator}
+    for resume in (False, True):
+        steps = ascend(config, tmp_path, "gpu", resume=resume, checkpoint_every=10, device="cuda")
+        for step in steps:
+            if step == 20 and not resume:
+                steps.close()
+    assert [line["step"] for line in read_run(tmp_path / "toy" / "gpu").metrics if line["seed"] == 0][-1] == 30
+
+
 def test_equal_steps_run_once() -> None:
     configs = list(Toy(categories=(30, 60), steps=("printed", "scaled", 2.0), estimators=("arsm",)).configs())
     assert [(c["categories"], c["step"]) for c in configs] == [(30, 1.0), (30, 2.0), (60, 1.0), (60, 2.0)]

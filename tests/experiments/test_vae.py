@@ -15,7 +15,9 @@ from torch import Tensor
 import arsm
 from arsm_experiments.data import load_mnist
 from arsm_experiments.engine import Engine, Layout
+from arsm_experiments.learned_temperature import LearnedTemperature
 from arsm_experiments.runs.files import RunError
+from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.training import loop
 from arsm_experiments.training.loop import initial_parameters, train
 from arsm_experiments.training.measure import multi_sample_bound, probes
@@ -74,7 +76,8 @@ def enumerate_elbo(vae: VaeNetwork, x: Tensor) -> Tensor:
 
 
 def gradients(vae: VaeNetwork, loss: Tensor) -> Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(vae.parameters()))])
+    found = torch.autograd.grad(loss, list(vae.parameters()), allow_unused=True, materialize_grads=True)
+    return torch.cat([g.flatten() for g in found])
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -92,12 +95,24 @@ def test_the_exact_loss_has_the_gradient_of_the_elbo(
     torch.testing.assert_close(gradients(vae, loss), gradients(vae, expected), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"layers": 2}, {"kl": "analytic", "independent_decoder_sample": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"layers": 2},
+        {"layers": 2, "afresh": True, "first_logit_fixed": False},
+        {"layers": 2, "afresh": True, "as_released": True},
+        {"kl": "analytic", "independent_decoder_sample": False},
+    ],
+)
 def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, Any], images: Tensor) -> None:
     """2,000 losses; the suite's one false-alarm rate holds (`tests.statistics`)."""
     torch.manual_seed(0)
     vae = VaeNetwork(replace(TINY, hidden=(3,), **changes))
     expected = gradients(vae, -enumerate_elbo(vae, images).mean())
+    if vae.config.as_released:
+        lower = sum(p.numel() for p in vae.lower_encoder.parameters())
+        expected[vae.encoder_size - lower : vae.encoder_size] = 0
     layout = Layout.of(vae)
     weights = torch.cat([p.detach().flatten() for p in vae.parameters()]).expand(2000, -1).clone().requires_grad_()
     vae.dense = True
@@ -137,6 +152,60 @@ def test_the_encoder_has_the_papers_shape_and_initialisation() -> None:
             assert 0.99 * limit < float(p.detach().abs().max()) <= limit
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_as_released_the_first_encoder_takes_two_steps_and_the_second_none(stacked: bool) -> None:
+    config = replace(TINY, layers=2, afresh=True, seeds=(0, 1))
+    images = load_mnist().train[:1]
+    moved = []
+    for released in (False, True):
+        engine = engine_of(replace(config, as_released=released), images, stacked=stacked)
+        before = engine.parameters.clone()
+        engine.train_step()
+        moved.append([engine.layout.unpack(row) for row in engine.parameters - before])
+    for once, released in zip(*moved, strict=True):
+        for name, step in released.items():
+            # Adam's first step is the rate in every element whose gradient is not 0
+            seen = step != 0
+            if name.startswith("lower_encoder"):
+                assert not seen.any()
+                assert once[name].any()
+            else:
+                assert seen.any()
+                pace = 2 if name.startswith("encoder") else 1
+                torch.testing.assert_close(step[seen].abs(), torch.full_like(step[seen], pace), rtol=1e-3, atol=0)
+
+
+def test_a_learned_temperature_begins_as_straight_through_gumbel_softmax() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, slope = (torch.randn(4, 3, 5, generator=generator) for _ in range(2))
+    found = []
+    for estimator in (arsm.GumbelSoftmax(hard=True), LearnedTemperature(), arsm.Average(LearnedTemperature(), 1)):
+        phi = logits.clone().requires_grad_()
+        noise = torch.Generator().manual_seed(1)
+        out = arsm.estimate(estimator, phi, lambda z, w: (z * w).sum((-2, -1)), slope, generator=noise)
+        learned = list(estimator.learned.parameters())
+        found.append((out.value.detach(), *torch.autograd.grad(out.value.sum(), [phi, *learned])))
+    (value, grad), (same, same_grad, slow), _ = found
+    assert torch.equal(value, same)
+    assert torch.equal(grad, same_grad)
+    # by hand, at tau = 1: d softmax(x / tau) / d tau = -s (x - s'x)
+    log_pi = arsm.GumbelSoftmax().noise(logits, torch.Generator().manual_seed(1))
+    x = logits - log_pi
+    s = x.softmax(-1)
+    expected = -(slope * s * (x - (s * x).sum(-1, keepdim=True))).sum()
+    torch.testing.assert_close(slow, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1], found[2])
+
+
+def test_a_temperature_is_trained_with_the_model(tmp_path: Path) -> None:
+    words = "3*gumbel-softmax:hard=True"
+    config = replace(TINY, estimator=words, learned_temperature=True, layers=2, kl="analytic", root=tmp_path)
+    (folder,) = train(replace(config, independent_decoder_sample=False))
+    state = load_checkpoint(folder / "checkpoint.pt")["state"]
+    temperature = Layout.of(config.model()).unpack(state["parameters"][0])["learned.0.value"]
+    assert 0.01 < abs(float(temperature) - 1) < 0.5
+
+
 def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
     h = dropout(torch.ones(100_000), torch.tensor(0.3), torch.Generator().manual_seed(0))
     assert abs(float((h == 0).float().mean()) - 0.3) < 0.01  # seven standard errors
@@ -157,6 +226,7 @@ def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
         list(config.seeds),
         batch=1,
         watched=module.encoder_size,
+        paces=module.paces,
         stacked=stacked,
     )
 
@@ -194,7 +264,7 @@ def test_measuring_stacked_replicas_finds_what_measuring_them_in_turn_does(layer
         found.append([engine.run(task, engine.weights, x, generators=generators) for task in tasks])
     (one, elbo, pictures), (other, other_elbo, other_pictures) = found
     torch.testing.assert_close(one["entropy"], other["entropy"])
-    # one sample an image: 2,000 of them agree far better than this
+    # one sample per image: 2,000 of them agree far better than this
     torch.testing.assert_close(one["pseudo_action_share"], other["pseudo_action_share"], rtol=0, atol=0.05)
     torch.testing.assert_close(elbo / 2000, other_elbo / 2000, rtol=0, atol=1.0)
     assert torch.equal(pictures[:, 0], x)
@@ -238,6 +308,9 @@ def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"categories": 1}, "--categories must be at least 2"),
         ({"estimator": "armm"}, "did you mean"),
         ({"sampled_pixels": True}, "--sampled-pixels needs grey values"),
+        ({"afresh": True}, "--afresh is about the second layer"),
+        ({"as_released": True}, "--as-released is about the second layer"),
+        ({"learned_temperature": True}, '--learned-temperature is for "gumbel-softmax:hard=True"'),
     ]:
         with pytest.raises(ValueError, match=words):
             train(replace(TINY, root=tmp_path, **changes))

@@ -37,7 +37,7 @@ def write_run(
     evaluations: float,
     at_end: Mapping[str, float],
 ) -> Record:
-    """A run folder of one rate with these validation figures, one list a seed.
+    """A run folder of one rate with these validation figures, one list per seed.
 
     Train and test lie at a distance from validation, and so do the metrics `at_end` of a finished run from its best.
     """

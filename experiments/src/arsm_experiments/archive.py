@@ -7,7 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from arsm_experiments.runs.archive import SUFFIX, Files, for_archive, read_archive, read_folder, write_archive
+from arsm_experiments.runs.archive import (
+    SUFFIX,
+    Files,
+    for_archive,
+    read_archive,
+    read_folder,
+    shortened,
+    write_archive,
+)
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import make_record
 
@@ -16,18 +24,18 @@ from arsm_experiments.runs.reader import make_record
 class Archive:
     """Add the run folders under ROOT to INTO/<experiment>.tar.xz, without their checkpoints; the folders stay.
 
-    The same runs always make the same archive, byte for byte.
+    The same runs always make the same archive, byte for byte; numbers are cut to eight digits.
     """
 
     root: Path = Path("runs")
-    """Where the run folders are."""
+    """Folder of the run folders."""
     into: Path = Path("results/runs")
-    """Where the archives are."""
+    """Folder of the archives."""
     replace: bool = False
-    """Replace archived runs of the same name; without it they are left alone if equal, and refused if not."""
+    """Replace archived runs of the same name; otherwise equal ones are skipped and different ones refused."""
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         if not self.root.is_dir():
             raise ValueError(f"There is no folder {self.root}; point --root at the run folders to add.")
 
@@ -37,7 +45,7 @@ class Archive:
         for path in sorted(self.root.glob("*/*/config.json")):
             files = for_archive(read_folder(path.parent))
             record = make_record(path.parent, files)
-            found.setdefault(record.experiment, {})[record.name] = files
+            found.setdefault(record.experiment, {})[record.name] = files | {"metrics.jsonl": shortened(record.metrics)}
         if not found:
             raise RunError(f"There are no run folders under {self.root}; point --root at the run folders to add.")
         self.into.mkdir(parents=True, exist_ok=True)

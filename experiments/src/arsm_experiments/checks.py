@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from arsm.estimators import estimator
@@ -39,6 +41,19 @@ def check_asks(words: str, logits: Tensor) -> None:
     """Refuse an estimator that is not for such logits."""
     chosen = estimator(words)
     chosen.ask(logits, chosen.noise(logits))
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine does not have."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device} needs a GPU, but torch finds none; leave the option out.")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError(f"--device must be cpu, cuda or auto, but is {device}.")
+
+
+def pick_device(device: str) -> str:
+    """The device itself; for "auto" a GPU where there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def check_name(name: str) -> None:

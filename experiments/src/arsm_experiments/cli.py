@@ -68,6 +68,7 @@ def commands() -> dict[str, type[Command]]:
     from arsm_experiments.compare import Compare
     from arsm_experiments.conditional import Conditional
     from arsm_experiments.control import Control
+    from arsm_experiments.demo.command import Demo
     from arsm_experiments.report.command import Report
     from arsm_experiments.reproduce import Reproduce
     from arsm_experiments.sequences.command import Sequences
@@ -75,6 +76,7 @@ def commands() -> dict[str, type[Command]]:
     from arsm_experiments.vae import Vae
 
     return {
+        "demo": Demo,
         "toy": Toy,
         "vae": Vae,
         "conditional": Conditional,
@@ -110,7 +112,14 @@ def parse(arguments: Sequence[str]) -> Command | None:
     if name not in known:
         raise Refusal(f'There is no command "{name}"{hint(name, known)}')
     as_typed = (tyro.conf.FlagCreatePairsOff,)
-    command, unknown = tyro.cli(known[name], prog=f"arsm {name}", args=words, config=as_typed, return_unknown_args=True)
+    command, unknown = tyro.cli(
+        known[name],
+        prog=f"arsm {name}",
+        description=wrapped(inspect.getdoc(known[name]) or ""),
+        args=words,
+        config=as_typed,
+        return_unknown_args=True,
+    )
     if unknown:
         flags = [flag(key, value is not True) for key, value in options(known[name]()).items()]
         word = unknown[0].partition("=")[0]
@@ -150,6 +159,11 @@ def print_tables(console: Console, experiment: Experiment) -> None:
     console.print(f"Run folders: {folders[0].parent}; `arsm report` makes a page of figures from them.")
 
 
+def wrapped(text: str) -> str:
+    """Paragraphs in lines of at most 79 letters."""
+    return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), 79) for paragraph in text.split("\n\n"))
+
+
 def overview(known: Mapping[str, type[Command]]) -> str:
     """Every command with the first line of its documentation, in 80 columns."""
     indent = " " * 15
@@ -163,7 +177,7 @@ def overview(known: Mapping[str, type[Command]]) -> str:
         [
             "usage: arsm COMMAND [OPTIONS]",
             "",
-            "Gradient estimators for categorical variables: experiments and their report.",
+            "Gradients through discrete choices: a demo, the paper's experiments, a report.",
             "",
             *lines,
             "",

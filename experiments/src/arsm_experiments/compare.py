@@ -3,6 +3,7 @@
 toy       one C-way variable, f(z) = 1/2 + z / (C R), at the logits after a while of the true gradient
 network   K = 20 ten-way variables and a random network f(z) = w' tanh(V onehot(z)), logits N(0, scale^2): from
           untrained (0.1) to confident (6)
+binary    the same with 2 categories
 vae       a trained VAE's ELBO, f(z) = ln p(x, z) - ln q(z | x), at the encoder's logits for a few validation images
 """
 
@@ -21,8 +22,9 @@ from rich.console import Console
 from torch import Tensor
 
 import arsm
-from arsm.comparison import compare, reference_gradient
+from arsm.comparison import best_additive, compare, reference_gradient
 from arsm.diagnostics import Moments
+from arsm.scores import centred, probabilities
 from arsm_experiments.checks import check_least, check_some
 from arsm_experiments.data import load_mnist
 from arsm_experiments.engine import Layout
@@ -36,11 +38,18 @@ from arsm_experiments.vae import Vae, VaeNetwork, log_q
 
 TOY_UPDATES = 1000
 VAE_IMAGES = 4
+FLOOR = "floor"
+"""Leave-one-out of f less its best additive fit, as found at the same logits: a floor for additive control variates."""
 ONE_VARIABLE = (
     "reinforce",
     "ars",
+    "ars-plus",
     "arsm",
+    "arsm-plus",
     "rloo",
+    "otb",
+    "dr-grpo",
+    "grpo",
     "rloo:ridge=1.0",
     "disarm",
     "carms",
@@ -51,12 +60,18 @@ ONE_VARIABLE = (
     "gumbel-softmax:temperature=0.5,hard=True",
 )
 SEVERAL_VARIABLES = (
+    FLOOR,
     "reinforce",
     "ars",
+    "ars-plus",
     "arsm",
+    "arsm-plus",
     "arsm:pooled=True",
     "arsm:references=2,pooled=True",
     "rloo",
+    "otb",
+    "dr-grpo",
+    "grpo",
     "rloo:ridge=1.0",
     "rloo:surrogate=logits",
     "disarm",
@@ -66,12 +81,29 @@ SEVERAL_VARIABLES = (
     "rebar",
     "relax",
     "double-control",
+    "4*rodeo:samples=11",
     "gumbel-softmax:temperature=0.5",
     "gumbel-softmax:temperature=0.5,hard=True",
     "straight-through",
+    "decoupled-straight-through:backward=0.5",
     "gumbel-rao",
     "gapped-straight-through",
     "reinmax",
+)
+BINARY = (
+    FLOOR,
+    "reinforce",
+    "arsm",
+    "arsm-plus",
+    "arsm:pooled=True",
+    "rloo",
+    "rloo:ridge=1.0",
+    "disarm",
+    "ugc",
+    "carms",
+    "local-expectation",
+    "double-control",
+    "rodeo",
 )
 
 
@@ -84,7 +116,7 @@ class Setting(NamedTuple):
     estimators: tuple[str, ...]
     """Those that fit it."""
     budget: int
-    """Evaluations an estimate, unless the user says otherwise."""
+    """Evaluations per estimate, unless the user says otherwise."""
     context: tuple[Tensor, ...] = ()
     """[B, ...] each, f's other arguments."""
     config: Mapping[str, Any] = MappingProxyType({})
@@ -99,7 +131,9 @@ def toy(categories: int) -> Setting:
         gradient = arsm.estimate(arsm.Exact(), phi, problem.f, max_rows=None).grad
         assert gradient is not None
         phi = phi + scaled_step(categories, problem.r) * gradient
-    return Setting(phi, problem.f, ONE_VARIABLE, 4)
+    # ARSM+ compares all pairs of categories
+    fitting = tuple(words for words in ONE_VARIABLE if categories <= 100 or words != "arsm-plus")
+    return Setting(phi, problem.f, fitting, 4)
 
 
 def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 10, hidden: int = 64) -> Setting:
@@ -115,6 +149,8 @@ def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 
             return torch.einsum("nkc,kch->nh", z, v).div(math.sqrt(variables)).tanh() @ w
         return v[torch.arange(variables), z].sum(1).div(math.sqrt(variables)).tanh() @ w
 
+    if categories == 2:
+        return Setting(scale * logits, f, BINARY, 12)
     return Setting(scale * logits, f, SEVERAL_VARIABLES, 46)
 
 
@@ -158,42 +194,47 @@ PROBLEMS: dict[str, Callable[[], Setting]] = {
     "network-1": lambda: network(1.0),
     "network-3": lambda: network(3.0),
     "network-6": lambda: network(6.0),
+    "binary-1": lambda: network(1.0, categories=2),
+    "binary-3": lambda: network(3.0, categories=2),
 }
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Rank estimators by mean squared error times evaluations, at one budget of evaluations an estimate.
+    """Rank estimators by mean squared error times evaluations, at one budget of evaluations per estimate.
 
     Writes one run folder per problem. For your own logits and f: `arsm.compare`.
     """
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
-    """Among toy-30, toy-1000 (one variable), network-0.1, network-1, network-3, network-6 (K = 20, C = 10) and vae,
-    which needs --checkpoint."""
+    """Any of toy-30, toy-1000 (one variable), network-0.1, network-1, network-3, network-6 (K = 20, C = 10), binary-1,
+    binary-3 (K = 20, C = 2) and vae, which needs --checkpoint."""
     checkpoint: Path | None = None
-    """A run folder of `arsm vae`, whose model the problem vae takes."""
+    """Run folder of `arsm vae` that holds the model for the problem vae."""
     budget: int | None = None
-    """Evaluations of f an estimate; if not given, 4 for one variable and 46, which is ARSM's, for K = 20 and C = 10."""
+    """Evaluations of f per estimate; default: 4 for one variable, ARSM's 46 for K = 20 and C = 10, and 12 for K = 20
+    and C = 2."""
     estimators: tuple[str, ...] = ()
-    """In words, e.g. "arsm", "rloo:ridge=1.0"; if not given, all that fit the problem."""
+    """Estimators, such as "arsm" or "rloo:ridge=1.0"; "floor" is leave-one-out with the best additive control variate,
+    fitted to f. Default: all that fit the problem."""
     samples: int = 500
-    """Draws of each estimate, from which its bias and variance are measured."""
+    """Draws per estimator, to measure its bias and variance."""
     training: int = 1000
-    """Steps that an estimator's learned parts get first."""
+    """Training steps for an estimator's learned parts."""
     seed: int = 0
-    """Where the random numbers start."""
+    """Seed of the random numbers."""
     root: Path = Path("runs")
-    """Where run folders go, as ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
+    """Folder for the run folders, ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
     resume: bool = False
-    """Go on with the run folders that exist."""
+    """Continue existing run folders."""
 
     experiment: ClassVar[str] = "compare"
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         for words in self.estimators:
-            arsm.estimator(words)
+            if words != FLOOR:
+                arsm.estimator(words)
         check_some(problems=self.problems)
         for problem in self.problems:
             if problem not in PROBLEMS and problem != "vae":
@@ -255,17 +296,35 @@ def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:
     )
 
 
+def less_additive(
+    setting: Setting, reference: Moments, budget: int, generator: torch.Generator
+) -> tuple[Setting, Moments]:
+    """f less its best additive fit, and the gradient of that: what is taken off is known exactly."""
+    h = best_additive(setting.logits, setting.f, *setting.context, budget=budget, generator=generator)
+
+    def rest(z: Tensor, h: Tensor, *context: Tensor) -> Tensor:
+        return setting.f(z, *context) - h.gather(-1, z.unsqueeze(-1)).sum((-2, -1))
+
+    p = probabilities(setting.logits.double())
+    known = p * centred(p, h)
+    return setting._replace(f=rest, context=(h, *setting.context)), Moments(reference.mean - known, reference.variance)
+
+
 def measure(run: Run, setting: Setting, config: dict[str, Any], number: int, reference: Moments) -> None:
     """Compare one estimator and record it as step `number` + 1; its random numbers are its own."""
     with torch.random.fork_rng():
         torch.manual_seed(config["seed"])  # the learned parts' initial weights
         generator = torch.Generator().manual_seed(1000 * config["seed"] + number)
+        words = config["estimators"][number]
+        if words == FLOOR:
+            setting, reference = less_additive(setting, reference, config["budget"], generator)
+            words = "rloo"
         (row,) = compare(
             setting.logits,
             setting.f,
             *setting.context,
             budget=config["budget"],
-            estimators=[config["estimators"][number]],
+            estimators=[words],
             samples=config["samples"],
             training=config["training"],
             reference=reference,

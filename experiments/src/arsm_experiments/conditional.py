@@ -2,9 +2,9 @@ r"""Predicting the lower half of a binarized MNIST digit from its upper half, th
 
     maximise E[ln p(x_l | z2)],    z1 ~ p(z1 | x_u),  z2 ~ p(z2 | z1),    K variables of C categories each
 
-by three linear maps, 392-200-200-392 at K = 20 and C = 10. The network that is learned is the one that is sampled, so
-that there is no KL; with M paths an image the objective is E[ln 1/M sum_m p(x_l | z2^m)]. Both upper maps learn through
-a gradient estimator, the last one by autograd. Reported is -ln 1/S sum_s p(x_l | z2^s). Reference: Yin, Yue and Zhou,
+by three linear maps, 392-200-200-392 at K = 20 and C = 10. The network that is learned is the one that is sampled:
+there is no KL. With M paths per image the objective is E[ln 1/M sum_m p(x_l | z2^m)]. Both upper maps learn through a
+gradient estimator, the last one by autograd. Reported is -ln 1/S sum_s p(x_l | z2^s). Reference: Yin, Yue and Zhou,
 ARSM, ICML 2019, table 2; the task is that of Raiko, Berglund, Alain and Dinh, ICLR 2015.
 """
 
@@ -47,29 +47,29 @@ class Conditional(Training):
     """
 
     rates: tuple[float, ...] = (1e-4,)
-    """Adam's learning rates."""
+    """Learning rates of Adam; one run folder each."""
     epochs: int = 2000
     """Passes over the training images."""
     batch: int = 100
-    """Images a step."""
+    """Images per step."""
     dropouts: tuple[float, ...] = (0.0,)
-    """Dropout rates of both layers' variables, each dropped whole; an image's paths share what is dropped."""
+    """Dropout rates of both layers' variables, dropped as a whole and alike on all paths of an image."""
     input_dropout: float = 0.0
     """Dropout rate of the upper half's pixels."""
     pixel_bias: Literal["zero", "mean"] = "zero"
-    """Where the last map's biases begin: at 0, or at the log-odds of the training images' mean."""
+    """Initial biases of the last map: 0, or the log-odds of the mean training image."""
     bound_samples: int = 1
-    """M: train on the bound of so many paths, by any estimator; for `vimco` 2 or more."""
+    """M, the paths of the bound that is trained on, with any estimator; at least 2 for `vimco`."""
     measure_samples: int = 10
-    """Samples of the validation and test figures along the run, a multiple of 100 if more."""
+    """Samples for validation and test during the run; a multiple of 100 if above 100."""
     test_samples: int = 1000
-    """S: samples of the test figure at the end, a multiple of 100 if more."""
+    """S, the samples for the test at the end; a multiple of 100 if above 100."""
 
     experiment = "conditional"
     unlabelled = (*Training.unlabelled, "measure_samples", "test_samples")
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         check_least(self, bound_samples=1, measure_samples=1, test_samples=1)  # the estimator is asked for its paths
         super().check()
         for field in ("measure_samples", "test_samples"):
@@ -103,7 +103,7 @@ class Conditional(Training):
         return network
 
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Validation and test figures from a few samples, the gradient's variance and the state of z: [R] each."""
+        """Validation and test loss from a few samples, the gradient's variance and the state of z: [R] each."""
         task, generators = ConditionalNetwork.log_likelihood, probes(self, engine, step)
         found = {
             part: multi_sample_bound(engine, task, weights, getattr(data, part), self.measure_samples, generators)

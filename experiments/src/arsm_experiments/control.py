@@ -58,49 +58,49 @@ class Control:
     methods: tuple[str, ...] = ("arsm",)
     """Estimators in words ("arsm", "ars", "rloo:samples=4"), "a2c", "reinforce" (with a value baseline) or "relax"."""
     learning_rates: tuple[float, ...] = (0.01,)
-    """The paper chooses from 0.001, 0.003, 0.01 and 0.03."""
+    """Learning rates; the paper tries 0.001, 0.003, 0.01 and 0.03."""
     optimizers: tuple[Literal["adam", "rmsprop"], ...] = ("adam",)
-    """The paper chooses from both."""
+    """Optimizers; the paper tries both."""
     episodes: int = 500
-    """True episodes."""
+    """Number of true episodes."""
     seeds: int = 10
-    """Independent runs of each, one after the other."""
+    """Independent runs of each setting, one after the other."""
     seed: int = 0
     """The first seed."""
     budget: int | None = None
-    """S_max, the most rollouts a true episode; the paper's 16, 64 and 1024 for its three tasks, and 64 elsewhere."""
+    """S_max, the most rollouts per true episode; default: the paper's 16, 64 or 1024 for its tasks, else 64."""
     schedule: Literal["constant", "linear"] = "constant"
-    """Whether the learning rate stays or falls to 0 over the run."""
+    """Constant learning rate, or linear decay to 0."""
     learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
-    """The step at which an episode ends at the latest; a limit of the environment's own holds besides."""
+    """Most steps per episode, in addition to the environment's own limit."""
     encoder: str = ""
-    """MODULE:FUNCTION that makes a vector of an observation; modules of the working directory are found."""
+    """MODULE:FUNCTION that turns an observation into a vector; the working directory is searched too."""
     options: tuple[str, ...] = ()
-    """Arguments of the environment, as in obs_type=ram."""
+    """Arguments of the environment, such as obs_type=ram."""
     engine: Literal["in-process", "pool", "ray"] = "in-process"
-    """Who plays the rollouts: one batch in this process, worker processes, or a Ray cluster."""
+    """Where rollouts are played: in this process, in worker processes (pool), or on a Ray cluster."""
     workers: int | None = None
-    """How many there are of them; as many as processors if not given."""
+    """Number of workers; default: one per CPU."""
     address: str | None = None
-    """Of the Ray cluster, HOST:PORT; a local one is started if not given."""
+    """Address of the Ray cluster, HOST:PORT; default: start a local one."""
     gif: bool = False
     """Also write each method's trained policy as policy.gif into its run folder."""
     log_every: int = 10
-    """Episodes between lines of metrics."""
+    """Episodes between records of metrics."""
     checkpoint_every: int = 100
     """Episodes between checkpoints."""
     root: Path = Path("runs")
-    """Where run folders go, as ROOT/control/NAME."""
+    """Folder for the run folders, ROOT/control/NAME."""
     name: str = ""
-    """The beginning of the run folders' names."""
+    """Prefix of the run folders' names."""
     resume: bool = False
-    """Go on with the run folders that exist, from their last checkpoints."""
+    """Continue existing run folders from their last checkpoints."""
 
     experiment: ClassVar[str] = "control"
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         try:
             importlib.import_module("arsm.rl.agent")
         except ModuleNotFoundError as missing:
@@ -335,23 +335,8 @@ def check_drawing(environment: str) -> None:
 
 def write_gif(config: dict[str, Any], folder: Path) -> None:
     """One episode of the last seed's policy, its likeliest action at each step."""
-    import gymnasium
-    from PIL import Image
-
     saved = load_checkpoint(folder / "checkpoint.pt")["state"]
     agent = make_agent(config, config["seed"] + saved["number"])
     agent.load_state_dict(saved["agent"])
-    environment = gymnasium.make(config["environment"], render_mode="rgb_array", max_episode_steps=-1)
-    observation, _ = environment.reset(seed=0)
-    frames = []
-    for step in range(agent.environment.horizon):
-        if step % 3 == 0:
-            frame = Image.fromarray(environment.render())  # pyright: ignore[reportArgumentType]
-            frame.thumbnail((300, 300))
-            frames.append(frame.quantize(32))
-        observation, _, terminated, truncated, _ = environment.step(agent.predict(observation))
-        if terminated or truncated:
-            break
-    environment.close()
+    agent.video(folder / "policy.gif", every=3)
     agent.close()
-    frames[0].save(folder / "policy.gif", save_all=True, append_images=frames[1:], duration=60, loop=0)

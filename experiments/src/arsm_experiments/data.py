@@ -70,7 +70,7 @@ def provenance() -> dict[str, Any]:
 
 
 def pack(images: NDArray[np.uint8]) -> bytes:
-    """Grey values [N, 784] -> one bit a pixel, compressed."""
+    """Grey values [N, 784] -> one bit per pixel, compressed."""
     bits = np.packbits(images > THRESHOLD, axis=-1)
     return lzma.compress(bits.tobytes(), preset=9 | lzma.PRESET_EXTREME)
 
@@ -105,7 +105,7 @@ def idx_bytes(folder: Path, name: str) -> bytes:
 
 
 def parse_idx(content: bytes) -> NDArray[np.uint8]:
-    """The images of an idx file, [N, 784]: a header of four big-endian integers, then one byte a pixel."""
+    """The images of an idx file, [N, 784]: a header of four big-endian integers, then one byte per pixel."""
     return np.frombuffer(content, np.uint8, offset=16).reshape(-1, PIXELS)
 
 

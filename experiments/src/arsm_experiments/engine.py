@@ -66,7 +66,11 @@ def compiles_slopes() -> bool:
 
 def pack(module: nn.Module) -> Tensor:
     """All parameters as one vector [P], with zeros up to a multiple of ALIGNMENT."""
-    vector = torch.cat([p.detach().flatten() for p in module.parameters()])
+    return padded(torch.cat([p.detach().flatten() for p in module.parameters()]))
+
+
+def padded(vector: Tensor) -> Tensor:
+    """With zeros up to a multiple of ALIGNMENT."""
     return F.pad(vector, (0, -vector.shape[0] % ALIGNMENT))
 
 
@@ -111,10 +115,11 @@ class Engine:
         data: uint8 [N, D].
         settings: [R] each, the learning rate `rate` among them.
         seeds: R numbers, for the order of the data and the noise.
-        batch: images a step, over all processes where there are several.
+        batch: images per step, summed over all processes.
         watched: the gradient's variance is taken over the first so many parameters; they end where a parameter does.
         schedule: the learning rate along `total_steps`.
         averaging: decay of the moving average of the parameters, 0 for none.
+        paces: [P], each parameter's learning rate relative to the others'; None where all are equal.
         stacked: all replicas in one vmap instead of in turns.
         compiled: compile it. Like stacked replicas, compiled ones draw from torch's global random numbers.
         steps_per_replay: steps in one CUDA graph, 0 for none; must divide the steps of an epoch.
@@ -135,6 +140,7 @@ class Engine:
         schedule: Schedule = "constant",
         total_steps: int = 0,
         averaging: float = 0.0,
+        paces: Tensor | None = None,
         stacked: bool,
         compiled: bool = False,
         steps_per_replay: int = 0,
@@ -145,6 +151,7 @@ class Engine:
         self.settings = {name: value.to(self.device) for name, value in settings.items()}
         self.watched, self.schedule, self.total_steps, self.averaging = watched, schedule, total_steps, averaging
         self.stacked = stacked
+        self.paces = None if paces is None else padded(paces).to(self.device)
         self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if batch % self.processes:
             raise ValueError(f"A batch of {batch} cannot be shared by {self.processes} processes; choose a multiple.")
@@ -365,6 +372,8 @@ class Engine:
         first.lerp_(gradient, 1 - BETA1)
         second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         slow.lerp_(gradients[0], 1 - BETA2)
+        if self.paces is not None:
+            size = size * self.paces
         parameters.sub_((size * first).div_(second.sqrt().add_(small)))
         if self.averaging:
             average.lerp_(parameters, fresh)

@@ -55,6 +55,11 @@ class Model(nn.Module):
         """How many parameters the encoder has; the gradient's variance is taken over them."""
         raise NotImplementedError
 
+    @property
+    def paces(self) -> Tensor | None:
+        """[P]: each parameter's learning rate relative to the others'; None where all are equal."""
+        return None
+
     def forward(self, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return task(self, *args, **options)
 
@@ -78,7 +83,7 @@ def weight_and_bias(layer: nn.Module, frozen: bool) -> tuple[Tensor, Tensor]:
 
 
 def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Tensor]:
-    """Of a step: the negative mean of value [N], distinct evaluations of f an image, and whether all was finite."""
+    """Of a step: the negative mean of value [N], distinct evaluations of f per image, and whether all was finite."""
     # a true sample above another layer is evaluated as that layer's
     below = sum(layer.value.shape[0] for layer in layers[1:])
     distinct = torch.stack([layer.info["distinct"].sum() for layer in layers]).sum()

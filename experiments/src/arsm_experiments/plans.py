@@ -14,7 +14,7 @@ from arsm_experiments.vae import Vae
 
 Experiment = Toy | Vae | Conditional | Control | Compare
 
-TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.5", "relax")
+TOY_ESTIMATORS = ("exact", "reinforce", "ar", "ars", "arsm", "rloo", "gumbel-softmax:temperature=0.2", "relax")
 SEEDS = (0, 1, 2)
 RATES = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
 BONUS = Learning(entropy=0.01)
@@ -66,8 +66,8 @@ SMOKE: tuple[Experiment, ...] = (
 
 FULL: tuple[Experiment, ...] = (
     Toy(estimators=TOY_ESTIMATORS),
-    Toy(categories=(1_000,), steps=("printed", "scaled"), seeds=5, trace_every=100),
-    Toy(categories=(10_000,), steps=("printed", "scaled"), seeds=3, trace_every=500),
+    Toy(categories=(1_000,), steps=("printed", "scaled"), estimators=TOY_ESTIMATORS),
+    Toy(categories=(10_000,), steps=("printed", "scaled"), estimators=TOY_ESTIMATORS, device="auto"),
     vae_grid("reinforce"),
     vae_grid("reinforce", rates=(1e-4,), seeds=(1, 2)),
     vae_grid("relax"),
@@ -131,7 +131,7 @@ FULL: tuple[Experiment, ...] = (
     conditional_mean("gumbel-softmax", name="other-rates", rates=(5e-4, 2e-3)),
     conditional_recipe(name="mean", pixel_bias="mean", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
     Conditional("arsm", name="timed", epochs=100),
-    Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=300),
+    Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=500),
     Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
     Control("CartPole-v0", ("a2c",), (0.01,), episodes=500),
     Control("CartPole-v0", ("relax",), (0.003,), episodes=500, learning=BONUS),

@@ -50,7 +50,7 @@ _outer: ContextVar[PlanBars | None] = ContextVar("_outer", default=None)
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[Progress]:
-    """A bar a task, with its throughput and the time left; inside `PlanBars.part` they are added to its display."""
+    """One bar per task, with its throughput and the time left; inside `PlanBars.part` they are added to its display."""
     outer = _outer.get()
     if outer is not None:
         yield outer

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from arsm_experiments.labels import readable
 from arsm_experiments.report.sections import number
 from arsm_experiments.runs.reader import read_runs
 
@@ -21,67 +22,131 @@ LEAST = 1e-8
 BEGIN, END = "<!-- results: make readme -->\n", "<!-- end of results -->"
 
 
-class Part(NamedTuple):
-    """The rows of one table.csv that the README shows."""
+class Task(NamedTuple):
+    """A line of the README's table: methods on one task, ranked, from the rows of one table.csv."""
 
     title: str
+    measure: str
     experiment: str
     metric: str
     rows: str
-    """What their names begin with; it is left out."""
-    best: Callable[[list[float]], float]
-    """Of several figures: min or max."""
+    """A pattern for the rows, whose last group is the method and its settings."""
+    higher: bool = False
+    """Whether higher is better."""
+    names: tuple[tuple[str, str], ...] = ()
+    """Methods to rename, as patterns and their replacements."""
+    paper: bool = False
+    """Whether the paper measured the same on the same images."""
 
 
-PARTS = (
-    Part("Categorical VAE on binarized MNIST: test -ELBO, nats", "vae", "test", "VAE, ", min),
-    Part(
-        "Half a digit from the other: test -ln p, nats", "conditional", "test, 1,000 samples", "Conditional MNIST", min
-    ),
-    Part(
-        "CartPole, 200 steps: final average return, median and mean", "control", "final average", "CartPole-v0: ", max
-    ),
-    Part("Acrobot: final average return, median and mean", "control", "final average", "Acrobot-v1: ", max),
-    Part("LunarLander: final average return, median and mean", "control", "final average", "LunarLander-v3: ", max),
-    Part(
-        "Toy, C = 30: expected reward after 5,000 updates, at most 0.5333", "toy", "E[f]", "Toy, C = 30, step 1: ", max
-    ),
+PRINTED = r"(?!.*(?:budget|hidden|episodes an iteration))"
+"""Rows of control with the paper's network, budget and one episode per update."""
+SEQUENCES = (
+    (r"branch .*", "branching"),
+    (r"group .*", "leave-one-out"),
+    (r"grpo .*", "GRPO"),
+    (r"dr\. grpo .*", "Dr. GRPO"),
+    (r"vineppo .*", "VinePPO"),
+    (r"(token baseline|value head).*", r"\1"),
 )
+PYRO = ((r"arsm\.pyro\.ELBO, .*", "`arsm.pyro.ELBO`"), (r"(Trace\w+).*", r"Pyro's `\1`"))
+ROUTER = ((r"arsm\.choices, .*", "`arsm.choices`"), (r"RLOO.*by hand", "leave-one-out by hand"))
+SEARCH = ((r"arsm\.maximize", "`arsm.maximize`"), (r"annealing.*", "annealing"))
+NATS = "test -ELBO, nats"
+RETURN = "final return"
+TASKS = (
+    Task("One choice among 30", "expected reward", "toy", "E[f]", r"Toy, C = 30, step 1: (?!true)(.*)", True),
+    Task("Categorical VAE", NATS, "vae", "test", r"VAE, 1 layer(?: \(fresh\))?: ((?:(?!, ).)*)", paper=True),
+    Task("Two-layer VAE", NATS, "vae", "test", r"VAE, 2 layers(?: \(fresh\))?: ((?:(?!, ).)*)", paper=True),
+    Task("VAE with dropout", NATS, "vae", "test", r"VAE, 1 layer \(recipe\): (.*)"),
+    Task("Half a digit", "test -ln p, nats", "conditional", "test, 1,000 samples", r"Conditional MNIST: (.*)"),
+    Task("CartPole", RETURN, "control", "final average", rf"CartPole-v0: {PRINTED}(.*)", True),
+    Task("Acrobot", RETURN, "control", "final average", rf"Acrobot-v1: {PRINTED}(.*)", True),
+    Task("LunarLander", RETURN, "control", "final average", r"LunarLander-v3: (.*)", True),
+    Task(
+        "Language model sorting numbers",
+        "variance x tokens",
+        "sequences",
+        "trace x tokens / best group",
+        r"number_sorting, accuracy \S+ \(level 0.8\), (.*)",
+        names=SEQUENCES,
+    ),
+    Task(
+        "Pyro VAE",
+        "variance x time",
+        "pyro",
+        "variance x time / best of Pyro's",
+        r"Pyro VAE, K = 8, 550 steps: (?!.*same images)(.*)",
+        names=PYRO,
+    ),
+    Task("Mixture of experts", "accuracy", "router", "test accuracy", r"Router: (.*)", True, ROUTER),
+    Task("MAX-SAT", "clauses", "maximize", "best value after 3,000 evaluations", r"MAX-SAT: (.*)", True, SEARCH),
+)
+PLACES, KEPT = 4, ("ARSM", "leave-one-out")
+"""Methods per line, and those that are shown at any place."""
+
+
+class Entry(NamedTuple):
+    """The best row of one method."""
+
+    name: str
+    mean: float
+    spread: float
+    seeds: int
+
+
+def entries(task: Task) -> list[Entry]:
+    """The best row of every method, best first; single seeds are left out."""
+    sign = -1 if task.higher else 1
+    best: dict[str, Entry] = {}
+    for row in read_table(task):
+        matched = re.fullmatch(task.rows, row["row"])
+        if matched is not None and row["metric"] == task.metric and int(row["seeds"]) > 1:
+            entry = Entry(method(matched[1], task), float(row["mean"]), float(row["std"] or 0), int(row["seeds"]))
+            best[entry.name] = min(best.get(entry.name, entry), entry, key=lambda each: sign * each.mean)
+    return sorted(best.values(), key=lambda entry: sign * entry.mean)
+
+
+def read_table(task: Task) -> list[dict[str, str]]:
+    """The rows of the task's table.csv."""
+    return list(csv.DictReader((RESULTS / task.experiment / "table.csv").read_text().splitlines()))
+
+
+def method(label: str, task: Task) -> str:
+    """A method's name without its settings."""
+    for pattern, replacement in task.names:
+        if re.fullmatch(pattern, label):
+            return re.sub(pattern, replacement, label)
+    name = re.split(r"[:, ]", label)[0]
+    return readable(name) if readable(name) != name else label
+
+
+def tied(entry: Entry, best: Entry) -> bool:
+    """Whether its mean is within two standard errors of the best."""
+    return abs(entry.mean - best.mean) <= 2 * math.hypot(*(e.spread / math.sqrt(e.seeds) for e in (entry, best)))
 
 
 def table() -> str:
-    """Ours beside the paper's, as Markdown: the rows that have the paper's settings, and of each estimator the best."""
-    lines = ["| | ours | seeds | paper |", "|---|---|---|---|"]
-    for part in PARTS:
-        found = list(csv.DictReader((RESULTS / part.experiment / "table.csv").read_text().splitlines()))
-        medians, steps = (
-            {r["row"]: float(r["mean"]) for r in found if r["metric"] == m} for m in ("its median", "steps")
-        )
-        rows = [row for row in found if row["metric"] == part.metric and row["row"].startswith(part.rows)]
-        rows = [row for row in rows if int(row["seeds"]) > 1 or as_printed(row["row"], part)]
-        figures = [medians.get(row["row"], float(row["mean"])) for row in rows]
-        names = [short(row["row"].removeprefix(part.rows)) for row in rows]
-        kinds = [name.partition(", ")[0] for name in names]
-        lines.append(f"| **[{part.title}](results/{part.experiment})** | | | |")
-        for row, name, kind, value in zip(rows, names, kinds, figures, strict=True):
-            best = part.best([other for other, its in zip(figures, kinds, strict=True) if its == kind])
-            if row["paper"] or value == best or as_printed(row["row"], part):
-                ours = number(float(row["mean"]), float(row["std"]) if row["std"] else None)
-                if row["row"] in medians:
-                    ours, name = f"{value:.0f}; {ours}", f"{name}; {steps[row['row']] / 1e6:.2g} million steps"
-                lines.append(f"| {name} | {ours} | {row['seeds']} | {row['paper']} |")
+    """Tasks and the methods on them as Markdown: the best in bold, and whatever is as good within its noise."""
+    lines = ["| task | measure | better | best first |", "|---|---|---|---|"]
+    for task in TASKS:
+        ranked = entries(task)
+        words = []
+        for place, entry in enumerate(ranked):
+            if place < PLACES or entry.name in KEPT:
+                text = f"{entry.name} {number(entry.mean, entry.spread)}"
+                words.append(f"**{text}**" if tied(entry, ranked[0]) else text)
+                words[-1] += f" (paper {in_paper(task)})" if task.paper and entry.name == "ARSM" else ""
+        title = f"[{task.title}](results/{task.experiment}/README.md)"
+        lines.append(f"| {title} | {task.measure} | {'higher' if task.higher else 'lower'} | {'; '.join(words)} |")
     return "\n".join(lines) + "\n"
 
 
-def as_printed(row: str, part: Part) -> bool:
-    """Whether a row of control has the paper's network and budget, beside which no better one may stand alone."""
-    return part.experiment == "control" and not re.search(r"\b(budget|hidden|episodes an iteration)\b", row)
-
-
-def short(row: str) -> str:
-    """Without its section's own name, whose settings a row has anyway: "1 layer (recipe): arsm" -> "1 layer: arsm"."""
-    where, _, words = row.rpartition(": ")
-    return ": ".join(filter(None, (where.partition("(")[0].strip(), words)))
+def in_paper(task: Task) -> str:
+    """What the paper prints for ARSM."""
+    rows = [row for row in read_table(task) if row["metric"] == task.metric and row["paper"]]
+    matched = [(re.fullmatch(task.rows, row["row"]), row["paper"]) for row in rows]
+    return next(paper for found, paper in matched if found is not None and method(found[1], task) == "ARSM")
 
 
 SHOWN = {

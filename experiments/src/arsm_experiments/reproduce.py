@@ -30,22 +30,22 @@ PLANS = {"smoke": SMOKE, "full": FULL}
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run the paper's experiments one after the other and make the report of them; started again, it goes on.
+    """Run all experiments of the paper and make their report; started again, it continues.
 
-    Finished runs are skipped, interrupted ones go on from their last checkpoints, and one that fails does not stop the
+    Finished runs are skipped, interrupted ones continue from their last checkpoints, and a failure does not stop the
     others.
     """
 
     scale: Literal["smoke", "full"] = "smoke"
-    """smoke: every experiment, shortened, some minutes on two cores; full: as in results/, hours even with a GPU."""
+    """smoke: every experiment, shortened to minutes on two cores; full: as in results/, hours even on a GPU."""
     only: str = ""
-    """Only these experiments, with commas between them, e.g. toy,vae; all if not given."""
+    """Experiments to run, separated by commas, such as toy,vae; default: all."""
     root: Path | None = None
-    """Where run folders and report.html go; runs/SCALE if not given."""
+    """Folder for run folders and report.html; default: runs/SCALE."""
     resume: ClassVar[bool] = True
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         planned = list(dict.fromkeys(command_words(experiment)[0] for experiment in PLANS[self.scale]))
         for name in self.names():
             if name not in planned:

@@ -21,7 +21,15 @@ from torch import Tensor, nn
 import arsm
 from arsm.diagnostics import gradient_variance, pseudo_action_share
 from arsm.noise import dirichlet
-from arsm_experiments.checks import check_asks, check_least, check_name, check_positive, check_some
+from arsm_experiments.checks import (
+    check_asks,
+    check_device,
+    check_least,
+    check_name,
+    check_positive,
+    check_some,
+    pick_device,
+)
 from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import plain_name
 from arsm_experiments.runs.writer import open_run
@@ -41,20 +49,20 @@ class Problem:
 
     def f(self, z: Tensor) -> Tensor:
         """[N, 1] int64, or relaxed [N, 1, C] -> [N] in float64: float32 can hardly tell neighbours apart at large C."""
-        number = torch.arange(1, self.categories + 1, dtype=torch.float64)
+        number = torch.arange(1, self.categories + 1, dtype=torch.float64, device=z.device)
         value = z[:, 0].double() @ number if z.is_floating_point() else z[:, 0].double() + 1
         return 0.5 + value / (self.categories * self.r)
 
     def expected_reward(self, phi: Tensor) -> Tensor:
         """E[f], exactly: [S, 1, C] -> [S]."""
-        every = torch.arange(self.categories).unsqueeze(-1)
+        every = torch.arange(self.categories, device=phi.device).unsqueeze(-1)
         return (phi.softmax(-1) * self.f(every)).sum((-2, -1))
 
 
 def scaled_step(categories: int, r: float) -> float:
     """C R / 900: the printed step 1 at C = R = 30, and as far along the true gradient's path at any other C and R.
 
-    With p ~ 1/C a category and rewards 1/R apart, the logits move by step / (C R) an update: this step keeps that
+    With p ~ 1/C per category and rewards 1/R apart, the logits move by step / (C R) per update: this step keeps that
     constant. The true gradient closes 96% of the gap in 5,000 updates at C = 30, 99.9% at 1,000 and 99.99% at 10,000.
     """
     return categories * r / 900
@@ -68,37 +76,38 @@ class Toy:
     """
 
     categories: tuple[int, ...] = (30,)
-    """C; the paper has 30, 1000 and 10000."""
+    """C, the number of categories; the paper has 30, 1000 and 10000."""
     r: float = 30.0
     """R: rewards lie between 0.5 and 0.5 + 1/R."""
     steps: tuple[Literal["printed", "scaled"] | float, ...] = ("printed",)
-    """Step sizes: numbers, "printed" (1, as in the paper) or "scaled" (C R / 900, at which the true gradient converges
-    for every C)."""
+    """Step sizes: numbers, "printed" (1, the paper's) or "scaled" (C R / 900, which suits every C)."""
     updates: int = 5000
-    """Gradient steps."""
+    """Number of gradient steps."""
     estimators: tuple[str, ...] = ("exact", "reinforce", "ar", "ars", "arsm", "rloo")
-    """In words, e.g. "arsm", "rloo:samples=8", "4*reinforce"; "exact" is the true gradient."""
+    """Estimators, such as "arsm", "rloo:samples=8" or "4*reinforce"; "exact" is the true gradient."""
     seeds: int = 10
-    """Independent runs of each, as one batch; learned parts are each seed's own."""
+    """Independent runs per estimator, computed as one batch."""
     seed: int = 0
-    """Where the random numbers start."""
+    """Seed of the random numbers."""
     variance_samples: int = 100
-    """Estimates from which each variance is measured."""
+    """Estimates per measured variance."""
     trace_every: int = 50
-    """Measure variance, gradients, probabilities, entropy and reward every so many updates."""
+    """Updates between measurements of variance, gradient, probabilities, entropy and reward."""
     checkpoint_every: int = 500
     """Updates between checkpoints."""
+    device: str = "cpu"
+    """cpu, cuda (for many categories), or auto: cuda if there is one."""
     root: Path = Path("runs")
-    """Where run folders go, as ROOT/toy/NAME."""
+    """Folder for the run folders, ROOT/toy/NAME."""
     name: str = ""
-    """The beginning of the run folders' names."""
+    """Prefix of the run folders' names."""
     resume: bool = False
-    """Go on with the run folders that exist, from their last checkpoints."""
+    """Continue existing run folders from their last checkpoints."""
 
     experiment: ClassVar[str] = "toy"
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         for words in self.estimators:
             arsm.estimator(words)
         check_name(self.name)
@@ -107,13 +116,19 @@ class Toy:
         check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
         for words, categories in itertools.product(self.estimators, self.categories):
             check_asks(words, torch.zeros(1, categories))
+        check_device(self.device)
 
     def run(self, console: Console) -> None:
         """Run every combination in turn."""
         # these tensors are too small to share among threads
         torch.set_num_threads(1)
         runs = self.runs()
-        options = {"group": self.name, "resume": self.resume, "checkpoint_every": self.checkpoint_every}
+        options = {
+            "group": self.name,
+            "resume": self.resume,
+            "checkpoint_every": self.checkpoint_every,
+            "device": pick_device(self.device),
+        }
         with progress_bars(console) as progress:
             tasks = {folder: progress.add_task(folder.name, total=self.updates) for folder in runs}
             for folder, config in runs.items():
@@ -148,17 +163,24 @@ def folder_name(prefix: str, config: dict[str, Any]) -> str:
 
 @torch.no_grad()
 def ascend(
-    config: dict[str, Any], root: Path, name: str, *, group: str = "", resume: bool, checkpoint_every: int
+    config: dict[str, Any],
+    root: Path,
+    name: str,
+    *,
+    group: str = "",
+    resume: bool,
+    checkpoint_every: int,
+    device: str = "cpu",
 ) -> Generator[int, None, None]:
     """Gradient ascent from all seeds at once, recorded in a run folder; yields the updates done."""
-    estimators = SeedEstimators(config)
-    phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
-    evaluations = torch.zeros(config["seeds"], dtype=torch.int64)
+    estimators = SeedEstimators(config, device)
+    phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64, device=device)
+    evaluations = torch.zeros(config["seeds"], dtype=torch.int64, device=device)
     # measuring has its own random numbers, so that how often it is done changes no update
-    noise, probe = (torch.Generator().manual_seed(2 * config["seed"] + i) for i in range(2))
+    noise, probe = (torch.Generator(device).manual_seed(2 * config["seed"] + i) for i in range(2))
 
     label = "true gradient" if config["estimator"] == "exact" else config["estimator"]
-    with open_run(root, "toy", name, config, group=group, label=label, resume=resume) as run:
+    with open_run(root, "toy", name, config, group=group, label=label, resume=resume, device=device) as run:
 
         def log(step: int) -> None:
             measured = {key: value.tolist() for key, value in measure(estimators, phi, config, probe).items()}
@@ -174,7 +196,7 @@ def ascend(
             log(0)
             save(0)
         else:
-            phi, evaluations = run.state["phi"], run.state["evaluations"]
+            phi, evaluations = run.state["phi"].to(device), run.state["evaluations"].to(device)
             noise.set_state(run.state["noise"])
             probe.set_state(run.state["probe"])
             estimators.load_state_dict(run.state)
@@ -206,7 +228,7 @@ class SeedEstimators:
     Learned parts minimise `estimator_loss`, the squared norm of the estimate.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], device: str = "cpu") -> None:
         self.problem = Problem(config["categories"], config["r"])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config["seed"])
@@ -217,6 +239,7 @@ class SeedEstimators:
             if learns:  # they learn their sizes from their first logits
                 phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
                 self.estimate(phi, torch.Generator())
+        self.parts.to(device)
         self.optimiser = torch.optim.Adam(self.parts.parameters(), LEARNED_PARTS_RATE) if learns else None
 
     def split(self, phi: Tensor) -> Iterator[tuple[arsm.Estimator, Tensor]]:

@@ -1,6 +1,6 @@
 r"""The categorical variational autoencoder on binarized MNIST.
 
-    maximise E_q[ln p(x, z) - ln q(z | x)],    z = K variables of C categories a layer
+    maximise E_q[ln p(x, z) - ln q(z | x)],    z = K variables of C categories per layer
     one layer     p(x | z) p(z),                  q(z | x)
     two layers    p(x | z1) p(z1 | z2) p(z2),     q(z1 | x) q(z2 | z1)
 
@@ -28,6 +28,7 @@ from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
 from arsm_experiments.engine import Engine, Task
+from arsm_experiments.learned_temperature import LearnedTemperature
 from arsm_experiments.model import Model, learning_loss, step_metrics, weight_and_bias
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
@@ -35,6 +36,7 @@ from arsm_experiments.training.options import Training
 SLOPE = 0.2
 FACTORS = 7
 EVALUATION_ROWS = 1000
+STRAIGHT_THROUGH = "gumbel-softmax:hard=True"
 
 
 @dataclass(frozen=True)
@@ -48,30 +50,43 @@ class Vae(Training):
     layers: Literal[1, 2] = 1
     """Stochastic layers."""
     hidden: tuple[int, ...] = (512, 256)
-    """Widths of the encoder; the decoder has them in reverse."""
+    """Hidden widths of the encoder; the decoder has them in reverse order."""
     first_logit_fixed: bool = True
-    """On, the first logit of every variable is fixed at 0, as in the authors' code; off, all C are learned."""
+    """Fix the first logit of every variable at 0, as the authors' code does; otherwise all C are learned."""
     independent_decoder_sample: bool = True
-    """On, the decoder learns on a sample of its own, as in the authors' code; off, on the true sample."""
+    """Train the decoder on a sample of its own, as the authors' code does; otherwise on the true sample."""
     kl: Literal["sampled", "analytic"] = "sampled"
-    """ln q(z1 | x) inside f, as the authors' code has it, or its expectation outside f with its exact gradient.
-    ln q(z2 | z1) is always inside."""
+    """Where ln q(z1 | x) stands: inside f (sampled), as in the authors' code, or outside with its exact gradient."""
+    afresh: bool = False
+    """Draw z2 afresh below every pseudo vector of z1, as Algorithm 2 is printed; otherwise paths share noise."""
+    as_released: bool = False
+    """Train as the authors' two-layer script does: the second encoder stays as it began, the first takes two steps of
+    Adam per step, and f has the entropy of q(z2 | z1) in place of -ln q(z2 | z1)."""
+    learned_temperature: bool = False
+    """Train the temperature of "gumbel-softmax:hard=True" with the model, from 1, as the authors' code does."""
     dropouts: tuple[float, ...] = (0.0,)
     """Dropout rates after each hidden layer of the encoder."""
     bound_samples: int = 1000
-    """Samples of the importance-weighted bound at the end, a multiple of 100 if more; 0 for none."""
+    """Samples of the importance-weighted bound at the end; a multiple of 100 if above 100, 0 for none."""
 
     experiment = "vae"
     unlabelled = (*Training.unlabelled, "layers", "bound_samples")
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         super().check()
         check_least(self, bound_samples=0)
         check_positive(hidden=self.hidden)
         self.check_draws("bound_samples")
         if arsm.estimator(self.estimator).target == "bound":
             raise ValueError(f'"{self.estimator}" trains on a bound of several samples, which `arsm conditional` can.')
+        for field in ("afresh", "as_released"):
+            if getattr(self, field) and self.layers == 1:
+                raise ValueError(f"--{field.replace('_', '-')} is about the second layer; add --layers 2.")
+        if self.learned_temperature and self.estimator.rpartition("*")[2] != STRAIGHT_THROUGH:
+            raise ValueError(
+                f'--learned-temperature is for "{STRAIGHT_THROUGH}", but the estimator is "{self.estimator}".'
+            )
 
     @property
     def kind(self) -> str:
@@ -82,8 +97,15 @@ class Vae(Training):
         """Encoder and decoder with fresh parameters."""
         return VaeNetwork(self, dense=dense)
 
+    def make_estimator(self) -> arsm.Estimator:
+        """The estimator of every layer."""
+        if not self.learned_temperature:
+            return arsm.estimator(self.estimator)
+        draws = self.estimator.rpartition("*")[0]
+        return arsm.Average(LearnedTemperature(), int(draws)) if draws else LearnedTemperature()
+
     def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Validation and test -ELBO from one sample an image, the gradient's variance and the state of q: [R] each."""
+        """Validation and test -ELBO from one sample per image, the gradient's variance and the state of q: [R] each."""
         generators = probes(self, engine, step)
         found = {}
         for part in ("validation", "test"):
@@ -116,7 +138,7 @@ class VaeNetwork(Model):
     """Encoder and decoder. Log q is the normalised logits of every layer, [N, K, C]."""
 
     def __init__(self, config: Vae, *, dense: bool = False) -> None:
-        super().__init__(arsm.estimator(config.estimator), dense=dense)
+        super().__init__(config.make_estimator(), dense=dense)
         self.config = config
         k, c = config.variables, config.categories
         free = k * (c - 1) if config.first_logit_fixed else k * c
@@ -130,6 +152,14 @@ class VaeNetwork(Model):
     def encoder_size(self) -> int:
         """How many parameters the encoder has; they are the module's first."""
         return sum(p.numel() for part in (self.encoder, self.lower_encoder) for p in part.parameters())
+
+    @property
+    def paces(self) -> Tensor | None:
+        """2 for the first encoder where it takes two steps: two Adams with equal gradients move by twice one's step."""
+        if not self.config.as_released:
+            return None
+        first = {id(p) for p in self.encoder.parameters()}
+        return torch.cat([p.new_full((p.numel(),), 2.0 if id(p) in first else 1.0) for p in self.parameters()])
 
     def encode(
         self, x: Tensor, settings: Mapping[str, Tensor] | None = None, generator: torch.Generator | None = None
@@ -146,7 +176,7 @@ class VaeNetwork(Model):
 
     def encode_lower(self, z1: Tensor) -> Tensor:
         """ln q(z2 | z1): [N, K] -> [N, K, C]."""
-        return self.normalise(self.of_choices(self.lower_encoder[0], z1))
+        return self.normalise(self.of_choices(self.lower_encoder[0], z1, frozen=self.config.as_released))
 
     def normalise(self, logits: Tensor) -> Tensor:
         logits = logits.unflatten(-1, (self.config.variables, -1))
@@ -199,14 +229,18 @@ class VaeNetwork(Model):
         sampled = config.kl == "sampled"
 
         def elbo(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
-            inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 :]
+            inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 : 1 if config.as_released else None]
             bf16 = config.precision == "bf16" and x.is_cuda and not torch.is_grad_enabled()
             log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample, bf16=bf16)
+            if config.as_released:
+                log_p = log_p + arsm.entropy(logits[1]).sum(-1)
             return log_p - sum(log_q(phi, z) for phi, z in inside)
 
         layers = [lambda zs, x: log_q1, lambda zs, x: self.encode_lower(zs[0])][: config.layers]
+        # nothing learns from the second layer's estimate where its encoder does not
+        below = arsm.Reinforce() if config.as_released else self.estimator
         out = estimate_layers(
-            self.estimator,
+            [self.estimator, below][: config.layers],
             layers,
             elbo,
             x,
@@ -214,6 +248,7 @@ class VaeNetwork(Model):
             evaluation="dense" if self.dense else "packed",
             max_rows=None if self.dense else 1024,
             frozen=config.independent_decoder_sample and not self.estimator.needs_gradient,
+            afresh=config.afresh,
         )
         value = out.value if sampled else out.value + arsm.entropy(log_q1).sum(-1)
         return learning_loss(out.layers) - value.mean(), step_metrics(value, out.layers)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from arsm.audit.diagnose import Finding, Interval, Means, diagnose, fitted_scale
 from arsm.audit.problems import PROBLEMS, Problem, Truth, enumerate_problem
-from arsm.audit.result import Audit, Entry, Row, Verdict
+from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
 
 ROUNDING = 1e-4
 """Relative to the largest reward: what float32 may be off by."""
@@ -67,7 +67,7 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
             try:
                 measured, variance = _enumerate(function, policy, size, tokens)
             except Exception as error:  # somebody else's code may raise anything
-                text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                text = in_words(error)
                 rows.append(Row(label, words, None, 0, 0, None, error=text))
                 if isinstance(error, FloatingPointError):
                     failures.append(Finding("not finite", f"At n = {size[1]} ({policy.name}), {error}."))
@@ -169,17 +169,11 @@ def _call(function: Callable[..., Tensor], policy: Policy, outcomes: Tensor, tok
 
 
 def _row(means: Means, label: str, size: str, variance: float, samples: int) -> Row:
-    error = means.mean - means.gradient
-    place = int(error.abs().argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), error.shape))
-    value, width = float(error[index]), float(means.half_width[index])
-    worst = Entry(label, index, float(means.gradient[index]), Interval(value, value - width, value + width))
     s = fitted_scale([means]).value
     rejected = int(((means.mean - means.gradient).abs() > means.half_width).sum())
     rloo = float(means.truth.rloo_variance(samples).mean()) if samples > 1 else None
-    return Row(
-        label, size, worst, rejected, 0, None if math.isnan(s) else Interval(s, s, s), variance, float(samples), rloo
-    )
+    scale = None if math.isnan(s) else Interval(s, s, s)
+    return Row(label, size, worst_entry(means), rejected, 0, scale, variance, float(samples), rloo)
 
 
 def _merge(found: dict[tuple[int, int], list[Finding]], scales: dict[tuple[int, int], float]) -> list[Finding]:

@@ -152,20 +152,17 @@ def _scale(means: Sequence[Means]) -> Finding | None:
 
 
 def _rows(means: Sequence[Means]) -> Finding | None:
-    models: dict[str, tuple[Callable[[int], float], str]] = {
-        "mean over rows": (
-            lambda rows: 1 / rows,
+    if all(m.agrees(m.gradient / m.batch) for m in means):
+        return Finding(
+            "mean over rows",
             "The gradient is divided by the number of rows B: the loss is a mean over rows where their sum is due.",
-        ),
-        "batch baseline": (
-            lambda rows: (rows - 1) / rows,
+        )
+    if all(m.agrees((m.batch - 1) / m.batch * m.gradient) for m in means):
+        return Finding(
+            "batch baseline",
             "The gradient has (B - 1)/B of its length at a batch of B rows: a mean over the batch is the baseline, and "
             "a row's own value is in it.",
-        ),
-    }
-    for kind, (factor, sentence) in models.items():
-        if all(m.agrees(factor(m.batch) * m.gradient) for m in means):
-            return Finding(kind, sentence)
+        )
     return None
 
 
@@ -206,49 +203,27 @@ def _deviation(means: Sequence[Means]) -> Finding | None:
 
 
 def _temperature(means: Sequence[Means]) -> Finding | None:
-    def sampler(t: Truth, tempered: Tensor) -> Tensor:
-        return t.expected(tempered, t.f.expand(len(t.q), -1)) - _mean_of(t, tempered) * t.p
+    words = (
+        "the log-probability is taken at temperature {:.3g}, but samples are drawn at 1",
+        "samples are drawn at temperature {:.3g}, but the log-probability is taken at 1",
+    )
+    # of p and p tempered: which one samples are drawn from, and which one their scores are centred with
+    for drawn, centre in ((1, 0), (1, 1), (0, 1)):
 
-    def sampler_with_baseline(t: Truth, tempered: Tensor) -> Tensor:
-        return t.expected(tempered, t.f.expand(len(t.q), -1)) - _mean_of(t, tempered) * tempered
+        def predicted(m: Means, temperature: float, drawn: int = drawn, centre: int = centre) -> Tensor:
+            p = (m.truth.p, (m.truth.p.log() / temperature).softmax(-1))
+            found = m.truth.weighted(p[drawn])
+            return (found - found.sum(-1, keepdim=True) * p[centre]) / (1.0 if drawn else temperature)
 
-    def log_probability(t: Truth, tempered: Tensor) -> Tensor:
-        return t.expected(t.p, t.f.expand(len(t.q), -1)) - _mean_of(t, t.p) * tempered
-
-    models = {
-        (sampler, False): "samples are drawn at temperature {:.3g}, but the log-probability is taken at 1",
-        (
-            sampler_with_baseline,
-            False,
-        ): "samples are drawn at temperature {:.3g}, but the log-probability is taken at 1",
-        (log_probability, True): "the log-probability is taken at temperature {:.3g}, but samples are drawn at 1",
-    }
-    for (model, divided), words in models.items():
-
-        def predictions(temperature: float, model=model, divided=divided) -> Iterator[Tensor]:
-            for m in means:
-                tempered = (m.truth.p.log() / temperature).softmax(-1)
-                yield model(m.truth, tempered) / (temperature if divided else 1.0)
-
-        def misfit(log_temperature: float) -> float:
-            found = 0.0
-            for m, prediction in zip(means, predictions(math.exp(log_temperature)), strict=True):
-                z = (m.mean - prediction) / m.standard_error.clamp_min(1e-9)
-                found += float(torch.where(m.half_width.isfinite(), z.square(), 0.0).sum())
-            return found
+        def misfit(log_temperature: float, predicted: Callable[[Means, float], Tensor] = predicted) -> float:
+            z = [(m.mean - predicted(m, math.exp(log_temperature))) / m.standard_error.clamp_min(1e-9) for m in means]
+            return sum(float(x[m.half_width.isfinite()].square().sum()) for x, m in zip(z, means, strict=True))
 
         log_temperature = _minimise(misfit, math.log(0.1), math.log(10))
         temperature = math.exp(log_temperature)
-        fits = all(m.agrees(x) for m, x in zip(means, predictions(temperature), strict=True))
-        if fits and abs(log_temperature) > 0.01:
-            return Finding("temperature", f"Temperatures differ: {words.format(temperature)}.")
+        if abs(log_temperature) > 0.01 and all(m.agrees(predicted(m, temperature)) for m in means):
+            return Finding("temperature", f"Temperatures differ: {words[drawn].format(temperature)}.")
     return None
-
-
-def _mean_of(truth: Truth, p: Tensor) -> Tensor:
-    """E[f] with z drawn from p: [R, 1, 1]."""
-    q = (p.unsqueeze(1) * truth.points).sum(-1).prod(-1)
-    return (q * truth.f).sum(-1)[:, None, None]
 
 
 def _minimise(function: Callable[[float], float], low: float, high: float) -> float:

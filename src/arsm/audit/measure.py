@@ -21,7 +21,7 @@ CALLS = 64
 """Calls per problem with many copies."""
 FEWEST = 100
 """An entry is decided where each outcome that it depends on is expected this often."""
-SMALL_SHARE = 32
+SMALL_SHARE = 64
 """Problems with small batches get this share of the draws, one call each."""
 
 

@@ -119,10 +119,10 @@ class Truth:
         average = fourth / n - (n - 2) / (n * (n - 1)) * squared + trace.square() / (n * (n - 1))
         return ((trace.square() / (n - 1) - squared) / average).clamp_min(0)
 
-    def expected(self, p: Tensor, weight: Tensor) -> Tensor:
-        """E[weight(z) onehot(z)] with z drawn from p [R, K, C]: weight [R, Z] -> [R, K, C]."""
+    def weighted(self, p: Tensor) -> Tensor:
+        """E[f(z) onehot(z)] with z drawn from p: [R, K, C] -> [R, K, C]."""
         q = (p.unsqueeze(1) * self.points).sum(-1).prod(-1)
-        return torch.einsum("rz,zkc->rkc", q * weight, self.points)
+        return torch.einsum("rz,zkc->rkc", q * self.f, self.points)
 
 
 def enumerate_problem(problem: Problem) -> Truth:

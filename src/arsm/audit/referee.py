@@ -12,7 +12,7 @@ from arsm.audit.bounds import student
 from arsm.audit.diagnose import Finding, Interval, Means, diagnose
 from arsm.audit.measure import CALLS, REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, probe
 from arsm.audit.problems import PROBLEMS, Problem
-from arsm.audit.result import Audit, Entry, Row, Verdict
+from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
 
 POWER = 2.33
 """Standard errors beyond the interval at which an error is caught with probability 0.99."""
@@ -38,7 +38,7 @@ def audit(
         sign: -1 if the loss is to be minimised, so that its gradient is minus the estimate.
         parameters: whether the gradient of f's own parameters is judged too; it is always reported.
         problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
-        samples: draws per row; problems of small batches get a 32nd.
+        samples: draws per row; problems of small batches get a 64th.
         false_alarm: the probability with which a correct loss may be called wrong.
         seed: of torch's, Python's and NumPy's global generators, which are set back afterwards.
         progress: hears each problem's name and the share of the audit that is done.
@@ -110,13 +110,13 @@ def _judge(
     learned = [d for d in measured if d.problem.learns]
     comparisons = 1 + sum(d.error.numel() for d in measured) + sum(len(d.problem.weights) for d in learned)
     failure = false_alarm / comparisons
-    rows = {d.problem.name: _row(d, failure) for d in measured}
+    means = [_means(d, failure) for d in measured]
+    rows = {d.problem.name: _row(d, m, failure) for d, m in zip(measured, means, strict=True)}
     for problem in problems:
         if problem.name in failures:
             error = failures[problem.name]
-            rows[problem.name] = Row(problem.name, _size(problem, 0), None, 0, 0, None, error=_words(error))
+            rows[problem.name] = Row(problem.name, _size(problem, 0), None, 0, 0, None, error=in_words(error))
     scale, missed = _length(measured, failure)
-    means = [_means(d, failure) for d in measured]
     findings: list[Finding] = []
     rejected = any(r.rejected for r in rows.values()) or not (scale is None or scale.low <= 1 <= scale.high)
     if rejected:
@@ -130,22 +130,13 @@ def _judge(
     infinite = {name: e for name, e in failures.items() if isinstance(e, FloatingPointError)}
     crashed = {name: e for name, e in failures.items() if name not in infinite}
     if infinite:
-        first = next(iter(infinite))
-        findings.append(
-            Finding(
-                "not finite",
-                f"In {_list(infinite, problems)}, {infinite[first]}; usual causes are a "
-                "standard deviation of 0 and 0 times -inf at a masked category.",
-            )
-        )
+        causes = "usual causes are a standard deviation of 0 and 0 times -inf at a masked category"
+        found = f"In {_list(infinite, problems)}, {next(iter(infinite.values()))}; {causes}."
+        findings.append(Finding("not finite", found))
     if crashed:
-        first = next(iter(crashed))
-        findings.append(
-            Finding(
-                "crash",
-                f"In {_list(crashed, problems)}, the loss raised {_words(crashed[first])}{_line(crashed[first])}.",
-            )
-        )
+        first = next(iter(crashed.values()))
+        found = f"In {_list(crashed, problems)}, the loss raised {in_words(first)}{_line(first)}."
+        findings.append(Finding("crash", found))
     blind = [d.problem.name for d in measured if not bool(d.decided[:, :-1].any())]
     if blind and not rejected:
         sentence = f"Too few draws to decide anything in {', '.join(repr(x) for x in blind)}; raise samples."
@@ -165,17 +156,9 @@ def _judge(
     )
 
 
-def _row(d: Draws, failure: float) -> Row:
+def _row(d: Draws, means: Means, failure: float) -> Row:
     half, decided = d.half_width(failure), d.decided
     wrong = decided & (d.error.abs() > half)
-    relative = torch.where(decided, d.error.abs() / half.clamp_min(1e-300), -1.0)[:, :-1]
-    place = int(relative.argmax())
-    row, entry = divmod(place, relative.shape[1])
-    error, width = float(d.error[row, entry]), float(half[row, entry])
-    k, c = divmod(entry, d.truth.p.shape[-1])
-    worst = Entry(
-        d.problem.name, (row, k, c), float(d.truth.gradient[row, k, c]), Interval(error, error - width, error + width)
-    )
     samples = max(2, round(d.evaluations))
     use = decided[:, -1] & d.truth.gradient.flatten(1).any(1)
     scale = None
@@ -185,7 +168,7 @@ def _row(d: Draws, failure: float) -> Row:
     return Row(
         d.problem.name,
         _size(d.problem, d.batch),
-        worst if bool(decided[:, :-1].any()) else None,
+        worst_entry(means),
         int(wrong.sum()),
         int((~decided).sum()),
         scale,
@@ -266,11 +249,6 @@ def _parameters(d: Draws, failure: float) -> tuple[str, bool]:
         f"it is {float(d.truth.theta.sum(0)[worst]):.3g}.",
         True,
     )
-
-
-def _words(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}"
 
 
 def _line(error: BaseException) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from arsm.audit.diagnose import Finding, Interval
+import torch
+
+from arsm.audit.diagnose import Finding, Interval, Means
 
 Verdict = Literal["unbiased", "wrong", "not decided"]
 WIDTH = 110
@@ -27,6 +29,22 @@ class Entry:
         """The bias in units of its interval's half-width; beyond 1 it is not 0."""
         half = (self.bias.high - self.bias.low) / 2
         return self.bias.value / half if half else 0.0
+
+
+def worst_entry(means: Means) -> Entry | None:
+    """The entry whose bias is largest relative to its interval; None where nothing is decided."""
+    if not bool(means.half_width.isfinite().any()):
+        return None
+    error = means.mean - means.gradient
+    place = (error.abs() / means.half_width.clamp_min(1e-300)).argmax()
+    index = tuple(int(i) for i in torch.unravel_index(place, error.shape))
+    value, width = float(error[index]), float(means.half_width[index])
+    return Entry(means.name, index, float(means.gradient[index]), Interval(value, value - width, value + width))
+
+
+def in_words(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 @dataclass(frozen=True)

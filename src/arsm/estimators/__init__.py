@@ -9,7 +9,9 @@ from typing import Any
 
 from arsm.estimators.ar import AR
 from arsm.estimators.ars import ARS
+from arsm.estimators.ars_plus import ARSPlus
 from arsm.estimators.arsm import ARSM
+from arsm.estimators.arsm_plus import ARSMPlus
 from arsm.estimators.average import Average
 from arsm.estimators.carms import CARMS
 from arsm.estimators.decoupled_straight_through import DecoupledStraightThrough
@@ -34,6 +36,7 @@ from arsm.estimators.rodeo import RODEO
 from arsm.estimators.simple import SIMPLE
 from arsm.estimators.straight_through import StraightThrough
 from arsm.estimators.subset_rloo import SubsetRLOO
+from arsm.estimators.ugc import UGC
 from arsm.estimators.unordered_set import UnorderedSet
 from arsm.estimators.vimco import VIMCO
 from arsm.types import Estimator
@@ -43,10 +46,13 @@ NAMES: dict[str, type[Any]] = {
     "reinforce": Reinforce,
     "ar": AR,
     "ars": ARS,
+    "ars-plus": ARSPlus,
     "arsm": ARSM,
+    "arsm-plus": ARSMPlus,
     "rloo": RLOO,
     "local-expectation": LocalExpectation,
     "disarm": DisARM,
+    "ugc": UGC,
     "carms": CARMS,
     "unordered-set": UnorderedSet,
     "exact-plus-sampled": ExactPlusSampled,
@@ -80,7 +86,10 @@ __all__ = [
     "RLOO",
     "RODEO",
     "SIMPLE",
+    "UGC",
     "VIMCO",
+    "ARSMPlus",
+    "ARSPlus",
     "Average",
     "DecoupledStraightThrough",
     "DisARM",

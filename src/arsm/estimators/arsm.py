@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from arsm import kernels
 from arsm.checks import check_whole
 from arsm.evaluate import share
 from arsm.noise import race_noise
@@ -77,6 +78,10 @@ class ARSM(Estimator):
             swaps = swap_all(logits, noise)
             points, same_as = by_category(swaps.z, swaps.can_win)
             return Queries(points, swaps.z, same_as, one, Merged(noise, swaps))
+        if kernels.has_pairs(logits):
+            points, same_as = kernels.pairs(logits.detach(), noise)
+            swaps = swap_all(logits, noise) if self.pooled else None
+            return Queries(points, points[0], same_as, one, Merged(noise, swaps))
         race = run_race(logits, noise)
         table = pair_table(race)
         swaps = swap_all(logits, noise, race) if self.pooled else None

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from arsm.categorical import one_hot
-from arsm.checks import check_samples
-from arsm.evaluate import share
-from arsm.relaxations import slopes_at_queries
-from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.estimators.sloped_group import SlopedGroup
 from arsm.scores import centred, less_mean, probabilities, weighted_scores
-from arsm.types import Estimator, Queries, at_most_all
+from arsm.types import Queries
 
 
 class Slope(nn.Module):
@@ -25,7 +21,7 @@ class Slope(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class DoubleControl(Estimator):
+class DoubleControl(SlopedGroup):
     """Leave-one-out REINFORCE of f less its linear part, as the slopes at the other samples have it.
 
         b_i = mean_{j != i} h_j.(z_i - p)
@@ -39,59 +35,21 @@ class DoubleControl(Estimator):
     variable models, AISTATS 2022.
     """
 
-    samples: int = 4
     alpha: float = 0.5
     """To begin with."""
     control: Slope = field(init=False, repr=False)
     """Holds alpha as it is learned; to keep it fixed, say `control.requires_grad_(False)`."""
 
-    learned: nn.ModuleList = field(init=False, repr=False)
-
-    unbiased = True
-    needs_gradient = True
-    vmappable = False  # tell calls torch.autograd.grad
-
-    def __post_init__(self) -> None:
-        check_samples("DoubleControl", self.samples)
-        object.__setattr__(self, "control", Slope(self.alpha))
-        object.__setattr__(self, "learned", nn.ModuleList([self.control]))
-
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, self.samples, generator, z)
-
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
-        z = samples(logits, noise)
-        # attached to the logits at no slope: what is compiled cannot begin a graph of its own
-        no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
-        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
-        if not points.requires_grad:
-            points.requires_grad_()
-        return Queries(points, z, share(z.movedim(-2, 0)), mean_weight(self.samples, z.device))
-
-    def most_queries(self, logits: Tensor) -> int:
-        return at_most_all(self.samples, logits)
-
-    def within(self, budget: int) -> DoubleControl:
-        resized = replace(self, samples=max(2, budget))
-        object.__setattr__(resized, "control", self.control)
-        object.__setattr__(resized, "learned", self.learned)
-        return resized
+    def new_control(self) -> Slope:
+        return Slope(self.alpha)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n = self.samples
         p = probabilities(logits)
-        h = mean_of_equals(slopes_at_queries(queries, values).to(p.dtype), queries.same_as)
+        h = self.slopes(queries, values, p.dtype)
         total = h.sum(0)
         b = ((total - h) * (queries.points.detach() - p)).sum((-2, -1)) / (n - 1)
         alpha = self.control.alpha
         weight = (less_mean(values.detach()) - alpha * less_mean(b)) / (n - 1)
         sampled = weighted_scores(p, queries.z.movedim(-2, 0), weight.to(p.dtype))
         return sampled + alpha * p * centred(p, total / n)
-
-
-def mean_of_equals(slopes: Tensor, same_as: Tensor) -> Tensor:
-    """Each query's slope, where the sum over equal queries may lie at the one that was evaluated: [n, *B, K, C]."""
-    where = same_as[..., None, None].expand_as(slopes)
-    total = torch.zeros_like(slopes).scatter_add(0, where, slopes)
-    count = torch.zeros_like(same_as).scatter_add(0, same_as, torch.ones_like(same_as))
-    return (total / count.clamp_min(1)[..., None, None]).gather(0, where)

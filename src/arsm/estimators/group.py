@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -19,7 +19,7 @@ class Group(Estimator):
     """n independent samples; `tell` says how they are compared."""
 
     samples: int = 4
-    live: int | None = None
+    live: int | None = field(default=None, kw_only=True)
     """How many of the samples keep f's own graph (all, if None): f's parameters get their average."""
 
     def __post_init__(self) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from arsm.categorical import one_hot
-from arsm.checks import check_samples
-from arsm.evaluate import share
-from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.estimators.group import Group
 from arsm.scores import centred, less_mean, probabilities_for, weighted_scores
-from arsm.types import Estimator, Queries, at_most_all
+from arsm.types import Queries
 
 
 @dataclass(frozen=True, eq=False)
-class RLOO(Estimator):
+class RLOO(Group):
     """Leave-one-out REINFORCE over n independent samples, with an optional ridge regression as its baseline.
 
         g = 1/n sum_i (f_i - mean_{m != i} f_m) x_i,    x_i = onehot(z_i) - softmax(phi)
@@ -38,13 +36,10 @@ class RLOO(Estimator):
     Reference for the first form: Kool, van Hoof and Welling, Buy 4 REINFORCE samples, get a baseline for free, 2019.
     """
 
-    samples: int = 4
     ridge: float | None = None
     surrogate: Literal["logits"] | Tensor | None = None
     """h: the logits, which suit an ELBO, or any [*B, K, C] that does not depend on the samples. It needs a batch of at
     least two rows, since the rows lend each other their coefficient."""
-    live: int | None = None
-    """How many of the samples carry f's own graph (all, if None): f's parameters get their average."""
 
     unbiased = True
 
@@ -59,25 +54,11 @@ class RLOO(Estimator):
         return self.samples if self.ridge is None and self.surrogate is None else 0
 
     def __post_init__(self) -> None:
-        check_samples("RLOO", self.samples, self.live)
+        super().__post_init__()
         if self.ridge is not None and not 0 < self.ridge < math.inf:
             raise ValueError(f"ridge must be positive and finite, but is {self.ridge}.")
         if isinstance(self.surrogate, str) and self.surrogate != "logits":
             raise ValueError(f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.')
-
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, self.samples, generator, z)
-
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
-        z = samples(logits, noise)
-        points = z.movedim(-2, 0)
-        return Queries(points, z, share(points), mean_weight(self.live or self.samples, z.device))
-
-    def most_queries(self, logits: Tensor) -> int:
-        return at_most_all(self.samples, logits)
-
-    def within(self, budget: int) -> RLOO:
-        return replace(self, samples=max(2, budget))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         p = probabilities_for(values, logits)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from arsm.categorical import one_hot
-from arsm.checks import check_samples
-from arsm.estimators.double_control import mean_of_equals
-from arsm.evaluate import share
-from arsm.relaxations import slopes_at_queries
-from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.estimators.sloped_group import SlopedGroup
 from arsm.scores import less_mean, probabilities
-from arsm.types import Estimator, Queries, at_most_all
+from arsm.types import Queries
 
 
 class Stein(nn.Module):
@@ -34,7 +29,7 @@ class Stein(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class RODEO(Estimator):
+class RODEO(SlopedGroup):
     """Take off what resampling single variables of a surrogate h explains.
 
         (A h)(z) = 1/K sum_k sum_c p_kc h(z_{k<-c}) - h(z)
@@ -48,7 +43,6 @@ class RODEO(Estimator):
     with discrete Stein operators, NeurIPS 2022.
     """
 
-    samples: int = 4
     alpha: float = 0.5
     """To begin with."""
     beta: float = 0.5
@@ -58,42 +52,13 @@ class RODEO(Estimator):
     control: Stein = field(init=False, repr=False)
     """Holds psi, alpha and beta as they are learned."""
 
-    learned: nn.ModuleList = field(init=False, repr=False)
-
-    unbiased = True
-    needs_gradient = True
-    vmappable = False  # tell calls torch.autograd.grad
-
-    def __post_init__(self) -> None:
-        check_samples("RODEO", self.samples)
-        object.__setattr__(self, "control", Stein(self.alpha, self.beta, self.hidden))
-        object.__setattr__(self, "learned", nn.ModuleList([self.control]))
-
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, self.samples, generator, z)
-
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
-        z = samples(logits, noise)
-        # attached to the logits at no slope: what is compiled cannot begin a graph of its own
-        no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
-        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
-        if not points.requires_grad:
-            points.requires_grad_()
-        return Queries(points, z, share(z.movedim(-2, 0)), mean_weight(self.samples, z.device))
-
-    def most_queries(self, logits: Tensor) -> int:
-        return at_most_all(self.samples, logits)
-
-    def within(self, budget: int) -> RODEO:
-        resized = replace(self, samples=max(2, budget))
-        object.__setattr__(resized, "control", self.control)
-        object.__setattr__(resized, "learned", self.learned)
-        return resized
+    def new_control(self) -> Stein:
+        return Stein(self.alpha, self.beta, self.hidden)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n, (variables, _) = self.samples, logits.shape[-2:]
         p = probabilities(logits)
-        slope = mean_of_equals(slopes_at_queries(queries, values).to(p.dtype), queries.same_as)  # [n, *B, K, C]
+        slope = self.slopes(queries, values, p.dtype)  # [n, *B, K, C]
         z = queries.points.detach().to(p.dtype)
         f = less_mean(values.detach()).to(p.dtype)  # [n, *B]
         here, around = self._surrogates(slope, z, f)

@@ -1,94 +1,164 @@
-"""Operators for one variable of many categories: opaque to torch.compile, mapped by vmap, Triton kernels on a GPU.
+"""Operators that are opaque to torch.compile, mapped by vmap, and Triton kernels on a GPU.
 
-`order` finds the order that `arsm.univariate` sums in, `merge` the sums. Both treat all leading dimensions alike.
+`order` runs the race of one variable and says who can win, `merge` sums all its pairs as `arsm.univariate` has it. Both
+treat all leading dimensions alike. `pairs` swaps several variables at once; it is for a GPU, where it is one kernel.
 They are registered by `torch.library.define`, since an operator made by `custom_op` imports torch._dynamo, 70 MB of it,
 at its first eager call.
 """
 
 from __future__ import annotations
 
-import functools
+import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from arsm.kernels import eager
 
-torch.library.define("arsm::order", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""PyTorch for CUDA brings Triton along, except on Windows."""
+FEW = 32
+"""Up to this many categories, comparing all pairs is faster than ordering."""
+STATE = 9
+"""How many numbers of a race Triton's kernels keep."""
+
 torch.library.define(
-    "arsm::merge", "(Tensor log_pi, Tensor ahead, Tensor with_z, Tensor wins, Tensor rank, Tensor f) -> Tensor"
+    "arsm::order", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+torch.library.define(
+    "arsm::merge",
+    "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, Tensor rank, Tensor f)"
+    " -> Tensor",
 )
 
 
-def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run the race and order its noise: logits and ln pi [..., C].
+torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
 
-    Returns:
-        ahead: [..., 4] int64, the first three of the race, z first, and how many elements are ordered.
-        can_win: [..., C] bool.
-        with_z: [..., C] int8, who wins the pair (z, c): 0 for z, 1 for c, 2 for the first of the others.
-        wins: [..., C] int32, the number r_c of references that c wins against.
-        rank: [..., C] int32, the place of c in the order of a; C where it is not ordered.
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""PyTorch for CUDA brings Triton along, except on Windows."""
+
+
+class Order(NamedTuple):
+    """What `order` finds: [..., C], if nothing else is said; empty, [..., 0], where this device's `merge` does without.
+
+    Triton's kernels keep the race's state and look up the rest again.
     """
-    return torch.ops.arsm.order(logits, log_pi)
+
+    ahead: Tensor
+    """[..., 3] int64: the first three of the race, z first."""
+    can_win: Tensor
+    """bool."""
+    state: Tensor
+    """[..., STATE] float64."""
+    with_z: Tensor
+    """int8, who wins the pair (z, c): 0 for z, 1 for c, 2 for the first of the others."""
+    wins: Tensor
+    """int32, the number r_c of references that c wins against."""
+    rank: Tensor
+    """int32, the place of c in the order of a; C where it is not ordered."""
 
 
-def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
+def order(logits: Tensor, log_pi: Tensor) -> Order:
+    """Run the race and order its noise: logits and ln pi [..., C]."""
+    return Order(*torch.ops.arsm.order(logits, log_pi))
+
+
+def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> Tensor:
     """The ARSM gradient, in f's dtype, from what `order` found and f at every category: [..., C] each."""
-    return torch.ops.arsm.merge(log_pi, ahead, with_z, wins, rank, f)
+    ahead, _, *rest = found
+    return torch.ops.arsm.merge(logits, log_pi, ahead, *rest, f)
 
 
-@functools.cache
-def _has_triton() -> bool:
-    """PyTorch for CUDA brings Triton along, except on Windows."""
-    return importlib.util.find_spec("triton") is not None
+def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    """z, then z^{c<->j} of all pairs as `swap.pair_table` has them, and the first that equals each: [*B, K, C] ->
+    [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
+    """
+    return torch.ops.arsm.pairs(logits, log_pi)
+
+
+def has_pairs(logits: Tensor) -> bool:
+    """Whether one program holds a row's pairs: logits [*B, K, C]."""
+    variables, categories = logits.shape[-2:]
+    return on_gpu(logits) and categories <= 16 and variables <= 64
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether the operators are Triton's kernels for x."""
+    return x.is_cuda and HAS_TRITON
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()
+    return x.reshape(-1, x.shape[-1])
 
 
 @torch.library.impl("arsm::order", ("cpu", "cuda"))
 def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
-    if logits.is_cuda and _has_triton():
-        from arsm.kernels.gpu_order import order as implementation
-    else:
-        implementation = eager.order
-    found = implementation(_rows(logits), _rows(log_pi))
-    return tuple(x.view(*logits.shape[:-1], x.shape[-1]) for x in found)
+    batch = logits.shape[:-1]
+    if on_gpu(logits):
+        found = _kernel("order", logits.shape[-1])(logits.contiguous(), log_pi.contiguous())
+        return *found, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED)
+    ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in eager.order(_rows(logits), _rows(log_pi)))
+    return ahead, can_win, logits.new_empty((*batch, 0), dtype=torch.float64), *ordered
 
 
 @torch.library.impl("arsm::merge", ("cpu", "cuda"))
-def _merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
-    if f.is_cuda and _has_triton():
-        from arsm.kernels.gpu_merge import merge as implementation
-    else:
-        implementation = eager.merge
-    return implementation(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f))).view(f.shape)
+def _merge(
+    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
+) -> Tensor:
+    if on_gpu(f):
+        return _kernel("merge", f.shape[-1])(*(x.contiguous() for x in (logits, log_pi, ahead, state, f)))
+    return eager.merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f))).view(f.shape)
+
+
+@torch.library.impl("arsm::pairs", ("cpu", "cuda"))
+def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    if on_gpu(logits):
+        from arsm.kernels.gpu_pairs import pairs
+
+        return pairs(logits.contiguous(), log_pi.contiguous())
+    return eager.pairs(logits, log_pi)
+
+
+def _kernel(name: str, categories: int) -> Any:
+    module = "gpu_few" if categories <= FEW else f"gpu_{name}"
+    return getattr(importlib.import_module(f"arsm.kernels.{module}"), name)
+
+
+_ORDERED = (torch.int8, torch.int32, torch.int32)
 
 
 @torch.library.register_fake("arsm::order")
 def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
-    shape = logits.shape
+    *batch, categories = logits.shape
+    on_triton = on_gpu(logits)
     return (
-        logits.new_empty(*shape[:-1], 4, dtype=torch.int64),
-        logits.new_empty(shape, dtype=torch.bool),
-        logits.new_empty(shape, dtype=torch.int8),
-        logits.new_empty(shape, dtype=torch.int32),
-        logits.new_empty(shape, dtype=torch.int32),
+        logits.new_empty((*batch, 3), dtype=torch.int64),
+        logits.new_empty((*batch, categories), dtype=torch.bool),
+        logits.new_empty((*batch, STATE if on_triton else 0), dtype=torch.float64),
+        *(logits.new_empty((*batch, 0 if on_triton else categories), dtype=dtype) for dtype in _ORDERED),
     )
 
 
 @torch.library.register_fake("arsm::merge")
-def _(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
+def _(
+    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
+) -> Tensor:
     return f.new_empty(f.shape)
 
 
-def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The operator over one more leading dimension."""
+@torch.library.register_fake("arsm::pairs")
+def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    *batch, variables, categories = logits.shape
+    shape = (1 + categories * (categories - 1) // 2, *batch)
+    return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
+
+
+def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any]]:
+    """The operator over one more leading dimension, which its results have at `place`."""
 
     def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Tensor) -> tuple[Any, Any]:
         out = op(
@@ -97,10 +167,11 @@ def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
                 for x, dim in zip(xs, in_dims, strict=True)
             )
         )
-        return out, 0 if isinstance(out, Tensor) else tuple(0 for _ in out)
+        return out, place if isinstance(out, Tensor) else tuple(place for _ in out)
 
     return mapped
 
 
-torch.library.register_vmap("arsm::order", _map(order))
-torch.library.register_vmap("arsm::merge", _map(merge))
+torch.library.register_vmap("arsm::order", _map(torch.ops.arsm.order))
+torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
+torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))

@@ -6,13 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm.evaluate import share
 from arsm.noise import RESOLUTION, fixed_point
+from arsm.swap import pair_table, run_race
 
 SELF, OTHER = 1, 2
 
 
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`arsm.kernels.order` for rows [R, C]."""
+    """`arsm.kernels.order` for rows [R, C], without a state."""
     phi, a = fixed_point(logits, log_pi)
     c = torch.arange(phi.shape[-1], dtype=torch.int32, device=phi.device)
 
@@ -21,50 +23,37 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     for _ in range(3):
         first_three.append(o.min(-1, keepdim=True))
         o.scatter_(-1, first_three[-1].indices, torch.inf)
-    (best, z), second, third = first_three
+    (best, z), (of_second, second), (of_third, third) = first_three
 
     # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the others is the second,
-    # or the third where c is the second.
-    lower = c < z.int()
+    # or the third where c is the second. In fixed point one unit decides a tie.
+    lower, is_second = c < z.int(), c == second.int()
+    other, of_other = torch.where(is_second, third.int(), second.int()), torch.where(is_second, of_third, of_second)
     of_c, of_z = torch.sub(a.gather(-1, z), phi, out=o), a - phi.gather(-1, z)
-    c_wins, other_wins = _winners(of_c, c, of_z, z, lower, *second)
-    at = second.indices
-    for flags, flag in zip(
-        (c_wins, other_wins),
-        _winners(of_c.gather(-1, at), at, of_z.gather(-1, at), z, at < z, *third),
-        strict=True,
-    ):
-        flags.scatter_(-1, at, flag).scatter_(-1, z, False)
+    other_wins = of_z > torch.add(of_other, other < z.int(), alpha=-RESOLUTION)
+    c_wins = of_c < of_z.add_(lower, alpha=RESOLUTION)
+    c_wins.logical_and_(of_c < of_other.add_(c < other, alpha=RESOLUTION)).scatter_(-1, z, False)
+    other_wins.logical_and_(~c_wins).scatter_(-1, z, False)
     with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
-    third_wins = other_wins.gather(-1, at)
-    second_wins = other_wins.scatter(-1, at, False).any(-1, keepdim=True)
+    third_wins = other_wins.gather(-1, second)
+    second_wins = other_wins.scatter_(-1, second, False).any(-1, keepdim=True)
 
     theta = phi.add_(best).add_(lower, alpha=RESOLUTION).scatter_(-1, z, -torch.inf)
-    wins, rank, count = _order(a.scatter_(-1, z, torch.inf), theta)
+    wins, rank = _order(a.scatter_(-1, z, torch.inf), theta)
     can_win = c_wins.logical_or_(wins > 0).scatter_(-1, z, True)
-    for index, flag in ((at, second_wins), (third.indices, third_wins)):
+    for index, flag in ((second, second_wins), (third, third_wins)):
         can_win.scatter_(-1, index, can_win.gather(-1, index) | flag)
-    return torch.cat([z, at, third.indices, count], -1), can_win, with_z, wins, rank
+    return torch.cat([z, second, third], -1), can_win, with_z, wins, rank
 
 
-def _winners(
-    of_c: Tensor, c: Tensor, of_z: Tensor, z: Tensor, lower: Tensor, of_other: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Whether c, or the first of the others, wins against z and each other; in fixed point one unit decides a tie."""
-    c_wins = of_c < torch.add(of_z, lower, alpha=RESOLUTION)
-    c_wins.logical_and_(of_c < torch.add(of_other, c < other.int(), alpha=RESOLUTION))
-    other_wins = of_z > torch.add(of_other, other < z, alpha=-RESOLUTION)
-    return c_wins, other_wins.logical_and_(~c_wins)
-
-
-def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many a lie below each theta, the rank of each a below some theta, [R, C] int32, and how many these are."""
+def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """How many a lie below each theta, and the rank of each a below some theta: [R, C] int32."""
     active = a < theta.amax(-1, keepdim=True)
     rank = torch.full_like(a, a.shape[-1], dtype=torch.int32)
     count = active.sum(-1, keepdim=True)
     most = int(count.max())
     if most == 0:
-        return torch.zeros_like(rank), rank, count
+        return torch.zeros_like(rank), rank
     row, column = active.nonzero(as_tuple=True)
     place = torch.arange(row.shape[0], device=a.device) - (count.cumsum(0) - count)[row, 0]
     packed = a.new_full((a.shape[0], most), torch.inf)
@@ -72,12 +61,18 @@ def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ordered, order = packed.sort(-1)
     ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(most, device=a.device).expand_as(order))
     rank[row, column] = ranks[row, place].int()
-    return torch.searchsorted(ordered, theta, out_int32=True), rank, count
+    return torch.searchsorted(ordered, theta, out_int32=True), rank
+
+
+def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    """`arsm.kernels.pairs`."""
+    table = pair_table(run_race(logits, log_pi)).long()
+    return table, share(table)
 
 
 def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
     """`arsm.kernels.merge` for rows [R, C]."""
-    z, second, third, count = ahead.unsqueeze(-1).unbind(-2)
+    z, second, third = ahead.unsqueeze(-1).unbind(-2)
     w = log_pi.double().exp().neg_().add_(1 / f.shape[-1])
     d = f.double() - f.gather(-1, z)
 
@@ -88,7 +83,7 @@ def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Ten
     of_z = (swapped.unsqueeze(-2) @ w.unsqueeze(-1)).squeeze(-1)
     sums = swapped.mul_(w.gather(-1, z))
 
-    most = int(count.max())
+    most = int(wins.max())
     if most:
         row, column = (rank < most).nonzero(as_tuple=True)
         place = rank[row, column].long()

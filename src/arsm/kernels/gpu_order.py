@@ -1,8 +1,6 @@
 """`arsm.kernels.order` as Triton kernels: static shapes, no synchronisation.
 
-Rows are cut into chunks, one program each. The order is a counting sort: elements fall into buckets that are evenly
-filled, since pi is uniform below a small limit, and are compared exactly within a bucket. Atomics decide which element
-takes which place of a bucket, and nothing else depends on them.
+Rows are cut into chunks, one program each. Two passes find the first of each chunk's race, a third says who can win.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -14,10 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from arsm.kernels import STATE
 from arsm.noise import LOWEST, RESOLUTION
 
-BUCKETS = 8192
-"""Most buckets per row."""
 CHUNKS = 2048
 """Most chunks per row: one program reduces what they found."""
 UNIT = tl.constexpr(1 / RESOLUTION)
@@ -26,249 +23,193 @@ LEAST_LOGIT = tl.constexpr(LOWEST)
 LEAST_NOISE = tl.constexpr(LOWEST / 2)
 INTEGERS = tl.constexpr(1.5 * 2.0**52)
 """Added and subtracted, it rounds to an integer, half to even."""
-PER_LN2 = tl.constexpr(1.4426950408889634)
+
+# what `order` keeps of a race for `merge`: the places of state [R, STATE]
+BEST, SECOND, THIRD = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""The values o of the first three."""
+NOISE_Z, LOGIT_Z = tl.constexpr(3), tl.constexpr(4)
+"""a and phi of the winner."""
+LIMIT = tl.constexpr(5)
+"""Above every theta but z's."""
+LEAST = tl.constexpr(6)
+"""min a, z left out."""
+HIGHEST = tl.constexpr(7)
+"""max a."""
+LARGEST = tl.constexpr(8)
+"""The largest logit."""
 
 
 # ---------------------------------------------------------------- what all kernels compute alike
 
 
 @triton.jit
-def _noise(log_pi, at, mask):
+def noise_at(log_pi, at, mask):
     """a: ln pi in fixed point, as `noise.fixed_point` rounds it."""
     a = tl.load(log_pi + at, mask=mask, other=0.0).to(tl.float64)
     return (tl.maximum(a, LEAST_NOISE) * UNIT + INTEGERS - INTEGERS) * STEP
 
 
 @triton.jit
-def _logit(logits, at, mask, largest):
-    """phi: the logits below their maximum in fixed point; -inf where masked or outside."""
-    phi = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float64)
-    rounded = (tl.maximum(phi - largest, LEAST_LOGIT) * UNIT + INTEGERS - INTEGERS) * STEP
-    return tl.where(phi == float("-inf"), float("-inf"), rounded)
+def below_largest(x, largest):
+    """phi: a logit below the largest in fixed point; -inf where it is masked."""
+    rounded = (tl.maximum(x - largest, LEAST_LOGIT) * UNIT + INTEGERS - INTEGERS) * STEP
+    return tl.where(x == float("-inf"), float("-inf"), rounded)
 
 
 @triton.jit
-def _bucket(x, limit, count: tl.constexpr):
-    """A bucket that never decreases with x <= limit, near count e^(x - limit): 2^-n (1 - r/2) for n + r nats / ln 2."""
-    s = tl.minimum((limit - x) * PER_LN2, 1000.0)
-    n = tl.floor(s)
-    power = ((1023 - n.to(tl.int64)) << 52).to(tl.float64, bitcast=True)
-    return tl.minimum((power * (1 - 0.5 * (s - n)) * count).to(tl.int32), count - 1)
+def logit_at(logits, at, mask, largest):
+    """phi of the logits; -inf outside the mask."""
+    return below_largest(tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float64), largest)
+
+
+@triton.jit
+def winner_with_z(c, a, phi, z, a_z, phi_z, second, of_second, third, of_third):
+    """Who wins the pair (z, c): 0 for z, 1 for c, 2 for the first of the others.
+
+    The pair gives c the value a_z - phi_c and z the value a_c - phi_z; in fixed point, one step breaks a tie.
+    """
+    other = tl.where(c == second, third, second)
+    of_other = tl.where(c == second, of_third, of_second)
+    of_c, of_z = a_z - phi, a - phi_z
+    c_wins = (of_c < of_z + tl.where(c < z, STEP, 0.0)) & (of_c < of_other + tl.where(c < other, STEP, 0.0))
+    other_wins = of_other < of_z + tl.where(other < z, STEP, 0.0)
+    return tl.where(c == z, 0, tl.where(c_wins, 1, tl.where(other_wins, 2, 0)))
+
+
+@triton.jit
+def threshold(c, phi, z, best):
+    """theta_c; -inf for z."""
+    return tl.where(c == z, float("-inf"), best + phi + tl.where(c < z, STEP, 0.0))
+
+
+@triton.jit
+def swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S):
+    """Of a row's categories c: theta and who wins the pair (z, c)."""
+    z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
+    own, at = state + row * S, row * C + c
+    phi = logit_at(logits, at, mask, tl.load(own + LARGEST))
+    a_z, phi_z = tl.load(own + NOISE_Z), tl.load(own + LOGIT_Z)
+    of_second, of_third = tl.load(own + SECOND), tl.load(own + THIRD)
+    code = winner_with_z(c, noise_at(log_pi, at, mask), phi, z, a_z, phi_z, second, of_second, third, of_third)
+    return threshold(c, phi, z, tl.load(own + BEST)), code
 
 
 # ---------------------------------------------------------------- order
 
 
 @triton.jit
-def _first_three(logits, log_pi, largest, values, indices, C, P, BLOCK: tl.constexpr):
-    """The first three of each chunk's race, and its largest two logits: values [R, 5, P], indices [R, 4, P]."""
+def _largest(logits, tops, C, P, BLOCK: tl.constexpr):
+    """The largest logit of each chunk: [R, P]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start = chunk * BLOCK
-    c = tl.arange(0, BLOCK)
-    mask = start + c < C
-    at = row * C + start + c
-    phi = _logit(logits, at, mask, tl.load(largest + row).to(tl.float64))
-    o = tl.where(mask, _noise(log_pi, at, mask) - phi, float("inf"))
-    for place in tl.static_range(3):
-        value, index = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
-        tl.store(values + (row * 5 + place) * P + chunk, value)
-        tl.store(indices + (row * 4 + place) * P + chunk, start + index)
-        o = tl.where(c == index, float("inf"), o)
-    for place in tl.static_range(3, 5):
-        value, index = tl.max(phi, 0, return_indices=True, return_indices_tie_break_left=True)
-        tl.store(values + (row * 5 + place) * P + chunk, value)
-        if place == 3:
-            tl.store(indices + (row * 4 + place) * P + chunk, start + index)
-        phi = tl.where(c == index, float("-inf"), phi)
+    c = chunk * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * C + c, mask=c < C, other=float("-inf"))
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    tl.store(tops + row * P + chunk, tl.max(x, 0).to(tl.float64))
 
 
 @triton.jit
-def _finish(logits, log_pi, largest, values, indices, ahead, state, C, P, BLOCK_P: tl.constexpr):
-    """Reduce the chunks: ahead [R, 4], state [R, 6] = values of the three, a_z, phi_z, a bound of theta."""
-    row = tl.program_id(0).to(tl.int64)
+def _first(logits, log_pi, tops, values, indices, C, P, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr):
+    """The first of each chunk's race, its least and its largest noise: values [R, 3, P], indices [R, P]."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = chunk * BLOCK + tl.arange(0, BLOCK)
+    mask = c < C
     p = tl.arange(0, BLOCK_P)
-    mask = p < P
-    value, index = values + row * 5 * P + p, indices + row * 4 * P + p
-    o_1 = tl.load(value, mask=mask, other=float("inf"))
-    o_2 = tl.load(value + P, mask=mask, other=float("inf"))
-    o_3 = tl.load(value + 2 * P, mask=mask, other=float("inf"))
-    i_1 = tl.load(index, mask=mask, other=0)
-    i_2 = tl.load(index + P, mask=mask, other=0)
-    i_3 = tl.load(index + 2 * P, mask=mask, other=0)
-    _, chunk = tl.min(o_1, 0, return_indices=True, return_indices_tie_break_left=True)
-    z = tl.sum(tl.where(p == chunk, i_1, 0), 0)
+    largest = tl.max(tl.load(tops + row * P + p, mask=p < P, other=float("-inf")), 0)
+    phi, a = logit_at(logits, row * C + c, mask, largest), noise_at(log_pi, row * C + c, mask)
+    o = tl.where(mask, a - phi, float("inf"))
+    best, place = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
+    at = values + row * 3 * P + chunk
+    tl.store(at, best)
+    tl.store(at + P, tl.min(tl.where(mask, a, float("inf")), 0))
+    tl.store(at + 2 * P, tl.max(tl.where(mask, a, float("-inf")), 0))
+    tl.store(indices + row * P + chunk, chunk * BLOCK + place)
+
+
+@triton.jit
+def _finish(
+    logits, log_pi, tops, values, indices, ahead, state, C, P, S, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr
+):  # fmt: skip
+    """Reduce the chunks: ahead [R, 3] and state [R, S]; a chunk that loses its first is looked at again."""
+    row = tl.program_id(0).to(tl.int64)
+    own = state + row * S
+    p = tl.arange(0, BLOCK_P)
+    value = values + row * 3 * P + p
+    top = tl.load(tops + row * P + p, mask=p < P, other=float("-inf"))
+    largest = tl.max(top, 0)
+    o = tl.load(value, mask=p < P, other=float("inf"))
+    first = tl.load(indices + row * P + p, mask=p < P, other=0)
+    least = tl.load(value + P, mask=p < P, other=float("inf"))
+    z = -1
+    second = -1
     for place in tl.static_range(3):
-        best, chunk = tl.min(o_1, 0, return_indices=True, return_indices_tie_break_left=True)
-        here = p == chunk
-        winner = tl.sum(tl.where(here, i_1, 0), 0)
-        tl.store(ahead + row * 4 + place, winner.to(tl.int64))
-        tl.store(state + row * 6 + place, best)
-        o_1, i_1 = tl.where(here, o_2, o_1), tl.where(here, i_2, i_1)
-        o_2, i_2 = tl.where(here, o_3, o_2), tl.where(here, i_3, i_2)
-        o_3 = tl.where(here, float("inf"), o_3)
-    phi_1 = tl.load(value + 3 * P, mask=mask, other=float("-inf"))
-    phi_2 = tl.load(value + 4 * P, mask=mask, other=float("-inf"))
-    top = tl.load(index + 3 * P, mask=mask, other=-1)
-    without_z = tl.max(tl.where(top == z, phi_2, phi_1), 0)
-    a_z = _noise(log_pi, row * C + z, True)
-    phi_z = _logit(logits, row * C + z, True, tl.load(largest + row).to(tl.float64))
-    tl.store(state + row * 6 + 3, a_z)
-    tl.store(state + row * 6 + 4, phi_z)
-    tl.store(state + row * 6 + 5, a_z - phi_z + without_z + STEP)
+        best, chunk = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
+        winner = tl.minimum(tl.sum(tl.where(p == chunk, first, 0), 0), C - 1)
+        tl.store(ahead + row * 3 + place, winner.to(tl.int64))
+        tl.store(own + place, best)
+        if place < 2:
+            if place == 0:
+                z = winner
+            second = winner
+            c = chunk * BLOCK + tl.arange(0, BLOCK)
+            left = (c < C) & (c != z) & (c != second)
+            x = tl.load(logits + row * C + c, mask=left, other=float("-inf")).to(tl.float64)
+            phi, a = below_largest(x, largest), noise_at(log_pi, row * C + c, left)
+            if place == 0:
+                least = tl.where(p == chunk, tl.min(tl.where(left, a, float("inf")), 0), least)
+                top = tl.where(p == chunk, tl.max(x, 0), top)
+            again, at = tl.min(
+                tl.where(left, a - phi, float("inf")), 0, return_indices=True, return_indices_tie_break_left=True
+            )
+            o = tl.where(p == chunk, again, o)
+            first = tl.where(p == chunk, chunk * BLOCK + at, first)
+    a_z = noise_at(log_pi, row * C + z, True)
+    phi_z = logit_at(logits, row * C + z, True, largest)
+    tl.store(own + NOISE_Z, a_z)
+    tl.store(own + LOGIT_Z, phi_z)
+    tl.store(own + LIMIT, a_z - phi_z + below_largest(tl.max(top, 0), largest) + STEP)
+    tl.store(own + LEAST, tl.min(least, 0))
+    tl.store(own + HIGHEST, tl.max(tl.load(value + 2 * P, mask=p < P, other=float("-inf")), 0))
+    tl.store(own + LARGEST, largest)
 
 
 @triton.jit
-def _count(log_pi, ahead, state, counts, C, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
-    """How many elements below the bound of theta fall into each bucket: counts [R, BUCKETS]."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    a = _noise(log_pi, row * C + c, c < C)
-    limit = tl.load(state + row * 6 + 5)
-    active = (c < C) & (c != tl.load(ahead + row * 4)) & (a < limit)
-    bucket = _bucket(tl.minimum(a, limit), limit, BUCKETS)
-    tl.atomic_add(counts + row * BUCKETS + bucket, 1, mask=active)
-
-
-@triton.jit
-def _starts(counts, starts, cursors, ahead, BUCKETS: tl.constexpr):
-    """Where each bucket starts: [R, BUCKETS + 1], twice; their total becomes ahead[3]."""
-    row = tl.program_id(0).to(tl.int64)
-    b = tl.arange(0, BUCKETS)
-    count = tl.load(counts + row * BUCKETS + b)
-    start = tl.cumsum(count, 0) - count
-    total = tl.sum(count, 0)
-    tl.store(starts + row * (BUCKETS + 1) + b, start)
-    tl.store(starts + row * (BUCKETS + 1) + BUCKETS, total)
-    tl.store(cursors + row * BUCKETS + b, start)
-    tl.store(ahead + row * 4 + 3, total.to(tl.int64))
-
-
-@triton.jit
-def _fill(log_pi, ahead, state, cursors, members, C, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
-    """The elements of each bucket, in any order: members [R, C]."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    a = _noise(log_pi, row * C + c, c < C)
-    limit = tl.load(state + row * 6 + 5)
-    active = (c < C) & (c != tl.load(ahead + row * 4)) & (a < limit)
-    bucket = _bucket(tl.minimum(a, limit), limit, BUCKETS)
-    place = tl.atomic_add(cursors + row * BUCKETS + bucket, 1, mask=active)
-    tl.store(members + row * C + place, c, mask=active)
-
-
-@triton.jit
-def _below(log_pi, starts, members, row, C, x, tie, limit, mask, BUCKETS: tl.constexpr):
-    """How many ordered elements lie below x, or at x with an index below `tie`."""
-    bucket = _bucket(tl.where(mask, x, limit), limit, BUCKETS)
-    at = starts + row * (BUCKETS + 1) + bucket
-    start = tl.load(at, mask=mask, other=0)
-    stop = tl.load(at + 1, mask=mask, other=0)
-    below = start
-    longest = tl.max(stop - start, 0)
-    i = 0
-    while i < longest:
-        inside = start + i < stop
-        member = tl.load(members + row * C + start + i, mask=inside, other=0)
-        a = _noise(log_pi, row * C + member, inside)
-        below += (inside & ((a < x) | ((a == x) & (member < tie)))).to(tl.int32)
-        i += 1
-    return below
-
-
-@triton.jit
-def _rank(
-    logits,
-    log_pi,
-    largest,
-    ahead,
-    state,
-    starts,
-    members,
-    flags,
-    can_win,
-    with_z,
-    wins,
-    rank,
-    C,
-    BLOCK: tl.constexpr,
-    BUCKETS: tl.constexpr,
-):
-    """How many references c wins against, its own rank, and who wins its pair with z; flags [R, 2]: other winners."""
+def _who_can_win(logits, log_pi, ahead, state, can_win, C, S, BLOCK: tl.constexpr):
+    """Write ones into can_win [R, C]: z, who wins against some reference or against z, and the first of the others."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = c < C
-    at = row * C + c
-    z, second, third = tl.load(ahead + row * 4), tl.load(ahead + row * 4 + 1), tl.load(ahead + row * 4 + 2)
-    best, a_z, phi_z = tl.load(state + row * 6), tl.load(state + row * 6 + 3), tl.load(state + row * 6 + 4)
-    limit = tl.load(state + row * 6 + 5)
-    a = _noise(log_pi, at, mask)
-    phi = _logit(logits, at, mask, tl.load(largest + row).to(tl.float64))
-
-    theta = best + phi + tl.where(c < z, STEP, 0.0)
-    challenges = mask & (c != z) & (phi > float("-inf"))
-    won = _below(log_pi, starts, members, row, C, theta, -1, limit, challenges, BUCKETS)
-    won = tl.where(challenges, won, 0)
-    active = mask & (c != z) & (a < limit)
-    own = _below(log_pi, starts, members, row, C, a, c, limit, active, BUCKETS)
-
-    # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; in fixed point, one step breaks a tie.
-    other = tl.where(c == second, third, second)
-    of_other = tl.where(c == second, tl.load(state + row * 6 + 2), tl.load(state + row * 6 + 1))
-    of_c, of_z = a_z - phi, a - phi_z
-    c_wins = (of_c < of_z + tl.where(c < z, STEP, 0.0)) & (of_c < of_other + tl.where(c < other, STEP, 0.0))
-    other_wins = of_other < of_z + tl.where(other < z, STEP, 0.0)
-    code = tl.where(c_wins, 1, tl.where(other_wins, 2, 0))
-    code = tl.where(mask & (c != z), code, 0)
-
-    tl.store(wins + at, won, mask=mask)
-    tl.store(rank + at, tl.where(active, own, C), mask=mask)
-    tl.store(with_z + at, code.to(tl.int8), mask=mask)
-    tl.store(can_win + at, ((won > 0) | (code == 1) | (c == z)).to(tl.int8), mask=mask)
-    tl.atomic_max(flags + row * 2, tl.max(tl.where((code == 2) & (c != second), 1, 0), 0))
-    tl.atomic_max(flags + row * 2 + 1, tl.max(tl.where((code == 2) & (c == second), 1, 0), 0))
+    z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
+    theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
+    wins = (theta > tl.load(state + row * S + LEAST)) | (code == 1) | (c == z)
+    tl.store(can_win + row * C + c, tl.full([BLOCK], 1, tl.int8), mask=mask & wins)
+    other_wins = mask & (code == 2)
+    second_wins = tl.max((other_wins & (c != second)).to(tl.int32), 0)
+    third_wins = tl.max((other_wins & (c == second)).to(tl.int32), 0)
+    one = tl.full([], 1, tl.int8)
+    tl.store(can_win + row * C + second, one, mask=second_wins > 0)
+    tl.store(can_win + row * C + third, one, mask=third_wins > 0)
 
 
-@triton.jit
-def _others(ahead, flags, can_win, C):
-    """The first of the others can win too, if some pair said so."""
-    row = tl.program_id(0).to(tl.int64)
-    for place in tl.static_range(2):
-        at = can_win + row * C + tl.load(ahead + row * 4 + 1 + place)
-        if tl.load(flags + row * 2 + place) > 0:
-            tl.store(at, 1)
-
-
-def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`arsm.kernels.order` for rows [R, C]."""
-    rows, categories = logits.shape
+def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ahead [..., 3], can_win [..., C] and state [..., STATE] for contiguous [..., C]."""
+    batch, categories = logits.shape[:-1], logits.shape[-1]
+    rows = batch.numel()
     block, chunks = chunks_of(categories)
-    grid = (rows, chunks)
-    buckets = min(BUCKETS, max(16, triton.next_power_of_2(categories)))
-    largest = logits.amax(-1)
-    values = logits.new_empty((rows, 5, chunks), dtype=torch.float64)
-    indices, members = (logits.new_empty(shape, dtype=torch.int32) for shape in ((rows, 4, chunks), (rows, categories)))
-    ahead = logits.new_empty((rows, 4), dtype=torch.int64)
-    state = logits.new_empty((rows, 6), dtype=torch.float64)
-    zeros = logits.new_zeros(rows * (buckets + 2), dtype=torch.int32)
-    counts, flags = zeros[: rows * buckets], zeros[rows * buckets :]
-    starts, cursors = (logits.new_empty((rows, count), dtype=torch.int32) for count in (buckets + 1, buckets))
-    can_win, with_z = (torch.empty_like(logits, dtype=torch.int8) for _ in range(2))
-    wins, rank = (torch.empty_like(logits, dtype=torch.int32) for _ in range(2))
-
-    _first_three[grid](logits, log_pi, largest, values, indices, categories, chunks, BLOCK=block)
+    grid, size = (rows, chunks), {"BLOCK": block, "num_warps": 8}
+    block_p = max(16, triton.next_power_of_2(chunks))
+    tops, values = (logits.new_empty(rows * count * chunks, dtype=torch.float64) for count in (1, 3))
+    indices = logits.new_empty(rows * chunks, dtype=torch.int32)
+    ahead = logits.new_empty((*batch, 3), dtype=torch.int64)
+    state = logits.new_empty((*batch, STATE), dtype=torch.float64)
+    can_win = logits.new_zeros(logits.shape, dtype=torch.bool)
+    _largest[grid](logits, tops, categories, chunks, **size)
+    _first[grid](logits, log_pi, tops, values, indices, categories, chunks, BLOCK_P=block_p, **size)
     _finish[(rows,)](
-        logits, log_pi, largest, values, indices, ahead, state, categories, chunks,
-        BLOCK_P=max(16, triton.next_power_of_2(chunks)),
-    )  # fmt: skip
-    _count[grid](log_pi, ahead, state, counts, categories, BLOCK=block, BUCKETS=buckets)
-    _starts[(rows,)](counts, starts, cursors, ahead, BUCKETS=buckets, num_warps=16)
-    _fill[grid](log_pi, ahead, state, cursors, members, categories, BLOCK=block, BUCKETS=buckets)
-    _rank[grid](
-        logits, log_pi, largest, ahead, state, starts, members, flags, can_win, with_z, wins, rank, categories,
-        BLOCK=block, BUCKETS=buckets,
-    )  # fmt: skip
-    _others[(rows,)](ahead, flags, can_win, categories)
-    return ahead, can_win.view(torch.bool), with_z, wins, rank
+        logits, log_pi, tops, values, indices, ahead, state, categories, chunks, STATE, BLOCK_P=block_p, **size
+    )
+    _who_can_win[grid](logits, log_pi, ahead, state, can_win.view(torch.int8), categories, STATE, **size)
+    return ahead, can_win, state
 
 
 def chunks_of(categories: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from arsm.fields import document_fields
 from arsm.rl.settings import Learning, Settings
 
 if TYPE_CHECKING:
@@ -45,4 +46,9 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+    found = getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+    document_fields(found)
+    return found
+
+
+document_fields(Learning, Settings)

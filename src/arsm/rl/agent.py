@@ -6,9 +6,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 from torch import nn
 
@@ -170,6 +172,26 @@ class PolicyGradient(Training):
         error = float(np.std(returns, ddof=1)) / math.sqrt(episodes) if episodes > 1 else math.nan
         return Evaluation(float(np.mean(returns)), error, tuple(returns))
 
+    def video(self, path: str | os.PathLike[str], environment: Any = None, *, seed: int = 0, every: int = 2) -> int:
+        """Write an episode of the likeliest actions as an animation; returns how many steps it has.
+
+        Args:
+            path: a .gif, .webp or .png.
+            environment: one that was made with render_mode="rgb_array"; by default the agent's own by its name.
+            seed: of the episode.
+            every: steps per frame.
+        """
+        from arsm.rl.video import film  # Pillow
+
+        check_count("every", every)
+        if environment is not None:
+            return film(self, path, environment, seed, every)
+        if (name := self._arguments["environment"]) is None:
+            raise ValueError('Give video an environment that was made with render_mode="rgb_array".')
+        options = self._arguments["options"] or {}
+        with closing(gymnasium.make(name, render_mode="rgb_array", max_episode_steps=-1, **options)) as env:
+            return film(self, path, env, seed, every)
+
     # ---------------------------------------------------------------- learning
 
     def learn(
@@ -224,7 +246,8 @@ class PolicyGradient(Training):
             shares = ((now[name] - begin[name]) / limit for name, limit in limits.items() if limit)
             return 1.0 if 0 in limits.values() else max(shares)
 
-        while spent() < 1:
+        while (share := spent()) < 1:
+            self._left = 1 - share
             iteration = self._iterate()
             if report is not None:
                 report(spent(), iteration)

@@ -59,7 +59,7 @@ def make(kind: type[PolicyGradient], path: str | os.PathLike[str], given: dict[s
         if words is None:
             missing.append("estimator")
         else:
-            saved["estimator"] = KNOWN[words["kind"]](**words["options"])
+            saved["estimator"] = _out_of_words(words)
     if missing:
         raise ValueError(f"{path} cannot hold the agent's {' and '.join(missing)}; give the same as when it was made.")
     settings = saved.pop("settings")
@@ -77,9 +77,15 @@ def in_words(estimator: Any) -> dict[str, Any] | None:
     """The estimator's class and options, if a file can hold them."""
     if not dataclasses.is_dataclass(estimator) or KNOWN.get(type(estimator).__name__) is not type(estimator):
         return None
-    options = {each.name: vars(estimator)[each.name] for each in dataclasses.fields(estimator) if each.init}
-    plain = all(isinstance(value, PLAIN) for value in options.values())
+    values = {each.name: vars(estimator)[each.name] for each in dataclasses.fields(estimator) if each.init}
+    options = {name: value if isinstance(value, PLAIN) else in_words(value) for name, value in values.items()}
+    plain = all(options[name] is not None or value is None for name, value in values.items())
     return {"kind": type(estimator).__name__, "options": options} if plain else None
+
+
+def _out_of_words(words: dict[str, Any]) -> Any:
+    options = {name: _out_of_words(x) if isinstance(x, dict) else x for name, x in words["options"].items()}
+    return KNOWN[words["kind"]](**options)
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:

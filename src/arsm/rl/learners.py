@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -44,18 +44,30 @@ class Batch:
         return policy.gradient(estimator, logits, rollouts, returns.unsqueeze(0), rollout_returns, discount).squeeze(0)
 
 
+@dataclass(frozen=True, eq=False)
+class Tries:
+    """R rollouts of the plan."""
+
+    returns: Tensor
+    """[R]: discounted, from the branch on, as far as they were played."""
+    ends: Tensor
+    """[R, D]: the observations after their last steps."""
+    left: Tensor
+    """[R]: the discount of what would follow; 0 where the episode ended by itself."""
+
+
 class Learner(Protocol):
     """An estimator in a training loop, with what it learns itself."""
 
     estimator: Estimator
+    cut: int | None
+    """The most steps of a rollout; None plays to the end of the episode."""
 
     def parameters(self) -> list[nn.Parameter]:
         """What it learns besides the policy."""
         ...
 
-    def gradient(
-        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
         """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters."""
         ...
 
@@ -63,31 +75,32 @@ class Learner(Protocol):
 class TryAndSee:
     """An estimator of the contract, on the returns of true episodes and rollouts."""
 
+    cut = None
+
     def __init__(self, estimator: Estimator) -> None:
         self.estimator = estimator
 
     def parameters(self) -> list[nn.Parameter]:
         return []
 
-    def gradient(
-        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        grad = batch.gradient(self.estimator, rollouts, batch.returns, rollout_returns)
-        return grad, None
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
+        return batch.gradient(self.estimator, rollouts, batch.returns, tries.returns), None
 
 
 @dataclass(frozen=True)
 class ActorCritic:
-    """Advantage actor-critic: REINFORCE on n-step returns less a learned value.
+    """Advantage actor-critic: an estimator on n-step returns less a learned value.
 
         A_t = sum_{i<n} gamma^i r_{t+i} + gamma^n V(s_{t+n}) - V(s_t),    g_t = A_t dln pi(a_t|s_t)/dphi_t
 
-    V of a state where the episode ended by itself is 0. Reference: Mnih et al., Asynchronous methods for deep
-    reinforcement learning, ICML 2016.
+    V of a state where the episode ended by itself is 0. Rollouts of the estimator are cut after n steps, and their
+    returns go on with V likewise. The gradient is biased as far as V is wrong. Reference: Mnih et al., Asynchronous
+    methods for deep reinforcement learning, ICML 2016.
     """
 
     steps: int | None = 5
     """n; None for the whole return, which makes it REINFORCE with a value baseline."""
+    estimator: Estimator = field(default_factory=Reinforce)
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
@@ -100,20 +113,21 @@ class Critic:
     def __init__(
         self, kind: ActorCritic, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
     ) -> None:
-        self.kind, self.gamma = kind, gamma
-        self.estimator: Estimator = Reinforce()
+        self.kind, self.gamma, self.cut = kind, gamma, kind.steps
+        self.estimator = kind.estimator
         self.value = mlp(inputs, hidden, 1, generator)
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.value.parameters())
 
-    def gradient(
-        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
         value = self.value(batch.observations).squeeze(-1)
-        targets = self._targets(batch, value.detach())
-        estimator = Reinforce(baseline=value.detach())
-        grad = batch.gradient(estimator, rollouts, targets, rollout_returns)
+        baseline = value.detach()
+        targets, tried = self._targets(batch, baseline), tries.returns
+        if self.cut is not None:
+            with torch.no_grad():
+                tried = tried + tries.left * self.value(tries.ends).squeeze(-1)
+        grad = batch.gradient(self.estimator, rollouts, targets - baseline, tried - baseline[rollouts.step])
         return grad, (value - targets).square().sum() / 2
 
     def _targets(self, batch: Batch, value: Tensor) -> Tensor:
@@ -158,6 +172,8 @@ class ActionValue(nn.Module):
 class Relax:
     """RELAX, and the training of its control variate on the squared norm of the gradient."""
 
+    cut = None
+
     def __init__(
         self, kind: ActionConditioned, inputs: int, hidden: tuple[int, ...], generator: torch.Generator
     ) -> None:
@@ -167,9 +183,7 @@ class Relax:
     def parameters(self) -> list[nn.Parameter]:
         return list(self.control.parameters())
 
-    def gradient(
-        self, batch: Batch, rollouts: policy.Rollouts, rollout_returns: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
         self.control.observations = batch.observations
-        grad = batch.gradient(self.estimator, rollouts, batch.returns, rollout_returns)
+        grad = batch.gradient(self.estimator, rollouts, batch.returns, tries.returns)
         return grad.detach(), grad.square().sum()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from arsm.rl.branching import Replays
 
-# Gymnasium's constants in metres and seconds: viewport 600 x 400 at 30 pixels a metre, 50 frames a second.
+# Gymnasium's constants in metres and seconds: viewport 600 x 400 at 30 pixels per metre, 50 frames per second.
 SCALE, FPS = 30.0, 50
 HALF_WIDTH, HALF_HEIGHT = 600 / SCALE / 2, 400 / SCALE / 2
 MAIN_POWER, SIDE_POWER = 13.0, 0.6

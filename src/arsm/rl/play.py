@@ -106,6 +106,8 @@ class Branches:
     gamma: float
     shared: int | None = None
     """The key of the true episodes' noise, where rollouts share it."""
+    cut: int | None = None
+    """The most steps of a rollout; None plays to the end of the episode."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -122,6 +124,10 @@ class Played:
 
     returns: Array
     """[R]: discounted, from the branch on."""
+    ends: Array
+    """[R, D]: the observations after the last steps."""
+    left: Array
+    """[R]: the discount of what would follow there; 0 where the episode ended by itself."""
     steps: int
     """How many environment steps they took from the branches on."""
     replayed: int = 0
@@ -141,7 +147,7 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
     """Play rollouts in lock step, one call of the policy per step; a lane that is done takes the next rollout."""
     total = len(branches)
     if not total:
-        return Played(np.zeros(0), 0)
+        return Played(np.zeros(0), np.zeros((0, environment.observations)), np.zeros(0), 0)
     count = min(total, environment.lanes or total)
     horizon, shape = environment.horizon, (len(policy.choices), max(policy.choices))
     streams = [(branches.key, number) for number in branches.number.tolist()]
@@ -152,16 +158,18 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
         tape = Tape(branches.shared, len(branches.trails), shape)
         noise = SharedNoise(tape, branches.episode, branches.step, count)
     owner: Array = np.arange(count)
-    limit: Array = horizon - branches.step[:count]  # what the clock says when a lane reaches the horizon
+    lengths = np.minimum(horizon - branches.step, branches.cut or horizon)
+    limit: Array = lengths[:count].copy()  # what the clock says when a lane has played its length
     result: Array = np.zeros(count)
     factor: Array = np.ones(count)
     gamma = np.array(branches.gamma)
     steps, clock, following = 0, 0, count
     returns = np.empty(total)
+    ends, left = np.empty((total, environment.observations)), np.empty(total)
     actions = branches.action[:count]
     next_limit = int(limit.min())
     while True:
-        seen, rewards, _, over = lanes.step(actions)
+        seen, rewards, terminated, over = lanes.step(actions)
         result += factor * rewards
         factor *= gamma
         steps += len(owner)
@@ -171,12 +179,14 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
             over = over | (limit == clock)
             done = over.nonzero()[0]
             returns[owner[done]] = result[done]
+            ends[owner[done]] = seen[done, : environment.observations]
+            left[owner[done]] = np.where(terminated[done], 0.0, factor[done])
             for lane in done.tolist():
                 if following < total:
                     lanes.restart(lane)
                     noise.restart(lane, following)
                     owner[lane], result[lane], factor[lane] = following, 0.0, 1.0
-                    limit[lane] = clock + horizon - branches.step[following]
+                    limit[lane] = clock + lengths[following]
                     over[lane] = False
                     fresh.append(lane)
                     following += 1
@@ -194,4 +204,4 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     check_finite(environment.name, "a reward", returns)
-    return Played(returns, steps, environment.replayed(branches.episode, branches.step))
+    return Played(returns, ends, left, steps, environment.replayed(branches.episode, branches.step))

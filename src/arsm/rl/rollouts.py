@@ -50,17 +50,16 @@ def share_out(environment: Environment, branches: Branches, workers: int) -> lis
     """
     if not workers:
         raise RuntimeError("The workers were ended by close(); make another agent.")
-    parts = min(len(branches), workers * (1 if environment.lanes is None else 4))
+    parts = max(1, min(len(branches), workers * (1 if environment.lanes is None else 4)))
     return [np.arange(first, len(branches), parts) for first in range(parts)]
 
 
 def gather(parts: list[Array], played: Sequence[Played]) -> Played:
     """Put the parts' returns back in order."""
-    returns = np.empty(sum(map(len, parts)))
-    for part, one in zip(parts, played, strict=True):
-        returns[part] = one.returns
+    order = np.argsort(np.concatenate(parts))
+    columns = (np.concatenate([getattr(one, name) for one in played])[order] for name in ("returns", "ends", "left"))
     totals = (sum(getattr(one, name) for one in played) for name in ("steps", "replayed", "cpu_seconds"))
-    return Played(returns, *totals)
+    return Played(*columns, *totals)
 
 
 class WorkerFailure(RuntimeError):

@@ -31,7 +31,7 @@ class Learning:
     discounting: Literal["none", "gamma^t"] = "none"
     """Weight step t by gamma^t, as the discounted objective has it, or not, as the paper's algorithm does."""
     common_random_numbers: bool = False
-    """Let rollouts draw the same noise as the true episode at the same time."""
+    """Let rollouts draw the same noise as the true episode at the same time: unbiased, and usually less noisy."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,19 @@ class Settings(Learning):
     reward_scale: float | None = None
     entropy: float = 0.01
     hidden: tuple[int, ...] = (32, 32)
+    common_random_numbers: bool = True
     budget: int | None = 8
     """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    decay_over: int | None = None
-    """Let the learning rate fall linearly to 0 over this many true episodes; None keeps it."""
+    decay_over: int | Literal["learn"] | None = "learn"
+    """Let the learning rate fall linearly to 0 over each call of `learn`, or over this many true episodes; None keeps
+    it."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("budget", "decay_over"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and (name, getattr(self, name)) != ("decay_over", "learn"):
                 check_count(name, getattr(self, name))
         check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
         whole = isinstance(self.hidden, (tuple, list)) and all(_is_whole(n) and n >= 1 for n in self.hidden)

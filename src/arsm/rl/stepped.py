@@ -48,10 +48,12 @@ class Stepped:
     """How to branch."""
     _made: list[Env] = field(default_factory=list, init=False, repr=False)
     _spare: list[Env] = field(default_factory=list, init=False, repr=False)
+    _awake: set[int] = field(default_factory=set, init=False, repr=False)
+    """The ids of those that were reset at least once."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "_pair"}
-        return {**kept, "_made": [], "_spare": []}  # every process makes its own
+        return {**kept, "_made": [], "_spare": [], "_awake": set()}  # every process makes its own
 
     @property
     def observations(self) -> int:
@@ -66,6 +68,7 @@ class Stepped:
     def close(self) -> None:
         """Close all environments that were made; later ones are made anew."""
         self._spare.clear()
+        self._awake.clear()
         while self._made:
             try:
                 self._made.pop().close()
@@ -137,7 +140,7 @@ class Stepped:
                     if self.way == "copy":
                         env = copy.deepcopy(trunk)
                     else:
-                        env = spare or self._awake()
+                        env = spare or self._take_awake()
                         self._pair[1](env, state)
                 if self.randomness == "fresh":
                     env.unwrapped.np_random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(stream)))
@@ -169,10 +172,12 @@ class Stepped:
             return int(step.sum())
         return sum(int(step[episode == number].max()) for number in np.unique(episode))
 
-    def _awake(self) -> Env:
-        """An environment that wrappers allow to step."""
+    def _take_awake(self) -> Env:
+        """An environment that wrappers allow to step; a seed makes Atari games load again, which takes long."""
         env = self._take()
-        env.reset(seed=0)
+        if id(env) not in self._awake:
+            env.reset(seed=0)
+            self._awake.add(id(env))
         return env
 
     def _advance(self, env: Env, trail: Trail, begin: int, end: int) -> None:
@@ -197,6 +202,7 @@ class Stepped:
             seen, info = env.reset(seed=seed)
         except Exception as error:
             raise self._failure("reset", error) from error
+        self._awake.add(id(env))
         return self.observe(env, seen, info, over=False)
 
     def step(self, env: Env, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

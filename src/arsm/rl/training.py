@@ -20,7 +20,7 @@ from arsm.checks import legal_rows
 from arsm.diagnostics import MovingVariance
 from arsm.rl.branching import Array
 from arsm.rl.environments import Environment
-from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, TryAndSee
+from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, Tries, TryAndSee
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
 from arsm.rl.play import Branches, Episode, Played, play_episodes
 from arsm.rl.policies import ModulePolicy, Policy
@@ -88,6 +88,7 @@ class Training(ABC):
         self._returns = torch.zeros(2, dtype=torch.float64)
         self.iteration = self.episodes = self.steps = self.replayed = 0
         self._length = STEPS  # of the last iteration's episodes, on average
+        self._left = 1.0  # the share that is left of what `learn` was asked for
         self._check_policy()
 
     @abstractmethod
@@ -122,8 +123,11 @@ class Training(ABC):
 
     @property
     def _learning_rate(self) -> float:
-        over = self.settings.decay_over
-        left = 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
+        over, left = self.settings.decay_over, 1.0
+        if over == "learn":
+            left = self._left
+        elif over is not None:
+            left = max(0.0, 1.0 - self.episodes / over)
         return left * self.settings.learning_rate
 
     def _check_policy(self) -> None:
@@ -162,7 +166,7 @@ class Training(ABC):
 
     def _iterate(self) -> Iteration:
         begin, begin_cpu = time.perf_counter(), time.process_time()
-        settings, world, estimator = self.settings, self.environment, self.learner.estimator
+        settings, world = self.settings, self.environment
         count = self._count()
         # every iteration has random numbers of its own, so that one that resumes needs no generator's state
         streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(3 + count, np.uint64)
@@ -179,17 +183,11 @@ class Training(ABC):
                 f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
                 f"{settings.learning_rate:g}."
             )
-        plan = rollouts.plan(
-            estimator,
-            batch.logits.unsqueeze(0),
-            torch.from_numpy(np.concatenate([one.actions for one in played])).unsqueeze(0),
-            budget=self._budget(count),
-            generator=generator,
-            weighted=settings.weighted,
-        )
+        plan = self._plan(batch, torch.from_numpy(np.concatenate([one.actions for one in played])), generator)
         branches = self._branches(plan, played, branched, true if settings.common_random_numbers else None)
         tried = self._play(current, branches)
-        mean_entropy = self._update(batch, plan, torch.from_numpy(scale * tried.returns))
+        tries = Tries(*map(torch.from_numpy, (scale * tried.returns, tried.ends, tried.left)))
+        mean_entropy = self._update(batch, plan, tries)
 
         self.iteration += 1
         self.episodes += count
@@ -210,6 +208,17 @@ class Training(ABC):
             cpu_seconds=time.process_time() - begin_cpu + tried.cpu_seconds,
         )
 
+    def _plan(self, batch: Batch, actions: Tensor, generator: torch.Generator) -> rollouts.Rollouts:
+        """The rollouts to play: all true episodes are one of T steps, whose actions are [T, K]."""
+        return rollouts.plan(
+            self.learner.estimator,
+            batch.logits.unsqueeze(0),
+            actions.unsqueeze(0),
+            budget=self._budget(len(batch.lengths)),
+            generator=generator,
+            weighted=self.settings.weighted,
+        )
+
     def _branches(self, plan: rollouts.Rollouts, played: list[Episode], key: int, shared: int | None) -> Branches:
         """The plan's steps, which are numbered through all episodes, as steps of each."""
         offset = np.cumsum([0, *(len(one.rewards) for one in played)])
@@ -224,6 +233,7 @@ class Training(ABC):
             number=np.arange(len(step)),
             gamma=self.settings.gamma,
             shared=shared,
+            cut=self.learner.cut,
         )
 
     def _measure_scale(self, played: list[Episode]) -> float:
@@ -265,9 +275,9 @@ class Training(ABC):
         module = ModulePolicy(self.network, world.shape, world.choices)
         return module.outputs(batch.observations).cpu().masked_fill(batch.logits == -torch.inf, -torch.inf)
 
-    def _update(self, batch: Batch, plan: rollouts.Rollouts, rollout_returns: Tensor) -> float:
+    def _update(self, batch: Batch, plan: rollouts.Rollouts, tries: Tries) -> float:
         """One step uphill; returns the policy's entropy."""
-        grad, loss = self.learner.gradient(batch, plan, rollout_returns)
+        grad, loss = self.learner.gradient(batch, plan, tries)
         logits = self._logits(batch)
         total_entropy = entropy(logits).sum()
         scale = 1 / len(batch.lengths)

@@ -7,7 +7,7 @@ from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, liv
 from arsm.sequences.driver import estimate
 from arsm.sequences.engines import Engine, EngineFailure, Server
 from arsm.sequences.model import Model, Recompute, State, pad_before
-from arsm.sequences.strategies import Branch, Group
+from arsm.sequences.strategies import Branch, Group, by_likelihood
 from arsm.sequences.text import TextReward
 from arsm.sequences.transformers import Transformers
 
@@ -31,6 +31,7 @@ __all__ = [
     "Strategy",
     "TextReward",
     "Transformers",
+    "by_likelihood",
     "complete",
     "estimate",
     "live_tokens",

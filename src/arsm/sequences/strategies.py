@@ -28,14 +28,25 @@ class Branch:
 
     One true sequence per prompt. At step t the estimator's queries other than y_t are each taken after y_{<t} and
     followed by the model to the end; `policy.gradient` turns the returns into g_t. Equal tokens share one rollout, and
-    a state whose queries all agree costs nothing.
+    a state whose queries all agree costs nothing. The return after y_t is not the true sequence's alone:
+
+        Q_t = r_t + V_{t+1},    V_t = the estimator's value of state t, from Q_t and the returns of its rollouts
+
+    from the last step to the first, with r_t the cost of token t, and V_t = Q_t where no rollouts were planned. (A
+    budget picks states by what was drawn in them, which would bias V_t: there Q_t is the true return.)
+
+    A rollout may be left to chance. Played with probability rho, its return R enters as
+
+        R' = h + (R - h) / rho  if it was played,  else h
+
+    whose mean is that of R. A good rho is small where h is surely right: `by_likelihood`.
 
     With a `critic` h_t(c), any guess of the return after token c in state t that does not depend on the draws there,
 
-        g_t = estimate from (G_t(c) - h_t(c))  +  p_tc (h_tc - sum_m p_tm h_tm)
+        g_tc = estimate from returns less their h  +  p_tc (h_tc - sum_m p_tm h_tm)
 
     which has the same mean, and less variance the better h is. The second term needs no rollout and is there for every
-    step, also those that a budget leaves out.
+    step, also those that a budget leaves out. Without a critic h = 0.
     """
 
     estimator: Estimator
@@ -46,6 +57,9 @@ class Branch:
     """The probability with which a state's branches are played, a number or [N, T]; its credit is divided by it."""
     critic: Callable[[Tensor, Tensor], Tensor] | None = None
     """`critic(prompts [N, P], tokens [N, T]) -> h [N, T, V]`."""
+    chance: Callable[[Batch, policy.Rollouts], Tensor] | None = None
+    """`chance(batch, rollouts) -> rho [R]`, in (0, 1]: the probability with which each rollout is played. It may depend
+    on everything that is known by then, the true sequences' returns included."""
 
     samples = None
 
@@ -82,20 +96,34 @@ class Branch:
             generator=batch.generator,
         )
         action = plan.action.squeeze(-1)
-        branches = batch.play(Prefixes(plan.episode, plan.step, action, batch.tokens))
-        returns, tried = batch.returns, branches.returns
-        if self.critic is None:
+        h = None if self.critic is None else self._guess(batch)
+        guess = batch.returns.new_zeros(action.shape) if h is None else h[plan.episode, plan.step, action]
+        tried, branches = self._play(batch, plan, guess)
+        returns = batch.returns if self.budget is not None else backed_up(self.estimator, plan, batch, tried)
+        if h is None:
             credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
         else:
-            h = self._guess(batch)
             returns = returns - h.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-            tried = tried - h[plan.episode, plan.step, action]
-            credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
+            credit = policy.gradient(self.estimator, logits, plan, returns, tried - guess).squeeze(-2)
             p = logits.squeeze(-2).softmax(-1)
             known = p * (h - (p * h).sum(-1, keepdim=True))
             credit += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
         credit = credit.detach().div_(batch.temperature)
         return Attach.apply(batch.logits, credit), branches  # pyright: ignore[reportReturnType]
+
+    def _play(self, batch: Batch, plan: policy.Rollouts, guess: Tensor) -> tuple[Tensor, Branches]:
+        """R' [R], and the rollouts that were played."""
+        action = plan.action.squeeze(-1)
+        if self.chance is None:
+            branches = batch.play(Prefixes(plan.episode, plan.step, action, batch.tokens))
+            return branches.returns, branches
+        chance = self.chance(batch, plan).to(guess.dtype)
+        if chance.shape != action.shape or not bool(((chance > 0) & (chance <= 1)).all()):
+            raise ValueError(f"chance must return {list(action.shape)} probabilities in (0, 1], one per rollout.")
+        coin = torch.empty_like(chance).uniform_(generator=batch.generator) < chance
+        branches = batch.play(Prefixes(plan.episode[coin], plan.step[coin], action[coin], batch.tokens))
+        learned = (branches.returns.to(guess.dtype) - guess[coin]) / chance[coin]
+        return guess.index_put((coin,), learned, accumulate=True), branches
 
     def _guess(self, batch: Batch) -> Tensor:
         assert self.critic is not None
@@ -107,6 +135,55 @@ class Branch:
                 f"returned {list(h.shape)}{'' if h.shape != batch.logits.shape else ' with NaN or infinities'}."
             )
         return h
+
+
+def by_likelihood(least: float = 0.002) -> Callable[[Batch, policy.Rollouts], Tensor]:
+    r"""A `chance` for rewards that are 0 after a mistake: play a rollout as often as its prefix is likely.
+
+        rho = max(least, prod_{s < t} p_s(y_s) / max_c p_s(c)  x  p_t(action) / max_c p_t(c))
+
+    A model that is trained on correct answers gives its own mistakes small probabilities. Use it without a critic: a
+    guess h that is off by a little is off by h/rho where the rollout is played.
+    """
+    if not 0 < least <= 1:
+        raise ValueError(f"least must lie in (0, 1], but is {least}.")
+
+    def chance(batch: Batch, plan: policy.Rollouts) -> Tensor:
+        p = batch.scaled_logits().softmax(-1)
+        largest = p.amax(-1)
+        taken = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1) / largest
+        before = torch.cat([torch.ones_like(taken[:, :1]), taken[:, :-1]], -1).cumprod(-1)
+        here = p[plan.episode, plan.step, plan.action.squeeze(-1)] / largest[plan.episode, plan.step]
+        return (before[plan.episode, plan.step] * here).clamp(least, 1)
+
+    return chance
+
+
+def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: Tensor) -> Tensor:
+    """Q_t [N, T] of `Branch`, from the returns [R] of the plan's rollouts."""
+    own, others = _value_parts(estimator, plan, batch.returns, tried)
+    q = batch.returns.clone()
+    for t in reversed(range(q.shape[1] - 1)):
+        value = own[:, t + 1] * q[:, t + 1] + others[:, t + 1]
+        cost = batch.returns[:, t] - batch.returns[:, t + 1]
+        q[:, t] = torch.where(batch.mask[:, t + 1], cost + value, batch.returns[:, t])
+    return q
+
+
+def _value_parts(estimator: Estimator, plan: policy.Rollouts, returns: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
+    """V_t = own_t Q_t + others_t, both [N, T]: the weight of the queries that agree with y_t, and what the rest add."""
+    own, others = torch.ones_like(returns).flatten(), torch.zeros_like(returns).flatten()
+    start = 0
+    for queries in plan.queries:
+        live, stop = queries.weight.shape[0], start + queries.same_as.shape[1]
+        first, last = torch.searchsorted(plan.row, torch.tensor([start, stop], device=plan.row.device)).tolist()
+        answered = plan.query[first:last], plan.row[first:last] - start
+        values = returns.new_zeros(queries.same_as.shape).index_put(answered, tried[first:last].to(returns.dtype))
+        place, start = plan.played[start:stop], stop
+        own[place] = estimator.value(queries, (queries.same_as[:live] == 0).to(returns.dtype))
+        others[place] = estimator.value(queries, values.gather(0, queries.same_as)[:live])
+    branched = plan.weight > 0
+    return own.view_as(branched).where(branched, 1), others.view_as(branched).where(branched, 0)
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,17 @@ from arsm_experiments.runs.reader import read_runs
 
 @dataclass(frozen=True)
 class Report:
-    """Make one HTML page with tables and figures from the runs under ROOT; it needs no network."""
+    """Make one HTML page with tables and figures from the runs under ROOT, readable offline."""
 
     root: Path = Path("runs")
-    """Where the run folders are, or the archives of runs."""
+    """Folder of run folders or of archives of runs."""
     out: Path | None = None
-    """The page to write; ROOT/report.html if not given."""
+    """Page to write; default: ROOT/report.html."""
     export: Path | None = None
-    """Also write EXPORT/<experiment>/table.csv and, as image files, the figures that EXPORT/<experiment>/README.md
-    shows, or all figures where there is no such page."""
+    """Also write table.csv and figures under EXPORT/<experiment>; if a README.md is there, only those that it shows."""
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         if not self.root.is_dir():
             raise ValueError(
                 f"There is no folder {self.root}; run an experiment first, or point --root at its run folders."

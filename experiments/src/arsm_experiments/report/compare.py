@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arsm.estimators import estimator
+from arsm_experiments.compare import FLOOR
 from arsm_experiments.report.figures import COLOURS, NEUTRAL, Figure, Panel, Series
 from arsm_experiments.report.sections import Result, Section
 from arsm_experiments.runs.reader import Record
@@ -22,13 +23,13 @@ COLUMNS = (
 
 
 def compare_sections(records: Sequence[Record]) -> list[Section]:
-    """One section a problem, in the order in which they were run."""
+    """One section per problem, in the order in which they were run."""
     return [_section(record) for record in sorted(records, key=_place)]
 
 
 def _place(record: Record) -> tuple[int, float]:
     kind, _, size = record.config["problem"].partition("-")
-    return ("toy", "network", "vae").index(kind), float(size or 0)
+    return ("toy", "network", "binary", "vae").index(kind), float(size or 0)
 
 
 def _section(record: Record) -> Section:
@@ -37,11 +38,11 @@ def _section(record: Record) -> Section:
     named = [(config["estimators"][line["step"] - 1], line) for line in ranked]
     rows, variables, categories = config["shape"]
     text = (
-        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations an estimate. "
+        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations per estimate. "
         "Ranked by mean squared error x evaluations, which is variance x evaluations where there is no bias. "
-        "Evaluations are the distinct ones, so that equal samples cost one; a relaxing estimator's each come with a "
+        "Only distinct evaluations count: equal samples cost one. Each evaluation of a relaxing estimator includes a "
         f"gradient of f. Means and variances are from {config['samples']:,} estimates. Milliseconds are for one "
-        "estimate of all rows."
+        'estimate of all rows. "floor" is leave-one-out with the best additive control variate, fitted to f.'
     )
     results = [Result(_label(words), title, [line[key]], record) for words, line in named for title, key in COLUMNS]
     figure = Figure(
@@ -50,13 +51,17 @@ def _section(record: Record) -> Section:
     return Section(f"Comparison, {record.label}", text, [record], results, [figure])
 
 
+def _unbiased(words: str) -> bool:
+    return words == FLOOR or estimator(words).unbiased
+
+
 def _label(words: str) -> str:
-    return words if estimator(words).unbiased else f"{words} (biased)"
+    return words if _unbiased(words) else f"{words} (biased)"
 
 
 def _kind(words: str) -> str:
     arsm, unbiased, biased = KINDS
-    return biased if not estimator(words).unbiased else arsm if "arsm" in words else unbiased
+    return biased if not _unbiased(words) else arsm if "arsm" in words else unbiased
 
 
 def _ranking(title: str, named: Sequence[tuple[str, dict[str, float]]]) -> Panel:

@@ -21,7 +21,7 @@ PAPER_SAMPLES = 1000
 PAPER_SPREAD = {"arsm": 0.2}
 STATE = (
     ("variance of both upper maps' gradient", "gradient_variance", True),
-    ("entropy of z1 and z2 a variable (nats)", "entropy", False),
+    ("entropy of z1 and z2 per variable (nats)", "entropy", False),
     ("share of distinct pseudo actions", "pseudo_action_share", False),
 )
 
@@ -42,9 +42,9 @@ def _section(group: str, records: list[Record]) -> Section:
         f"The lower half of binarized MNIST digits from the upper half: linear maps 392-{size}-{size}-392 through two "
         f"layers of {config['variables']} {config['categories']}-way variables, batches of {config['batch']}, Adam. "
         "-ln p(x_l | x_u) in nats from S samples, -ln 1/S sum_s p(x_l | z_s), mean and standard deviation over seeds; "
-        "more samples give a lower figure. Train is the training objective: one sample an image unless the row says "
+        "more samples give a lower number. Train is the training objective: one sample per image unless the row says "
         "bound samples, relaxed where the estimator relaxes. The learning rate is the one at which the first seed's "
-        "validation figure was best at any epoch; every figure but the last epoch's belongs to each seed's epoch of "
+        "best validation loss was lowest; all numbers but the last epoch's belong to each seed's epoch of "
         f"best validation. {SECONDS} The paper does not say how it binarized its images, and took its other rows from "
         "another paper: compare within a column."
     ) + ("" if group else not_run(rows, paper, headline))

@@ -34,7 +34,7 @@ AXES = {
 }
 STATE = (
     ("log variance of the gradient", "log_variance"),
-    ("pseudo actions a step", "pseudo_actions"),
+    ("pseudo actions per step", "pseudo_actions"),
     ("entropy of the policy (nats)", "entropy"),
 )
 

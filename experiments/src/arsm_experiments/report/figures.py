@@ -11,10 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-# Readable on white and on near-black (Okabe and Ito's set, its black and yellow replaced).
+from arsm_experiments.labels import readable
+
+# Readable on white and on near-black, and at least 29 apart in CIE Lab (Okabe and Ito's set, extended).
 COLOURS = (
-    *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b", "#7a7fe0"),
-    *("#2aa8a8", "#9a6a4a", "#d63384", "#6b8e23", "#4b6f9e", "#a0522d"),
+    *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b"),
+    *("#5560ff", "#66753a", "#b52ee8", "#ff5a78", "#7d6aa8"),
 )
 NEUTRAL = "#8a8f98"
 INK = "#1c1f24"
@@ -56,7 +58,7 @@ class Series:
 
     @property
     def dots(self) -> bool:
-        """Whether its points are marked."""
+        """Whether its points are marked; a run that was measured once has nothing but a dot to show."""
         return self.mark != "line" or len(self.x) == 1
 
 
@@ -69,6 +71,8 @@ class Level:
     colour: str = NEUTRAL
     name: str = ""
     """The series that it comes and goes with, if any."""
+    label: str = ""
+    """What stands beside the line."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,28 @@ class Panel:
     """What the heights 0, 1, 2... stand for, from the top, where they are not numbers."""
 
     def drawn(self, axis: str) -> list[Series]:
-        """The series against an axis, without points that have no place there: no numbers, and no 0 on a log scale."""
+        """The series against an axis, without points that have no place there: no numbers, and no 0 on a log scale.
+
+        On a log scale what lies below the floor counts as 0, a line has a gap there, and a band that reaches there ends
+        at its line. Of a line's pieces those of one point are left out.
+        """
+        least = self.floor if self.log == "y" and self.floor is not None else 0.0
 
         def has_place(x: float, y: float) -> bool:
-            return math.isfinite(x) and math.isfinite(y) and {"": 1.0, "x": x, "y": y}[self.log] > 0
+            return math.isfinite(x) and math.isfinite(y) and {"": 1.0, "x": x, "y": y - least}[self.log] > 0
 
-        return [
-            series.at([i for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)) if has_place(x, y)])
-            for series in self.views[axis]
-        ]
+        def pieces(series: Series) -> list[Series]:
+            places = [i for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)) if has_place(x, y)]
+            if self.log != "y" or series.mark != "line" or len(series.x) == 1:
+                return [series.at(places)]
+            low = [low if low > least else y for low, y in zip(series.low, series.y, strict=False)]
+            runs = [
+                [i for _, i in run] for _, run in itertools.groupby(enumerate(places), key=lambda own: own[1] - own[0])
+            ]
+            long = [run for run in runs if len(run) > 1] or [[]]
+            return [replace(series, low=low).at(run) for run in long]
+
+        return [piece for series in self.views[axis] for piece in pieces(series)]
 
     def from_zero(self, axis: str) -> bool:
         """Whether the horizontal axis begins at 0: where the series nearly do."""
@@ -125,6 +142,17 @@ class Figure:
         """Each name's colour."""
         views = [series for panel in self.panels for view in panel.views.values() for series in view]
         return {series.name: series.colour for series in views}
+
+    def in_words(self) -> Figure:
+        """The same with names for people instead of the words that a command takes."""
+
+        def renamed(panel: Panel) -> Panel:
+            views = {axis: [replace(s, name=readable(s.name)) for s in view] for axis, view in panel.views.items()}
+            levels = [replace(level, name=readable(level.name)) for level in panel.levels]
+            names = [readable(name) for name in panel.names]
+            return replace(panel, title=readable(panel.title), views=views, levels=levels, names=names)
+
+        return replace(self, panels=[renamed(panel) for panel in self.panels])
 
     @property
     def meanings(self) -> list[str]:

@@ -38,6 +38,7 @@ WIDE, NARROW = Width(940, 3), Width(330, 1)
 
 def interactive(figure: Figure) -> dict[str, Any]:
     """What the page's script draws: the data, the buttons, and a layout for wide and one for narrow windows."""
+    figure = figure.in_words()
     traces = [trace for place, panel in enumerate(figure.panels) for trace in _panel_traces(panel, place)]
     traces = _with_legend(traces, figure)
     buttons = _buttons(figure) if len(figure.axes) > 1 else []
@@ -89,7 +90,10 @@ def _level_trace(level: Level, ends: Sequence[float]) -> dict[str, Any]:
     words = html.escape(", ".join(filter(None, (level.meaning, level.name))))
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines+text",
+        "text": ["", html.escape(level.label)],
+        "textposition": "top left",
+        "textfont": {"color": level.colour, "size": 10},
         "name": words,
         "legendgroup": level.name or level.meaning,
         "showlegend": False,

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from arsm_experiments.labels import heading, readable
 from arsm_experiments.report.chapters import Chapter
 from arsm_experiments.report.interactive import interactive
 from arsm_experiments.report.sections import Picture, pivot
@@ -19,6 +20,11 @@ from arsm_experiments.runs.reader import Record
 
 def render(chapters: Sequence[Chapter]) -> str:
     """The whole report as HTML."""
+    return render_page("report.html", chapters=chapters)
+
+
+def render_page(template: str, **content: object) -> str:
+    """A page with the style and the script that the report and the demo share."""
     environment = Environment(
         loader=PackageLoader("arsm_experiments"),
         autoescape=select_autoescape(),
@@ -27,14 +33,28 @@ def render(chapters: Sequence[Chapter]) -> str:
         undefined=StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters.update(anchor=anchor, interactive=interactive, uri=data_uri, seeds=seeds)
+    environment.filters.update(
+        anchor=anchor,
+        caption=caption,
+        heading=heading,
+        interactive=interactive,
+        readable=readable,
+        seeds=seeds,
+        uri=data_uri,
+    )
     environment.globals.update(pivot=pivot)
-    return environment.get_template("report.html").render(chapters=chapters, plotly=Markup(get_plotlyjs()))
+    return environment.get_template(template).render(**content, plotly=Markup(get_plotlyjs()))
 
 
 def anchor(title: str) -> str:
     """A title as a link's target."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def caption(words: str) -> str:
+    """A picture's caption, "LABEL: WHAT", with the label in words for people."""
+    label, colon, rest = words.partition(": ")
+    return readable(label) + colon + rest
 
 
 def seeds(record: Record) -> str:

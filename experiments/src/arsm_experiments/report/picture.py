@@ -17,6 +17,8 @@ INK = "#1c1f24"
 DPI = 110
 COLOURS = 256
 """Of the file: as many as curves, bands and smoothed edges need, and a third of the bytes of full colour."""
+CLOSE = 0.055
+"""The least distance between two labels, as a share of the panel's height."""
 SETTINGS = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "grid.color": INK,
@@ -39,6 +41,7 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
     from matplotlib.lines import Line2D
     from PIL import Image
 
+    figure = figure.in_words()
     drawn = [(panel, axis) for panel in figure.panels for axis in panel.views if axis in figure.files[name]]
     rows, columns = grid(len(drawn))
     height = max(2.7, *(0.17 * len(panel.names) + 0.8 for panel, _ in drawn))
@@ -77,12 +80,11 @@ def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
         (axes.set_xscale if panel.log == "x" else axes.set_yscale)("log")
     for series in panel.drawn(axis):
         _draw_series(axes, series)
-    for level in panel.levels:
-        axes.axhline(level.y, color=level.colour, linewidth=1, linestyle=":")
     if panel.floor is not None:
         axes.set_ylim(bottom=panel.floor)
     if panel.ceiling is not None:
         axes.set_ylim(top=panel.ceiling)
+    _draw_levels(axes, panel)
     if panel.log == "y" and axes.get_ylim()[1] < 10 * axes.get_ylim()[0]:
         axes.yaxis.set_major_locator(AutoLocator())
         axes.yaxis.set_major_formatter(ScalarFormatter())
@@ -92,6 +94,20 @@ def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
         axes.invert_yaxis()
     if panel.from_zero(axis):
         axes.set_xlim(left=0)
+
+
+def _draw_levels(axes: Axes, panel: Panel) -> None:
+    """Dotted lines with their labels on the right, those of close lines moved apart."""
+    for level in panel.levels:
+        axes.axhline(level.y, color=level.colour, linewidth=1, linestyle=":")
+    to_axes = axes.transData + axes.transAxes.inverted()
+    below = -CLOSE
+    for level in sorted(panel.levels, key=lambda level: level.y):
+        _, height = to_axes.transform((axes.get_xlim()[0], level.y))
+        if level.label and 0 <= height <= 1:
+            below = max(height, below + CLOSE)
+            style = {"color": level.colour, "fontsize": 7, "verticalalignment": "center"}
+            axes.text(1.01, below, level.label, transform=axes.transAxes, **style)
 
 
 def _draw_series(axes: Axes, series: Series) -> None:

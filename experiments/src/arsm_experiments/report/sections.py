@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from arsm_experiments.labels import heading, readable
 from arsm_experiments.report.figures import Figure
+from arsm_experiments.report.findings import finding
 from arsm_experiments.runs.reader import Record
 
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
@@ -37,11 +39,16 @@ class Result:
     record: Record
     """The run that it comes from."""
     paper: float | None = None
-    """The paper's figure; all of them are better where they are lower."""
+    """The paper's number; lower is better for all of them."""
     paper_std: float | None = None
     """Its spread, where the paper gives one."""
     like_for_like: bool = True
     """Whether the paper measured the same thing; seconds on other hardware are not, nor other images."""
+
+    @property
+    def name(self) -> str:
+        """The row in words for people."""
+        return readable(self.row)
 
     @property
     def mean(self) -> float:
@@ -60,7 +67,9 @@ class Result:
 
     @property
     def papers(self) -> str:
-        """The paper's figure, with its spread where it has one."""
+        """The paper's number, with its spread if it has one; empty if the paper measured something else."""
+        if not self.like_for_like:
+            return ""
         spread = f" ± {self.paper_std:g}" if self.paper_std is not None else ""
         return "" if self.paper is None else f"{self.paper:g}{spread}"
 
@@ -71,7 +80,7 @@ class Result:
 
     @property
     def difference(self) -> str:
-        """Ours less the paper's figure, where the two measure the same thing."""
+        """Our mean minus the paper's number, if both measure the same thing."""
         if self.paper is None or not self.like_for_like:
             return ""
         text = number(self.mean - self.paper, self.std).partition(" ")[0]
@@ -79,10 +88,10 @@ class Result:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether ours differs from the paper's figure by more than a further run of ours would, 19 times in 20.
+        """Whether ours differs from the paper's number by more than another run of ours would, 19 times in 20.
 
-        Without a spread of its own the paper's figure is taken for one run with the spread of ours, so that the
-        difference has variance std^2 (1 + 1/seeds), and Student's distribution says how far it may go.
+        Without a spread of its own the paper's number is taken for one run with the spread of ours: the difference then
+        has variance std^2 (1 + 1/seeds), and Student's distribution gives its quantile.
         """
         if self.paper is None:
             return None
@@ -162,23 +171,30 @@ class Section:
     figures: Sequence[Figure] = ()
     pictures: Sequence[Picture] = ()
     headline: str = ""
-    """The metric whose figures in the paper go into the report's first table."""
+    """The metric for the report's first table, the paper beside ours."""
     headline_words: str = ""
     """What that metric is, with its unit, where its name does not say it."""
     claims: Sequence[Headline] = ()
     """Lines of that table which are no single result."""
+    folded: str = ""
+    """Why there is nothing to see, if so: the page then shows this sentence, and the rest when it is opened."""
+
+    @property
+    def finding(self) -> str:
+        """The section in one sentence, from its results."""
+        return finding(self.results)
 
     @property
     def headlines(self) -> list[Headline]:
         """This section's lines of the report's first table."""
-        shown = [r for r in self.results if r.paper is not None and r.metric == self.headline]
+        shown = [r for r in self.results if r.papers and r.metric == self.headline]
         words = self.headline_words or self.headline
-        lines = [Headline(f"{r.row}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
+        lines = [Headline(f"{r.name}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
         return [*lines, *self.claims]
 
 
 def pivot(results: Iterable[Result]) -> tuple[list[str], list[tuple[str, list[Result | None]]]]:
-    """(metrics, (row, one result a metric or None)), both in order of appearance."""
+    """(metrics, (row, one result per metric, or None)), both in order of appearance."""
     results = list(results)
     metrics = list(dict.fromkeys(r.metric for r in results))
     found = {(r.row, r.metric): r for r in results}
@@ -192,9 +208,9 @@ def print_results(console: Console, section: Section) -> None:
     table = Table(title=section.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for metric in metrics:
-        table.add_column(escape(metric), justify="right", overflow="fold")
+        table.add_column(escape(heading(metric)), justify="right", overflow="fold")
     for row, cells in rows:
-        table.add_row(escape(row), *("" if cell is None else cell.text for cell in cells))
+        table.add_row(escape(readable(row)), *("" if cell is None else cell.text for cell in cells))
     console.print(table)
 
 

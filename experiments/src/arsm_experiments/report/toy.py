@@ -53,7 +53,7 @@ def _section(records: list[Record]) -> Section:
     figures = [
         Figure(
             "Along the updates",
-            "The dotted line is the optimum. The true gradient has no variance, so that it is not on that axis.",
+            "The dotted line is the optimum. The true gradient has no variance and is missing there.",
             traces,
             {f"{slug}-traces": ("update",)},
         )
@@ -64,7 +64,23 @@ def _section(records: list[Record]) -> Section:
             caption = "The last category is the best one, the first the worst."
         figures.append(Figure(title, caption, [_ends(r, key) for r in records], {f"{slug}-{key}": ("update",)}))
     results = _results(records)
-    return Section(f"Toy, {problem}", text, records, results, figures, claims=_claims(config, results))
+    claims = _claims(config, results)
+    return Section(f"Toy, {problem}", text, records, results, figures, claims=claims, folded=_still(records))
+
+
+MOVED = 0.05
+"""The least share of the way to the optimum that is worth a look."""
+
+
+def _still(records: Sequence[Record]) -> str:
+    """A sentence where even the true gradient comes nowhere."""
+    for record in records:
+        if record.config["estimator"] == "exact":
+            first, last = fmean(_first(record, "reward")), fmean(_last(record, "reward"))
+            way = (last - first) / (_optimum(record.config) - first)
+            if way < MOVED:
+                return f"Little to see: with this step size the true gradient itself goes {way:.1%} of the way."
+    return ""
 
 
 _ORDER = {words: place for place, words in enumerate(("exact", "reinforce", "ar", "ars", "arsm"))}

@@ -34,18 +34,24 @@ class Row:
     colour: str
     paper: Mapping[str, float]
     """The paper's figures by metric, where it has this row."""
+    fresh: Record | None = None
+    """Seeds that were trained once the rate was chosen, where there are any."""
 
     @property
     def label(self) -> str:
         """The runs' label, and how far all seeds are if one is unfinished."""
-        done = last(self.chosen, "epoch")[0]
-        unfinished = f" ({done:,} epochs)" if done < self.chosen.config["epochs"] else ""
-        return self.chosen.label + unfinished
+        return label_of(self.chosen)
+
+    @property
+    def drawn(self) -> Record:
+        """The run of the curves: that of fresh seeds where there is one, as those that chose the rate flatter it."""
+        return self.fresh or self.chosen
 
     @property
     def name(self) -> str:
-        """Its label and learning rate."""
-        return f"{self.label}, rate {self.chosen.config['rate']:g}"
+        """Its label and learning rate, as curves have it."""
+        fresh = ", fresh seeds" if self.fresh else ""
+        return f"{label_of(self.drawn)}, rate {self.chosen.config['rate']:g}{fresh}"
 
     def at_best(self, key: str) -> list[float]:
         """The metric at each seed's best validation among the epochs that all seeds have come to."""
@@ -53,11 +59,23 @@ class Row:
         return [seed[place] for seed, place in zip(values(self.chosen, key), best, strict=True)]
 
 
-def make_rows(records: Sequence[Record], paper: Mapping[str, Mapping[str, float]], *counts: str) -> list[Row]:
+def label_of(record: Record) -> str:
+    """The run's label, and how far all seeds are if one is unfinished."""
+    done = last(record, "epoch")[0]
+    return record.label + (f" ({done:,} epochs)" if done < record.config["epochs"] else "")
+
+
+def make_rows(
+    records: Sequence[Record],
+    paper: Mapping[str, Mapping[str, float]],
+    *counts: str,
+    fresh: Sequence[Record] = (),
+) -> list[Row]:
     """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen.
 
     `paper` has a figure by metric for each method, in its order. Seeds that ran in several commands are put together,
-    unless these commands differ in the numbers of samples named in `counts`.
+    unless these commands differ in the numbers of samples named in `counts`. `fresh` are runs of seeds that were
+    trained after their rate had been chosen.
     """
 
     def place(record: Record) -> tuple[int, str]:
@@ -69,10 +87,12 @@ def make_rows(records: Sequence[Record], paper: Mapping[str, Mapping[str, float]
     ordered = sorted(merge_seeds(records, alike), key=place)
     grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=place)]
     colours = palette([grid[0].config["estimator"] for grid in grids])
-    return [
-        Row(grid, min(grid, key=lambda r: min(own_curves(r, "validation")[0])), colour, _paper(grid[0], paper))
-        for grid, colour in zip(grids, colours, strict=True)
-    ]
+    trained_again = {alike(record): record for record in fresh}
+    rows = []
+    for grid, colour in zip(grids, colours, strict=True):
+        chosen = min(grid, key=lambda r: min(own_curves(r, "validation")[0]))
+        rows.append(Row(grid, chosen, colour, _paper(grid[0], paper), trained_again.get(alike(chosen))))
+    return rows
 
 
 def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
@@ -96,12 +116,12 @@ def method(config: Mapping[str, Any]) -> str:
 
 
 def values(record: Record, key: str) -> list[list[float]]:
-    """The metric at the epochs that all seeds have come to, one list a seed."""
+    """The metric at the epochs that all seeds have come to, one list per seed."""
     return record.series(key)[1]
 
 
 def own_curves(record: Record, key: str) -> list[list[float]]:
-    """The metric along each seed's whole run, one list a seed, the smallest seed's first."""
+    """The metric along each seed's whole run, one list per seed, the smallest seed's first."""
     return [list(curve.values()) for _, curve in sorted(record.by_seed(key).items())]
 
 
@@ -128,13 +148,15 @@ def figures(
     `state` has a panel's title, its metric, and whether it has a log scale.
     """
     dotted = ", dotted lines the paper's figures" if any(set(row.paper) & {*titles} for row in rows) else ""
+    again = " Where a rate was chosen by one seed, the fresh seeds trained at it afterwards are drawn."
+    again *= any(row.fresh is not None for row in rows)
     ceiling = _ceiling(rows)
-    cut = f" The scale ends at {ceiling:.0f} nats: what is above it is cut." if ceiling is not None else ""
+    cut = _cut(rows, ceiling)
     made = [
         Figure(
             objective,
-            f"Lines are means over seeds, bands their 10th to 90th percentile{dotted}; the scale is logarithmic.{cut} "
-            "All seeds and learning rates of a command train together and share their seconds, which include "
+            f"Lines are means over seeds, bands their 10th to 90th percentile{dotted}; the scale is logarithmic.{cut}"
+            f"{again} All seeds and learning rates of a command train together and share their seconds, which include "
             "compilation; the axis has their mean over seeds. Evaluations are the distinct ones of f on all images so "
             "far; those of a relaxing estimator each come with a gradient of f.",
             [_panel(rows, title, part, log=True, ceiling=ceiling) for part, title in titles.items()],
@@ -181,11 +203,14 @@ FILES = ("iterations", "seconds", "evaluations")
 
 
 def _panel(rows: Sequence[Row], title: str, key: str, log: bool = False, ceiling: float | None = None) -> Panel:
+    below = [row for row in rows if ceiling is None or min(map(min, values(row.drawn, key))) < ceiling]
     views = {
-        axis: [band(row.name, row.colour, places(row.chosen), values(row.chosen, key)) for row in rows]
+        axis: [band(row.name, row.colour, places(row.drawn), values(row.drawn, key)) for row in below]
         for axis, places in AXES.items()
     }
-    levels = [Level("paper", row.paper[key], row.colour, row.name) for row in rows if key in row.paper]
+    levels = [
+        Level("paper", row.paper[key], row.colour, row.name, f"{row.paper[key]:g}") for row in below if key in row.paper
+    ]
     return Panel(title, views, log="y" if log else "", ceiling=ceiling, levels=levels)
 
 
@@ -193,6 +218,15 @@ def _ceiling(rows: Sequence[Row]) -> float | None:
     """Where to cut the curves: rows far above the best one, and their beginnings, would leave the contest no room."""
     best = min(min(seed) for row in rows for seed in values(row.chosen, "validation"))
     return HIGHEST * best if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best else None
+
+
+def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
+    """A sentence on what the scale leaves out; none where it leaves out nothing."""
+    if ceiling is None:
+        return ""
+    above = [row.label for row in rows if min(map(min, values(row.drawn, "validation"))) >= ceiling]
+    wholly = f", {', '.join(above)} wholly" if above else ""
+    return f" The scale ends at {ceiling:.0f} nats: what is above it is cut{wholly}."
 
 
 def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -> Panel:

@@ -6,15 +6,19 @@ The same runs always make the same bytes: names are sorted, and times and owners
 from __future__ import annotations
 
 import io
+import json
 import lzma
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from arsm_experiments.runs.files import RunError, write_atomically
 
 SUFFIX = ".tar.xz"
 KEPT = ("config.json", "metrics.jsonl")
+DIGITS = 8
+"""Digits of an archived metric: two more than tables have, and half the bytes of all of them."""
 
 Files = Mapping[str, bytes]
 """A run's files by name."""
@@ -31,6 +35,15 @@ def for_archive(files: Files) -> dict[str, bytes]:
     """Without all pictures but the first of each kind: an archive holds those of one seed."""
     kinds = {Path(name).suffix: name for name in sorted(files, reverse=True) if name not in KEPT}
     return {name: content for name, content in files.items() if name in (*KEPT, *kinds.values())}
+
+
+def shortened(metrics: Sequence[Mapping[str, Any]]) -> bytes:
+    """A metrics.jsonl with numbers of DIGITS digits."""
+
+    def short(value: Any) -> Any:
+        return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+    return b"".join(json.dumps({key: short(line[key]) for key in line}).encode() + b"\n" for line in metrics)
 
 
 def read_archive(path: Path) -> dict[str, dict[str, bytes]]:

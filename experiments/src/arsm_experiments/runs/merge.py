@@ -16,7 +16,7 @@ def merge_seeds(
     """One record for all runs that are `alike`: those that differ in their seeds only.
 
     It is the one with the smallest seed, with the metrics and sessions of all; a seed that ran twice counts once.
-    `seconds` makes one figure of theirs: the sum where they ran one after another.
+    `seconds` combines their seconds: the sum if they ran one after another.
     """
     groups: dict[Hashable, list[Record]] = {}
     for record in records:

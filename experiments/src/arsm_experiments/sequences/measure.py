@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,6 +34,10 @@ from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch, load
 from arsm_experiments.sequences.transformer import Transformer
 
 LEVELS = (0.1, 0.45, 0.8)
+FRESH = ", fresh prompts"
+"""Ends the names of measurements on fresh prompts."""
+MEASURED_FRESH = ("branch rloo 16" + FRESH, "group 8" + FRESH)
+"""What prompts add to the variance is the same for every unbiased method."""
 
 
 def checkpoint_path(folder: Path, task: str, level: float) -> Path:
@@ -92,7 +97,7 @@ def one_gradient(
     strategy: sequences.Strategy,
     policy: Transformer,
     prompts: Tensor,
-    reward: ExactMatch,
+    reward: Callable[[Tensor, Tensor], Tensor],
     generator: torch.Generator,
     max_rows: int,
     width: int,
@@ -116,17 +121,20 @@ def measure(
     max_rows: int,
     truth: Tensor | None,
     seed: int,
+    *,
+    fresh: bool = False,
 ) -> tuple[dict[str, float], Tensor]:
-    """Independent estimates on the same prompts: the covariance's trace, tokens, seconds; and their mean.
+    """Independent estimates on the same prompts, or on fresh ones: the covariance's trace, tokens, seconds; their mean.
 
     `squared_norm` is |mean|^2 with the noise taken out; `projection` is <mean, truth>, another method's mean.
     """
-    prompts, answers = data.batch(torch.arange(size.prompts), device)
-    reward, strategy = ExactMatch(prompts, answers), METHODS[name](critics)
+    rows, strategy = torch.arange(size.prompts), METHODS[name](critics)
     generator = torch.Generator(device).manual_seed(seed)
     total, squares, tokens, repeats, begun = 0, 0.0, 0, 0, _now(device)
     least = max(2, size.repeats // 4)
     while repeats < least or (repeats < size.repeats and time.time() - begun < size.patience):
+        prompts, answers = data.batch(draw_rows(data, size.prompts, generator) if fresh else rows, device)
+        reward = ExactMatch(prompts, answers)
         gradient, generated = one_gradient(
             strategy, policy, prompts, reward, generator, max_rows, TASKS[task].answer_tokens
         )
@@ -164,17 +172,18 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=480, help="Start nothing new after so long")
     parser.add_argument("--only", choices=["pretrain", "variance"])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    names = [*METHODS, *(name + FRESH for name in METHODS)]
+    parser.add_argument("--methods", nargs="+", default=[*METHODS, *MEASURED_FRESH], choices=names, metavar="METHOD")
     parser.add_argument("--levels", nargs="+", type=float, default=list(LEVELS), choices=LEVELS)
-    parser.add_argument("--max-rows", type=int, default=16384)
+    parser.add_argument("--max-rows", type=int, default=4096)
     parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
     options = parser.parse_args()
     deadline, size = time.time() + options.seconds, SMALL if options.small else Size()
     data = load(options.data / f"{options.task}.pt", options.device)
     if options.small:
-        save_policy(
-            new_policy(options.task, size, options.device), checkpoint_path(options.out, options.task, LEVELS[0])
-        )
+        for level in options.levels:
+            fresh = new_policy(options.task, size, options.device)
+            save_policy(fresh, checkpoint_path(options.out, options.task, level))
     elif options.only != "variance":
         pretrain(options.task, data, size, options.out, options.device, deadline, tuple(options.levels))
     if options.only == "pretrain":
@@ -195,12 +204,13 @@ def main() -> None:
         reached = accuracy(policy, options.task, held_out, generator)
         critics = train_critics(policy, options.task, train, size.critic_steps, size.batch, generator)
         arguments = (critics, policy, options.task, held_out, size, options.device, options.max_rows)
-        truth_record, truth = measure("branch rloo 4", *arguments, None, seed=99)
+        truth_record, truth = measure("branch rloo 8", *arguments, None, seed=99)
         for number, name in enumerate(names):
             if time.time() > deadline:
                 print(f"{options.task}: out of time before {name} at {level}; run the command again.", flush=True)
                 return
-            record, _ = measure(name, *arguments, truth, seed=100 + number)
+            fresh = name.endswith(FRESH)
+            record, _ = measure(name.removesuffix(FRESH), *arguments, truth, seed=100 + number, fresh=fresh)
             square = truth_record["squared_norm"]
             record["agreement"] = record.pop("projection") / square if square > 0 else float("nan")
             add_line(path, {"task": options.task, "level": level, "accuracy": reached, "method": name, **record})

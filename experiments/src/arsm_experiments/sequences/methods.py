@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
-from arsm.sequences import Branch, Decoding, Group, Prefixes, Strategy, complete
+from arsm.sequences import Branch, Decoding, Group, Prefixes, Strategy, by_likelihood, complete
 from arsm.sequences.decode import live_tokens
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY, Data, ExactMatch
@@ -29,6 +29,10 @@ class Critics:
     action: Critic
 
 
+UNLIMITED = 1 << 40
+"""A budget that every rollout fits into; with a budget, `Branch` uses the true sequences' returns alone."""
+
+
 METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "group 2": lambda _: Group(2),
     "group 4": lambda _: Group(4),
@@ -41,21 +45,22 @@ METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "value head, lambda 0.95": lambda critics: ValueHead(critics.state, 0.95),
     "vineppo 2": lambda _: VinePPO(2),
     "vineppo 8": lambda _: VinePPO(8),
-    "branch rloo 2": lambda _: Branch(arsm.RLOO(2)),
-    "branch rloo 4": lambda _: Branch(arsm.RLOO(4)),
     "branch rloo 8": lambda _: Branch(arsm.RLOO(8)),
     "branch rloo 16": lambda _: Branch(arsm.RLOO(16)),
-    "branch rloo 32": lambda _: Branch(arsm.RLOO(32)),
-    "branch arsm": lambda _: Branch(arsm.ARSM()),
-    "branch arsm, 4 references": lambda _: Branch(arsm.ARSM(references=4)),
-    "branch exact 1 + 1": lambda _: Branch(arsm.ExactPlusSampled(1, 1), keep=0.2),
-    "branch rloo 4, keep 0.3": lambda _: Branch(arsm.RLOO(4), keep=0.3),
-    "branch rloo 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
-    "branch rloo 2, critic": lambda critics: Branch(arsm.RLOO(2), critic=critics.action),
-    "branch rloo 4, critic": lambda critics: Branch(arsm.RLOO(4), critic=critics.action),
-    "branch rloo 8, critic": lambda critics: Branch(arsm.RLOO(8), critic=critics.action),
+    "branch rloo 8, true returns": lambda _: Branch(arsm.RLOO(8), budget=UNLIMITED),
+    "branch rloo 16, true returns": lambda _: Branch(arsm.RLOO(16), budget=UNLIMITED),
+    "branch rloo 16, chance": lambda _: Branch(arsm.RLOO(16), chance=by_likelihood(0.01)),
+    "branch rloo 64, chance": lambda _: Branch(arsm.RLOO(64), chance=by_likelihood(0.01)),
+    "branch rloo 256, chance": lambda _: Branch(arsm.RLOO(256), chance=by_likelihood(0.01)),
+    "branch all, chance": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood()),
+    "branch all, chance 0.01": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood(0.01)),
+    "branch all, chance 0.0005": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood(0.0005)),
+    "branch all, chance, critic": lambda critics: Branch(
+        arsm.LocalExpectation(), chance=by_likelihood(), critic=critics.action
+    ),
     "branch rloo 16, critic": lambda critics: Branch(arsm.RLOO(16), critic=critics.action),
-    "branch rloo 4, critic, keep 0.3": lambda critics: Branch(arsm.RLOO(4), keep=0.3, critic=critics.action),
+    "branch rloo 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
+    "branch arsm": lambda _: Branch(arsm.ARSM()),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
 }
 

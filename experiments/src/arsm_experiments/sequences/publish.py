@@ -1,7 +1,8 @@
 """The sequences' table and figures, from their records: `python -m arsm_experiments.sequences.publish`.
 
 `results/sequences/records.tar.xz` holds the lines of JSON that `measure`, `curves` and `speed` wrote; `provenance.json`
-among them says on which hardware and at which commit.
+among them says on which hardware and at which commit. Its folder `earlier` has the first measurements, of methods that
+were not all measured again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from arsm_experiments.sequences.measure import FRESH
 from arsm_experiments.sequences.methods import read_lines
 
 Record = dict[str, Any]
@@ -26,15 +28,31 @@ TASKS = ("number_sorting", "spell_backward", "chain_sum", "number_filtering")
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
 ACCURACIES = (0.5, 0.7, 0.9)
+COSTS = (
+    "plan microseconds per token",
+    "gradient microseconds per token",
+    "plan memory / logits",
+    "gradient memory / logits",
+)
 DRAWN = (
     "token baseline 8",
     "value head, lambda 0.95",
-    "branch rloo 4",
-    "branch rloo 16",
-    "branch arsm",
     "critic alone",
+    "branch rloo 16, true returns",
+    "branch rloo 16",
+    "branch all, chance",
 )
-COLOURS = ("#8c8c8c", "#c28f2c", "#7fb2e5", "#1f5fa8", "#b5473c", "#3a8f4d")
+COLOURS = ("#8c8c8c", "#c28f2c", "#3a8f4d", "#7fb2e5", "#1f5fa8", "#b5473c")
+CURVES = {
+    "group 8": "#bcbcbc",
+    "token baseline 8": "#6e6e6e",
+    "grpo 8": "#9b6fb5",
+    "value head": "#c28f2c",
+    "vineppo 2": "#3a8f4d",
+    "branch rloo 16, true returns": "#7fb2e5",
+    "branch rloo 64, chance": "#e59a8f",
+    "branch all, chance": "#b5473c",
+}
 
 
 def cost(record: Record) -> float:
@@ -51,10 +69,32 @@ def variances(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
     return found
 
 
-def runs(folder: Path, task: str) -> dict[tuple[str, float], dict[int, list[Record]]]:
+def earlier(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
+    """The first measurements, under today's names: every `Branch` then used the true returns."""
+    return {
+        key: {name + ", true returns" * name.startswith("branch"): record for name, record in methods.items()}
+        for key, methods in variances(folder / "earlier").items()
+    }
+
+
+def between_prompts(methods: dict[str, Record]) -> float | None:
+    """What drawing 128 prompts adds to the trace, the same for all unbiased methods; None where it was not measured."""
+    both = [(methods[name + FRESH], methods[name]) for name in methods if name + FRESH in methods]
+    return statistics.mean(fresh["trace"] - fixed["trace"] for fresh, fixed in both) if both else None
+
+
+def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float:
+    """(trace + added) x tokens, relative to the best group."""
+    costs = {key: (methods[key]["trace"] + added) * methods[key]["tokens"] for key in (*GROUPS, name) if key in methods}
+    return costs[name] / min(costs[key] for key in GROUPS if key in costs)
+
+
+def runs(folder: Path, task: str, start: float) -> dict[tuple[str, float], dict[int, list[Record]]]:
     """Finished training runs of the reported seeds by (method, rate) and seed; seed 0 chose the rates."""
     whole: dict[tuple[str, float, int], list[Record]] = {}
     for record in read_lines(folder / f"curves-{task}.jsonl"):
+        if record["start"] != start:
+            continue
         key = record["method"], record["rate"], record["seed"]
         if record["update"] == 0:
             whole[key] = []
@@ -78,16 +118,27 @@ def tokens_to(records: list[Record], level: float) -> float | None:
 def rows(folder: Path) -> Iterator[list[Any]]:
     """The lines of table.csv."""
     provenance = json.loads((folder / "provenance.json").read_text())
-    for (task, level), methods in variances(folder).items():
-        best = min(cost(methods[name]) for name in GROUPS if name in methods)
+    found = variances(folder)
+    for (task, level), methods in found.items():
+        added = between_prompts(methods)
         for name, record in methods.items():
             where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
             about = ["", record["repeats"], "", f"{record['seconds']:.3f}", *provenance["variance"]]
             yield [where, "trace x tokens", f"{cost(record):.4g}", *about]
-            yield [where, "trace x tokens / best group", f"{cost(record) / best:.3f}", *about]
-    for task in TASKS:
-        for (method, rate), seeds in runs(folder, task).items():
-            where, ends = f"{task}, {method}, rate {rate:g}", [records[-1] for records in seeds.values()]
+            if not name.endswith(FRESH):
+                yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *about]
+                if added is not None:
+                    yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *about]
+    for (task, level), methods in earlier(folder).items():
+        for name, record in methods.items():
+            if name not in found.get((task, level), {}):
+                where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
+                about = ["", record["repeats"], "", f"{record['seconds']:.3f}", *provenance["earlier"]]
+                yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *about]
+    for task, start in itertools.product(TASKS, LEVELS):
+        for (method, rate), seeds in runs(folder, task, start).items():
+            where = f"{task}, from {start}, {method}, rate {rate:g}"
+            ends = [records[-1] for records in seeds.values()]
             seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
             yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, provenance["curves"])
             for level in ACCURACIES:
@@ -96,12 +147,18 @@ def rows(folder: Path) -> Iterator[list[Any]]:
                     known = [x for x in reached if x is not None]
                     yield line(where, f"tokens to {level}", known, seconds, provenance["curves"])
     for record in read_lines(folder / "speed.jsonl"):
+        about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
-            where = f"decoding, {record['rows']} rows"
+            where = f"decoding, {record['model']} model, {record['rows']} rows"
             ratio = record["branched tokens per second"] / record["plain tokens per second"]
-            about = ["", 1, "", "", *provenance["variance"]]
             yield [where, "plain tokens per second", f"{record['plain tokens per second']:.0f}", *about]
             yield [where, "branched / plain", f"{ratio:.2f}", *about]
+            if "generate tokens per second" in record:
+                yield [where, "generate's tokens per second", f"{record['generate tokens per second']:.0f}", *about]
+        else:
+            where = f"planning, {record['estimator']}, vocabulary {record['vocabulary']}"
+            for metric in COSTS:
+                yield [where, metric, f"{record[metric]:.2f}", *about]
 
 
 def line(where: str, metric: str, values: list[float], seconds: str, about: list[str]) -> list[Any]:
@@ -122,8 +179,7 @@ def draw_variances(folder: Path, path: Path) -> None:
             for level in LEVELS:
                 methods = found.get((task, level), {})
                 if name in methods:
-                    best = min(cost(methods[group]) for group in GROUPS if group in methods)
-                    points.append((methods[name]["accuracy"], cost(methods[name]) / best))
+                    points.append((methods[name]["accuracy"], relative(methods, name)))
             if points:
                 x, y = zip(*points, strict=True)
                 axes.plot(x, y, "o-", color=colour, label=name, markersize=4, linewidth=1.4)
@@ -142,32 +198,38 @@ def draw_curves(folder: Path, path: Path) -> None:
     """Accuracy against generated tokens: mean, and the range over the seeds; each method at its best rate."""
     import matplotlib.pyplot as plt
 
-    tasks = [task for task in TASKS if runs(folder, task)]
-    figure, panels = plt.subplots(1, len(tasks), figsize=(11, 3.4), layout="constrained")
-    names = ("branch rloo 8", "group 8", "token baseline 8", "grpo 8", "value head")
-    colours = ("#1f5fa8", "#8c8c8c", "#c28f2c", "#b5473c", "#3a8f4d")
-    for axes, task in zip(panels, tasks, strict=True):
-        by_name: dict[str, dict[int, list[Record]]] = {}
-        for (method, _), seeds in runs(folder, task).items():
-            held = by_name.get(method)
-            if held is None or last(seeds) > last(held):
-                by_name[method] = seeds
-        for name, colour in zip(names, colours, strict=True):
-            if name not in by_name:
+    starts = [start for start in LEVELS if any(runs(folder, task, start) for task in TASKS)]
+    size = (11, 0.8 + 2.6 * len(starts))
+    figure, panels = plt.subplots(len(starts), len(TASKS), figsize=size, layout="constrained", squeeze=False)
+    for axes, (start, task) in zip(panels.flat, itertools.product(starts, TASKS), strict=True):
+        best = best_runs(folder, task, start)
+        for name, colour in CURVES.items():
+            if name not in best:
                 continue
-            columns = list(zip(*by_name[name].values(), strict=False))
-            x = [statistics.mean(r["tokens"] for r in column) / 1e6 for column in columns]
+            columns = list(zip(*best[name].values(), strict=False))
+            x = [statistics.mean(r["tokens"] for r in column) / 1e3 for column in columns]
             y = [[r["accuracy"] for r in column] for column in columns]
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
             axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.15, linewidth=0)
-        axes.set_title(task.replace("_", " "), fontsize=10)
-        axes.set_xlabel("generated tokens, millions")
-        axes.set_ylim(0, None)
-    panels[0].set_ylabel("accuracy, one sample per question")
-    handles = {h.get_label(): h for axes in panels for h in axes.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+        axes.set_title(f"{task.replace('_', ' ')}, from {start}", fontsize=10)
+        axes.set_ylim(0, 1)
+    for axes in panels[-1]:
+        axes.set_xlabel("generated tokens, thousands")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("accuracy, one sample")
+    handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
+
+
+def best_runs(folder: Path, task: str, start: float) -> dict[str, dict[int, list[Record]]]:
+    """Each method's runs by seed, at the rate with the highest last accuracy."""
+    found: dict[str, dict[int, list[Record]]] = {}
+    for (method, _), seeds in runs(folder, task, start).items():
+        if method not in found or last(seeds) > last(found[method]):
+            found[method] = seeds
+    return found
 
 
 def last(seeds: dict[int, list[Record]]) -> float:

@@ -1,4 +1,4 @@
-"""Generated tokens per second with and without branches, and what planning and the gradient cost per token.
+"""Generated tokens per second with and without branches, beside transformers' own; what planning and the gradient cost.
 
 `python -m arsm_experiments.sequences.speed` writes lines of JSON.
 """
@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import arsm
 from arsm import policy
-from arsm.sequences import Prefixes, complete, live_tokens
-from arsm_experiments.sequences.methods import SMALL, Size, add_line, decoding, new_policy
+from arsm.sequences import Decoding, Model, Prefixes, Transformers, complete, live_tokens
+from arsm_experiments.sequences.methods import SMALL, Size, add_line, new_policy
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY
 
 
@@ -38,20 +39,43 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def decoding_speed(task: str, rows: int, size: Size, device: str, repeats: int) -> dict[str, Any]:
+def own_model(task: str, size: Size, device: str) -> Model:
+    """The experiments' transformer, whose sequences have their full length, as far as can be."""
+    model = new_policy(task, size, device)
+    with torch.no_grad():
+        model.head.bias[EOS] -= 100
+    return model
+
+
+def library_model(task: str, size: Size, device: str) -> Any:
+    """A model of transformers of the same size, which may end a sequence only at its full length."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=TASKS[task].prompt_tokens + TASKS[task].answer_tokens,
+        n_embd=size.width,
+        n_layer=size.layers,
+        n_head=size.heads,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model: Any = transformers.GPT2LMHeadModel(config)
+    return model.eval().to(device)
+
+
+def decoding_speed(
+    which: str, model: Model, task: str, rows: int, eos: int | None, device: str, repeats: int
+) -> dict[str, Any]:
     """Plain sampling of `rows` sequences at a time against rollouts, two from every state of rows / 4 sequences.
 
     Both get batches of at most `rows` rows.
     """
-    torch.manual_seed(0)
     width = TASKS[task].answer_tokens
-    model = new_policy(task, size, device)
     generator = torch.Generator(device).manual_seed(0)
-    prompts = torch.randint(2, VOCABULARY, (rows, TASKS[task].prompt_tokens), generator=generator, device=device)
+    prompts = some_prompts(task, rows, device)
     row = torch.arange(rows, device=device)
-    how = decoding(task, rows)
-    with torch.no_grad():
-        model.head.bias[EOS] -= 100  # every sequence has its full length, as far as can be
+    how = Decoding(width, eos, 1.0, rows)
     plain, done = timed(
         lambda: complete(model, prompts, None, Prefixes.bare(row, width), how, generator),
         device,
@@ -62,16 +86,43 @@ def decoding_speed(task: str, rows: int, size: Size, device: str, repeats: int) 
     branch, step = state // width, state % width
     prefixes = Prefixes(branch, step, torch.full_like(step, -1), done.tokens[:few])
     branched, rolled = timed(lambda: complete(model, prompts[:few], None, prefixes, how, generator), device, repeats)
-    after = live_tokens(rolled.tokens, EOS) & (torch.arange(width, device=device) >= step.unsqueeze(-1))
+    after = live_tokens(rolled.tokens, eos) & (torch.arange(width, device=device) >= step.unsqueeze(-1))
     return {
         "measured": "decoding",
+        "model": which,
         "task": task,
         "rows": rows,
-        "plain tokens per second": int(live_tokens(done.tokens, EOS).sum()) / plain,
+        "plain tokens per second": int(live_tokens(done.tokens, eos).sum()) / plain,
         "branched tokens per second": int(after.sum()) / branched,
         "plain seconds": plain,
         "branched seconds": branched,
     }
+
+
+def generate_speed(model: Any, task: str, rows: int, device: str, repeats: int) -> float:
+    """Tokens per second of transformers' own `generate`."""
+    prompts, width = some_prompts(task, rows, device), TASKS[task].answer_tokens
+    seconds, out = timed(
+        lambda: model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=width,
+            min_new_tokens=width,
+            pad_token_id=0,
+        ),
+        device,
+        repeats,
+    )
+    assert out.shape == (rows, prompts.shape[1] + width)
+    return rows * width / seconds
+
+
+def some_prompts(task: str, rows: int, device: str) -> Tensor:
+    """Random tokens [rows, P]."""
+    generator = torch.Generator(device).manual_seed(1)
+    return torch.randint(2, VOCABULARY, (rows, TASKS[task].prompt_tokens), generator=generator, device=device)
 
 
 def planning_cost(estimator: arsm.Estimator, vocabulary: int, states: int, device: str, repeats: int) -> dict[str, Any]:
@@ -115,10 +166,16 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="Small sizes, to try the command on a CPU")
     options = parser.parse_args()
     path = options.out / "speed.jsonl"
+    torch.manual_seed(0)
+    task, size, device = "number_sorting", SMALL if options.small else Size(), options.device
+    own, library = own_model(task, size, device), library_model(task, size, device)
     for rows in (64,) if options.small else (1024, 4096, 16384):
-        record = decoding_speed("number_sorting", rows, SMALL if options.small else Size(), options.device, 3)
-        add_line(path, record)
-        print(record, flush=True)
+        records = [decoding_speed("own", own, task, rows, EOS, device, 3)]
+        records += [decoding_speed("transformers", Transformers(library), task, rows, None, device, 3)]
+        records[-1]["generate tokens per second"] = generate_speed(library, task, rows, device, 3)
+        for record in records:
+            add_line(path, record)
+            print(record, flush=True)
     for vocabulary in (100,) if options.small else (1000, 32_000, 150_000):
         for estimator in (arsm.RLOO(4), arsm.RLOO(16), arsm.ARSM(references=1)):
             record = planning_cost(estimator, vocabulary, 64 if options.small else 512, options.device, 3)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arsm.checks import NotFiniteError
+from arsm_experiments.checks import pick_device
 from arsm_experiments.data import Mnist, load_mnist
 from arsm_experiments.engine import Engine, compiles_slopes, pack, seed_of
 from arsm_experiments.runs.writer import Run, open_run
@@ -44,10 +45,8 @@ def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: No
     A checkpoint holds the last weights and, as `best`, each replica's best on the validation images.
     """
     config.check()
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    device = best if config.device == "auto" else config.device
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(process_group(torch.device(device)))
+        place = stack.enter_context(process_group(torch.device(pick_device(config.device))))
         train_images, validation, test = (
             part.to(place) for part in load_mnist(folder=config.data, sampled=config.sampled_pixels)
         )
@@ -77,7 +76,7 @@ def train_together(
     device = data.train.device
     on_gpu = device.type == "cuda"
     if on_gpu:
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("highest" if config.precision == "float32" else "high")
         if groups[0].epoch == 0:  # stacked replicas draw from the device's own generator, which a checkpoint restores
             rank = dist.get_rank() if dist.is_initialized() else 0
             words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
@@ -107,6 +106,7 @@ def train_together(
         schedule=config.schedule,
         total_steps=config.epochs * steps_per_epoch,
         averaging=config.averaging,
+        paces=module.paces,
         stacked=stacked,
         compiled=stacked or (on_gpu and compiles_slopes()),
         steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY) if on_gpu and not dist.is_initialized() else 0,

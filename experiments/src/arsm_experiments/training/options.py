@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm_experiments.checks import check_asks, check_least, check_name, check_positive
+from arsm_experiments.checks import check_asks, check_device, check_least, check_name, check_positive
 from arsm_experiments.data import TRAINING, VALIDATION, Mnist
 from arsm_experiments.engine import Engine, Schedule
 from arsm_experiments.model import Model
@@ -34,45 +33,45 @@ class Training(ABC):
     """The options that all experiments have, and what an experiment says of itself."""
 
     estimator: str = "arsm"
-    """In words, e.g. "arsm", "arsm:pooled=True", "rloo:samples=46,live=1", "gumbel-softmax"."""
+    """Estimator, such as "arsm", "arsm:pooled=True", "rloo:samples=46,live=1" or "gumbel-softmax"."""
     rates: tuple[float, ...] = (3e-4,)
-    """Adam's learning rates."""
+    """Learning rates of Adam; one run folder each."""
     seeds: tuple[int, ...] = (0,)
-    """One replica for each seed and rate."""
+    """Seeds; every rate is trained with each of them."""
     epochs: int = 1000
     """Passes over the training images."""
     images: int = 55_000
-    """Train on the first so many of the 55,000."""
+    """Number of training images."""
     batch: int = 200
-    """Images a step."""
+    """Images per step."""
     variables: int = 20
-    """K, in each layer."""
+    """K, the variables per layer."""
     categories: int = 10
-    """C."""
+    """C, the categories per variable."""
     dropouts: tuple[float, ...] = (0.0,)
     """Dropout rates of the hidden layers."""
     input_dropout: float = 0.0
     """Dropout rate of the encoder's input."""
     averaging: float = 0.0
-    """Decay of a moving average of the weights, which is then what is evaluated; 0 for none."""
+    """Decay of a moving average of the weights, which replaces them in evaluation; 0 for none."""
     schedule: Schedule = "constant"
-    """The learning rate along the run."""
-    precision: Literal["tf32", "bf16"] = "tf32"
-    """Of f where it is evaluated at pseudo samples, on a GPU; all else is tf32."""
+    """Schedule of the learning rate."""
+    precision: Literal["float32", "tf32", "bf16"] = "tf32"
+    """Precision of matrix products on a GPU; bf16 applies to f at pseudo samples only, with tf32 elsewhere."""
     measure_every: int = 10
     """Epochs between measurements and checkpoints."""
     data: Path | None = None
-    """A folder with MNIST's original files, instead of the images that ship with the package."""
+    """Folder with MNIST's original files; default: the images that ship with the package."""
     sampled_pixels: bool = False
     """Binarize by drawing each pixel once, with its grey value as the probability; needs --data."""
     device: str = "auto"
-    """cpu, cuda, or cuda where there is one."""
+    """cpu, cuda, or auto: cuda if there is one."""
     root: Path = Path("runs")
-    """Where the run folders go."""
+    """Folder for the run folders, ROOT/EXPERIMENT/NAME."""
     name: str = ""
-    """Put in front of the run folders' names."""
+    """Prefix of the run folders' names."""
     resume: bool = False
-    """Go on from the last checkpoint where there is one."""
+    """Continue existing run folders from their last checkpoints."""
 
     experiment: ClassVar[str]
     """Its folder under the root."""
@@ -100,7 +99,7 @@ class Training(ABC):
         """A sheet of images of the best weights: [R, rows, columns, 784] in 0..1."""
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         arsm.estimator(self.estimator)
         check_name(self.name)
         check_least(self, epochs=1, batch=1, variables=1, categories=2, measure_every=1)
@@ -121,10 +120,7 @@ class Training(ABC):
             raise ValueError(f"--data must be a folder with MNIST's original files, but there is none at {self.data}.")
         if self.sampled_pixels and self.data is None:
             raise ValueError("--sampled-pixels needs grey values; name a folder with MNIST's original files by --data.")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"--device {self.device} needs a GPU, but torch finds none; leave the option out.")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ValueError(f"--device must be cpu, cuda or auto, but is {self.device}.")
+        check_device(self.device)
 
     def check_draws(self, field: str) -> None:
         """Refuse a number of samples that `multi_sample_bound` cannot draw in blocks."""

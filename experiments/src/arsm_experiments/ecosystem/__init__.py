@@ -1,0 +1,19 @@
+"""Released packages under `arsm.audit`, unchanged from PyPI: what each claims and what was found.
+
+python -m arsm_experiments.ecosystem                 # all entries whose package is installed
+python -m arsm_experiments.ecosystem "pyro: *"       # some of them
+python -m arsm_experiments.ecosystem --export results/audit
+"""
+
+from arsm_experiments.ecosystem import numpyro, optax, pyro, relaxed, stable_baselines3, storchastic, trl
+from arsm_experiments.ecosystem.entry import Entry
+
+ENTRIES: tuple[Entry, ...] = (
+    *relaxed.ENTRIES,
+    *storchastic.ENTRIES,
+    *pyro.ENTRIES,
+    *numpyro.ENTRIES,
+    *trl.ENTRIES,
+    *stable_baselines3.ENTRIES,
+    *optax.ENTRIES,
+)

@@ -1,0 +1,75 @@
+"""An entry of the audit of released packages, and how its result is put into columns."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import arsm
+from arsm.audit import PROBLEMS, Audit, Problem
+from arsm.audit.measure import Loss
+from arsm.audit.problems import Function
+
+SAMPLES = 1 << 14
+BINARY = [p for p in PROBLEMS if p.weights.shape[1] == 2]
+SOME = [p for p in PROBLEMS if p.role in ("f", "f+100") or p.learns or p.name in ("masked categories", "a batch of 2")]
+"""For packages whose calls take long: an f with and without a constant, several variables, masks, a small batch."""
+ONE_VARIABLE = [p for p in SOME if len(p.weights) == 1]
+UNBIASED = "unbiased"
+RELAXED = "a relaxation; no claim of being unbiased"
+
+
+class Found(NamedTuple):
+    """What an audit found, in words."""
+
+    verdict: str
+    finding: str = ""
+    scale: str = ""
+    draws: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Somebody's estimator, and what its documentation claims."""
+
+    name: str
+    package: str
+    """Its distribution on PyPI."""
+    module: str
+    claim: str
+    run: Callable[[], Found]
+
+
+def from_package(name: str) -> Any:
+    """The module; imported by name, since none of them is a requirement of this package."""
+    return importlib.import_module(name)
+
+
+def from_gradient(gradient: Callable[[Tensor, Function], Tensor]) -> Loss:
+    """A loss for code that computes the gradient itself: gradient(logits, f) -> shaped like the logits."""
+
+    def loss(logits: Tensor, f: Any) -> Tensor:
+        with torch.enable_grad():
+            found = gradient(logits.detach().clone().requires_grad_(), f)
+        f.theta.grad = None
+        return (logits.masked_fill(logits == -torch.inf, 0) * found.detach()).sum()
+
+    return loss
+
+
+def judged(audit: Audit, draws: str) -> Found:
+    """An audit as columns."""
+    scale = "" if audit.scale is None else f"{audit.scale.value:.3f} [{audit.scale.low:.3f}, {audit.scale.high:.3f}]"
+    return Found(audit.verdict, " ".join(f"[{f.kind}] {f.sentence}" for f in audit.findings), scale, draws)
+
+
+def audited(
+    make: Callable[[], Loss], problems: Sequence[Problem] = SOME, samples: int = SAMPLES
+) -> Callable[[], Found]:
+    """An entry that `arsm.audit` judges."""
+    return lambda: judged(arsm.audit(make(), problems=problems, samples=samples), f"{samples:,}")

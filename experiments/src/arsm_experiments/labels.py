@@ -1,0 +1,107 @@
+"""Names of methods for people: "rloo:samples=46,live=1, epochs 500" becomes "leave-one-out, 46 samples, 500 epochs".
+
+Run folders and table.csv keep the words that a command takes; pages, legends and terminal tables show these names.
+"""
+
+from __future__ import annotations
+
+import re
+
+NAMES = {
+    "a2c": "A2C",
+    "ar": "AR",
+    "ars": "ARS",
+    "ars-plus": "ARS+",
+    "arsm": "ARSM",
+    "arsm-plus": "ARSM+",
+    "carms": "CARMS",
+    "decoupled-straight-through": "decoupled straight-through",
+    "disarm": "DisARM",
+    "double-control": "double control variates",
+    "dr-grpo": "Dr. GRPO",
+    "exact": "true gradient",
+    "exact-plus-sampled": "exact plus sampled",
+    "gapped-straight-through": "gapped straight-through",
+    "grpo": "GRPO",
+    "gumbel-rao": "Gumbel-Rao",
+    "gumbel-softmax": "Gumbel-Softmax",
+    "local-expectation": "local expectation",
+    "muprop": "MuProp",
+    "otb": "optimal token baseline",
+    "rebar": "REBAR",
+    "reinforce": "REINFORCE",
+    "reinmax": "ReinMax",
+    "relax": "RELAX",
+    "rloo": "leave-one-out",
+    "rodeo": "RODEO",
+    "straight-through": "straight-through",
+    "ugc": "UGC",
+    "unordered-set": "unordered set",
+    "vimco": "VIMCO",
+}
+"""Every estimator by the word that a command takes, and the baseline that is none."""
+BEFORE = {"hard=True": "straight-through", "pooled=True": "pooled"}
+"""Options that stand before the name."""
+OPTIONS = {"samples": "{} samples", "live": "{} differentiated", "references": "{} references"}
+SETTINGS = {
+    r"\badam\b": "Adam",
+    r"\brmsprop\b": "RMSprop",
+    r"\bkl analytic\b": "analytic KL",
+    r"\bepochs (\d+)": r"\1 epochs",
+    r"\bschedule (\w+)": r"\1 schedule",
+    r"\bbound samples (\d+)": r"bound of \1 samples",
+    r"\bfirst logit fixed False\b": "all logits free",
+    r"\bindependent decoder sample False\b": "one sample for both networks",
+    r"\bafresh True\b": "fresh draws below",
+    r"\bas released True\b": "as the authors' script",
+    r"\blearned temperature True\b": "learned temperature",
+    r"\bpixel bias mean\b": "begun at the mean image",
+    r"\bsampled pixels True\b": "pixels sampled anew",
+    r"\bepisodes an iteration (\d+)": r"\1 episodes per update",
+    r"\bhidden none\b": "no hidden layer",
+    r"\bhidden ([\d ]*\d)": r"hidden units \1",
+    r"\bentropy ([\d.]+)": r"entropy bonus \1",
+}
+
+METRICS = {
+    "E[f]": "expected reward",
+    "gap / true gap": "gap to the optimum, true gradient = 1",
+    "variance / arsm's at the start": "variance at the start, ARSM = 1",
+    "variance / arsm's on the way": "variance on the way, ARSM = 1",
+    "f calls an update": "calls of f per update",
+    "its median": "median",
+    "log variance": "log variance of the gradient",
+    "bias that noise alone shows": "bias by noise alone",
+    "ms": "milliseconds",
+}
+"""Columns whose name in table.csv is not the one to read."""
+
+
+def heading(metric: str) -> str:
+    """A column's title."""
+    return METRICS.get(metric, metric)
+
+
+def readable(label: str) -> str:
+    """A run's label, or an estimator as a command takes it, in words; what is neither stays as it is."""
+    words, comma, rest = re.fullmatch(r"(\S*?)(,?)( .*|)", label, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    method = _method(words)
+    if method is None:
+        return label
+    for pattern, replacement in SETTINGS.items():
+        rest = re.sub(pattern, replacement, rest)
+    return method + comma + rest
+
+
+def _method(words: str) -> str | None:
+    """E.g. 25*gumbel-softmax:hard=True: "straight-through Gumbel-Softmax, mean of 25"."""
+    count, _, estimator = words.rpartition("*")
+    name, _, options = estimator.partition(":")
+    if name not in NAMES:
+        return None
+    given = [option for option in options.split(",") if option]
+    parts = [" ".join([*(BEFORE[option] for option in given if option in BEFORE), NAMES[name]])]
+    for key, _, value in (option.partition("=") for option in given if option not in BEFORE):
+        value = value.removesuffix(".0")
+        parts.append(OPTIONS[key].format(value) if key in OPTIONS else f"{key} {value}")
+    return ", ".join(parts + [f"mean of {count}"] * bool(count))

@@ -1,0 +1,92 @@
+"""A section of the report in one or two sentences, written from its numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from arsm_experiments.labels import readable
+
+if TYPE_CHECKING:
+    from arsm_experiments.report.sections import Result
+
+
+class Measure(NamedTuple):
+    """A metric that methods are ranked by."""
+
+    pattern: str
+    words: str
+    higher: bool
+
+
+MEASURES = (
+    Measure(r"E\[f\]", "expected reward", True),
+    Measure(r"test", "test -ELBO", False),
+    Measure(r"test, 1,000 samples", "test -ln p", False),
+    Measure(r"test, [\d,]+ samples", "test -ln p", False),
+    Measure(r"final average", "final average return", True),
+    Measure(r"error x evaluations", "mean squared error x evaluations", False),
+)
+REFERENCE = "true gradient"
+"""A row that is no estimator."""
+
+
+def finding(results: Sequence[Result]) -> str:
+    """Who is best, who follows, where ARSM stands, and how ours compares with the paper's."""
+    measure, rows = _measured(results)
+    if measure is None:
+        return ""
+    best_rows: dict[str, Result] = {}
+    for row in rows:
+        if row.row != REFERENCE:
+            rival = best_rows.get(_method(row), row)
+            best_rows[_method(row)] = max(rival, row, key=lambda r: r.mean if measure.higher else -r.mean)
+    if not best_rows:
+        return ""
+    ranked = sorted(best_rows.items(), key=lambda item: -item[1].mean if measure.higher else item[1].mean)
+    (name, best), *others = ranked
+    extreme = "highest" if measure.higher else "lowest"
+    words = [f"{name} comes to a {measure.words} of {best.ours}"]
+    if others:
+        words = [f"{name} has the {extreme} {measure.words}, {best.ours}"]
+        words.append(f"{others[0][0]} follows with {others[0][1].ours}" + _apart(best, others[0][1]))
+    place = next((place for place, (method, _) in enumerate(ranked) if "ARSM" in method), 0)
+    if place > 1:
+        words.append(f"{ranked[place][0]} is number {place + 1} of {len(ranked)} with {ranked[place][1].ours}")
+    each = ", each at its best setting" if others and len(rows) > len(ranked) + 1 else ""
+    sentence = "; ".join(words) + each + "."
+    return sentence[0].upper() + sentence[1:] + _beside_the_paper(rows)
+
+
+def _method(row: Result) -> str:
+    """Its name without settings, which the table has."""
+    biased = " (biased)" if row.row.endswith(" (biased)") else ""
+    return readable(row.row.partition(", ")[0].partition(" (")[0]) + biased
+
+
+def _measured(results: Sequence[Result]) -> tuple[Measure | None, list[Result]]:
+    """The first measure that any row has, and the rows that have it."""
+    for measure in MEASURES:
+        rows = [r for r in results if re.fullmatch(measure.pattern, r.metric) and math.isfinite(r.mean)]
+        if rows:
+            return measure, rows
+    return None, []
+
+
+def _apart(best: Result, second: Result) -> str:
+    """Whether their means lie two standard errors apart; nothing where one seed cannot tell."""
+    if best.std is None or second.std is None:
+        return ""
+    noise = math.hypot(*(row.std / math.sqrt(len(row.values)) for row in (best, second) if row.std is not None))
+    return "" if abs(best.mean - second.mean) > 2 * noise else ", no difference within two standard errors"
+
+
+def _beside_the_paper(rows: Sequence[Result]) -> str:
+    verdicts = Counter(row.verdict for row in rows if row.papers)
+    if not verdicts:
+        return ""
+    counts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
+    return f" Of the rows that the paper has, {' and '.join(', '.join(counts).rsplit(', ', 1))}."

@@ -1,0 +1,237 @@
+r"""What `arsm.choices` gives: a loss function run through a module, with credit for every `Choice` in it.
+
+    E[f],    z_t ~ Cat(softmax(phi_t)),    t = 1..T in the order of the calls,    phi_t a function of z_1..z_{t-1}
+
+How a choice gets its credit follows from what the estimator declares:
+
+- `paths` = n: n copies of every row run through the model in one forward pass; path i's weight, which the estimator
+  makes from the n values, multiplies sum_t d ln q(z_t^i).
+- `pathwise`: one pass in which the choices are floating and autograd does the rest.
+- else: one pass along the true path; then, for each choice t, one pass without grad over the estimator's other queries,
+  with the choices before t held at the true path and those after it drawn again. That is `estimate` for phi_t with a
+  random f, as in `estimate_layers`: equal queries share a value, and the true one's is the true path's. Later choices
+  run the true path's races, so they differ only where the query changes them.
+
+All three are unbiased where the estimator is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from arsm.bound import signals
+from arsm.categorical import log_prob
+from arsm.checks import NotFiniteError
+from arsm.driver import attach, full_precision
+from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
+from arsm.samples import sample
+from arsm.sampling import uniforms
+from arsm.subsets import draw_subsets, subset_log_prob
+from arsm.types import Estimator, Queries
+
+if TYPE_CHECKING:
+    from arsm.choice import Choice
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of a Choice on the true path."""
+
+    logits: Tensor
+    z: Tensor
+    queries: Queries
+    race: Tensor | None
+    """[N, K, C]: noise with which z won; None for subsets."""
+
+
+class Run:
+    """What `arsm.choices` gives: call it with a loss function and a batch."""
+
+    def __init__(self, model: nn.Module, estimator: Estimator, generator: torch.Generator | None) -> None:
+        self.model, self.estimator, self.generator = model, estimator, generator
+        self._rows = 0
+        self._chooser: Callable[[Choice, Tensor], Tensor] | None = None
+
+    def __call__(self, function: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+        """The values of a loss function, with gradients for every choice.
+
+        Args:
+            function: `function(*batch) -> [N]`, row by row, through the model; its rows are the batch's, some of them
+                repeated.
+            batch: tensors [N, ...].
+
+        Returns:
+            [N]: the function's values, with their own sign (their mean over the samples where there are several).
+            Backward gives the choices' logits their estimate, and everything else its ordinary gradient.
+        """
+        rows = _batch_rows(batch)
+        _refuse_batch_norm(self.model)
+        if self.estimator.paths:
+            return self._over_paths(function, batch, rows)
+        if self.estimator.pathwise:
+            return self._evaluate(function, batch, rows, self._relax)
+        return self._over_queries(function, batch, rows)
+
+    def choose(self, choice: Choice, logits: Tensor) -> Tensor:
+        """What a Choice returns."""
+        if self._chooser is None:
+            raise RuntimeError(
+                "A Choice was called inside `arsm.choices` but not by run(function, *batch); call the model in that "
+                "function."
+            )
+        if logits.shape[0] != self._rows:
+            raise ValueError(
+                f"A Choice got logits {list(logits.shape)}, but the batch has {self._rows} rows here; logits must be "
+                "[N, K, C] with one row for each loss, so unflatten tokens [B T, E] to [B, T, E]."
+            )
+        return self._chooser(choice, logits)
+
+    def _evaluate(
+        self,
+        function: Callable[..., Tensor],
+        batch: tuple[Tensor, ...],
+        rows: int,
+        chooser: Callable[[Choice, Tensor], Tensor],
+    ) -> Tensor:
+        """The function's values [rows], with every choice made by the chooser."""
+        self._rows, self._chooser = rows, chooser
+        try:
+            values = function(*batch)
+        finally:
+            self._chooser = None
+        if not isinstance(values, Tensor) or values.shape != (rows,) or not values.is_floating_point():
+            found = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"The loss function must return one floating value per row, [{rows}] here, but returned {found}; leave "
+                'its mean to the caller, as in F.cross_entropy(..., reduction="none").'
+            )
+        if not bool(values.detach().isfinite().all()):
+            where = int((~values.detach().isfinite()).nonzero()[0])
+            raise NotFiniteError(
+                f"The loss function returned {float(values[where])} in row {where}; it must be finite."
+            )
+        return values.to(working_dtype(values.dtype))
+
+    def _over_paths(self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int) -> Tensor:
+        n = self.estimator.paths
+        log_q: list[Tensor] = []
+
+        def choose(choice: Choice, logits: Tensor) -> Tensor:
+            z = draw(logits, choice.k, self.generator)
+            log_q.append(_log_prob(logits, z, choice.k))
+            return z
+
+        repeated = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in batch)
+        values = self._evaluate(function, repeated, n * rows, choose).unflatten(0, (n, rows))
+        if not log_q:
+            return values.mean(0)
+        with full_precision(values.device.type):
+            weight = signals(self.estimator, values.detach())
+            scored = (weight * sum(log_q[1:], log_q[0]).unflatten(0, (n, rows))).sum(0)
+        return values.mean(0) + (scored - scored.detach()).to(values.dtype)
+
+    def _relax(self, choice: Choice, logits: Tensor) -> Tensor:
+        return self.estimator.ask(logits, self.estimator.noise(logits, self.generator)).points[0]
+
+    def _over_queries(self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int) -> Tensor:
+        calls: list[_Call] = []
+
+        def choose(choice: Choice, logits: Tensor) -> Tensor:
+            queries = self.estimator.ask(logits, self.estimator.noise(logits, self.generator))
+            z = queries.z.reshape(rows, -1, queries.points.shape[-1])[:, 0]
+            race = None if choice.k else given_winner(logits, z, dirichlet(logits, self.generator))
+            calls.append(_Call(logits, z, queries, race))
+            return z
+
+        true = self._evaluate(function, batch, rows, choose)
+        value = true
+        for t, call in enumerate(calls):
+            values = self._values_of_queries(function, batch, calls, t, true.detach())
+            with full_precision(true.device.type):
+                gradient = self.estimator.tell(call.logits, call.queries, values)
+            if gradient is None:
+                raise TypeError(f"{self.estimator!r} tells no gradient but is not declared as pathwise.")
+            masked = call.logits == -torch.inf
+            value = attach(value, call.logits.masked_fill(masked, 0), gradient.detach().masked_fill(masked, 0))
+        return value
+
+    @torch.no_grad()
+    def _values_of_queries(
+        self,
+        function: Callable[..., Tensor],
+        batch: tuple[Tensor, ...],
+        calls: list[_Call],
+        t: int,
+        true: Tensor,
+    ) -> Tensor:
+        """f at the queries of call t: [M, N]."""
+        points, same_as = calls[t].queries.points, calls[t].queries.same_as
+        number = torch.arange(points.shape[0], device=points.device).unsqueeze(-1)
+        elsewhere = (points != calls[t].z).any(-1)
+        query, row = ((same_as == number) & elsewhere).nonzero(as_tuple=True)
+        values = true.expand(same_as.shape).clone()
+        if len(row) > 0:
+            made = 0
+
+            def choose(choice: Choice, logits: Tensor) -> Tensor:
+                nonlocal made
+                made += 1
+                if made <= t:
+                    return calls[made - 1].z.index_select(0, row)
+                if made == t + 1:
+                    return points[query, row]
+                race = calls[made - 1].race if made <= len(calls) else None
+                if race is None or race.shape[1:] != logits.shape[1:]:
+                    return draw(logits, choice.k, self.generator)
+                return argmin_sample(logits, race.index_select(0, row))
+
+            asked = tuple(x.index_select(0, row) for x in batch)
+            values[query, row] = self._evaluate(function, asked, len(row), choose).to(values.dtype)
+            if made <= t:
+                raise RuntimeError(
+                    f"The model made {len(calls)} choices for the true sample but {made} in another pass; their number "
+                    "must not depend on the rows."
+                )
+        return values.gather(0, same_as)
+
+
+def draw(logits: Tensor, k: int | None, generator: torch.Generator | None) -> Tensor:
+    """Choices [N, K] of one category each, or [N, k]."""
+    logits = logits.detach()
+    if k is None:
+        return sample(logits, generator)
+    return draw_subsets(logits.squeeze(1), uniforms(logits.mT, 1, generator), k).squeeze(-2)
+
+
+def _log_prob(logits: Tensor, z: Tensor, k: int | None) -> Tensor:
+    """ln q of the choices of a row: [N], at least float32."""
+    if k is not None:
+        return subset_log_prob(logits.squeeze(1), z)
+    masked = logits == -torch.inf
+    # autograd makes NaN of 0 * inf
+    log_q = logits.masked_fill(masked, torch.finfo(logits.dtype).min).to(working_dtype(logits.dtype)).log_softmax(-1)
+    return log_prob(log_q, z).sum(-1)
+
+
+def _batch_rows(batch: tuple[Tensor, ...]) -> int:
+    shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in batch]
+    if not all(isinstance(x, Tensor) and x.ndim > 0 for x in batch) or len({len(x) for x in batch}) != 1:
+        raise ValueError(
+            f"run(function, *batch) takes tensors [N, ...] with the same N, at least one, but got {shapes}."
+        )
+    return len(batch[0])
+
+
+def _refuse_batch_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            raise ValueError(
+                f"{name} normalises over the batch in training mode, which mixes the repeated rows that arsm.choices "
+                "evaluates; use LayerNorm or GroupNorm, or put it into evaluation mode."
+            )

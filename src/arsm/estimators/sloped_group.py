@@ -1,0 +1,69 @@
+"""What estimators that compare a group of samples and use f's slope at each of them share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from arsm.categorical import one_hot
+from arsm.checks import check_samples
+from arsm.evaluate import share
+from arsm.relaxations import slopes_at_queries
+from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.types import Estimator, Queries, at_most_all
+
+
+@dataclass(frozen=True, eq=False)
+class SlopedGroup(Estimator):
+    """n independent samples with f's slopes; `control` holds what is learned, and `tell` says how they are compared."""
+
+    samples: int = 4
+    control: nn.Module = field(init=False, repr=False)
+    learned: nn.ModuleList = field(init=False, repr=False)
+
+    unbiased = True
+    needs_gradient = True
+    vmappable = False  # tell calls torch.autograd.grad
+
+    def __post_init__(self) -> None:
+        check_samples(type(self).__name__, self.samples)
+        self._learn(self.new_control())
+
+    def new_control(self) -> nn.Module:
+        """The learned part, as it begins."""
+        raise NotImplementedError
+
+    def _learn(self, control: nn.Module) -> None:
+        object.__setattr__(self, "control", control)
+        object.__setattr__(self, "learned", nn.ModuleList([control]))
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+        return draw(logits, self.samples, generator, z)
+
+    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+        z = samples(logits, noise)
+        # attached to the logits at no slope: what is compiled cannot begin a graph of its own
+        no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
+        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
+        if not points.requires_grad:
+            points.requires_grad_()
+        return Queries(points, z, share(z.movedim(-2, 0)), mean_weight(self.samples, z.device))
+
+    def most_queries(self, logits: Tensor) -> int:
+        return at_most_all(self.samples, logits)
+
+    def within(self, budget: int) -> Self:
+        resized = replace(self, samples=max(2, budget))
+        resized._learn(self.control)
+        return resized
+
+    def slopes(self, queries: Queries, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """df/dz at every sample, detached where f is: [n, *B, K, C]. Equal samples share the mean of their slopes."""
+        slopes, same_as = slopes_at_queries(queries, values).to(dtype), queries.same_as
+        where = same_as[..., None, None].expand_as(slopes)
+        total = torch.zeros_like(slopes).scatter_add(0, where, slopes)
+        count = torch.zeros_like(same_as).scatter_add(0, same_as, torch.ones_like(same_as))
+        return (total / count.clamp_min(1)[..., None, None]).gather(0, where)

@@ -1,0 +1,111 @@
+"""`arsm.kernels.order` and `arsm.kernels.merge` of few categories as one Triton kernel each: one program per row."""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from arsm.kernels import STATE
+from arsm.kernels.gpu_merge import weight_at
+from arsm.kernels.gpu_order import (
+    BEST,
+    LARGEST,
+    LOGIT_Z,
+    NOISE_Z,
+    SECOND,
+    THIRD,
+    below_largest,
+    noise_at,
+    swaps_of,
+    threshold,
+    winner_with_z,
+)
+
+
+@triton.jit
+def _order(logits, log_pi, ahead, state, can_win, C, S, BLOCK: tl.constexpr):
+    """Run a row's race and say who can win."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    mask = c < C
+    x = tl.load(logits + row * C + c, mask=mask, other=float("-inf")).to(tl.float64)
+    largest = tl.max(x, 0)
+    phi, a = below_largest(x, largest), noise_at(log_pi, row * C + c, mask)
+    o = tl.where(mask, a - phi, float("inf"))
+    best, z = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
+    o = tl.where(c == z, float("inf"), o)
+    of_second, second = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
+    o = tl.where(c == second, float("inf"), o)
+    of_third, third = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
+    a_z = tl.sum(tl.where(c == z, a, 0.0), 0)
+    phi_z = tl.sum(tl.where(c == z, phi, 0.0), 0)
+
+    code = tl.where(mask, winner_with_z(c, a, phi, z, a_z, phi_z, second, of_second, third, of_third), 0)
+    least = tl.min(tl.where(mask & (c != z), a, float("inf")), 0)
+    wins = (threshold(c, phi, z, best) > least) | (code == 1) | (c == z)
+    second_wins = tl.max(((code == 2) & (c != second)).to(tl.int32), 0)
+    third_wins = tl.max(((code == 2) & (c == second)).to(tl.int32), 0)
+    wins = wins | ((c == second) & (second_wins > 0)) | ((c == third) & (third_wins > 0))
+    tl.store(can_win + row * C + c, wins.to(tl.int8), mask=mask)
+    tl.store(ahead + row * 3, z.to(tl.int64))
+    tl.store(ahead + row * 3 + 1, second.to(tl.int64))
+    tl.store(ahead + row * 3 + 2, third.to(tl.int64))
+    own = state + row * S
+    tl.store(own + BEST, best)
+    tl.store(own + SECOND, of_second)
+    tl.store(own + THIRD, of_third)
+    tl.store(own + NOISE_Z, a_z)
+    tl.store(own + LOGIT_Z, phi_z)
+    tl.store(own + LARGEST, largest)
+
+
+@triton.jit
+def _merge(logits, log_pi, ahead, state, f, result, C, S, BLOCK: tl.constexpr):
+    """A row's gradient from all its pairs."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    mask = c < C
+    at = row * C + c
+    z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
+    theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
+    a = tl.where(mask & (c != z), noise_at(log_pi, at, mask), float("inf"))
+    f_z = tl.load(f + row * C + z).to(tl.float64)
+    d = tl.where(mask, tl.load(f + at, mask=mask, other=0.0).to(tl.float64) - f_z, 0.0)
+    d_second = tl.load(f + row * C + second).to(tl.float64) - f_z
+    d_third = tl.load(f + row * C + third).to(tl.float64) - f_z
+    w, w_z = weight_at(log_pi, at, mask, C), weight_at(log_pi, row * C + z, True, C)
+    swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
+    swapped = tl.where(mask, swapped, 0.0)
+
+    first = tl.sum(tl.where(a[None, :] < theta[:, None], w[None, :], 0.0), 1)
+    second_sum = tl.sum(tl.where(a[:, None] < theta[None, :], (w * d)[None, :], 0.0), 1)
+    sums = tl.where(c == z, tl.sum(swapped * w, 0), d * first + second_sum + swapped * w_z)
+    sums = sums - tl.sum(tl.where(mask, sums, 0.0), 0) / C
+    tl.store(result + at, sums, mask=mask)
+
+
+def _size(categories: int) -> dict[str, int]:
+    block = max(16, triton.next_power_of_2(categories))
+    return {"BLOCK": block, "num_warps": 1 if block == 16 else 4}
+
+
+def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ahead [..., 3], can_win [..., C] and state [..., STATE] for contiguous [..., C]."""
+    batch, categories = logits.shape[:-1], logits.shape[-1]
+    ahead = torch.empty((*batch, 3), dtype=torch.int64, device=logits.device)
+    state = torch.empty((*batch, STATE), dtype=torch.float64, device=logits.device)
+    can_win = torch.empty(logits.shape, dtype=torch.bool, device=logits.device)
+    _order[(batch.numel(),)](logits, log_pi, ahead, state, can_win, categories, STATE, **_size(categories))
+    return ahead, can_win, state
+
+
+def merge(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f: Tensor) -> Tensor:
+    """`arsm.kernels.merge` for contiguous [..., C]."""
+    categories = f.shape[-1]
+    result = torch.empty_like(f)
+    _merge[(f.numel() // categories,)](logits, log_pi, ahead, state, f, result, categories, STATE, **_size(categories))
+    return result

@@ -1,0 +1,58 @@
+"""An episode of an agent as an animated picture."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from PIL import Image
+
+if TYPE_CHECKING:
+    from arsm.rl.agent import PolicyGradient
+
+LARGEST = 300
+"""Pixels of the longer side."""
+COLOURS = 64
+
+
+def film(agent: PolicyGradient, path: str | os.PathLike[str], env: Any, seed: int, every: int) -> int:
+    """Play one episode with the likeliest actions and write one frame per `every` steps.
+
+    Returns the number of steps.
+    """
+    seen, info = env.reset(seed=seed)
+    frames, step, over = [_frame(env)], 0, False
+    while not over and step < agent.environment.horizon:
+        if isinstance(env, gymnasium.Env):
+            mask = _mask(env, info) if agent.environment.masks else None
+            seen, _, terminated, truncated, info = env.step(agent.predict(seen, mask=mask))
+            over = bool(terminated or truncated)
+        else:
+            seen = env.step(agent.predict(seen))[0]
+            over = not env.agents
+        step += 1
+        if step % every == 0 or over:
+            frames.append(_frame(env))
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        frames[0].save(beside, path.suffix[1:] or "gif", save_all=True, append_images=frames[1:], duration=60, loop=0)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return step
+
+
+def _mask(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
+    return info["action_mask"] if "action_mask" in info else env.get_wrapper_attr("action_masks")()
+
+
+def _frame(env: Any) -> Image.Image:
+    drawn = env.render()
+    if drawn is None or getattr(drawn, "ndim", 0) != 3:
+        raise ValueError('The environment draws nothing; make it with render_mode="rgb_array".')
+    frame = Image.fromarray(drawn)
+    frame.thumbnail((LARGEST, LARGEST))
+    return frame.quantize(COLOURS)
