@@ -172,7 +172,8 @@ def same(a: sequences.Estimate, b: sequences.Estimate) -> bool:
 @pytest.mark.slow
 def test_ray_actors_play_what_one_process_plays() -> None:
     """Two actors, one, and none; after an update of the weights; and after an actor was killed."""
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
+    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
     module = small()
     model = sequences.Recompute(module)
     two = sequences.Cluster(model, module, workers=2, rows=5)
@@ -185,7 +186,6 @@ def test_ray_actors_play_what_one_process_plays() -> None:
                 assert same(estimate(one, module), expected)
                 one.close()
             if update == 1:
-                ray = two._ray
                 pid = ray.get(two._actors[0].__ray_call__.remote(lambda self: os.getpid()))
                 os.kill(pid, signal.SIGKILL)
             else:
@@ -202,6 +202,7 @@ def test_ray_actors_play_what_one_process_plays() -> None:
     finally:
         sequences.Cluster.patience = 3
         two.close()
+        ray.shutdown()
 
 
 def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
