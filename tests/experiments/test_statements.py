@@ -117,8 +117,8 @@ def test_differences_from_the_papers_vae_rows(results: dict[tuple[str, str], Res
     behind = tests["VAE, 1 layer: relax"].mean - tests["VAE, 1 layer: arsm"].mean
     assert_said("results/vae/README.md", f"and {behind:.1f} behind ARSM, for")
     assert_said("results/vae/README.md", f"comes to {tests['VAE, 1 layer: ar'].mean:.1f} where the paper has 135.0")
-    two = tests["VAE, 2 layers: arsm (530 epochs)"]
-    assert two.paper == 89.5
+    two = results["VAE, 2 layers: arsm (530 epochs)", "test"]
+    assert two.paper is None
     assert_said(
         "results/vae/README.md", f"the row's {two.mean:.1f}, which is {two.mean - 89.5:.1f} above the paper's 89.5"
     )
@@ -126,7 +126,6 @@ def test_differences_from_the_papers_vae_rows(results: dict[tuple[str, str], Res
 
 CLOCKED = (
     ("arsm", "", "ARSM", 4e-4),
-    ("arsm:pooled=True", "fresh", "pooled ARSM", 3e-4),
     ("rloo:samples=46,live=1", "fresh", "leave-one-out REINFORCE, 46 samples", 3e-4),
     ("25*gumbel-softmax", "fresh", "Gumbel-Softmax, 25 samples", 1e-4),
     ("gumbel-softmax:hard=True", "", "straight-through Gumbel-Softmax", 3e-4),
