@@ -128,7 +128,7 @@ def reference_gradient(
     generator: torch.Generator | None = None,
     max_rows: int | None = 1024,
 ) -> Moments:
-    """dE[f]/dphi and the variance of that estimate: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
+    """dE[f]/dphi and its variance: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
     return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
 
 

@@ -10,8 +10,8 @@ queries that agree with a_t use the true return. With q_t the estimator's gradie
 A budget limits the rollouts: walk the M steps that have pseudo actions in random order, keep a step while the total of
 pseudo actions stays within the budget, and stop at the first that does not fit. For the kept steps H w_t = M/|H|, else
 0. This is unbiased: {|H| >= n} depends on the first n steps as a set, so their mean is a reverse martingale stopped at
-|H|; it needs |H| >= 1, i.e. a budget of at least the most pseudo actions that one step can have. Unweighted, w_t = 1 for the
-kept steps, is Algorithm 3 as printed, and biased.
+|H|; it needs |H| >= 1, i.e. a budget of at least the most pseudo actions that one step can have. Unweighted, w_t = 1
+for the kept steps, is Algorithm 3 as printed, and biased.
 
 Keep-probabilities rho_t limit them too: a step that has pseudo actions is kept with probability rho_t, independently,
 and w_t = 1/rho_t. They may depend on everything that is known before the coins are tossed, the true returns included.
