@@ -187,6 +187,13 @@ def run(job: Job) -> dict[str, Any]:
     return {**found, "wall": time.perf_counter() - began}
 
 
+class OnCpu(PolicyGradient):
+    """Counts the seconds of `learn` by the process's CPU time."""
+
+    def _clock(self) -> dict[str, float]:
+        return {**super()._clock(), "seconds": time.process_time()}
+
+
 def ours(
     environment: Any, arguments: dict[str, Any], estimator: arsm.Estimator | ActorCritic, job: Job
 ) -> dict[str, Any]:
@@ -195,15 +202,13 @@ def ours(
     line, recent = ROWS[job.row].line, deque[float](maxlen=baselines.WINDOW)
     solved: list[float] = []
 
-    def watch(iteration: Iteration) -> bool:
+    def watch(iteration: Iteration) -> None:
         recent.extend(iteration.returns)
-        spent = time.process_time() - begin
         if not solved and len(recent) == recent.maxlen and np.mean(recent) >= line:
-            solved.append(spent)
-        return spent < job.seconds
+            solved.append(time.process_time() - begin)
 
-    agent = PolicyGradient(environment, estimator, seed=job.seed, **arguments)
-    agent.learn(10**9, callback=watch, progress=False)
+    agent = OnCpu(environment, estimator, seed=job.seed, **arguments)
+    agent.learn(seconds=job.seconds - (time.process_time() - begin), callback=watch, progress=False)
     spent = time.process_time() - begin
     sampled, likeliest = (agent.evaluate(job.episodes, deterministic=likely).mean for likely in (False, True))
     agent.close()

@@ -114,16 +114,15 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
-    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
-    for record in runs:
+    found: dict[tuple[str, str, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for record in sorted(runs, key=lambda record: record["budget"]):
         if record["instance"] < HELD_OUT:
             continue
         for budget in BUDGETS:
-            if budget == record["budget"]:
-                groups[record["family"], record["method"], budget].append(record)
-            elif budget < record["budget"] and record["method"] in ANYTIME:
+            if budget == record["budget"] or (budget < record["budget"] and record["method"] in ANYTIME):
                 best = record["curve"][CURVE.index(budget)]
-                groups[record["family"], record["method"], budget].append({**record, "best": best})
+                found[record["family"], record["method"], budget][record["instance"]] = {**record, "best": best}
+    groups = {key: list(by_instance.values()) for key, by_instance in found.items()}
     most = max(map(len, groups.values()))
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -143,8 +142,8 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
         for method, budget in largest.items():
             if not budget:
                 continue
-            curves = [record["curve"] for record in groups[family, method, budget]]
             x = [n for n in CURVE if n <= budget]
+            curves = [record["curve"][: len(x)] for record in groups[family, method, budget]]
             y = [statistics.mean(values) for values in zip(*curves, strict=True)]
             wide = 2.5 if method == "arsm.maximize" else 1.2
             axis.plot(x, y, label=method, color=colours[method], linewidth=wide, zorder=wide)

@@ -28,7 +28,7 @@ WINDOW = 100
 
 def paper(**changes: Any) -> Settings:
     """The paper's settings but for these."""
-    return Settings(**{**asdict(Learning()), **changes})
+    return Settings(**{**asdict(Learning()), "decay_over": None, **changes})
 
 
 def uniform_policy(environment: Environment) -> Perceptron:
@@ -117,24 +117,49 @@ def variance(iterations: int = 300) -> None:
 
 
 def atari() -> None:
-    """Steps per second of rollouts that branch an Atari game by its emulator's state, against replaying."""
+    """Steps per second of Pong from RAM: the emulator alone, its environment, and rollouts that branch by its state.
+
+    A reset with a seed loads the game again, which takes as long as hundreds of frames: making the 32 environments is
+    timed apart from rollouts in environments that are there.
+    """
     if importlib.util.find_spec("ale_py") is None:
         return
     rows = []
+
+    def note(what: str, frames: int, steps: int, replayed: int, begin: float) -> None:
+        spent = time.process_time() - begin
+        rates = (f"{(steps + replayed) / spent:,.0f}", f"{frames * (steps + replayed) / spent:,.0f}")
+        rows.append([str(frames), what, str(steps), str(replayed), seconds(spent), *rates])
+
     for frames in (1, 4):
-        options = {"obs_type": "ram", "frameskip": frames}
-        by_state = make_environment("ale_py:ALE/Pong-v5", 300, options=options)
-        assert isinstance(by_state, Stepped)
-        policy = uniform_policy(by_state)
-        many = branches_of(by_state, policy, 64, at_start=False)
-        for environment in (by_state, replace(by_state, way="replay")):
+        world = make_environment("ale_py:ALE/Pong-v5", 300, options={"obs_type": "ram", "frameskip": frames})
+        assert isinstance(world, Stepped)
+        policy = uniform_policy(world)
+        env: Any = world.make()
+        env.reset(seed=0)
+        begin = time.process_time()
+        for _ in range(1000 * frames):
+            env.unwrapped.ale.act(3)
+        note("the emulator alone", frames, 1000, 0, begin)
+        begin = time.process_time()
+        for _ in range(1000):
+            env.step(3)
+        note("its environment", frames, 1000, 0, begin)
+        env.close()
+        many = branches_of(world, policy, 64, at_start=False)
+        engine = make_engine("in-process", world)
+        for what in ("rollouts, the first time", f"rollouts, branched by {world.way}"):
             begin = time.process_time()
-            played = make_engine("in-process", environment).play(policy, many)
-            spent = time.process_time() - begin
-            rate = f"{played.steps / spent:,.0f}"
-            rows.append([str(frames), environment.way, str(played.steps), str(played.replayed), seconds(spent), rate])
-            environment.close()
-    header = ["frames per step", "branches by", "steps", "played again", "CPU", "rollout steps/s"]
+            played = engine.play(policy, many)
+            note(what, frames, played.steps, played.replayed, begin)
+        world.close()
+        if frames == 1:
+            slow = replace(world, way="replay")
+            begin = time.process_time()
+            played = make_engine("in-process", slow).play(policy, many)
+            note("rollouts, branched by replay", frames, played.steps, played.replayed, begin)
+            slow.close()
+    header = ["frames per step", "what", "steps", "played again", "CPU", "steps/s", "frames/s"]
     print(table("Pong from RAM: 64 rollouts spread over 300 steps", header, rows))
 
 

@@ -1,7 +1,8 @@
-"""A training step of the VAE with each estimator, one replica: `python -m benchmarks.vae_estimators` needs a GPU.
+"""A training step of the VAE with each estimator, one replica: `python -m benchmarks.vae_estimators [ESTIMATOR ...]`.
 
-Every estimator compiles in a process of its own, all at once. When all are ready, each in turn has the GPU to itself
-for STEPS steps of the graph that training replays. One line of JSON per estimator; about a minute and a half.
+It needs a GPU. Every estimator compiles in a process of its own, all at once. When all are ready, each in turn has the
+GPU to itself for some hundred steps of the graph that training replays. One line of JSON per estimator; about a minute
+and a half.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def time_step(config: Vae, ready: Any, start: Any, turn: Any) -> None:
 def main() -> None:
     context = multiprocessing.get_context("spawn")
     ready, start, turn = context.Semaphore(0), context.Event(), context.Lock()
-    workers = [context.Process(target=time_step, args=(config, ready, start, turn)) for config in CONFIGS]
+    chosen = [config for config in CONFIGS if not sys.argv[1:] or config.estimator in sys.argv[1:]]
+    workers = [context.Process(target=time_step, args=(config, ready, start, turn)) for config in chosen]
     for worker in workers:
         worker.start()
     deadline = time.monotonic() + PATIENCE

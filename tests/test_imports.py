@@ -37,7 +37,7 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 SINGLE = {
     "audit/figure.py": "figure",
     "sequences/transformers.py": "transformers",
-    "sequences/cluster.py": "cluster",
+    "cluster.py": "cluster",
 }
 """Modules that import one library more than the room that they are in."""
 

@@ -27,7 +27,7 @@ from arsm.rl.progress import Progress, clock
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
 
-one_by_one = partial(PolicyGradient, settings=Settings(**dataclasses.asdict(Learning())))
+one_by_one = partial(PolicyGradient, settings=Settings(**dataclasses.asdict(Learning()), decay_over=None))
 """One episode per iteration, and the paper's other settings."""
 
 
@@ -150,6 +150,15 @@ def test_the_learning_rate_falls_to_nothing() -> None:
     assert sizes[0] == pytest.approx(0.1, rel=1e-3)  # Adam's first step is as long as its rate
     assert 0 < sizes[3] < 0.1 * 0.25 * 1.5
     assert sizes[4] == 0
+
+
+def test_the_learning_rate_falls_over_each_call_of_learn() -> None:
+    agent = one_by_one("CartPole-v1", horizon=40, learning_rate=0.1, decay_over="learn")
+    for _ in range(2):
+        rates = [agent._learning_rate for _ in agent.iterations(5)]
+        assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+    assert agent.learn(1)
+    assert agent._learning_rate == 0.1
 
 
 def test_common_random_numbers_change_nothing_but_the_noise() -> None:

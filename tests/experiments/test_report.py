@@ -203,12 +203,16 @@ def test_a_thinned_series_keeps_its_ends() -> None:
 
 
 def test_what_has_no_place_on_the_axes_is_left_out_of_page_and_picture() -> None:
-    series = Series("arsm", "#0090d6", [0, 1, 2, 3, 4], [1 / 3, float("nan"), float("inf"), 0.0, 1.0])
+    series = Series("arsm", "#0090d6", [0, 1, 2, 3, 4, 5], [1 / 3, float("nan"), float("inf"), 0.0, 1.0, 2.0])
     plain = Panel("test", {"iteration": [series]})
-    for panel, places in ((plain, [0, 3, 4]), (replace(plain, log="y"), [0, 4]), (replace(plain, log="x"), [3, 4])):
+    for panel, places in (
+        (plain, [0, 3, 4, 5]),
+        (replace(plain, log="y"), [4, 5]),
+        (replace(plain, log="x"), [3, 4, 5]),
+    ):
         (curve,) = interactive(Figure("-ELBO", "", [panel], {}))["data"][1:]
         assert curve["x"] == places
-        assert curve["y"] == [(0.33333, 0, 0, 0, 1)[place] for place in places]
+        assert curve["y"] == [(0.33333, 0, 0, 0, 1, 2)[place] for place in places]
         axes = MatplotlibFigure().add_subplot()
         draw_panel(axes, panel, "iteration")
         assert [list(line.get_xdata()) for line in axes.lines] == [places]  # pyright: ignore[reportArgumentType]
@@ -218,6 +222,15 @@ def test_the_single_point_that_a_log_scale_leaves_of_a_line_is_not_drawn() -> No
     collapsed, measured_once = Series("a", "#0090d6", [0, 1, 2], [1.0, 0.0, 0.0]), Series("b", "#0090d6", [1], [1.0])
     panel = Panel("variance", {"update": [collapsed, measured_once]}, log="y")
     assert [list(series.x) for series in panel.drawn("update")] == [[], [1]]
+
+
+def test_what_has_no_variance_has_a_gap_and_no_band() -> None:
+    """Equal estimates leave rounding errors for a variance."""
+    y, low = [1.0, 2.0, 1e-30, 1.0, 1e-30, 3.0, 4.0], [0.5, 1.0, 0.0, 0.5, 0.0, 1e-30, 2.0]
+    series = Series("a", "#0090d6", list(range(7)), y, low, [5.0] * 7)
+    first, last = Panel("variance", {"update": [series]}, log="y", floor=1e-8).drawn("update")
+    assert (first.x, first.y, first.low) == ([0, 1], [1.0, 2.0], [0.5, 1.0])
+    assert (last.x, last.y, last.low) == ([5, 6], [3.0, 4.0], [3.0, 2.0])
 
 
 def test_labels_of_close_levels_do_not_meet() -> None:
@@ -295,7 +308,7 @@ def test_a_button_moves_the_curves_to_another_axis() -> None:
 
 
 def test_a_panel_is_drawn_as_it_is_described() -> None:
-    series = Series("arsm", "#0090d6", [1.0, 2.0, 30.0], [4.0, 0.0, 6.0], [3.0, 0.0, 5.0], [5.0, 0.0, 7.0])
+    series = Series("arsm", "#0090d6", [1.0, 30.0, 40.0], [4.0, 6.0, 0.0], [3.0, 5.0, 0.0], [5.0, 7.0, 0.0])
     panel = Panel("variance", {"update": [series]}, log="y", floor=2.0, levels=[Level("optimum", 6.5, "#e0562b")])
     axes = MatplotlibFigure().add_subplot()
     draw_panel(axes, panel, "update")

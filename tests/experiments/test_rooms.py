@@ -9,7 +9,7 @@ import pytest
 import arsm_experiments
 
 PACKAGE = Path(arsm_experiments.__file__).parent
-EXPERIMENTS = ("toy", "vae", "conditional", "control", "compare")
+EXPERIMENTS = ("toy", "vae", "conditional", "control", "sequences", "compare")
 RULES = {
     "runs": (EXPERIMENTS, ("training", "engine", "model", "report", "plans", "reproduce", "cli")),
     "training": (EXPERIMENTS, ("report", "plans", "reproduce", "cli")),

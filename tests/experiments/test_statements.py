@@ -162,6 +162,24 @@ def test_arsm_on_acrobot_with_the_papers_settings(results: dict[tuple[str, str],
     assert_said("results/control/README.md", f"its mean at {final.mean:.0f} ± {final.std:.0f}: seven seeds pass -100")
 
 
+def test_arsm_on_cartpole(results: dict[tuple[str, str], Result]) -> None:
+    row = "CartPole-v0: arsm, rmsprop 0.03"
+    final, episodes = results[row, "final average"], sorted(results[row, "episodes to the line"].values)
+    assert (len(episodes), len(final.values), final.record.config["episodes"]) == (9, 10, 500)
+    soon = f"seven of them after {episodes[0]:.0f} to {episodes[6]:.0f} episodes"
+    late = f"two after {episodes[7]:.0f} and {episodes[8]:.0f}"
+    said = page("results/control/README.md")
+    assert "passes 195 on 9 of 10 seeds" in said
+    assert soon in said
+    assert late in said
+    assert f"a mean of {final.mean:.0f} ± {final.std:.0f}. One seed stays at {min(final.values):.0f}." in said
+    assert_said("README.md", "On CartPole it fails on one of ten seeds.")
+    others = [r.mean for (name, metric), r in results.items() if name.startswith("CartPole-v0: ") and metric == "steps"]
+    assert len(others) == 5
+    assert sorted(others)[-2] < max(others) / 8
+    assert max(others) == results[row, "steps"].mean
+
+
 def test_who_ends_on_the_best_category_of_the_toy(records: list[Record]) -> None:
     def winners(label: str) -> int:
         (run,) = runs_of(records, "toy", label, categories=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 import shlex
 import sys
 import textwrap
@@ -70,6 +71,7 @@ def commands() -> dict[str, type[Command]]:
     from arsm_experiments.demo.command import Demo
     from arsm_experiments.report.command import Report
     from arsm_experiments.reproduce import Reproduce
+    from arsm_experiments.sequences.command import Sequences
     from arsm_experiments.toy import Toy
     from arsm_experiments.vae import Vae
 
@@ -79,6 +81,7 @@ def commands() -> dict[str, type[Command]]:
         "vae": Vae,
         "conditional": Conditional,
         "control": Control,
+        "sequences": Sequences,
         "compare": Compare,
         "reproduce": Reproduce,
         "report": Report,
@@ -132,7 +135,7 @@ def execute(command: Command) -> None:
 
     from arsm_experiments.runs.files import RunError
 
-    console = Console()
+    console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     try:
         command.check()
     except (ValueError, TypeError) as error:

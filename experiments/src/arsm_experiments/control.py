@@ -105,8 +105,8 @@ class Control:
             importlib.import_module("arsm.rl.agent")
         except ModuleNotFoundError as missing:
             raise ValueError(f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`.") from None
+        from arsm.cluster import import_ray
         from arsm.rl import EnvironmentFailure
-        from arsm.rl.cluster import import_ray
 
         if os.getcwd() not in sys.path:  # an environment or an encoder may be defined in the working directory
             sys.path.insert(0, os.getcwd())

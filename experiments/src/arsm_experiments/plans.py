@@ -131,7 +131,7 @@ FULL: tuple[Experiment, ...] = (
     conditional_mean("gumbel-softmax", name="other-rates", rates=(5e-4, 2e-3)),
     conditional_recipe(name="mean", pixel_bias="mean", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
     Conditional("arsm", name="timed", epochs=100),
-    Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=300),
+    Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=500),
     Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
     Control("CartPole-v0", ("a2c",), (0.01,), episodes=500),
     Control("CartPole-v0", ("relax",), (0.003,), episodes=500, learning=BONUS),

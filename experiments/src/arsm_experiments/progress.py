@@ -15,13 +15,15 @@ from rich.text import Text
 
 
 class Throughput(ProgressColumn):
-    """Steps per second."""
+    """Steps per second, or whatever the task's `unit` says."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         if not speed or "before" in task.fields:
             return Text("")
-        return Text(f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s", style="progress.data.speed")
+        unit = f" {task.fields['unit']}" if "unit" in task.fields else ""
+        rate = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        return Text(f"{rate}{unit}/s", style="progress.data.speed")
 
 
 class TimeLeft(TimeRemainingColumn):

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from arsm.kernels import eager
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""PyTorch for CUDA brings Triton along, except on Windows."""
 FEW = 32
 """Up to this many categories, comparing all pairs is faster than ordering."""
 STATE = 9

@@ -29,8 +29,8 @@ AT_ONCE = 1 << 23
 """Categories whose order and sums are held at one time, 28 bytes each."""
 BUCKETS = 8192
 """Most buckets per row."""
-COPIES = tl.constexpr(8)
-"""Most copies of a row's sums, where there is room: chunks that add to different copies do not wait for each other."""
+BINS = tl.constexpr(8)
+"""Most categories win against fewer references than this: each chunk adds those up by itself before all chunks do."""
 PER_LN2 = tl.constexpr(1.4426950408889634)
 
 
@@ -63,12 +63,6 @@ def _per_value(state, spread, C, P, BLOCK_P: tl.constexpr):
     p = tl.arange(0, BLOCK_P)
     largest = tl.max(tl.load(spread + p, mask=p < P, other=0.0), 0)
     return _per_weight(state, C) / tl.where(largest > 0, largest, 1.0)
-
-
-@triton.jit
-def _copies(count, C):
-    """How many copies of the count + 1 sums fit into C + 1 places."""
-    return tl.minimum((C + 1) // (count + 1), COPIES)
 
 
 # ---------------------------------------------------------------- the order
@@ -126,9 +120,8 @@ def _fill(
     row, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
     k = start + tl.arange(0, BLOCK)
     count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    cleared = _copies(count, C) * (count + 1)
-    if start < cleared:
-        tl.store(value_sums + row * (C + 1) + k, tl.zeros([BLOCK], tl.int64), mask=k < cleared)
+    if start <= count:
+        tl.store(value_sums + row * (C + 1) + k, tl.zeros([BLOCK], tl.int64), mask=k <= count)
     if start < count:
         mask = k < count
         c = tl.load(members + row * C + k, mask=mask, other=0)
@@ -169,8 +162,11 @@ def _rank(
 
 
 @triton.jit
-def _prefix(starts, noise_sums, C, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
-    """In place: the sum of w over the ranks below r, r = 0..count."""
+def _prefix(
+    log_pi, ahead, state, spread, starts, noise_sums, scales, C, P, S,
+    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    """In place: the sum of w over the ranks below r, r = 0..count; scales [R, 3]: the units of both sums, and w_z."""
     row = tl.program_id(0).to(tl.int64)
     count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
     k = tl.arange(0, BLOCK)
@@ -182,6 +178,10 @@ def _prefix(starts, noise_sums, C, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
         tl.store(at, before + tl.cumsum(w, 0) - w, mask=start + k <= count)
         before += tl.sum(w, 0)
         start += BLOCK
+    own = state + row * S
+    tl.store(scales + row * 3, 1 / _per_weight(own, C))
+    tl.store(scales + row * 3 + 1, _per_value(own, spread + row * P, C, P, BLOCK_P))
+    tl.store(scales + row * 3 + 2, weight_at(log_pi, row * C + tl.load(ahead + row * 3), True, C))
 
 
 # ---------------------------------------------------------------- the sums
@@ -189,8 +189,8 @@ def _prefix(starts, noise_sums, C, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
 
 @triton.jit
 def _sum(
-    logits, log_pi, ahead, state, f, spread, starts, ordered, noise_sums, value_sums, sums, parts, C, P, S,
-    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
+    logits, log_pi, ahead, state, f, scales, starts, ordered, noise_sums, value_sums, sums, parts, C, P, S,
+    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """R_c without its second sum, whose terms w d are added at place r_c of value_sums.
 
@@ -201,7 +201,6 @@ def _sum(
     mask = c < C
     at = row * C + c
     z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
-    own = state + row * S
     theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
 
     count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
@@ -217,40 +216,38 @@ def _sum(
     d_second = tl.load(f + row * C + second).to(tl.float64) - f_z
     d_third = tl.load(f + row * C + third).to(tl.float64) - f_z
     swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
-    w, w_z = weight_at(log_pi, at, mask, C), weight_at(log_pi, row * C + z, True, C)
+    w, w_z = weight_at(log_pi, at, mask, C), tl.load(scales + row * 3 + 2)
     wins = mask & (r > 0)
     first = tl.load(noise_sums + row * (C + 1) + r, mask=wins, other=0).to(tl.float64)
-    result = d * (first * (1 / _per_weight(own, C))) + swapped * w_z
+    result = d * (first * tl.load(scales + row * 3)) + swapped * w_z
     result = tl.where(mask & (c != z), result, 0.0)
     tl.store(sums + at, result, mask=mask)
     tl.store(parts + row * 2 * P + chunk, tl.sum(result, 0))
     tl.store(parts + (row * 2 + 1) * P + chunk, tl.sum(tl.where(mask, swapped * w, 0.0), 0))
 
-    value = (w * d * _per_value(own, spread + row * P, C, P, BLOCK_P)).to(tl.int64)
-    copy = chunk % _copies(count, C)
-    place = value_sums + row * (C + 1) + copy * (count + 1) + r
-    tl.atomic_add(place, value, mask=wins & (value != 0))
+    value = (w * d * tl.load(scales + row * 3 + 1)).to(tl.int64)
+    place = value_sums + row * (C + 1)
+    bins = 1 + tl.arange(0, BINS)
+    binned = tl.sum(tl.where(wins[:, None] & (r[:, None] == bins[None, :]), value[:, None], 0), 0)
+    tl.atomic_add(place + bins, binned, mask=(bins <= count) & (binned != 0))
+    tl.atomic_add(place + r, value, mask=wins & (r > BINS) & (value != 0))
 
 
 @triton.jit
 def _beaten(
-    state, spread, starts, members, value_sums, sums, parts, centre, C, P, S,
+    scales, starts, members, value_sums, sums, parts, centre, C, P,
     BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """Add the second sum of the ordered elements, from the last rank down; centre [R, 2]: R_z and mean(R)."""
     row = tl.program_id(0).to(tl.int64)
     count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    copies = _copies(count, C)
-    unit = _per_value(state + row * S, spread + row * P, C, P, BLOCK_P)
+    unit = tl.load(scales + row * 3 + 1)
     k = tl.arange(0, BLOCK)
     above = tl.zeros([1], tl.int64)
     total = tl.zeros([1], tl.float64)
     start = count // BLOCK * BLOCK
     while start >= 0:
-        value = tl.zeros([BLOCK], tl.int64)
-        at = value_sums + row * (C + 1) + start + k
-        for copy in tl.static_range(COPIES):
-            value += tl.load(at + copy * (count + 1), mask=start + k < tl.where(copies > copy, count + 1, 0), other=0)
+        value = tl.load(value_sums + row * (C + 1) + start + k, mask=start + k <= count, other=0)
         here = tl.sum(value, 0)
         second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / unit
         mask = start + k < count
@@ -289,7 +286,7 @@ def merge(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f: Tenso
 
 def _merge_rows(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f: Tensor, sums: Tensor) -> None:
     rows, categories = f.shape
-    block, chunks = chunks_of(rows, categories)
+    block, chunks = chunks_of(categories)
     grid = (rows, chunks)
     size = {"BLOCK": block, "num_warps": 8}
     buckets = min(BUCKETS, max(16, triton.next_power_of_2(categories)))
@@ -300,8 +297,8 @@ def _merge_rows(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f:
     starts, cursors, members = (
         f.new_empty((rows, count), dtype=torch.int32) for count in (buckets + 1, buckets, categories)
     )
-    ordered, spread, parts, centre = (
-        f.new_empty((rows, count), dtype=torch.float64) for count in (categories, chunks, 2 * chunks, 2)
+    ordered, spread, scales, parts, centre = (
+        f.new_empty((rows, count), dtype=torch.float64) for count in (categories, chunks, 3, 2 * chunks, 2)
     )
     noise_sums, value_sums = (f.new_empty((rows, categories + 1), dtype=torch.int64) for _ in range(2))
     bucketed = sums.view(torch.int32)  # nothing is summed before the order is known
@@ -315,13 +312,16 @@ def _merge_rows(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f:
     _rank[grid](
         log_pi, state, starts, bucketed, members, ordered, noise_sums, categories, STATE, BUCKETS=buckets, **size
     )
-    _prefix[(rows,)](starts, noise_sums, categories, BLOCK=4096, BUCKETS=buckets, num_warps=16)
+    _prefix[(rows,)](
+        log_pi, ahead, state, spread, starts, noise_sums, scales, categories, chunks, STATE,
+        BLOCK=2048, BLOCK_P=block_p, BUCKETS=buckets, num_warps=8,
+    )  # fmt: skip
     _sum[grid](
-        logits, log_pi, ahead, state, f, spread, starts, ordered, noise_sums, value_sums, sums, parts,
-        categories, chunks, STATE, BLOCK_P=block_p, BUCKETS=buckets, **size,
+        logits, log_pi, ahead, state, f, scales, starts, ordered, noise_sums, value_sums, sums, parts,
+        categories, chunks, STATE, BUCKETS=buckets, maxnreg=128, **size,
     )  # fmt: skip
     _beaten[(rows,)](
-        state, spread, starts, members, value_sums, sums, parts, centre, categories, chunks, STATE,
-        BLOCK=2048, BLOCK_P=block_p, BUCKETS=buckets, num_warps=16,
+        scales, starts, members, value_sums, sums, parts, centre, categories, chunks,
+        BLOCK=2048, BLOCK_P=block_p, BUCKETS=buckets, num_warps=8,
     )  # fmt: skip
     _subtract_mean[grid](ahead, centre, sums, categories, **size)

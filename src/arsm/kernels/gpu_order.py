@@ -17,8 +17,6 @@ from arsm.noise import LOWEST, RESOLUTION
 
 CHUNKS = 2048
 """Most chunks per row: one program reduces what they found."""
-MANY = 1 << 22
-"""From so many categories in all rows on, larger chunks still fill the GPU."""
 UNIT = tl.constexpr(1 / RESOLUTION)
 STEP = tl.constexpr(RESOLUTION)
 LEAST_LOGIT = tl.constexpr(LOWEST)
@@ -197,7 +195,7 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ahead [..., 3], can_win [..., C] and state [..., STATE] for contiguous [..., C]."""
     batch, categories = logits.shape[:-1], logits.shape[-1]
     rows = batch.numel()
-    block, chunks = chunks_of(rows, categories)
+    block, chunks = chunks_of(categories)
     grid, size = (rows, chunks), {"BLOCK": block, "num_warps": 8}
     block_p = max(16, triton.next_power_of_2(chunks))
     tops, values = (logits.new_empty(rows * count * chunks, dtype=torch.float64) for count in (1, 3))
@@ -214,8 +212,8 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ahead, can_win, state
 
 
-def chunks_of(rows: int, categories: int) -> tuple[int, int]:
+def chunks_of(categories: int) -> tuple[int, int]:
     """Categories per chunk and chunks per row."""
-    block = max(2048 if rows * categories >= MANY else 1024, triton.next_power_of_2(triton.cdiv(categories, CHUNKS)))
+    block = max(1024, triton.next_power_of_2(triton.cdiv(categories, CHUNKS)))
     block = min(block, max(16, triton.next_power_of_2(categories)))
     return block, triton.cdiv(categories, block)

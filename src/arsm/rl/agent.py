@@ -246,7 +246,8 @@ class PolicyGradient(Training):
             shares = ((now[name] - begin[name]) / limit for name, limit in limits.items() if limit)
             return 1.0 if 0 in limits.values() else max(shares)
 
-        while spent() < 1:
+        while (share := spent()) < 1:
+            self._left = 1 - share
             iteration = self._iterate()
             if report is not None:
                 report(spent(), iteration)

@@ -47,13 +47,14 @@ class Settings(Learning):
     """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    decay_over: int | None = None
-    """Let the learning rate fall linearly to 0 over this many true episodes; None keeps it."""
+    decay_over: int | Literal["learn"] | None = "learn"
+    """Let the learning rate fall linearly to 0 over each call of `learn`, or over this many true episodes; None keeps
+    it."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("budget", "decay_over"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and (name, getattr(self, name)) != ("decay_over", "learn"):
                 check_count(name, getattr(self, name))
         check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
         whole = isinstance(self.hidden, (tuple, list)) and all(_is_whole(n) and n >= 1 for n in self.hidden)

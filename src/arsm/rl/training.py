@@ -88,6 +88,7 @@ class Training(ABC):
         self._returns = torch.zeros(2, dtype=torch.float64)
         self.iteration = self.episodes = self.steps = self.replayed = 0
         self._length = STEPS  # of the last iteration's episodes, on average
+        self._left = 1.0  # the share that is left of what `learn` was asked for
         self._check_policy()
 
     @abstractmethod
@@ -122,8 +123,11 @@ class Training(ABC):
 
     @property
     def _learning_rate(self) -> float:
-        over = self.settings.decay_over
-        left = 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
+        over, left = self.settings.decay_over, 1.0
+        if over == "learn":
+            left = self._left
+        elif over is not None:
+            left = max(0.0, 1.0 - self.episodes / over)
         return left * self.settings.learning_rate
 
     def _check_policy(self) -> None:

@@ -2,8 +2,10 @@
 
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
 from arsm.sequences.checks import Reward
+from arsm.sequences.cluster import Cluster
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
 from arsm.sequences.driver import estimate
+from arsm.sequences.engines import Engine, EngineFailure, Server
 from arsm.sequences.model import Model, Recompute, State, pad_before
 from arsm.sequences.strategies import Branch, Group, by_likelihood
 from arsm.sequences.text import TextReward
@@ -13,14 +15,18 @@ __all__ = [
     "Batch",
     "Branch",
     "Branches",
+    "Cluster",
     "Completions",
     "Decoding",
+    "Engine",
+    "EngineFailure",
     "Estimate",
     "Group",
     "Model",
     "Prefixes",
     "Recompute",
     "Reward",
+    "Server",
     "State",
     "Strategy",
     "TextReward",

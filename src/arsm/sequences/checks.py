@@ -10,7 +10,7 @@ from torch import Tensor
 
 from arsm.checks import NotFiniteError
 from arsm.sequences.batch import Strategy
-from arsm.sequences.decode import live_tokens
+from arsm.sequences.decode import Completions, live_tokens
 from arsm.sequences.model import Model, begin, one_pass
 
 Reward = Callable[[Tensor, Tensor], Tensor]
@@ -153,6 +153,16 @@ def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | No
     return padded.masked_fill(~live_tokens(padded, eos), eos)
 
 
+def checked_completions(done: Completions, vocabulary: int) -> Completions:
+    """What an engine returned, with tokens that the model knows."""
+    if done.tokens.numel() and int(done.tokens.max()) >= vocabulary:
+        raise ValueError(
+            f"The engine sampled the token {int(done.tokens.max())}, but the model's vocabulary is 0 to "
+            f"{vocabulary - 1}; let it serve this model."
+        )
+    return done
+
+
 def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Log-probabilities of another sampler, padded to max_tokens with 0."""
     if not isinstance(log_probs, Tensor) or log_probs.shape != completions.shape:
@@ -160,19 +170,21 @@ def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ..
     return torch.cat([log_probs, log_probs.new_zeros(*shape[:-1], shape[-1] - log_probs.shape[-1])], -1)
 
 
-def checked_mismatch(own: Tensor, sampler: Tensor | None, live: Tensor, dtype: torch.dtype, *, given: bool) -> Tensor:
+def checked_mismatch(
+    own: Tensor, sampler: Tensor | None, live: Tensor, dtype: torch.dtype, *, elsewhere: bool
+) -> Tensor:
     """max |ln p - ln p_sampler| over the tokens, refused where it cannot be rounding."""
     if sampler is None:
         return torch.tensor(torch.nan)
     gap = torch.where(live, sampler.double() - own.double(), 0)
     largest = gap.abs().max()
-    if given:
+    if elsewhere:
         nats = float(gap.sum() / live.sum())
         if not nats <= LARGEST_SAMPLER_KL:
             raise ValueError(
-                f"The log_probs given lie {nats:.3g} nats per token above the model's own, so the completions are not "
-                "samples of this model: sample with its weights, this temperature, and without top-k or top-p, which "
-                "bias the gradient."
+                f"The sampler's log_probs lie {nats:.3g} nats per token above the model's own, so the completions are "
+                "not samples of this model: sample with its weights, this temperature, and without top-k or top-p, "
+                "which bias the gradient."
             )
     else:
         _check_difference(largest, dtype)

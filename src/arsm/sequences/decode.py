@@ -64,6 +64,13 @@ class Completions:
     log_probs: Tensor
     """[R, T]: ln p, at the sampler's temperature, of the tokens after the prefix; 0 for the prefix and the padding."""
 
+    @staticmethod
+    def empty(prefixes: Prefixes, decoding: Decoding) -> Completions:
+        """The known tokens alone, then padding."""
+        kept = torch.arange(decoding.max_tokens, device=prefixes.step.device) < prefixes.step.unsqueeze(-1)
+        tokens = prefixes.known[prefixes.row].where(kept, 0 if decoding.eos is None else decoding.eos)
+        return Completions(tokens, torch.zeros_like(tokens, dtype=torch.float64))
+
 
 def live_tokens(tokens: Tensor, eos: int | None) -> Tensor:
     """[..., T] bool: true up to and including the first eos."""
@@ -92,9 +99,7 @@ def complete(
         decoding: how tokens are drawn.
         generator: what draws them.
     """
-    kept = torch.arange(decoding.max_tokens, device=prefixes.step.device) < prefixes.step.unsqueeze(-1)
-    tokens = prefixes.known[prefixes.row].where(kept, 0 if decoding.eos is None else decoding.eos)
-    done = Completions(tokens, torch.zeros_like(tokens, dtype=torch.float64))
+    done = Completions.empty(prefixes, decoding)
     order = prefixes.step.argsort(stable=True)
     # carried rows are set aside while a wave plays: half a batch of them, or a whole one where nothing branches later
     share = decoding.max_rows if bool((prefixes.step == 0).all()) else decoding.max_rows // 2

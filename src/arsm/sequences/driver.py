@@ -13,12 +13,14 @@ from arsm.sequences.checks import (
     check_model,
     check_options,
     check_prompts,
+    checked_completions,
     checked_mismatch,
     checked_rewards,
     given_completions,
     given_log_probs,
 )
-from arsm.sequences.decode import Decoding, Prefixes, complete, live_tokens
+from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
+from arsm.sequences.engines import Engine
 from arsm.sequences.model import Model, one_pass, pad_before
 
 
@@ -37,6 +39,7 @@ def estimate(
     reference: Model | None = None,
     kl: float = 0.0,
     max_rows: int = 1024,
+    engine: Engine | None = None,
     generator: torch.Generator | None = None,
 ) -> Estimate:
     """Estimate the expected reward of a model's completions, and its gradient.
@@ -57,6 +60,7 @@ def estimate(
         max_rows: maximum rows per call of the model, whatever the number of prompts; where there are more true
             sequences, their graph is computed again in the backward pass. What stays are their logits [N, T, V]; for
             more prompts than fit, call `estimate` for some at a time and add up the gradients.
+        engine: who samples: a `Server`, or a `Cluster` of Ray actors; None for this process.
         generator: where all randomness comes from.
 
     Returns:
@@ -73,11 +77,17 @@ def estimate(
         if completions is not None:  # nothing will be sampled along which the two could be compared
             check_cache(model, *first)
     decoding = Decoding(max_tokens, eos, temperature, max_rows)
+
+    def finish(prompts: Tensor, mask: Tensor | None, prefixes: Prefixes) -> Completions:
+        if engine is None:
+            return complete(model, prompts, mask, prefixes, decoding, generator)
+        return checked_completions(engine.complete(prompts, mask, prefixes, decoding, generator), vocabulary)
+
     copies = strategy.samples or 1
     row = torch.arange(prompts.shape[0], device=prompts.device).repeat_interleave(copies)
     shape = (prompts.shape[0], max_tokens) if strategy.samples is None else (prompts.shape[0], copies, max_tokens)
     if completions is None:
-        sampled = complete(model, prompts, mask, Prefixes.bare(row, max_tokens), decoding, generator)
+        sampled = finish(prompts, mask, Prefixes.bare(row, max_tokens))
         tokens, sampler = sampled.tokens, sampled.log_probs
     else:
         tokens = given_completions(completions, shape, eos, vocabulary).flatten(0, -2)
@@ -91,7 +101,8 @@ def estimate(
             "holds the logits that token t is drawn from."
         )
     own = token_log_probs(logits.detach(), tokens, temperature)
-    info = {"mismatch": checked_mismatch(own, sampler, live, logits.dtype, given=completions is not None)}
+    elsewhere = completions is not None or engine is not None
+    info = {"mismatch": checked_mismatch(own, sampler, live, logits.dtype, elsewhere=elsewhere)}
 
     def costs(which: Tensor, tokens: Tensor, log_p: Tensor, counts: Tensor) -> Tensor:
         if reference is None or not tokens.shape[0]:
@@ -117,15 +128,18 @@ def estimate(
 
     def play(prefixes: Prefixes) -> Branches:
         nonlocal generated
-        of_row = Prefixes(row[prefixes.row], prefixes.step, prefixes.action, prefixes.known)
-        if strategy.samples is not None and prefixes.row.shape[0]:
-            raise NotImplementedError("Only strategies with one true sequence per prompt can branch.")
-        played = complete(model, prompts, mask, of_row, decoding, generator)
+        played = finish(rows, rows_mask, prefixes)
         after = torch.arange(max_tokens, device=tokens.device) >= prefixes.step.unsqueeze(-1)
         after = after & live_tokens(played.tokens, eos)
         generated += int(after.sum())
-        reached = checked_rewards(reward, given[of_row.row], played.tokens)
-        cost = costs(of_row.row, played.tokens, played.log_probs, after).sum(-1)
+        which = row[prefixes.row]
+        reached = checked_rewards(reward, given[which], played.tokens)
+        log_p = played.log_probs
+        if reference is not None:  # an engine does not know ln p of a token that it was given
+            at = logits.detach()[prefixes.row, prefixes.step]
+            first = token_log_probs(at, played.tokens.gather(-1, prefixes.step.unsqueeze(-1)).squeeze(-1), temperature)
+            log_p = log_p.scatter(-1, prefixes.step.unsqueeze(-1), first.to(log_p.dtype).unsqueeze(-1))
+        cost = costs(which, played.tokens, log_p, after).sum(-1)
         return Branches(prefixes.row, prefixes.step, prefixes.action, played.tokens, reached, reached - kl * cost)
 
     batch = Batch(rows, rows_mask, tokens, live, logits, temperature, returns, generator, play)

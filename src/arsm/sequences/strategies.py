@@ -142,7 +142,8 @@ def by_likelihood(least: float = 0.002) -> Callable[[Batch, policy.Rollouts], Te
 
         rho = max(least, prod_{s < t} p_s(y_s) / max_c p_s(c)  x  p_t(action) / max_c p_t(c))
 
-    A model that is trained on correct answers gives its own mistakes small probabilities.
+    A model that is trained on correct answers gives its own mistakes small probabilities. Use it without a critic: a
+    guess h that is off by a little is off by h/rho where the rollout is played.
     """
     if not 0 < least <= 1:
         raise ValueError(f"least must lie in (0, 1], but is {least}.")

@@ -9,6 +9,7 @@ from arsm_experiments.report.compare import compare_sections
 from arsm_experiments.report.conditional import conditional_sections
 from arsm_experiments.report.control import control_sections
 from arsm_experiments.report.sections import Section
+from arsm_experiments.report.sequences import sequences_sections
 from arsm_experiments.report.toy import toy_sections
 from arsm_experiments.report.vae import vae_sections
 from arsm_experiments.runs.reader import Record
@@ -19,6 +20,7 @@ CHAPTERS: dict[str, tuple[str, Callable[[Sequence[Record]], list[Section]]]] = {
     "vae": ("Categorical VAE", vae_sections),
     "conditional": ("Conditional MNIST", conditional_sections),
     "control": ("Policy gradients", control_sections),
+    "sequences": ("Sequences", sequences_sections),
     "compare": ("Estimators at equal cost", compare_sections),
 }
 

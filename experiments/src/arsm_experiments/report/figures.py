@@ -95,17 +95,26 @@ class Panel:
     def drawn(self, axis: str) -> list[Series]:
         """The series against an axis, without points that have no place there: no numbers, and no 0 on a log scale.
 
-        Of a line of which one point is left, nothing is.
+        On a log scale what lies below the floor counts as 0, a line has a gap there, and a band that reaches there ends
+        at its line. Of a line's pieces those of one point are left out.
         """
+        least = self.floor if self.log == "y" and self.floor is not None else 0.0
 
         def has_place(x: float, y: float) -> bool:
-            return math.isfinite(x) and math.isfinite(y) and {"": 1.0, "x": x, "y": y}[self.log] > 0
+            return math.isfinite(x) and math.isfinite(y) and {"": 1.0, "x": x, "y": y - least}[self.log] > 0
 
-        def kept(series: Series) -> list[int]:
+        def pieces(series: Series) -> list[Series]:
             places = [i for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)) if has_place(x, y)]
-            return [] if series.mark == "line" and len(places) == 1 < len(series.x) else places
+            if self.log != "y" or series.mark != "line" or len(series.x) == 1:
+                return [series.at(places)]
+            low = [low if low > least else y for low, y in zip(series.low, series.y, strict=False)]
+            runs = [
+                [i for _, i in run] for _, run in itertools.groupby(enumerate(places), key=lambda own: own[1] - own[0])
+            ]
+            long = [run for run in runs if len(run) > 1] or [[]]
+            return [replace(series, low=low).at(run) for run in long]
 
-        return [series.at(kept(series)) for series in self.views[axis]]
+        return [piece for series in self.views[axis] for piece in pieces(series)]
 
     def from_zero(self, axis: str) -> bool:
         """Whether the horizontal axis begins at 0: where the series nearly do."""

@@ -34,17 +34,19 @@ from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch, load
 TRAINED = (
     "branch all, chance",
     "token baseline 8",
+    "branch rloo 64, chance",
     "group 8",
-    "branch rloo 16, true returns",
     "value head",
     "grpo 8",
-    "branch rloo 64, chance",
+    "branch rloo 16, true returns",
     "vineppo 2",
 )
 WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
 """Methods whose critic learns along."""
 WARM = 10
 """Updates over which the rate rises."""
+EVERY = 3
+"""Updates between two evaluations."""
 ENOUGH = 0.95
 """The accuracy at which a run ends."""
 
@@ -78,7 +80,7 @@ def train(
     begun, spent, update = time.time(), 0, 0
     count, per_prompt = max(2, per_update // (4 * width)), None
     while True:
-        if update % 5 == 0 or spent >= tokens:
+        if update % EVERY == 0 or spent >= tokens:
             reached = accuracy(policy, task, held_out, torch.Generator(device).manual_seed(1))
             end = spent >= tokens or reached >= ENOUGH
             record = {"task": task, "start": start, "method": name, "rate": rate, "seed": seed, "update": update}

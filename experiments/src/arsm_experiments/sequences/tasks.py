@@ -1,15 +1,16 @@
-"""Four tasks of reasoning-gym as characters: questions in a short form, answers to be matched exactly.
+"""Tasks as characters: questions in a short form, answers to be matched exactly.
 
-`python -m arsm_experiments.sequences.tasks FOLDER` writes one file per task; it needs reasoning-gym, reading the files
-does not.
+Four are reasoning-gym's: `python -m arsm_experiments.sequences.tasks FOLDER` writes one file per task; it needs
+reasoning-gym, reading the files does not. `digit_sorting` needs neither.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz ,-+<>=KR"
 PAD, EOS = 0, 1
 FIRST = 2
 """The number of ALPHABET's first character."""
+OWN_QUESTIONS = 20_000
 VOCABULARY = FIRST + len(ALPHABET)
 
 
@@ -46,19 +48,29 @@ def _filtering(question: str) -> str:
     return f"{word[0]}{'>' if relation == 'larger' else '<'}{limit} {_numbers(numbers)}"
 
 
+def _digits(size: int, seed: int) -> Iterable[tuple[str, str]]:
+    draw = random.Random(seed)
+    for _ in range(size):
+        digits = "".join(draw.choices("0123456789", k=6))
+        yield digits, "".join(sorted(digits))
+
+
 @dataclass(frozen=True)
 class Task:
     """A generator of reasoning-gym with its options, and how its texts are shortened."""
 
     options: dict[str, Any]
-    question: Callable[[str], str]
+    question: Callable[[str], str] = str
     answer: Callable[[str], str] = str
     answer_tokens: int = 16
     """max_tokens: the longest answer and its end."""
     prompt_tokens: int = 32
+    own: Callable[[int, int], Iterable[tuple[str, str]]] | None = None
+    """(size, seed) to questions and answers, instead of reasoning-gym's."""
 
 
 TASKS = {
+    "digit_sorting": Task({}, answer_tokens=7, prompt_tokens=7, own=_digits),
     "number_sorting": Task(
         {"min_numbers": 8, "max_numbers": 8, "min_decimals": 0, "max_decimals": 0, "min_value": 0, "max_value": 99},
         _sorting,
@@ -147,14 +159,10 @@ class ExactMatch:
 
 
 def generate(name: str, size: int, seed: int) -> Data:
-    """Ask reasoning-gym for questions; equal ones are left out."""
-    import reasoning_gym  # pyright: ignore[reportMissingImports]
-
+    """Make questions; equal ones are left out."""
     task = TASKS[name]
-    dataset = reasoning_gym.create_dataset(name, size=size, seed=seed, **task.options)
-    pairs = {}
-    for entry in dataset:
-        pairs[task.question(entry["question"]) + "="] = task.answer(entry["answer"])
+    found = _ask_reasoning_gym(name, size, seed) if task.own is None else task.own(size, seed)
+    pairs = {task.question(question) + "=": task.answer(answer) for question, answer in found}
     prompts = torch.full((len(pairs), task.prompt_tokens), PAD, dtype=torch.uint8)
     answers = torch.full((len(pairs), task.answer_tokens), EOS, dtype=torch.uint8)
     for row, (question, answer) in enumerate(pairs.items()):
@@ -166,6 +174,13 @@ def generate(name: str, size: int, seed: int) -> Data:
     return Data(prompts, answers)
 
 
+def _ask_reasoning_gym(name: str, size: int, seed: int) -> Iterable[tuple[str, str]]:
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
+
+    for entry in reasoning_gym.create_dataset(name, size=size, seed=seed, **TASKS[name].options):
+        yield entry["question"], entry["answer"]
+
+
 def save(data: Data, path: Path) -> None:
     """Write atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +190,10 @@ def save(data: Data, path: Path) -> None:
 
 
 def load(path: Path, device: str = "cpu") -> Data:
-    """Read what `save` wrote."""
+    """Read what `save` wrote; a task of our own is made on the spot."""
+    if path.stem in TASKS and TASKS[path.stem].own and not path.exists():
+        data = generate(path.stem, OWN_QUESTIONS, 0)
+        return Data(data.prompts.to(device), data.answers.to(device))
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist; make it with `python -m arsm_experiments.sequences.tasks {path.parent}`."
