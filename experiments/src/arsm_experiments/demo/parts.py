@@ -316,7 +316,8 @@ def referee(scale: float, tick: Tick) -> Part:
         for name, colour, audit in (("as written", COLOURS[1], wrong), ("mended", COLOURS[0], better))
     ]
     names = [row.problem for row in wrong.rows]
-    axis = "worst bias, in half-widths of its interval; beyond 1 is wrong"
+    axis = "bias / half-width of its interval"
+    caption = "The worst entry of each problem, against enumeration; beyond -1 or 1 is wrong."
     finding = wrong.findings[0].sentence if wrong.findings else "Nothing found."
     return Part(
         "A wrong gradient, caught",
@@ -328,7 +329,7 @@ def referee(scale: float, tick: Tick) -> Part:
         "    value = f(z).detach()\n"
         "    return ((value - value.mean(0)) * q.log_prob(z).sum(-1)).sum() / 4\n\n"
         "print(arsm.audit(loss))",
-        [Figure("Bias on small problems", "Against enumeration.", [Panel("bias", {axis: series}, names=names)], {})],
+        [Figure("Bias on small problems", caption, [Panel("bias", {axis: series}, names=names)], {})],
         printed=finding,
     )
 
