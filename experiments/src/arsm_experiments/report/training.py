@@ -99,7 +99,7 @@ def make_rows(
 def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
     """The paper's numbers for a run; none if its label names a setting that is not the paper's."""
     as_printed = record.label == record.config["estimator"]
-    return paper.get(method(record.config), {}) if as_printed else {}
+    return paper.get(record.label) or (paper.get(method(record.config), {}) if as_printed else {})
 
 
 def not_run(rows: Sequence[Row], paper: Mapping[str, Mapping[str, float]], metric: str) -> str:
@@ -225,7 +225,7 @@ def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
     """A sentence on what the scale leaves out; none where it leaves out nothing."""
     if ceiling is None:
         return ""
-    above = [row.label for row in rows if min(map(min, values(row.drawn, "validation"))) >= ceiling]
+    above = [readable(row.label) for row in rows if min(map(min, values(row.drawn, "validation"))) >= ceiling]
     wholly = f", {', '.join(above)} wholly" if above else ""
     return f" The scale ends at {ceiling:.0f} nats: what is above it is cut{wholly}."
 
