@@ -158,9 +158,10 @@ def best_additive(
     y = (y - y.mean(0)).movedim(0, -1)  # [*B, N]
     p = probabilities(logits[0].double())
     x = (one_hot(z, p.shape[-1], torch.float64) - p).movedim(0, -3).flatten(-2)  # [*B, N, K C]
-    share = (budget - 2) / (budget - 1)
     square = x.square().sum(-1)
     weight = square + square.mean(-1, keepdim=True) / (budget - 1)
+    x = x - x.mean(-2, keepdim=True)  # as y: then an additive f is fitted exactly
+    share = (budget - 2) / (budget - 1)
     covariance, gradient = x.mT @ x / samples, x.mT @ y.unsqueeze(-1) / samples
     weighted = x.mT * weight.unsqueeze(-2) / samples
     curvature = weighted @ x - share * covariance @ covariance
