@@ -1,7 +1,7 @@
 """Playing true episodes and their rollouts in lock step.
 
-Every rollout draws its noise from a stream of its own, and actions are chosen by the library's fixed-point race, so
-that who plays a rollout, and beside which others, changes nothing.
+Every rollout draws its noise from its own stream, and actions are chosen by the library's fixed-point race: it does not
+matter which process plays a rollout, or beside which others.
 """
 
 from __future__ import annotations

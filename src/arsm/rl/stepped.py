@@ -166,7 +166,7 @@ class Stepped:
             return self._pair[0](env)
         except Exception as error:
             raise EnvironmentFailure(
-                f"{self.name} holds what it did not when it was tested ({error}), so that its state cannot be copied; "
+                f"{self.name} holds what it did not when it was tested ({error}), and its state cannot be copied; "
                 "let __init__ make it."
             ) from error
 
@@ -276,7 +276,7 @@ class Stepped:
                     "changes and set(environment, state) put all of it back."
                 )
         raise EnvironmentFailure(
-            f"{self.name} is not deterministic: the same seed and actions gave other observations, so that it cannot "
+            f"{self.name} is not deterministic: the same seed and actions gave other observations, and it cannot "
             "go back to a state and try another action; make its randomness follow from reset(seed=...)."
         )
 
@@ -290,7 +290,7 @@ class Stepped:
     def _checked_randomness(self, way: Way) -> Literal["same", "fresh"]:
         if self.randomness == "fresh" and (way == "ale" or self.agents > 1):
             raise ValueError(
-                f"{self.name} does not draw its randomness from np_random, so that branches cannot have fresh random "
+                f"{self.name} does not draw its randomness from np_random: branches cannot have fresh random "
                 'numbers; use randomness="same".'
             )
         return self.randomness
