@@ -226,4 +226,4 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
             "The loss keeps state between calls: with all random generators set back it returned another gradient; "
             "audit it with that state frozen (a fixed baseline, no running averages).",
         )
-    return "The loss draws from a generator of its own, so that state between calls could not be looked for."
+    return "The loss draws from its own generator; state between calls could not be checked."

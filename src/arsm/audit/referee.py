@@ -35,7 +35,7 @@ def audit(
         loss: `loss(logits, f) -> scalar` draws once and returns what it would call backward on, summed over the rows,
             claimed to estimate dE[f]/dlogits. logits are [B, K, C]; f maps int64 [..., K] (or relaxed [..., K, C]) to
             [...].
-        sign: -1 if the loss is to be minimised, so that its gradient is minus the estimate.
+        sign: -1 if the loss is to be minimised: its gradient is then minus the estimate.
         parameters: whether the gradient of f's own parameters is judged too; it is always reported.
         problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
         samples: draws per row; problems of small batches get a 64th.

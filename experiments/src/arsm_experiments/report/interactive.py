@@ -16,6 +16,8 @@ POINTS = 120
 """The most points of one curve."""
 DIGITS = 5
 FONT = 11
+CLOSE = 0.03
+"""Levels that differ by a smaller share of their height have their labels on opposite sides."""
 LETTER, LINE, SAMPLE = 6.0, 17, 45
 """Pixels: a letter's width, a line's height, and a legend's entry without its words."""
 BUTTONS, TITLE_HEIGHT, AXIS = 36, 22, 44
@@ -53,7 +55,9 @@ def _panel_traces(panel: Panel, place: int, axis: str = "") -> list[dict[str, An
     traces = [trace for each in series for trace in _series_traces(each, panel, axis)]
     places = [x for each in series for x in each.x]
     ends = [min(places), max(places)] if places else []
-    traces += [_level_trace(level, ends) for level in panel.levels]
+    for level in panel.levels:
+        crowded = any(0 < other.y - level.y < CLOSE * level.y for other in panel.levels)
+        traces.append(_level_trace(level, ends, "bottom left" if crowded else "top left"))
     return [trace | on for trace in traces]
 
 
@@ -85,14 +89,14 @@ def _series_traces(series: Series, panel: Panel, axis: str) -> list[dict[str, An
     return [*made, shared | curve | words | {"x": x, "y": y}]
 
 
-def _level_trace(level: Level, ends: Sequence[float]) -> dict[str, Any]:
-    """A dotted line across what the series span."""
+def _level_trace(level: Level, ends: Sequence[float], position: str) -> dict[str, Any]:
+    """A dotted line across what the series span, with its label at the right end."""
     words = html.escape(", ".join(filter(None, (level.meaning, level.name))))
     return {
         "type": "scatter",
         "mode": "lines+text",
         "text": ["", html.escape(level.label)],
-        "textposition": "top left",
+        "textposition": position,
         "textfont": {"color": level.colour, "size": 10},
         "name": words,
         "legendgroup": level.name or level.meaning,
