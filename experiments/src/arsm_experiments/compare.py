@@ -283,7 +283,7 @@ class Compare:
         found = {}
         for problem in self.problems:
             checkpoint = self.checkpoint.resolve().name if self.checkpoint and problem == "vae" else ""
-            name = "-".join(filter(None, (problem, checkpoint)))
+            name = "-".join(filter(None, (self.name, problem, checkpoint)))
             found[self.root / "compare" / name] = {"problem": problem, **options}
         return found
 
