@@ -300,6 +300,17 @@ def test_context_is_checked() -> None:
         ValueError,
         lambda: arsm.estimate(arsm.ARSM(), GOOD, total, 1.0),  # pyright: ignore[reportArgumentType]
     )
+    refused(
+        f"Context 0 {fits}list.",
+        ValueError,
+        lambda: arsm.compare(GOOD, total, ["arsm"]),  # pyright: ignore[reportArgumentType]
+    )
+    layer = lambda zs, *context: GOOD  # noqa: E731
+    refused(
+        f"Context 1 {fits}[3].",
+        ValueError,
+        lambda: arsm.estimate_layers(arsm.ARSM(), [layer], total, torch.zeros(2), torch.zeros(3)),
+    )
 
 
 def test_estimators_from_words() -> None:

@@ -99,6 +99,16 @@ def legal_rows(logits: Tensor) -> Tensor:
     return logits.amax(-1).isfinite()
 
 
+def check_context(context: tuple[object, ...], batch: torch.Size) -> None:
+    """Require tensors [*B, ...]."""
+    for position, x in enumerate(context):
+        if not isinstance(x, Tensor) or x.shape[: len(batch)] != batch:
+            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(
+                f"Context {position} must be a tensor that leads with the batch's shape {list(batch)}, but is {found}."
+            )
+
+
 def check_given(logits: Tensor, z: Tensor) -> None:
     """Require a sample z [*B, K] that these logits [*B, K, C] can draw."""
     if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.shape != logits.shape[:-1]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import one_hot
-from arsm.checks import check_logits
+from arsm.checks import check_context, check_logits
 from arsm.diagnostics import Moments, check_target, gradient_moments
 from arsm.driver import estimate, graph_nodes
 from arsm.estimators import RLOO, Average, Exact, estimator
@@ -103,6 +103,7 @@ def compare(
     if isinstance(estimators, str):
         raise TypeError(f'estimators must be a list of words or estimators, but is a word; say ["{estimators}"].')
     check_logits(logits, read=True)
+    check_context(context, logits.shape[:-2])
     logits = logits.detach()
     named = [(e, estimator(e)) if isinstance(e, str) else (str(e), _apart(e)) for e in estimators]
     for _, chosen in named:

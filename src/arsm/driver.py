@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from arsm.checks import check_estimator, check_logits, legal_rows
+from arsm.checks import check_context, check_estimator, check_logits, legal_rows
 from arsm.evaluate import Evaluation, Rowwise, evaluate, speakers, with_context
 from arsm.types import Estimate, Estimator, Info, Queries
 
@@ -54,12 +54,7 @@ def estimate(
     if frozen and estimator.needs_gradient:
         raise ValueError(f"{type(estimator).__name__} needs f's gradient; leave frozen out.")
     batch = logits.shape[:-2]
-    for position, x in enumerate(context):
-        if not isinstance(x, Tensor) or x.shape[: len(batch)] != batch:
-            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(
-                f"Context {position} must be a tensor that leads with the batch's shape {list(batch)}, but is {found}."
-            )
+    check_context(context, batch)
     return estimate_rows(
         estimator,
         logits,
