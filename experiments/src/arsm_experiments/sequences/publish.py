@@ -194,7 +194,7 @@ def draw_variances(folder: Path, path: Path) -> None:
     panels[0].set_ylabel("variance x tokens, best group = 1")
     handles = {h.get_label(): h for axes in panels for h in axes.get_lines() if not str(h.get_label()).startswith("_")}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
 
 
@@ -226,7 +226,7 @@ def draw_curves(folder: Path, path: Path) -> None:
         axes.set_ylabel("accuracy, one sample")
     handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
 
 
