@@ -20,6 +20,7 @@ ALLOWED = {
     "core": {"torch"},
     "kernels": {"torch", "triton"},
     "rl": RL,
+    "video": RL | {"PIL"},
     "pyro": {"torch", "pyro"},
     "transformers": {"torch", "transformers"},
     "cluster": {"torch", "ray"},
@@ -27,7 +28,7 @@ ALLOWED = {
     "experiments": RL | PAGES | {"transformers"},
 }
 LIBRARY = {"rl", "pyro"}
-INNER = dict.fromkeys(ALLOWED, LIBRARY) | {"rl": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}
+INNER = dict.fromkeys(ALLOWED, LIBRARY) | {"rl": {"pyro"}, "video": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}
 """The rooms of the library that each room must not enter."""
 
 EXPERIMENTS = Path(arsm_experiments.__file__).parent
@@ -38,6 +39,7 @@ SINGLE = {
     "audit/figure.py": "figure",
     "sequences/transformers.py": "transformers",
     "cluster.py": "cluster",
+    "rl/video.py": "video",
 }
 """Modules that import one library more than the room that they are in."""
 
@@ -48,7 +50,7 @@ def room(path: Path) -> str:
     within = path.relative_to(PACKAGE)
     if path.name.startswith("gpu_"):
         return "kernels"
-    return within.parts[0] if within.parts[0] in LIBRARY else SINGLE.get(within.as_posix(), "core")
+    return SINGLE.get(within.as_posix(), within.parts[0] if within.parts[0] in LIBRARY else "core")
 
 
 def name(path: Path) -> str:
@@ -80,6 +82,7 @@ def test_each_room_imports_what_it_may(path: Path) -> None:
 
 
 REFUSE_OTHERS = """
+import importlib.machinery
 import sys
 import torch, torch.nn.functional, torch.func
 
@@ -87,10 +90,12 @@ class Refuse:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top not in {allowed!r} | set(sys.stdlib_module_names) and not top.startswith("_sysconfigdata"):
-            raise ImportError(name + " is refused")
+            return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, spec):
+        raise ImportError(spec.name + " is refused")
 
 sys.meta_path.insert(0, Refuse())
-import importlib
 for module in {modules!r}:
     importlib.import_module(module)
 assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "arsm_experiments"))]
