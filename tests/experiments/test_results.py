@@ -21,7 +21,7 @@ def chapters() -> dict[str, Chapter]:
     return make_chapters(read_runs(RESULTS / "runs"))
 
 
-@pytest.mark.parametrize("experiment", CHAPTERS)
+@pytest.mark.parametrize("experiment", [name for name in CHAPTERS if name != "sequences"])  # it has its own records
 def test_the_runs_make_the_table_again(experiment: str, chapters: dict[str, Chapter]) -> None:
     assert results_csv(chapters[experiment].sections) == (RESULTS / experiment / "table.csv").read_text()
 

@@ -57,11 +57,6 @@ CURVES = {
 }
 
 
-def cost(record: Record) -> float:
-    """Trace of the gradient's covariance x generated tokens."""
-    return record["trace"] * record["tokens"]
-
-
 def variances(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
     """Records by (task, level) and method."""
     found: dict[tuple[str, float], dict[str, Record]] = defaultdict(dict)
@@ -126,7 +121,6 @@ def rows(folder: Path) -> Iterator[list[Any]]:
         for name, record in methods.items():
             where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
             about = ["", record["repeats"], "", f"{record['seconds']:.3f}", *provenance["variance"]]
-            yield [where, "trace x tokens", f"{cost(record):.4g}", *about]
             if not name.endswith(FRESH):
                 yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *about]
                 if added is not None:
@@ -194,7 +188,7 @@ def draw_variances(folder: Path, path: Path) -> None:
     panels[0].set_ylabel("variance x tokens, best group = 1")
     handles = {h.get_label(): h for axes in panels for h in axes.get_lines() if not str(h.get_label()).startswith("_")}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    save(figure, path)
     plt.close(figure)
 
 
@@ -226,8 +220,18 @@ def draw_curves(folder: Path, path: Path) -> None:
         axes.set_ylabel("accuracy, one sample")
     handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    save(figure, path)
     plt.close(figure)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure with a palette of 64 colours, which makes it small."""
+    from PIL import Image
+
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
 
 
 def best_runs(folder: Path, task: str, start: float) -> dict[str, dict[int, list[Record]]]:
