@@ -15,6 +15,7 @@ from arsm.comparison import best_additive, fit_budget, reference_gradient
 from arsm_experiments.cli import main
 from arsm_experiments.compare import vae
 from arsm_experiments.data import load_mnist
+from arsm_experiments.report.compare import compare_sections
 from arsm_experiments.runs.reader import load_checkpoint, read_run
 from arsm_experiments.runs.writer import open_run
 from arsm_experiments.training.loop import train
@@ -185,6 +186,22 @@ def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*words, "--resume"]) == 0
     assert read_run(tmp_path / "compare" / "toy-30").metrics == record.metrics
     assert main(["compare", "--problems", "nothing"]) == 2
+
+
+def test_a_second_run_of_a_problem_adds_to_its_table(tmp_path: Path) -> None:
+    words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--samples", "10"]
+    assert main([*words, "--estimators", "rloo", "arsm"]) == 0
+    assert main([*words, "--estimators", "ars", "rloo", "--name", "again", "--seed", "1"]) == 0
+    runs = [read_run(tmp_path / "compare" / name) for name in ("again-toy-30", "toy-30")]
+    (section,) = compare_sections(runs)
+    assert section.title == "Comparison, toy-30"
+    shown = {result.row: result for result in section.results if result.metric == "variance"}
+    assert {row: result.record.name for row, result in shown.items()} == {
+        "rloo": "again-toy-30",
+        "ars": "again-toy-30",
+        "arsm": "toy-30",
+    }
+    assert shown["rloo"].values == [runs[0].metrics[1]["variance"]]
 
 
 @pytest.fixture(scope="module")
