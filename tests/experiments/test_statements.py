@@ -126,6 +126,7 @@ def test_differences_from_the_papers_vae_rows(results: dict[tuple[str, str], Res
 
 CLOCKED = (
     ("arsm", "", "ARSM", 4e-4),
+    ("arsm:pooled=True", "fresh", "pooled ARSM", 3e-4),
     ("rloo:samples=46,live=1", "fresh", "leave-one-out REINFORCE, 46 samples", 3e-4),
     ("25*gumbel-softmax", "fresh", "Gumbel-Softmax, 25 samples", 1e-4),
     ("gumbel-softmax:hard=True", "", "straight-through Gumbel-Softmax", 3e-4),
@@ -157,6 +158,36 @@ def clocked_rows(records: list[Record]) -> list[str]:
 def test_validation_by_seconds_alone_on_the_gpu(records: list[Record]) -> None:
     for row in clocked_rows(records):
         assert_said("results/vae/README.md", row)
+    lines = map(json.loads, (RESULTS / "vae" / "step_times.jsonl").read_text().splitlines())
+    times = {line["label"]: line["milliseconds"] for line in lines}
+    (released,) = (label for label in times if label.startswith("25*gumbel-softmax:hard=True"))
+    relaxed, straight = times["25*gumbel-softmax"] / times["arsm"], times[released] / times["arsm"]
+    said = f"25 samples take {relaxed:.1f} times ARSM's time, and {straight:.1f} times as the authors train them"
+    assert_said("results/vae/README.md", said)
+
+
+def test_what_bfloat16_costs(records: list[Record]) -> None:
+    (record,) = runs_of(records, "vae", "arsm", "tf32", layers=1, rate=3e-4)
+    best = [min(curve) for curve in curves(record, "validation").values()]
+    assert record.config["precision"] == "tf32"
+    sentence = f"three seeds in TF32 come to {fmean(best):.2f} ± {stdev(best):.2f} at the same rate"
+    assert_said("results/vae/README.md", sentence)
+    assert_said("results/vae/README.md", f"The best of all nine seeds reached {min(best):.2f}")
+    others = runs_of(records, "vae", "arsm", layers=1, rate=3e-4)
+    assert min(best) < min(min(curve) for run in others for curve in curves(run, "validation").values())
+
+
+def test_two_layers_as_released(records: list[Record], results: dict[tuple[str, str], Result]) -> None:
+    (record,) = (r for r in records if r.experiment == "vae" and r.config.get("as_released"))
+    validation, epochs = curves(record, "validation"), curves(record, "epoch")[0]
+    best = [min(curve) for curve in validation.values()]
+    places = sorted(epochs[curve.index(low)] for curve, low in zip(validation.values(), best, strict=True))
+    assert epochs[-1] == 1000
+    figures = ", ".join(f"{low:.1f}" for low in best[:-1]) + f" and {best[-1]:.1f}"
+    said = f"validation is best after {places[0]} to {places[-1]} epochs, at {figures}, and then turns upwards"
+    assert_said("results/vae/README.md", said)
+    test = results[f"VAE, 2 layers (as-released): {record.label}", "test"]
+    assert_said("results/vae/README.md", f"come to {test.mean:.1f} ± {test.std:.1f} in the test")
 
 
 def test_the_variance_of_ar(records: list[Record]) -> None:

@@ -52,9 +52,9 @@ class Sequences:
     task: TaskName = "digit_sorting"
     """digit_sorting needs nothing else; the others are reasoning-gym's, whose files --data has."""
     strategies: tuple[str, ...] = ("chance:local-expectation",)
-    """branch:ESTIMATOR gives credit token by token, with an estimator in words, and chance:ESTIMATOR does so with
-    rollouts that are played as often as they are likely; group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to
-    whole answers, compared with the others of N per prompt."""
+    """branch:ESTIMATOR gives credit token by token, with an estimator in words.
+    chance:ESTIMATOR does the same with rollouts that are played as often as they are likely.
+    group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt."""
     rates: tuple[float, ...] = (3e-4,)
     """Adam's learning rates."""
     seeds: tuple[int, ...] = (0,)
@@ -70,11 +70,11 @@ class Sequences:
     start: Path | None = None
     """Weights to start from instead: a run folder of this command, or a file of weights."""
     width: int = 64
-    """Of the transformer."""
+    """Width of the transformer."""
     layers: int = 2
-    """Of the transformer."""
+    """Its layers."""
     heads: int = 4
-    """Of the transformer."""
+    """Its attention heads."""
     parts: int = 1
     """Parts of an update, computed one after the other, or by several processes with the same result."""
     max_rows: int = 4096
