@@ -23,6 +23,13 @@ def test_arsm_and_the_ridge_beside_leave_one_out() -> None:
     words = f"{min(ratios):.0f} to {max(ratios):.0f} times"
     assert words in TEXT
     assert words in DOCS
+    plus, pooled = (
+        [rows[words]["cost"] / rows["arsm"]["cost"] for rows in networks] for words in ("arsm-plus", "arsm:pooled=True")
+    )
+    assert max(plus) < 0.5  # half or more
+    assert max(pooled) < 0.29  # three quarters
+    assert "takes off half of that or more" in TEXT
+    assert "pooling three quarters" in TEXT
     ridge = [rows["rloo:ridge=1.0"]["cost"] for rows in networks]
     assert f"{max(ridge):.2f} to {min(ridge):.2f} of plain leave-one-out's error" in TEXT
 
