@@ -54,7 +54,7 @@ class ControlVariate:
     It changes the steps that the budget leaves out too.
     """
 
-    cut = None
+    cut: int | None = None
 
     def __init__(self, estimator: arsm.Estimator, agent: PolicyGradient) -> None:
         self.estimator, self.shape = estimator, agent._logits_shape
@@ -90,6 +90,7 @@ class Kept(PolicyGradient):
     def _plan(self, batch: Batch, actions: Tensor, generator: torch.Generator) -> policy.Rollouts:
         left = torch.cat([torch.arange(length, 0, -1, dtype=torch.float64) for length in batch.lengths])
         budget = self._budget(len(batch.lengths))
+        assert budget is not None
         keep = left.rsqrt()
         for _ in range(10):  # the expected number of rollouts is at most the budget
             keep = (keep * budget / keep.sum()).clamp(max=1.0)

@@ -22,7 +22,7 @@ from torch.nn.utils import parameters_to_vector
 import arsm
 from arsm import policy
 from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, Learning, PolicyGradient, Settings
-from arsm.rl.learners import Batch, Critic
+from arsm.rl.learners import Batch, Critic, Tries
 from arsm.rl.progress import Progress, clock
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
@@ -152,11 +152,11 @@ def test_the_learning_rate_falls_to_nothing() -> None:
     assert sizes[4] == 0
 
 
-def test_the_learning_rate_falls_over_the_second_half_of_learn() -> None:
+def test_the_learning_rate_falls_over_each_call_of_learn() -> None:
     agent = one_by_one("CartPole-v1", horizon=40, learning_rate=0.1, decay_over="learn")
     for _ in range(2):
         rates = [agent._learning_rate for _ in agent.iterations(5)]
-        assert rates == pytest.approx([0.1, 0.1, 0.1, 0.08, 0.04])
+        assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
     assert agent.learn(1)
     assert agent._learning_rate == 0.1
 
@@ -445,8 +445,8 @@ def test_the_update_is_the_planned_gradient() -> None:
     seen: dict[str, Any] = {}
     plain = agent.learner.gradient
 
-    def spy(batch: Batch, rollouts: policy.Rollouts, returns: torch.Tensor) -> Any:
-        seen["batch"], (seen["grad"], loss) = batch, plain(batch, rollouts, returns)
+    def spy(batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> Any:
+        seen["batch"], (seen["grad"], loss) = batch, plain(batch, rollouts, tries)
         return seen["grad"], loss
 
     agent.learner.gradient = spy  # pyright: ignore[reportAttributeAccessIssue]

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 import arsm
-from arsm.rl import ActorCritic, PolicyGradient, make_environment
+from arsm.rl import ActorCritic, PolicyGradient, Settings, make_environment
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
 from arsm.rl.policies import ModulePolicy, Perceptron
 from arsm.rl.stepped import Stepped
@@ -50,9 +50,8 @@ def convolutions(outputs: int = 2) -> nn.Module:
 @pytest.mark.parametrize("method", [arsm.RLOO(2), ActorCritic()], ids=repr)
 def test_a_convolutional_policy_learns_from_images(method: Any) -> None:
     """In float32 and evaluation mode, although it has dropout."""
-    agent = PolicyGradient(
-        Light, method, policy=convolutions(), learning_rate=0.02, episodes_an_iteration=2, entropy=0.0
-    )
+    settings = Settings(learning_rate=0.02, episodes_an_iteration=2, entropy=0.0, decay_over=None)
+    agent = PolicyGradient(Light, method, policy=convolutions(), settings=settings)
     assert isinstance(agent.policy, ModulePolicy)
     history = agent.learn(100)
     assert np.mean([x.returns for x in history[-5:]]) > 8.5 > np.mean([x.returns for x in history[:2]])

@@ -75,7 +75,7 @@ class Learner(Protocol):
 class TryAndSee:
     """An estimator of the contract, on the returns of true episodes and rollouts."""
 
-    cut = None
+    cut: int | None = None
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator = estimator
@@ -172,7 +172,7 @@ class ActionValue(nn.Module):
 class Relax:
     """RELAX, and the training of its control variate on the squared norm of the gradient."""
 
-    cut = None
+    cut: int | None = None
 
     def __init__(
         self, kind: ActionConditioned, inputs: int, hidden: tuple[int, ...], generator: torch.Generator

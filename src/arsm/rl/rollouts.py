@@ -57,9 +57,11 @@ def share_out(environment: Environment, branches: Branches, workers: int) -> lis
 def gather(parts: list[Array], played: Sequence[Played]) -> Played:
     """Put the parts' returns back in order."""
     order = np.argsort(np.concatenate(parts))
-    columns = (np.concatenate([getattr(one, name) for one in played])[order] for name in ("returns", "ends", "left"))
+    returns, ends, left = (
+        np.concatenate([getattr(one, name) for one in played])[order] for name in ("returns", "ends", "left")
+    )
     totals = (sum(getattr(one, name) for one in played) for name in ("steps", "replayed", "cpu_seconds"))
-    return Played(*columns, *totals)
+    return Played(returns, ends, left, *totals)
 
 
 class WorkerFailure(RuntimeError):

@@ -48,8 +48,8 @@ class Settings(Learning):
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
     decay_over: int | Literal["learn"] | None = "learn"
-    """Let the learning rate fall linearly to 0 over the second half of each call of `learn`, or over this many true
-    episodes; None keeps it."""
+    """Let the learning rate fall linearly to 0 over each call of `learn`, or over this many true episodes; None keeps
+    it."""
     seed: int = 0
 
     def __post_init__(self) -> None:

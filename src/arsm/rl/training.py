@@ -125,7 +125,7 @@ class Training(ABC):
     def _learning_rate(self) -> float:
         over, left = self.settings.decay_over, 1.0
         if over == "learn":
-            left = min(1.0, 2 * self._left)
+            left = self._left
         elif over is not None:
             left = max(0.0, 1.0 - self.episodes / over)
         return left * self.settings.learning_rate
