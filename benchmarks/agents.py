@@ -15,7 +15,6 @@ defaults with eight environments elsewhere. All methods of a row see the same en
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import multiprocessing
@@ -41,7 +40,7 @@ from arsm.rl import ActorCritic, Iteration, PolicyGradient
 from arsm.rl.spaces import encode, encoded_shape
 from arsm_experiments.runs.provenance import provenance
 from benchmarks import baselines
-from benchmarks.measure import table
+from benchmarks.agents_report import read, report
 
 
 def grid_features(seen: Any) -> Any:
@@ -232,58 +231,6 @@ def _encoded(row: Row) -> Any:
     shape = np.asarray(encoder(env.reset(seed=0)[0])).shape if row.arguments else encoded_shape(env.observation_space)
     space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
     return gymnasium.wrappers.TransformObservation(env, lambda seen: np.asarray(encoder(seen), np.float32), space)
-
-
-# ---------------------------------------------------------------- the table
-
-
-def scores(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """By row and method: the returns of all seeds with sampled and with the likeliest actions."""
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for line in lines:
-        cell = found.setdefault((line["row"], line["method"]), {"sampled": [], "likeliest": []})
-        for kind in cell:
-            cell[kind].append(line[kind])
-    return found
-
-
-def summary(values: list[float]) -> tuple[float, float]:
-    """Mean and standard error."""
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(np.mean(values)), error
-
-
-def report(folder: Path, seconds: float) -> str:
-    """Write table.csv from the runs of this length in runs.jsonl, and return the table in words."""
-    lines = [line for line in read(folder / "runs.jsonl") if line["seconds"] == seconds]
-    found = scores(lines)
-    with (folder / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"])
-        for (row, method), cell in found.items():
-            own = [line for line in lines if (line["row"], line["method"]) == (row, method)]
-            for kind, values in cell.items():
-                spread_of = float(np.std(values, ddof=1)) if len(values) > 1 else ""
-                where = [sorted({line[key] for line in own}) for key in ("hardware", "commit")]
-                facts = (f"{np.mean([line['cpu'] for line in own]):.1f}", *("; ".join(each) for each in where))
-                writer.writerow(
-                    [f"{row}: {method}", f"return, {kind}", np.mean(values), spread_of, len(values), "", *facts]
-                )
-    methods = list(dict.fromkeys(method for _, method in found))
-    body = []
-    for row in dict.fromkeys(row for row, _ in found):
-        cells = []
-        for method in methods:
-            cell = found.get((row, method))
-            best = max((summary(values) for values in cell.values()), key=lambda each: each[0]) if cell else None
-            cells.append("" if best is None else f"{best[0]:.2f} ± {best[1]:.2f}")
-        body.append([row, *cells])
-    return table("Mean return and its standard error over seeds", ["", *methods], body)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of the jobs that are done."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def work(path: Path, wanted: list[Any], run: Callable[[Any], dict[str, Any]], workers: int) -> None:

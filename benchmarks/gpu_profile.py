@@ -33,8 +33,8 @@ def kernels(call: Callable[[], object]) -> dict[str, tuple[float, float]]:
             call()
         torch.cuda.synchronize()
     found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+    for event in profiler.events() or ():
+        if event.device_type.name == "CUDA":
             found[event.name][0] += 1 / REPETITIONS
             found[event.name][1] += event.time_range.elapsed_us() / REPETITIONS
     return {name: (count, time) for name, (count, time) in found.items()}

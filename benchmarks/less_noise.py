@@ -33,7 +33,8 @@ from arsm import policy
 from arsm.rl import ActorCritic, PolicyGradient
 from arsm.rl.learners import Batch, Tries
 from arsm.rl.networks import mlp
-from benchmarks.agents import read, work
+from benchmarks.agents import work
+from benchmarks.agents_report import read
 from benchmarks.measure import table
 
 ITERATIONS = 60

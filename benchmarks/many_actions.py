@@ -25,7 +25,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import arsm
 from arsm.rl import ActorCritic, PolicyGradient
-from benchmarks.agents import read, work
+from benchmarks.agents import work
+from benchmarks.agents_report import read
 from benchmarks.measure import table
 
 METHODS: dict[str, arsm.Estimator | ActorCritic] = {

@@ -218,7 +218,7 @@ def chosen(records: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     return {way: max(grid, key=lambda key: statistics.mean(grid[key])) for way, grid in found.items()}
 
 
-def run(workers: int, steps: int, repetitions: int, out: Path) -> None:
+def run(ways: list[str], balances: list[float], workers: int, steps: int, repetitions: int, out: Path) -> None:
     """The grid, then the reported seeds with each way's choice, then the time per step."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "runs.jsonl"
@@ -241,11 +241,13 @@ def run(workers: int, steps: int, repetitions: int, out: Path) -> None:
     make(
         (way, rate, coefficient, seed)
         for seed in CHOSEN_ON
-        for way in WAYS
+        for way in ways
         for rate in RATES
-        for coefficient in ((0.0,) if way in fixed else BALANCES)
+        for coefficient in ((0.0,) if way in fixed else balances)
     )
-    make((way, *key, seed) for way, key in chosen(read(path)).items() for seed in REPORTED)
+    make((way, *key, seed) for way, key in chosen(read(path)).items() if way in ways for seed in REPORTED)
+    if (out / "times.json").exists():
+        return
     where = provenance("cpu")
     times = {"hardware": where["hardware"], "commit": where["commit"], "ms": step_times(repetitions)}
     (out / "times.json").write_text(json.dumps(times, indent=1) + "\n")
@@ -285,6 +287,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="make the trainings that are missing, and time the steps")
+    runs.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    runs.add_argument("--balances", nargs="+", type=float, default=list(BALANCES))
     runs.add_argument("--workers", type=int, default=1)
     runs.add_argument("--steps", type=int, default=STEPS)
     runs.add_argument("--repetitions", type=int, default=200)

@@ -19,10 +19,10 @@ from tests.races import Drawn, races
 
 def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) -> None:
     """Equal winners, and gradients of f in a dtype equal to rounding."""
-    first_three, can_win, *ordered = eager.order(logits, log_pi)
+    first_three, can_win, with_z, wins, rank = eager.order(logits, log_pi)
     f = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     f = torch.where(can_win, f, f.gather(-1, first_three[:, :1]))
-    gradient = eager.merge(log_pi, first_three, *ordered, f)
+    gradient = eager.merge(log_pi, first_three, with_z, wins, rank, f)
     ways = [(gpu_order.order, gpu_merge.merge)]
     if logits.shape[-1] <= 40:
         ways.append((gpu_few.order, gpu_few.merge))

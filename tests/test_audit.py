@@ -113,7 +113,7 @@ TELLING = [p for p in PROBLEMS if p.role or p.learns or p.name == "a batch of 2"
 def test_defects_are_named(name: str) -> None:
     loss, kind, words = DEFECTS[name]
     if name in SUBTLE:
-        found = arsm.audit(loss, samples=1 << 15, problems=SUBTLE[name])
+        found = arsm.audit(loss, samples=1 << 14, problems=SUBTLE[name])
     else:
         found = arsm.audit(loss, samples=SAMPLES, problems=TELLING)
     assert found.verdict == "wrong"

@@ -329,6 +329,16 @@ def test_logits_are_there_for_balancing_losses() -> None:
     assert choice.logits is None
 
 
+@pytest.mark.parametrize("estimator", [arsm.RLOO(2), arsm.ARSM(), arsm.StraightThrough()], ids=repr)
+def test_logits_keep_their_graph_after_the_run(estimator: arsm.Estimator) -> None:
+    model, x = router(), torch.randn(3, 4)
+    choice: Any = model[2]  # pyright: ignore[reportIndexIssue]
+    with arsm.choices(model, estimator) as run:
+        run(lambda x: model(x).flatten(1).sum(-1) + 0.0, x)
+        assert choice.logits.requires_grad
+        assert len(choice.logits) == len(x) * max(1, estimator.paths)
+
+
 def test_values_have_their_own_sign_and_dtype() -> None:
     model, x = router(), torch.randn(3, 4)
     with arsm.choices(model, arsm.RLOO(4)) as run:

@@ -96,8 +96,7 @@ def test_the_operators_are_what_they_declare() -> None:
 def test_pairs_are_asked_for_alike_by_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 4, 6, generator=generator)
-    estimator = arsm.ARSM(pooled=True)
-    noise = estimator.noise(logits, generator)
+    estimator, noise = arsm.ARSM(pooled=True), dirichlet(logits, generator)
 
     def ask(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         queries = estimator.ask(logits, noise)

@@ -6,7 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -210,6 +210,29 @@ def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
     assert there.replayed == sum(environment.replayed(part.episode, part.step) for part in parts)
     assert here.cpu_seconds == 0 < there.cpu_seconds
     assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
+
+
+class Counted(Walk):
+    """Counts its resets, which take long in Atari games."""
+
+    resets: ClassVar[list[int | None]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.resets.append(seed)
+        return super().reset(seed=seed, options=options)
+
+
+def test_environments_that_are_there_branch_without_a_reset() -> None:
+    environment = make_environment(Counted, 30)
+    policy = random_policy(environment)
+    many = branches(environment, play_episodes(environment, policy, [0, 1], noise(environment, 2)), 20)
+    first = play_rollouts(environment, policy, many)
+    before = len(Counted.resets)
+    assert play_rollouts(environment, policy, many).returns.tolist() == first.returns.tolist()
+    assert len(Counted.resets) == before
+    from_seeds = replace(many, trails=tuple(replace(trail, begin=None) for trail in many.trails))
+    assert play_rollouts(environment, policy, from_seeds).returns.tolist() == first.returns.tolist()
+    assert len(Counted.resets) == before + 2
 
 
 def test_a_cut_rollout_is_the_beginning_of_the_whole() -> None:

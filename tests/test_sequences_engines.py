@@ -151,7 +151,11 @@ def test_a_server_that_is_not_there_changes_nothing() -> None:
 
 
 class Deadly(Small):
-    """Ends its process where it has no weights yet, or for ever."""
+    """Ends every process but the one that it was made in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home: Any = os.getpid()
 
     def forward(self, tokens: Tensor) -> Tensor:
         if os.getpid() != self.home:
@@ -168,7 +172,8 @@ def same(a: sequences.Estimate, b: sequences.Estimate) -> bool:
 @pytest.mark.slow
 def test_ray_actors_play_what_one_process_plays() -> None:
     """Two actors, one, and none; after an update of the weights; and after an actor was killed."""
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
+    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
     module = small()
     model = sequences.Recompute(module)
     two = sequences.Cluster(model, module, workers=2, rows=5)
@@ -181,15 +186,12 @@ def test_ray_actors_play_what_one_process_plays() -> None:
                 assert same(estimate(one, module), expected)
                 one.close()
             if update == 1:
-                ray = two._ray
                 pid = ray.get(two._actors[0].__ray_call__.remote(lambda self: os.getpid()))
                 os.kill(pid, signal.SIGKILL)
             else:
                 expected.value.sum().backward()
-                with torch.no_grad():
-                    module.table.weight += module.table.weight.grad
+                torch.optim.SGD(module.parameters(), lr=1.0).step()
         deadly = Deadly()
-        deadly.home = os.getpid()
         sequences.Cluster.patience = 1
         failing = sequences.Cluster(sequences.Recompute(deadly), deadly, workers=1)
         with pytest.raises(
@@ -200,6 +202,7 @@ def test_ray_actors_play_what_one_process_plays() -> None:
     finally:
         sequences.Cluster.patience = 3
         two.close()
+        ray.shutdown()
 
 
 def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

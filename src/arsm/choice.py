@@ -18,19 +18,19 @@ from arsm.types import Estimator
 class Choice(nn.Module):
     """A discrete choice inside a module: `z = self.route(logits)` in any `forward`.
 
-    Logits [N, K, C] give int64 [N, K]: K choices for each of the N rows of the batch, a row being what has one loss. A
+    Logits [N, K, C] give int64 [N, K]: K choices for each of the N rows of the batch, a row is whatever has one loss. A
     router over tokens passes its logits [B, T, E] as they are: K = T choices of E experts per row. In training mode the
     choices are drawn; in evaluation mode they are the most probable ones.
 
-    To train what makes the logits, call the loss inside `arsm.choices`. Outside, a choice in training mode raises where
-    its logits require a gradient, since they would get none.
+    To train the layers that compute the logits, call the loss inside `arsm.choices`. Outside, a choice in training mode
+    raises if its logits require a gradient, because they would get none.
 
     Args:
         k: choose k different categories instead of one, by the conditional Poisson law: logits [N, 1, C] give int64
             [N, k], ascending.
 
-    With a relaxing estimator z is floating [N, K, C] in training (with k ones where k is given); `arsm.one_hot` makes
-    the same of both.
+    With a relaxing estimator z is floating [N, K, C] in training (with k ones where k is given); `arsm.one_hot` accepts
+    both.
     """
 
     logits: Tensor | None

@@ -141,8 +141,10 @@ class Run:
 
     def _over_queries(self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int) -> Tensor:
         calls: list[_Call] = []
+        last: dict[Choice, Tensor] = {}
 
         def choose(choice: Choice, logits: Tensor) -> Tensor:
+            last[choice] = logits
             queries = self.estimator.ask(logits, self.estimator.noise(logits, self.generator))
             z = queries.z.reshape(rows, -1, queries.points.shape[-1])[:, 0]
             race = None if choice.k else given_winner(logits, z, dirichlet(logits, self.generator))
@@ -159,6 +161,8 @@ class Run:
                 raise TypeError(f"{self.estimator!r} tells no gradient but is not declared as pathwise.")
             masked = call.logits == -torch.inf
             value = attach(value, call.logits.masked_fill(masked, 0), gradient.detach().masked_fill(masked, 0))
+        for choice, logits in last.items():  # not those of the queries, which have no graph
+            choice.logits = logits
         return value
 
     @torch.no_grad()

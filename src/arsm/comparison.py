@@ -52,7 +52,7 @@ class Compared(NamedTuple):
     bias: float
     """||E[g] - dE[f]/dphi||, the root mean square over the rows, with the expected square of its noise taken off."""
     bias_error: float
-    """What the noise of the measurement, the reference's included, would show as bias on its own."""
+    """The bias that the noise of the measurement, including the reference's, would show alone."""
 
     @property
     def cost(self) -> float:
@@ -89,12 +89,11 @@ def compare(
 
     Args:
         logits: [*B, K, C] or [C], as for `arsm.estimate`; f and context likewise.
-        budget: evaluations per estimate: estimators that can be resized (`within`) are, the others are averaged over
-            as many draws as fit by what they ask for, and one that needs more stays as it is. None: all stay as
-            they are.
-        estimators: words for `arsm.estimator`, or estimators, of whose learned parts a copy is trained.
-        samples: draws of each estimate to measure its mean and variance from.
-        training: steps of Adam on `estimator_loss` that learned parts get at these logits first.
+        budget: evaluations per estimate. Estimators that can be resized (`within`) are resized; the others are averaged
+            over as many draws as fit, and one that needs more is left as it is. None leaves all as they are.
+        estimators: words for `arsm.estimator`, or estimators; learned parts are copied and the copy is trained.
+        samples: draws per estimator, to measure its mean and variance.
+        training: steps of Adam on `estimator_loss` for learned parts, at these logits, before measuring.
         reference: the gradient to compare means with, as `reference_gradient` makes it if None.
         progress: called with each label before it is measured.
 
@@ -128,7 +127,7 @@ def reference_gradient(
     generator: torch.Generator | None = None,
     max_rows: int | None = 1024,
 ) -> Moments:
-    """dE[f]/dphi and the variance of that figure: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
+    """dE[f]/dphi and its variance: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
     return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
 
 
@@ -159,9 +158,10 @@ def best_additive(
     y = (y - y.mean(0)).movedim(0, -1)  # [*B, N]
     p = probabilities(logits[0].double())
     x = (one_hot(z, p.shape[-1], torch.float64) - p).movedim(0, -3).flatten(-2)  # [*B, N, K C]
-    share = (budget - 2) / (budget - 1)
     square = x.square().sum(-1)
     weight = square + square.mean(-1, keepdim=True) / (budget - 1)
+    x = x - x.mean(-2, keepdim=True)  # as y: then an additive f is fitted exactly
+    share = (budget - 2) / (budget - 1)
     covariance, gradient = x.mT @ x / samples, x.mT @ y.unsqueeze(-1) / samples
     weighted = x.mT * weight.unsqueeze(-2) / samples
     curvature = weighted @ x - share * covariance @ covariance
@@ -190,7 +190,7 @@ class _Problem:
         return estimate(chosen, logits, self.f, *rows, generator=self.generator, max_rows=self.max_rows, frozen=frozen)
 
     def moments(self, chosen: Estimator, samples: int) -> tuple[Moments, float]:
-        """An estimate's moments, and the evaluations that it took on average, an estimate and row."""
+        """An estimate's moments, and the evaluations that it took on average, per estimate and row."""
         evaluations = 0
 
         def counted(z: Tensor, *context: Tensor) -> Tensor:

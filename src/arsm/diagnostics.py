@@ -1,4 +1,4 @@
-r"""How good is an estimator, and what does its noise do: variance, bias, share of pseudo actions.
+r"""How good an estimator is, and how its noise acts: variance, bias, share of pseudo actions.
 
 `entropy`, the remaining diagnostic of the paper, is in `arsm.categorical`.
 """
@@ -127,8 +127,8 @@ class MovingVariance:
         m_t = m_{t-1} + b_t d_t,    v_t = (1 - b_t) (v_{t-1} + b_t d_t^2)
         Var = v_t / (1 - s_t / w_t^2)
 
-    where w and s are the sums of the averages' weights beta^i (1 - beta) and of their squares, so that the variance of
-    gradients that are independent and alike is unbiased from the second on; after the first it is zero. Nothing
+    where w and s are the sums of the averages' weights beta^i (1 - beta) and of their squares. For independent,
+    identically distributed gradients the variance is unbiased from the second on; after the first it is zero. Nothing
     synchronises with the device.
     """
 

@@ -150,7 +150,7 @@ def _info(same_as: Tensor, values: Tensor, logits: Tensor) -> Info:
 
 
 def _unshare(queries: Queries) -> Queries:
-    """Every query speaks for itself, but for those that must not be evaluated where they are."""
+    """Evaluate every query, except those that must not be evaluated at their own point."""
     points, same_as = queries.points, queries.same_as
     index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
     equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
@@ -176,7 +176,7 @@ def graph_nodes(value: Tensor) -> Iterator[Node]:
 
 
 def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """autocast is for f; an estimator takes differences of its values and solves equations with them."""
+    """Switch autocast off: it is meant for f; an estimator takes differences of values and solves equations."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from arsm.checks import check_given
 
 # The race is run in fixed point, multiples of 2^-40 below 2^13: float64 adds, subtracts and compares those exactly,
-# so that every way of computing a pseudo action decides every near tie alike.
+# therefore all ways of computing a pseudo action agree at near ties.
 RESOLUTION = 2.0**-40
 LOWEST = -(2.0**11)
 LARGEST = 2.0**10
@@ -97,7 +97,7 @@ def repeat_draws(logits: Tensor, draws: int) -> Tensor:
 def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """(phi, a): the logits below their maximum and ln pi, in float64 rounded to multiples of 2^-40.
 
-    ln pi of a float64 draw is above -800, so that a logit 2^11 below the maximum wins as little as any lower one.
+    ln pi of a float64 draw is above -800: a logit 2^11 below the maximum never wins, nor does any lower one.
     Masked logits stay -inf.
     """
     logits, log_pi = logits.detach(), log_pi.detach()

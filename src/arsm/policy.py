@@ -1,4 +1,4 @@
-r"""Policy gradients by try-and-see: which actions of an episode to try again, and the gradient from what they return.
+r"""Policy gradients by try-and-see: which actions of an episode to try again, and the gradient from their returns.
 
 B episodes of at most T steps played the actions a_t; whoever drew them, from softmax(phi_t). The estimator draws its
 noise given a_t, which makes a_t its first query. Every query that differs from a_t is a pseudo action: taken in the
@@ -10,8 +10,8 @@ queries that agree with a_t use the true return. With q_t the estimator's gradie
 A budget limits the rollouts: walk the M steps that have pseudo actions in random order, keep a step while the total of
 pseudo actions stays within the budget, and stop at the first that does not fit. For the kept steps H w_t = M/|H|, else
 0. This is unbiased: {|H| >= n} depends on the first n steps as a set, so their mean is a reverse martingale stopped at
-|H|; it needs |H| >= 1, i.e. a budget of at least the most pseudo actions a step can have. Unweighted, w_t = 1 for the
-kept steps, is Algorithm 3 as printed, and biased.
+|H|; it needs |H| >= 1, i.e. a budget of at least the most pseudo actions that one step can have. Unweighted, w_t = 1
+for the kept steps, is Algorithm 3 as printed, and biased.
 
 Keep-probabilities rho_t limit them too: a step that has pseudo actions is kept with probability rho_t, independently,
 and w_t = 1/rho_t. They may depend on everything that is known before the coins are tossed, the true returns included.
@@ -33,7 +33,7 @@ from arsm.driver import attach
 from arsm.types import Estimator, Queries
 
 PARTS = 16
-"""Most parts that the logits are cut into: what an estimator needs for one of them is small beside all the logits."""
+"""The logits are planned in at most this many parts, which keeps an estimator's memory small beside them."""
 CELLS = 1 << 17
 """Least logits per part."""
 
@@ -76,10 +76,10 @@ def plan(
     """Choose the rollouts of B true episodes.
 
     Args:
-        estimator: any that takes a given sample and needs f's values alone, such as RLOO, ARSM or LocalExpectation.
+        estimator: any that takes a given sample and needs only f's values, such as RLOO, ARSM or LocalExpectation.
         logits: [B, T, K, C], K actions per step of at most T steps; -inf masks an action. One episode has B = 1, one
             action K = 1.
-        actions: int64 [B, T, K], the true actions, drawn from softmax(logits) by anybody.
+        actions: int64 [B, T, K], the true actions, drawn from softmax(logits), here or elsewhere.
         mask: bool [B, T], True where a step was played; None if all were.
         budget: S_max, the most rollouts of the whole call; None for no limit.
         keep: [B, T], the probability in (0, 1] with which each step is kept, instead of a budget.
@@ -148,7 +148,7 @@ def _asked(
 
 
 def _distinct_from_first(same_as: Tensor) -> Tensor:
-    """[M, S] bool: the queries that are pseudo actions and speak for themselves."""
+    """[M, S] bool: the queries that are pseudo actions and are evaluated themselves."""
     number = torch.arange(same_as.shape[0], device=same_as.device).unsqueeze(-1)
     return (same_as == number) & (number > 0)
 
@@ -220,7 +220,7 @@ def loss(
     rollout_returns: Tensor,
     discount: Tensor | None = None,
 ) -> Tensor:
-    """[]: what to call backward on, to ascend J. Its value is minus the episodes' returns, summed.
+    """[]: the loss whose backward ascends J. Its value is minus the episodes' returns, summed.
 
     The arguments are those of `gradient`, with the logits' graph.
     """

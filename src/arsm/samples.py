@@ -1,4 +1,4 @@
-"""The noise of estimators that need samples alone: one uniform number per sample and variable."""
+"""The noise of estimators that need only samples: one uniform number per sample and variable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arsm.sampling import inverse_sample, uniforms
 from arsm.types import Queries
 
 EDGE = 1e-12
-"""So close to a threshold a conditioned uniform number is moved off it: rounding must not decide."""
+"""A conditioned uniform number this close to a threshold is moved away from it: rounding must not decide."""
 
 
 class Draws(NamedTuple):

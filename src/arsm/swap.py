@@ -31,7 +31,7 @@ SMALL = 1 << 12
 
 
 class Race(NamedTuple):
-    """One race per variable, in fixed point; categories come first, so that a CPU compares many rows at once."""
+    """One race per variable, in fixed point; categories come first: a CPU then compares many rows at once."""
 
     phi: Tensor
     """[C, ...] logits."""

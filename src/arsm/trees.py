@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 def ascending(log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """From the least to the most likely category: the order, ln p in it, and the ln of the mass from each one on."""
     log_p, order = log_p.sort(dim=-1, stable=True)
-    # the largest is among them, so that their sum does not underflow
+    # the largest is among them: their sum does not underflow
     return order, log_p, log_p.exp().flip(-1).cumsum(-1).flip(-1).log()
 
 

@@ -73,7 +73,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def ask(self, logits: Tensor, noise: Any) -> Queries:
-        """Say where f is wanted."""
+        """Return the points where f is to be evaluated."""
 
     @abstractmethod
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor | None:
@@ -95,7 +95,7 @@ class Estimator(ABC):
     def within(self, budget: int) -> Estimator | None:
         """This estimator, resized to a budget of evaluations per row; None if it has no such size.
 
-        What it has learned stays with it.
+        Its learned parts are shared with it.
         """
         return None
 

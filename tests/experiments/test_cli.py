@@ -234,3 +234,18 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     assert read_run(folder).metrics[-1]["step"] < 2000
     assert main(resume[1:]) == 0
     assert read_run(folder).metrics[-1]["step"] == 2000
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    (usage,) = [line for line in lines if line.startswith(f"usage: arsm {name}")]
+    lines.remove(usage)  # tyro does not break this line
+    assert lines[0]
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= 80
+    assert main(["--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
-from arsm.comparison import fit_budget, reference_gradient
+from arsm.comparison import best_additive, fit_budget, reference_gradient
 from arsm_experiments.cli import main
 from arsm_experiments.compare import vae
 from arsm_experiments.data import load_mnist
+from arsm_experiments.report.compare import compare_sections
 from arsm_experiments.runs.reader import load_checkpoint, read_run
 from arsm_experiments.runs.writer import open_run
 from arsm_experiments.training.loop import train
@@ -130,6 +131,50 @@ def test_a_control_variate_that_is_fixed_is_compared_as_it_is() -> None:
     assert trained == raw
 
 
+def rloo_variance(h: Tensor, samples: int) -> float:
+    """Of leave-one-out on f - h.x, as `best_additive` prints it, by enumeration."""
+    z = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    p = LOGITS.softmax(-1)
+    q = arsm.log_prob(p.log().expand(9, 2, 3), z).sum(-1).exp()
+    x = arsm.one_hot(z, 3, torch.float64) - p
+    e = f(z) - (x * h).sum((-2, -1))
+    e = e - (q * e).sum()
+    square = x.square().sum((-2, -1))
+    first = (q * e.square() * square).sum() + (q * e.square()).sum() * (q * square).sum() / (samples - 1)
+    mean = (q[:, None, None] * e[:, None, None] * x).sum(0)
+    return float(first - (samples - 2) / (samples - 1) * mean.square().sum()) / samples
+
+
+@pytest.mark.parametrize("budget", [2, 4, 46])
+def test_the_best_additive_control_variate_is_the_best(budget: int) -> None:
+    h = best_additive(LOGITS, f, budget=budget, generator=generator())
+    least = rloo_variance(h, budget)
+    zero = torch.zeros_like(h)
+    (row,) = arsm.compare(LOGITS, f, budget=budget, estimators=["rloo"], samples=4000, generator=generator())
+    assert row.variance == pytest.approx(rloo_variance(zero, budget), rel=0.2)
+    assert least < 0.9 * rloo_variance(zero, budget)
+    for seed in range(20):
+        step = 0.3 * torch.randn(h.shape, dtype=h.dtype, generator=torch.Generator().manual_seed(seed))
+        assert least < rloo_variance(h + step, budget)
+
+
+def test_nothing_is_left_of_an_additive_f() -> None:
+    w = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]], dtype=torch.float64)
+    h = best_additive(LOGITS, lambda z: w[torch.arange(2), z].sum(-1) + 7, budget=4, samples=500)
+    p = LOGITS.softmax(-1)
+    difference = (h - w) - (p * (h - w)).sum(-1, keepdim=True)
+    assert float(difference.abs().max()) < 1e-9
+
+
+def test_the_floor_is_a_row_without_bias(tmp_path: Path) -> None:
+    words = ["compare", "--root", str(tmp_path), "--problems", "binary-1", "--estimators", "floor", "rloo"]
+    assert main([*words, "--samples", "50"]) == 0
+    floor, rloo = read_run(tmp_path / "compare" / "binary-1").metrics
+    assert floor["cost"] < 0.5 * rloo["cost"]
+    assert floor["bias"] < 3 * floor["bias_error"]
+    assert floor["evaluations"] == pytest.approx(12, abs=0.5)
+
+
 def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--estimators", "arsm", "rloo"]
     words += ["--samples", "10"]
@@ -141,6 +186,22 @@ def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*words, "--resume"]) == 0
     assert read_run(tmp_path / "compare" / "toy-30").metrics == record.metrics
     assert main(["compare", "--problems", "nothing"]) == 2
+
+
+def test_a_second_run_of_a_problem_adds_to_its_table(tmp_path: Path) -> None:
+    words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--samples", "10"]
+    assert main([*words, "--estimators", "rloo", "arsm"]) == 0
+    assert main([*words, "--estimators", "ars", "rloo", "--name", "again", "--seed", "1"]) == 0
+    runs = [read_run(tmp_path / "compare" / name) for name in ("again-toy-30", "toy-30")]
+    (section,) = compare_sections(runs)
+    assert section.title == "Comparison, toy-30"
+    shown = {result.row: result for result in section.results if result.metric == "variance"}
+    assert {row: result.record.name for row, result in shown.items()} == {
+        "rloo": "again-toy-30",
+        "ars": "again-toy-30",
+        "arsm": "toy-30",
+    }
+    assert shown["rloo"].values == [runs[0].metrics[1]["variance"]]
 
 
 @pytest.fixture(scope="module")

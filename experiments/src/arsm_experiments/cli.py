@@ -111,11 +111,13 @@ def parse(arguments: Sequence[str]) -> Command | None:
         return None
     if name not in known:
         raise Refusal(f'There is no command "{name}"{hint(name, known)}')
+    if {"-h", "--help"} & set(words):
+        print(wrapped(inspect.getdoc(known[name]) or "") + "\n")  # tyro would not break its lines
     as_typed = (tyro.conf.FlagCreatePairsOff,)
     command, unknown = tyro.cli(
         known[name],
         prog=f"arsm {name}",
-        description=wrapped(inspect.getdoc(known[name]) or ""),
+        description="",
         args=words,
         config=as_typed,
         return_unknown_args=True,

@@ -223,6 +223,9 @@ class Compare:
     """Training steps for an estimator's learned parts."""
     seed: int = 0
     """Seed of the random numbers."""
+    name: str = ""
+    """A word in front of the folders' names, for more estimators on a problem that has a run: the report shows both in
+    one table, and of an estimator that both have, the later figures."""
     root: Path = Path("runs")
     """Folder for the run folders, ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
     resume: bool = False
@@ -283,7 +286,7 @@ class Compare:
         found = {}
         for problem in self.problems:
             checkpoint = self.checkpoint.resolve().name if self.checkpoint and problem == "vae" else ""
-            name = "-".join(filter(None, (problem, checkpoint)))
+            name = "-".join(filter(None, (self.name, problem, checkpoint)))
             found[self.root / "compare" / name] = {"problem": problem, **options}
         return found
 

@@ -204,7 +204,9 @@ FULL: tuple[Experiment, ...] = (
     ),
     lunar_lander(("a2c",), (0.003,), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
     lunar_lander(("relax",), (0.01,), ("rmsprop",), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
-    Compare(),
+    Compare(problems=("toy-30", "toy-1000"), samples=10_000),
+    Compare(problems=("network-0.1", "network-1", "network-3", "network-6", "binary-1", "binary-3")),
+    Compare(problems=("network-3", "network-6"), estimators=("floor",), name="floor"),
     Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0004"), samples=300),
     Vae("gumbel-softmax:hard=True", name="short", rates=(3e-4,), epochs=200, measure_every=20),
     Compare(

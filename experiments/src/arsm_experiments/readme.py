@@ -132,23 +132,24 @@ def table() -> str:
     lines = ["| task | measure | better | best first |", "|---|---|---|---|"]
     for task in TASKS:
         ranked = entries(task)
+        paper = in_paper(task) if task.paper else ""
         words = []
         for place, entry in enumerate(ranked):
             if place < PLACES or entry.name in KEPT:
                 text = f"{entry.name} {number(entry.mean, entry.spread)}"
                 words.append(f"**{text}**" if tied(entry, ranked[0]) else text)
-                if task.paper and entry.name == "ARSM" and (printed := in_paper(task)):
-                    words[-1] += f" (paper {printed})"
+                words[-1] += f" (paper {paper})" if paper and entry.name == "ARSM" else ""
         title = f"[{task.title}](results/{task.experiment}/README.md)"
         lines.append(f"| {title} | {task.measure} | {'higher' if task.higher else 'lower'} | {'; '.join(words)} |")
     return "\n".join(lines) + "\n"
 
 
 def in_paper(task: Task) -> str:
-    """What the paper prints for ARSM, if one of the rows has the paper's settings."""
+    """The paper's number for ARSM; empty if no run of ours has its settings."""
     rows = [row for row in read_table(task) if row["metric"] == task.metric and row["paper"]]
     matched = [(re.fullmatch(task.rows, row["row"]), row["paper"]) for row in rows]
-    return next((paper for found, paper in matched if found is not None and method(found[1], task) == "ARSM"), "")
+    papers = (paper for found, paper in matched if found is not None and method(found[1], task) == "ARSM")
+    return next(papers, "")
 
 
 SHOWN = {

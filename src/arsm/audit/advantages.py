@@ -40,7 +40,7 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
         1/n sum_i sum_t A_it d ln pi(y_it) / dphi    must have the mean    dE[r] / dphi
 
     Groups of 1 to 4 samples are enumerated, and batches of two groups, because some functions mix groups. Nothing is
-    drawn, so that there is no false alarm but for rounding.
+    drawn: only rounding could raise a false alarm.
 
     Args:
         function: `function(rewards [B, n]) -> advantages [B, n]`.

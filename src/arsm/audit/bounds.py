@@ -8,7 +8,7 @@ variance V, each of the two inequalities
 fails with probability at most delta, whatever n and the distribution are. No normal approximation is made: at 100 draws
 of a rare outcome, a z-test at 1e-9 raises false alarms a thousand times too often.
 
-Rows of one call may share noise. Means of whole calls are independent whatever a loss does inside a call, so that an
+Rows of one call may share noise. Means of whole calls are independent whatever a loss does inside a call, so an
 interval is never shorter than Student's t over them.
 """
 

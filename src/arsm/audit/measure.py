@@ -21,8 +21,8 @@ CALLS = 64
 """Calls per problem with many copies."""
 FEWEST = 100
 """An entry is decided where each outcome that it depends on is expected this often."""
-SMALL_SHARE = 64
-"""Problems with small batches get this share of the draws, one call each."""
+SMALL_SHARE, MOST_SMALL = 32, 1024
+"""Problems with small batches get this share of the draws, one call each, and no more than so many."""
 
 
 REPEATED = (
@@ -128,7 +128,7 @@ def draw(
 ) -> Draws:
     """`samples` draws of every row of the problem; `tick` hears the share done."""
     truth = enumerate_problem(problem)
-    calls = max(CALLS, samples // SMALL_SHARE) if problem.small else CALLS
+    calls = max(CALLS, min(samples // SMALL_SHARE, MOST_SMALL)) if problem.small else CALLS
     copies = 1 if problem.small else max(1, samples // calls)
     logits = problem.logits.to(dtype).repeat(copies, 1, 1)
     f = problem.function(dtype)
@@ -226,4 +226,4 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
             "The loss keeps state between calls: with all random generators set back it returned another gradient; "
             "audit it with that state frozen (a fixed baseline, no running averages).",
         )
-    return "The loss draws from a generator of its own, so that state between calls could not be looked for."
+    return "The loss draws from its own generator; state between calls could not be checked."

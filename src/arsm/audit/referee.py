@@ -35,10 +35,10 @@ def audit(
         loss: `loss(logits, f) -> scalar` draws once and returns what it would call backward on, summed over the rows,
             claimed to estimate dE[f]/dlogits. logits are [B, K, C]; f maps int64 [..., K] (or relaxed [..., K, C]) to
             [...].
-        sign: -1 if the loss is to be minimised, so that its gradient is minus the estimate.
+        sign: -1 if the loss is to be minimised: its gradient is then minus the estimate.
         parameters: whether the gradient of f's own parameters is judged too; it is always reported.
         problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
-        samples: draws per row; problems of small batches get a 64th.
+        samples: draws per row; problems of small batches get a 32nd, and at most 1,024.
         false_alarm: the probability with which a correct loss may be called wrong.
         seed: of torch's, Python's and NumPy's global generators, which are set back afterwards.
         progress: hears each problem's name and the share of the audit that is done.

@@ -1,7 +1,7 @@
 """`audit_sequences`: is this the policy gradient of an autoregressive model? On a model small enough to enumerate.
 
 The model is a table: one choice of two tokens after every prefix of at most two tokens, seven choices in all. Drawing
-all seven and walking along them is the same as drawing token by token, so that a sequence model is a problem of seven
+all seven and walking along them is the same as drawing token by token: a sequence model is a problem of seven
 variables, of which f reads those on the path.
 """
 

@@ -38,7 +38,7 @@ class CARMS(Estimator):
 
     The samples of variable k break the stick of its categories, the least likely first: sample i takes category c, if
     it has come so far, iff (1 - d_ci)^(n-1) < pi_c = p_c / sum_{m >= c} p_m, with d_c ~ Dir(1_n). These n uniforms have
-    the pairwise copula Phi(s) = P(both < s) = max(0, 2 s^{1/(n-1)} - 1)^(n-1), so that for the earlier of a and b, c:
+    the pairwise copula Phi(s) = P(both < s) = max(0, 2 s^{1/(n-1)} - 1)^(n-1). For the earlier of a and b, c:
 
         r(a, b) = pi_c (1 - pi_c) / (pi_c - Phi(pi_c)) * prod_{m < c} (1 - pi_m)^2 / (1 - 2 pi_m + Phi(pi_m))
 
@@ -48,7 +48,7 @@ class CARMS(Estimator):
 
     samples: int = 4
     live: int | None = None
-    """How many of the samples carry f's own graph (all, if None): f's parameters get their average."""
+    """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 
     unbiased = True
 
@@ -97,7 +97,7 @@ class CARMS(Estimator):
         zero = torch.zeros_like(ratio, dtype=f.dtype)
         count = zero.scatter_add(-1, position, torch.ones_like(f).expand(position.shape))
         total = zero.scatter_add(-1, position, f.expand(position.shape))
-        # The ratio is the earlier category's, so that the pairs with all later and all earlier ones are sums over them.
+        # The ratio is the earlier category's: the pairs with all later and all earlier categories are sums over them.
         gradient = (
             ratio * (total * _after(count) - count * _after(total))
             + total * _before(ratio * count)

@@ -36,7 +36,7 @@ class DoubleControl(SlopedGroup):
     """
 
     alpha: float = 0.5
-    """To begin with."""
+    """Initial value of the learned coefficient."""
     control: Slope = field(init=False, repr=False)
     """Holds alpha as it is learned; to keep it fixed, say `control.requires_grad_(False)`."""
 

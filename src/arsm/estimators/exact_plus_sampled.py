@@ -58,7 +58,7 @@ class ExactPlusSampled(Estimator):
         taken = head[..., None, None, :].expand(*a.shape[:-1], self.exact)
         race = a - phi
         tail = race.scatter(-1, taken, torch.inf).argmin(-1)  # [*B, m, 1]
-        # the true sample is in the head or is v_1, so that asking for it first costs nothing
+        # the true sample is in the head or is v_1: asking for it first costs nothing
         z = race[..., 0, :, :].argmin(-1)
         points = torch.cat([z.unsqueeze(0), head.movedim(-1, 0).unsqueeze(-1), tail.movedim(-2, 0)])
         tail_p = p.scatter(-1, head, 0).sum(-1, keepdim=True) / self.samples

@@ -20,7 +20,7 @@ class Group(Estimator):
 
     samples: int = 4
     live: int | None = field(default=None, kw_only=True)
-    """How many of the samples keep f's own graph (all, if None): f's parameters get their average."""
+    """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 
     def __post_init__(self) -> None:
         check_samples(type(self).__name__, self.samples, self.live)

@@ -22,7 +22,7 @@ class RLOO(Group):
         g = 1/n sum_i (f_i - mean_{m != i} f_m) x_i,    x_i = onehot(z_i) - softmax(phi)
 
     With `ridge = eta` the baseline of sample i is what a ridge regression of f on x, fitted without sample i, predicts
-    at x_i; the average prediction's exact gradient is added back, so that the estimate stays unbiased:
+    at x_i; the average prediction's exact gradient is added back, which keeps the estimate unbiased:
 
         A = X X' + eta tr(G) I,   P = A^-1 - A^-1 1 1' A^-1 / (1' A^-1 1),   e_i = (P f)_i / P_ii
         g = 1/n sum_i e_i x_i + G X' (P f - P e / n),    G = blockdiag_k(diag(p_k) - p_k p_k')

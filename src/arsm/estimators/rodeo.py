@@ -36,7 +36,7 @@ class RODEO(SlopedGroup):
         h_i(z) = mean_{j != i} psi(f'(z_j).(z - z_j), f_j - mean_{m != i} f_m)
         g = 1/n sum_i [(f_i - mean_{j != i} (f_j + alpha (A h_j)(z_j))) x_i + beta A(h_i x)(z_i)]
 
-    with x = z - p for one-hot z. Resampling one variable leaves the distribution of z as it is, so that A h has mean 0
+    with x = z - p for one-hot z. Resampling one variable leaves the distribution of z as it is: A h has mean 0
     for every h that was made without z: h_i and h_i x are. psi, alpha and beta are learned; g is unbiased for all of
     them, and `estimate` returns its squared norm as `estimator_loss`. alpha = beta = 0 is RLOO. h costs no evaluation
     of f beyond the n samples and their slopes. Reference: Shi, Zhou, Hwang, Titsias and Mackey, Gradient estimation

@@ -30,7 +30,7 @@ class SubsetRLOO(Estimator):
     k: int
     samples: int = 4
     live: int | None = None
-    """How many of the samples carry f's own graph (all, if None): f's parameters get their average."""
+    """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 
     unbiased = True
     given_sample = False

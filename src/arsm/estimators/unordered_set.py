@@ -30,7 +30,7 @@ class UnorderedSet(Estimator):
     """
 
     samples: int = 4
-    """k: all C categories where there are fewer, and few, since the ratios cost O(k^2 2^k)."""
+    """k, or all C categories if there are fewer; keep it small: the ratios cost O(k^2 2^k)."""
 
     unbiased = True
 

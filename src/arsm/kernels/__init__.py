@@ -38,10 +38,6 @@ torch.library.define(
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
 
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""PyTorch for CUDA brings Triton along, except on Windows."""
-
-
 class Order(NamedTuple):
     """What `order` finds: [..., C], if nothing else is said; empty, [..., 0], where this device's `merge` does without.
 

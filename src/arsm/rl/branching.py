@@ -35,6 +35,11 @@ class Trail:
     """[T, K]."""
     states: Array | None = None
     """[S, T], where the environment keeps its state in an array."""
+    begin: Any = None
+    """A snapshot after the reset, where there is one: a reset with a seed takes long in Atari games."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "begin": None}  # other processes reset
 
 
 class Replays:

@@ -1,7 +1,7 @@
 """Playing true episodes and their rollouts in lock step.
 
-Every rollout draws its noise from a stream of its own, and actions are chosen by the library's fixed-point race, so
-that who plays a rollout, and beside which others, changes nothing.
+Every rollout draws its noise from its own stream, and actions are chosen by the library's fixed-point race: it does not
+matter which process plays a rollout, or beside which others.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Episode:
 def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still) -> list[Episode]:
     """Play true episodes in lock step."""
     lanes, seen = environment.start(seeds)
+    begins = getattr(lanes, "begins", None) or [None] * len(seeds)
     owner: Array = np.arange(len(seeds))
     steps: list[tuple[Array, ...]] = []
     ended: dict[int, tuple[bool, Array]] = {}
@@ -80,7 +81,7 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
         check_finite(environment.name, "a reward", rewards)
         check_finite(environment.name, "an observation", seen)
         terminated, last = ended[number]
-        trail = Trail(seed, actions, state[0].T if state else None)
+        trail = Trail(seed, actions, state[0].T if state else None, begins[number])
         episodes.append(Episode(seen, logits, actions, rewards, terminated, last, trail))
     return episodes
 

@@ -45,8 +45,8 @@ class InProcess:
 def share_out(environment: Environment, branches: Branches, workers: int) -> list[Array]:
     """Deal the rollouts into parts, long and short ones alike in each.
 
-    One a worker for arrays, whose steps cost as much for few as for many, and several for the others, so that no worker
-    waits long for the last.
+    One part per worker for arrays, whose steps cost as much for few rollouts as for many; several for other
+    environments, so no worker waits long for the last.
     """
     if not workers:
         raise RuntimeError("The workers were ended by close(); make another agent.")
@@ -71,7 +71,7 @@ class Pool:
     played again."""
 
     patience = 3
-    """How often one part may cost a worker its life."""
+    """How many workers may die over the same part."""
 
     def __init__(self, environment: Environment, workers: int | None = None) -> None:
         self.environment = environment
@@ -116,7 +116,7 @@ class Pool:
                         answer = self._workers[worker][1].recv()
                     except (EOFError, OSError):
                         lives[part] -= 1
-                        self._workers[worker][0].join(1)  # so that the exit code is its own
+                        self._workers[worker][0].join(1)  # then the exit code is its own
                         code = self._replace(worker)
                         if code == 1:  # where an environment raises, a worker says so and lives
                             raise WorkerFailure(

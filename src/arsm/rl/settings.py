@@ -1,4 +1,4 @@
-"""What an agent learns with."""
+"""Settings of an agent."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ LARGEST_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class Learning:
-    """How an agent learns, whatever its optimizer."""
+    """How an agent learns, apart from its optimizer."""
 
     episodes_an_iteration: int = 1
-    """True episodes whose gradients are averaged before each update. 0 chooses from 4 to 64 for each iteration, as many
-    as would have about 1,000 steps if they were as long as the last iteration's."""
+    """True episodes per update. 0 chooses 4 to 64 for each iteration: about 1,000 steps, if they are as long as the
+    last iteration's."""
     gamma: float = 0.99
     """Discount factor."""
     reward_scale: float | None = 1.0
-    """Factor of the rewards before anything is learned from them; returns are reported as they are. None divides by
-    the standard deviation of the returns of earlier iterations."""
+    """Factor of the rewards for learning; reported returns are unscaled. None divides by the standard deviation of the
+    returns of earlier iterations."""
     entropy: float = 0.0
-    """The weight of the policy's entropy, summed over steps, in what is maximised."""
+    """Weight of the policy's entropy, summed over steps, in the objective."""
     hidden: tuple[int, ...] = (10, 10)
-    """Hidden layers of policy and critic, with ReLUs; none makes both linear."""
+    """Widths of the hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
     """Reweight the steps that the budget keeps by M/|H|, which keeps the gradient unbiased; the paper does not."""
     discounting: Literal["none", "gamma^t"] = "none"
@@ -36,7 +36,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Settings(Learning):
-    """What an agent learns with. The defaults are for a new environment; those of `Learning` are the paper's."""
+    """Settings of an agent. The defaults are for a new environment; those of `Learning` are the paper's."""
 
     episodes_an_iteration: int = 0
     reward_scale: float | None = None
@@ -48,8 +48,8 @@ class Settings(Learning):
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
     decay_over: int | Literal["learn"] | None = "learn"
-    """Let the learning rate fall linearly to 0 over each call of `learn`, or over this many true episodes; None keeps
-    it."""
+    """Let the learning rate fall linearly to 0 over the second half of each call of `learn`, or over this many true
+    episodes; None keeps it."""
     seed: int = 0
 
     def __post_init__(self) -> None:

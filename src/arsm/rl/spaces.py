@@ -35,6 +35,11 @@ def encoded_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
     return None
 
 
+def is_bytes(space: spaces.Space[Any]) -> bool:
+    """Whether observations are images or memory."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8
+
+
 def encode(space: spaces.Space[Any], seen: Any) -> Array:
     """An observation of this space as a vector [D].
 
@@ -43,7 +48,7 @@ def encode(space: spaces.Space[Any], seen: Any) -> Array:
     """
     if isinstance(space, spaces.Box):
         vector = np.asarray(seen, dtype=np.float64).reshape(-1)
-        return vector / 255 if space.dtype == np.uint8 else vector
+        return vector / 255 if is_bytes(space) else vector
     if isinstance(space, spaces.Discrete):
         vector, category = np.zeros(int(space.n)), int(seen) - int(space.start)
         if not 0 <= category < len(vector):

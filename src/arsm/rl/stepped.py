@@ -14,7 +14,7 @@ from gymnasium import Space
 
 from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Replays, Trail, check_finite
 from arsm.rl.snapshots import WAYS, Env, Snapshot, Way, snapshot_of
-from arsm.rl.spaces import Encoder, encode, exists, full_mask
+from arsm.rl.spaces import Encoder, encode, exists, full_mask, is_bytes
 
 TESTED_STEPS = 200
 """Steps of each episode in which a way to branch is tested."""
@@ -105,7 +105,8 @@ class Stepped:
         """Fresh episodes, and their observations [N, D]."""
         environments = [self._take() for _ in seeds]
         seen = np.stack([self.reset(env, seed) for env, seed in zip(environments, seeds, strict=True)])
-        return SteppedLanes(self, environments, self._branches((), seen[:0, 0], seen[:0, 0], ())), seen
+        begins = None if self.way in ("copy", "replay") else [self._get(env) for env in environments]
+        return SteppedLanes(self, environments, self._branches((), seen[:0, 0], seen[:0, 0], ()), begins), seen
 
     def branch(
         self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int, streams: Sequence[Sequence[int]]
@@ -131,8 +132,11 @@ class Stepped:
                     self._advance(env, trail, 0, time)
                 else:
                     if trunk is None or at[0] != number or at[1] > time:
-                        trunk, at = trunk or self._take(), (number, -1)
-                        self.reset(trunk, trail.seed)
+                        trunk, at = trunk or self._take_awake(), (number, -1)
+                        if trail.begin is None or self.way == "copy":
+                            self.reset(trunk, trail.seed)
+                        else:
+                            self._pair[1](trunk, trail.begin)
                     if at[1] != time:
                         self._advance(trunk, trail, max(at[1], 0), time)
                         state = None if self.way == "copy" else self._get(trunk)
@@ -162,7 +166,7 @@ class Stepped:
             return self._pair[0](env)
         except Exception as error:
             raise EnvironmentFailure(
-                f"{self.name} holds what it did not when it was tested ({error}), so that its state cannot be copied; "
+                f"{self.name} holds what it did not when it was tested ({error}), and its state cannot be copied; "
                 "let __init__ make it."
             ) from error
 
@@ -272,7 +276,7 @@ class Stepped:
                     "changes and set(environment, state) put all of it back."
                 )
         raise EnvironmentFailure(
-            f"{self.name} is not deterministic: the same seed and actions gave other observations, so that it cannot "
+            f"{self.name} is not deterministic: the same seed and actions gave other observations, and it cannot "
             "go back to a state and try another action; make its randomness follow from reset(seed=...)."
         )
 
@@ -286,7 +290,7 @@ class Stepped:
     def _checked_randomness(self, way: Way) -> Literal["same", "fresh"]:
         if self.randomness == "fresh" and (way == "ale" or self.agents > 1):
             raise ValueError(
-                f"{self.name} does not draw its randomness from np_random, so that branches cannot have fresh random "
+                f"{self.name} does not draw its randomness from np_random: branches cannot have fresh random "
                 'numbers; use randomness="same".'
             )
         return self.randomness
@@ -359,8 +363,9 @@ class SteppedLanes:
         environment: Stepped,
         environments: list[Env],
         source: Generator[Env, Env | None, None],
+        begins: list[Any] | None = None,
     ) -> None:
-        self.environment = environment
+        self.environment, self.begins = environment, begins
         self.environments = environments
         self.source = source
 
@@ -369,7 +374,7 @@ class SteppedLanes:
         chosen = world.native(actions)
         given = [world.step(env, action) for env, action in zip(self.environments, chosen, strict=True)]
         seen, reward, terminated, over, info = zip(*given, strict=True)
-        if world.space is None and world.encoder is None and not world.masks:
+        if world.encoder is None and not world.masks and (world.space is None or is_bytes(world.space)):
             observations = self._stacked(seen)
         else:
             rows = zip(self.environments, seen, info, over, strict=True)
@@ -378,12 +383,12 @@ class SteppedLanes:
 
     def _stacked(self, seen: tuple[Any, ...]) -> Array:
         try:
-            stacked = np.array(seen, np.float64)
+            stacked = np.array(seen, np.float64).reshape(len(seen), -1)
         except (TypeError, ValueError):
             stacked = np.empty(0)
         if stacked.shape != (len(seen), self.environment.observations):
             return np.array([self.environment.encode(x) for x in seen])  # which says what is wrong
-        return stacked
+        return stacked if self.environment.space is None else stacked / 255
 
     def drop(self, keep: Array) -> None:
         kept = set(keep.tolist())

@@ -1,6 +1,6 @@
 """Environments that are a table of transitions: FrozenLake, CliffWalking and Taxi, many episodes at once.
 
-Each episode's randomness is a counter in its state, so that a copied state goes on with the same random numbers.
+Each episode's randomness is a counter in its state: a copied state continues with the same random numbers.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Training(ABC):
     def _learning_rate(self) -> float:
         over, left = self.settings.decay_over, 1.0
         if over == "learn":
-            left = self._left
+            left = min(1.0, 2 * self._left)
         elif over is not None:
             left = max(0.0, 1.0 - self.episodes / over)
         return left * self.settings.learning_rate
@@ -152,7 +152,7 @@ class Training(ABC):
         return None if self.settings.budget is None else self.settings.budget * episodes
 
     def _count(self) -> int:
-        """True episodes of the next iteration; earlier ones decide, so that the gradient stays unbiased."""
+        """Number of true episodes in the next iteration; earlier ones decide it, which keeps the gradient unbiased."""
         return self.settings.episodes_an_iteration or min(max(STEPS // self._length, FEWEST), MOST)
 
     @property
@@ -168,7 +168,7 @@ class Training(ABC):
         begin, begin_cpu = time.perf_counter(), time.process_time()
         settings, world = self.settings, self.environment
         count = self._count()
-        # every iteration has random numbers of its own, so that one that resumes needs no generator's state
+        # every iteration has its own random numbers: resuming needs no generator's state
         streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(3 + count, np.uint64)
         generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
         true, branched = int(streams[1]), int(streams[2])

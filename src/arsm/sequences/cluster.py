@@ -48,8 +48,8 @@ class Cluster:
         copied.cpu()
         resources: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if device == "cuda" else {"num_cpus": 1}
         actor: Any = self._ray.remote(max_restarts=-1, max_task_retries=self.patience, **resources)(Player)
-        shared = self._ray.put((own, copied))
-        self._actors = [actor.remote(shared, device) for _ in range(count)]
+        self._shared = self._ray.put((own, copied))  # kept, since an actor that is replaced asks for it again
+        self._actors = [actor.remote([self._shared], device) for _ in range(count)]
         self._version, self._weights = "", None
 
     def complete(
@@ -68,7 +68,7 @@ class Cluster:
             self._version = version
         parts = split(prompts, mask, prefixes, decoding, self.rows, generator)
         tasks = [
-            # a list keeps Ray from sending the weights with every part
+            # inside a list, weights are fetched by the actor that needs them, not sent with every part
             self._actors[number % len(self._actors)].play.remote([self._weights], version, part.to("cpu"))
             for number, part in enumerate(parts)
         ]
@@ -98,9 +98,11 @@ class Cluster:
 class Player:
     """What an actor does."""
 
-    def __init__(self, shared: tuple[Model, nn.Module], device: str) -> None:
+    def __init__(self, shared: list[Any], device: str) -> None:
         torch.set_num_threads(1)
-        self.model, self.module = shared
+        self.model: Model
+        self.module: nn.Module
+        self.model, self.module = import_ray().get(shared[0])
         self.module.to(device)
         self.device, self.version = device, ""
 

@@ -8,7 +8,7 @@ import io
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 import torch
@@ -241,5 +241,5 @@ class Server:
                 self._fail(f"must send tokens from 0 on and finite log-probabilities, but sent {row} and {scores}")
         return tokens, log_probs
 
-    def _fail(self, what: str) -> Any:
+    def _fail(self, what: str) -> NoReturn:
         raise EngineFailure(f"The engine at {self.url} {what}.")

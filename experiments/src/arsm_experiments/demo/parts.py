@@ -116,7 +116,7 @@ class Autoencoder(nn.Module):
 
 def latent_code(scale: float, tick: Tick) -> Part:
     """A categorical VAE on MNIST, for about a minute."""
-    steps = max(5, int(900 * scale))
+    steps = max(5, int(1400 * scale))
     data = load_mnist()
     test = data.test[:1000].float()
     torch.manual_seed(0)
@@ -262,7 +262,7 @@ def one_agent(scale: float, tick: Tick) -> Part:
         f"Go back to a state, take the action that was nearly taken, play on, compare: no critic. After {played[-1]} "
         f"episodes ({history[-1].steps:,} simulator steps with rollouts) the pole stays up for {len(after)} steps "
         f"instead of {len(before)}.",
-        'agent = arsm.rl.PolicyGradient("CartPole-v1")\nagent.learn(steps=400_000)',
+        f'agent = arsm.rl.PolicyGradient("CartPole-v1", horizon=300)\nagent.learn(steps={steps:_})',
         [Figure("Learning", "Mean return of the episodes of an update.", [panel], {})],
         [(cart_pole(path, words), words) for path, words in zip((before, after), captions, strict=True)],
     )
@@ -316,7 +316,8 @@ def referee(scale: float, tick: Tick) -> Part:
         for name, colour, audit in (("as written", COLOURS[1], wrong), ("mended", COLOURS[0], better))
     ]
     names = [row.problem for row in wrong.rows]
-    axis = "worst bias, in half-widths of its interval; beyond 1 is wrong"
+    axis = "bias / half-width of its interval"
+    caption = "The worst entry of each problem, against enumeration; beyond -1 or 1 is wrong."
     finding = wrong.findings[0].sentence if wrong.findings else "Nothing found."
     return Part(
         "A wrong gradient, caught",
@@ -328,7 +329,7 @@ def referee(scale: float, tick: Tick) -> Part:
         "    value = f(z).detach()\n"
         "    return ((value - value.mean(0)) * q.log_prob(z).sum(-1)).sum() / 4\n\n"
         "print(arsm.audit(loss))",
-        [Figure("Bias on small problems", "Against enumeration.", [Panel("bias", {axis: series}, names=names)], {})],
+        [Figure("Bias on small problems", caption, [Panel("bias", {axis: series}, names=names)], {})],
         printed=finding,
     )
 

@@ -23,19 +23,24 @@ COLUMNS = (
 
 
 def compare_sections(records: Sequence[Record]) -> list[Section]:
-    """One section per problem, in the order in which they were run."""
-    return [_section(record) for record in sorted(records, key=_place)]
+    """One section per problem, from all its runs."""
+    by_problem: dict[tuple[str, str], list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.sessions[0]["started"]):
+        key = record.config["problem"], record.config.get("checkpoint", "")
+        by_problem.setdefault(key, []).append(record)
+    return [_section(runs) for runs in sorted(by_problem.values(), key=_place)]
 
 
-def _place(record: Record) -> tuple[int, float]:
-    kind, _, size = record.config["problem"].partition("-")
+def _place(runs: Sequence[Record]) -> tuple[int, float]:
+    kind, _, size = runs[0].config["problem"].partition("-")
     return ("toy", "network", "binary", "vae").index(kind), float(size or 0)
 
 
-def _section(record: Record) -> Section:
-    config = record.config
-    ranked = sorted(record.metrics, key=lambda line: line["cost"])
-    named = [(config["estimators"][line["step"] - 1], line) for line in ranked]
+def _section(runs: Sequence[Record]) -> Section:
+    """The first run names the problem; a later one's figures replace an earlier one's of the same estimator."""
+    first, config = runs[0], runs[0].config
+    found = {run.config["estimators"][line["step"] - 1]: (run, line) for run in runs for line in run.metrics}
+    ranked = sorted(found.items(), key=lambda each: each[1][1]["cost"])
     rows, variables, categories = config["shape"]
     text = (
         f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations per estimate. "
@@ -44,11 +49,12 @@ def _section(record: Record) -> Section:
         f"gradient of f. Means and variances are from {config['samples']:,} estimates. Milliseconds are for one "
         'estimate of all rows. "floor" is leave-one-out with the best additive control variate, fitted to f.'
     )
-    results = [Result(_label(words), title, [line[key]], record) for words, line in named for title, key in COLUMNS]
-    figure = Figure(
-        "The ranking", "Lower is better. Log scale.", [_ranking(record.label, named)], {record.label: (COST,)}
-    )
-    return Section(f"Comparison, {record.label}", text, [record], results, [figure])
+    results = [
+        Result(_label(words), title, [line[key]], run) for words, (run, line) in ranked for title, key in COLUMNS
+    ]
+    panel = _ranking(first.label, [(words, line) for words, (_, line) in ranked])
+    figure = Figure("The ranking", "Lower is better. Log scale.", [panel], {first.label: (COST,)})
+    return Section(f"Comparison, {first.label}", text, list(runs), results, [figure])
 
 
 def _unbiased(words: str) -> bool:

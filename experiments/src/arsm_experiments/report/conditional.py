@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from arsm_experiments.labels import readable
 from arsm_experiments.report.sections import Result, Section
 from arsm_experiments.report.training import PARTS, SECONDS, Row, figures, last, make_rows, not_run, pictures
 from arsm_experiments.runs.reader import Record
@@ -45,8 +46,8 @@ def _section(group: str, records: list[Record]) -> Section:
         "more samples give a lower number. Train is the training objective: one sample per image unless the row says "
         "bound samples, relaxed where the estimator relaxes. The learning rate is the one at which the first seed's "
         "best validation loss was lowest; all numbers but the last epoch's belong to each seed's epoch of "
-        f"best validation. {SECONDS} The paper does not say how it binarized its images, and took its other rows from "
-        "another paper: compare within a column."
+        f"best validation. {SECONDS} The paper does not say how it binarized its images, and its numbers are not like "
+        f"for like: {_papers()}."
     ) + ("" if group else not_run(rows, paper, headline))
     few = " or ".join(f"{n:,}" for n in sorted({row.chosen.config["measure_samples"] for row in rows})) + " samples"
     titles = {part: f"-ln p, {part} (nats{'' if part == 'train' else ', ' + few})" for part in PARTS}
@@ -60,6 +61,12 @@ def _section(group: str, records: list[Record]) -> Section:
         headline=headline,
         headline_words=f"{headline}, -ln p in nats",
     )
+
+
+def _papers() -> str:
+    """The paper's numbers in words."""
+    spreads = {words: f" ± {spread:g}" for words, spread in PAPER_SPREAD.items()}
+    return ", ".join(f"{readable(words)} {number:g}{spreads.get(words, '')}" for words, number in PAPER.items())
 
 
 def _test(samples: int) -> str:

@@ -17,11 +17,11 @@ from arsm_experiments.runs.reader import Record
 Places = Callable[[Record], Sequence[Any]]
 """Where a run's measurements lie on the horizontal axis."""
 HIGHEST = 1.5
-"""Curves are drawn up to so many times the best figure."""
+"""Curves are drawn up to this many times the lowest loss."""
 PARTS = ("train", "validation", "test")
 SECONDS = (
-    "Seconds are those of the whole command, in which all its seeds and learning rates train together; where several "
-    "commands share a row's seeds, theirs added up."
+    "Seconds are those of the whole command, which trains all its seeds and learning rates together; if several "
+    "commands share a row's seeds, their sum."
 )
 
 
@@ -34,7 +34,7 @@ class Row:
     chosen: Record
     colour: str
     paper: Mapping[str, float]
-    """The paper's figures by metric, where it has this row."""
+    """The paper's numbers by metric, if it has this row."""
     fresh: Record | None = None
     """Seeds that were trained once the rate was chosen, where there are any."""
 
@@ -74,7 +74,7 @@ def make_rows(
 ) -> list[Row]:
     """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen.
 
-    `paper` has a figure by metric for each method, in its order. Seeds that ran in several commands are put together,
+    `paper` has a number by metric for each method, in its order. Seeds that ran in several commands are put together,
     unless these commands differ in the numbers of samples named in `counts`. `fresh` are runs of seeds that were
     trained after their rate had been chosen.
     """
@@ -97,16 +97,16 @@ def make_rows(
 
 
 def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
-    """The paper's figures for a run; none for one whose label names a setting that is not the paper's."""
+    """The paper's numbers for a run; none if its label names a setting that is not the paper's."""
     as_printed = record.label == record.config["estimator"]
     return paper.get(record.label) or (paper.get(method(record.config), {}) if as_printed else {})
 
 
 def not_run(rows: Sequence[Row], paper: Mapping[str, Mapping[str, float]], metric: str) -> str:
-    """A sentence with the paper's figures that no run with its settings stands beside; nothing where all were run."""
+    """A sentence with the paper's numbers for which there is no run with its settings; empty if there are none."""
     run = {method(row.chosen.config) for row in rows if row.paper}
-    absent = [f"{words} {row[metric]:g}" for words, row in paper.items() if words not in run]
-    return f" No run has the paper's settings for its figures of {metric}: {', '.join(absent)}." if absent else ""
+    absent = [f"{readable(words)} {row[metric]:g}" for words, row in paper.items() if words not in run]
+    return f" The paper also has, for {metric}, without a run of ours: {', '.join(absent)}." if absent else ""
 
 
 def method(config: Mapping[str, Any]) -> str:
@@ -148,7 +148,7 @@ def figures(
 
     `state` has a panel's title, its metric, and whether it has a log scale.
     """
-    dotted = ", dotted lines the paper's figures" if any(set(row.paper) & {*titles} for row in rows) else ""
+    dotted = ", dotted lines the paper's numbers" if any(set(row.paper) & {*titles} for row in rows) else ""
     again = " Where a rate was chosen by one seed, the fresh seeds trained at it afterwards are drawn."
     again *= any(row.fresh is not None for row in rows)
     ceiling = _ceiling(rows)
@@ -175,7 +175,7 @@ def figures(
         made.append(
             Figure(
                 "Learning rates",
-                f"Lines are first seeds, whose best figure chooses the rate (a ring); dots are the other seeds.{cut}",
+                f"Lines are first seeds, whose lowest loss chooses the rate (a ring); dots are the other seeds.{cut}",
                 [_rates(rows, which, titles["validation"], ceiling) for which in ("best", "last")],
                 {f"{slug}-rates": ("learning rate",)},
             )
@@ -231,7 +231,7 @@ def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
 
 
 def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -> Panel:
-    """The figure that every rate came to, each seed's best or last."""
+    """The loss of every rate, each seed's best or last."""
     pick = min if which == "best" else (lambda seed: seed[-1])
     series = []
     for row in rows:

@@ -37,7 +37,7 @@ from arsm_experiments.training.processes import process_group, share_checkpoint
 
 TaskName = Literal["digit_sorting", "number_sorting", "spell_backward", "chain_sum", "number_filtering"]
 SMALLEST = {"tokens": 1, "tokens_per_update": 1, "parts": 1, "width": 1, "layers": 1, "heads": 1, "tested": 1}
-FOLDER_WORDS = ("kl", "warm_up", "true_share", "parts", "tokens_per_update", "engine")
+FOLDER_WORDS = ("kl", "warm_up", "parts", "tokens_per_update", "engine")
 """Settings that a run folder's name and label tell where they are not the default."""
 
 
@@ -51,20 +51,18 @@ class Sequences:
 
     task: TaskName = "digit_sorting"
     """digit_sorting needs nothing else; the others are reasoning-gym's, whose files --data has."""
-    strategies: tuple[str, ...] = ("branch:rloo:samples=8",)
-    """branch:ESTIMATOR gives credit token by token, with an estimator in words; group:N, grpo:N, dr-grpo:N and
-    token-baseline:N give it to whole answers, compared with the others of N per prompt."""
-    rates: tuple[float, ...] = (1e-3,)
+    strategies: tuple[str, ...] = ("chance:local-expectation",)
+    """branch:ESTIMATOR gives credit token by token, with an estimator in words.
+    chance:ESTIMATOR does the same with rollouts that are played as often as they are likely.
+    group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt."""
+    rates: tuple[float, ...] = (3e-4,)
     """Adam's learning rates."""
     seeds: tuple[int, ...] = (0,)
     """Independent runs of each, one after the other."""
-    tokens: int = 400_000
+    tokens: int = 300_000
     """Generated tokens of a run, those of rollouts included."""
-    tokens_per_update: int = 4_000
+    tokens_per_update: int = 2_000
     """Generated tokens of an update, on average."""
-    true_share: float = 0.3
-    """Share of a branch strategy's tokens that true answers get; rollouts from random tokens of theirs get the rest. 0
-    for no budget: rollouts from every token."""
     kl: float = 0.0
     """Cost per token of ln p - ln p of the model at the start."""
     warm_up: float = 0.4
@@ -72,11 +70,11 @@ class Sequences:
     start: Path | None = None
     """Weights to start from instead: a run folder of this command, or a file of weights."""
     width: int = 64
-    """Of the transformer."""
+    """Width of the transformer."""
     layers: int = 2
-    """Of the transformer."""
+    """Its layers."""
     heads: int = 4
-    """Of the transformer."""
+    """Its attention heads."""
     parts: int = 1
     """Parts of an update, computed one after the other, or by several processes with the same result."""
     max_rows: int = 4096
@@ -107,12 +105,11 @@ class Sequences:
     def check(self) -> None:
         """Refuse what cannot run, before anything does."""
         check_name(self.name)
-        check_least(self, **SMALLEST, measure_every=1, max_rows=2, workers=1, kl=0, true_share=0, warm_up=0)
+        check_least(self, **SMALLEST, measure_every=1, max_rows=2, workers=1, kl=0, warm_up=0)
         check_some(strategies=self.strategies, rates=self.rates, seeds=self.seeds)
         check_positive(rates=self.rates)
-        for option in ("true_share", "warm_up"):
-            if getattr(self, option) >= 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be below 1, but is {getattr(self, option)}.")
+        if self.warm_up >= 1:
+            raise ValueError(f"--warm-up must be below 1, but is {self.warm_up}.")
         for words in self.strategies:
             named_strategy(words).check(torch.zeros(1, VOCABULARY))
         if self.width % self.heads:
@@ -144,7 +141,7 @@ class Sequences:
             data = load(self.data / f"{self.task}.pt", str(device))
             with progress_bars(console) as progress:
 
-                def bar(words: str, total: int, **unit: str) -> Callable[[float], None]:
+                def bar(words: str, total: int, **unit: Any) -> Callable[[float], None]:
                     task = progress.add_task(words, total=total, **unit)
                     return lambda done: progress.update(task, completed=int(done))
 
@@ -176,7 +173,7 @@ class Sequences:
         return Size(self.width, self.layers, self.heads, batch=128, held_out=held_out, tested=512)
 
     def folder_name(self, config: dict[str, Any]) -> str:
-        """E.g. digit_sorting-branch-rloo-samples=8-rate0.001, then what is not the default."""
+        """E.g. digit_sorting-branch-rloo-samples=8-rate0.0003, then what is not the default."""
         seed = [f"seed-{self.seeds[0]}"] if self.seeds[0] else []
         words = (self.task, plain_name(config["strategy"]), f"rate{config['rate']:g}", *variant(config, ""), *seed)
         return "-".join(filter(None, (self.name, *words)))
@@ -275,7 +272,6 @@ def train(
                 rate=config["rate"],
                 seed=command.seeds[number],
                 tokens_per_update=command.tokens_per_update,
-                true_share=command.true_share,
                 kl=command.kl,
                 reference=copy.deepcopy(policy) if command.kl else None,
                 parts=command.parts,

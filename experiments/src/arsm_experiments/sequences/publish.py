@@ -2,7 +2,7 @@
 
 `results/sequences/records.tar.xz` holds the lines of JSON that `measure`, `curves` and `speed` wrote; `provenance.json`
 among them says on which hardware and at which commit. Its folder `earlier` has the first measurements, of methods that
-were not all measured again.
+were not all measured again, and `updates-of-1000` trainings with more tokens per update.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardwar
 TASKS = ("number_sorting", "spell_backward", "chain_sum", "number_filtering")
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
-ACCURACIES = (0.5, 0.7, 0.9)
+ACCURACIES = (0.5, 0.55, 0.6, 0.7, 0.9)
+PARTS = {"": "", "updates-of-1000": "updates of 1,000 tokens, "}
+"""Folders of training runs, and how their methods are named."""
 COSTS = (
     "plan microseconds per token",
     "gradient microseconds per token",
@@ -36,13 +38,13 @@ COSTS = (
 )
 DRAWN = (
     "token baseline 8",
-    "value head, lambda 0.95",
     "critic alone",
     "branch rloo 16, true returns",
     "branch rloo 16",
+    "branch rloo 64, chance",
     "branch all, chance",
 )
-COLOURS = ("#8c8c8c", "#c28f2c", "#3a8f4d", "#7fb2e5", "#1f5fa8", "#b5473c")
+COLOURS = ("#8c8c8c", "#3a8f4d", "#7fb2e5", "#1f5fa8", "#e59a8f", "#b5473c")
 CURVES = {
     "group 8": "#bcbcbc",
     "token baseline 8": "#6e6e6e",
@@ -135,17 +137,17 @@ def rows(folder: Path) -> Iterator[list[Any]]:
                 where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
                 about = ["", record["repeats"], "", f"{record['seconds']:.3f}", *provenance["earlier"]]
                 yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *about]
-    for task, start in itertools.product(TASKS, LEVELS):
-        for (method, rate), seeds in runs(folder, task, start).items():
-            where = f"{task}, from {start}, {method}, rate {rate:g}"
+    for (part, name), task, start in itertools.product(PARTS.items(), TASKS, LEVELS):
+        for (method, rate), seeds in runs(folder / part, task, start).items():
+            where = f"{task}, from {start}, {name}{method}, rate {rate:g}"
             ends = [records[-1] for records in seeds.values()]
             seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
-            yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, provenance["curves"])
+            yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, provenance[f"curves{part}"])
             for level in ACCURACIES:
                 reached = [tokens_to(records, level) for records in seeds.values()]
                 if all(reached):
                     known = [x for x in reached if x is not None]
-                    yield line(where, f"tokens to {level}", known, seconds, provenance["curves"])
+                    yield line(where, f"tokens to {level}", known, seconds, provenance[f"curves{part}"])
     for record in read_lines(folder / "speed.jsonl"):
         about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
@@ -171,14 +173,16 @@ def draw_variances(folder: Path, path: Path) -> None:
     """Each method's cost relative to the best group of whole sequences, by task and accuracy."""
     import matplotlib.pyplot as plt
 
-    found = variances(folder)
+    found, before = variances(folder), earlier(folder)
     figure, panels = plt.subplots(1, len(TASKS), figsize=(11, 3.4), sharey=True, layout="constrained")
     for axes, task in zip(panels, TASKS, strict=True):
         for name, colour in zip(DRAWN, COLOURS, strict=True):
             points = []
             for level in LEVELS:
-                methods = found.get((task, level), {})
-                if name in methods:
+                methods = next(
+                    (some[task, level] for some in (found, before) if name in some.get((task, level), {})), {}
+                )
+                if methods:
                     points.append((methods[name]["accuracy"], relative(methods, name)))
             if points:
                 x, y = zip(*points, strict=True)
@@ -211,6 +215,9 @@ def draw_curves(folder: Path, path: Path) -> None:
             y = [[r["accuracy"] for r in column] for column in columns]
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
             axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.15, linewidth=0)
+        if not best:
+            axes.text(0.5, 0.5, "no run finished", ha="center", va="center", color="#8c8c8c")
+            axes.set_xticks([])
         axes.set_title(f"{task.replace('_', ' ')}, from {start}", fontsize=10)
         axes.set_ylim(0, 1)
     for axes in panels[-1]:
