@@ -240,9 +240,10 @@ def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -
         first = [seeds[0] for seeds in found]
         others = [(rate, value) for rate, seeds in zip(rates, found, strict=True) for value in seeds[1:]]
         chosen = rates.index(row.chosen.config["rate"])
+        name = f"{row.label}, rate {rates[chosen]:g}"
         series += [
-            Series(row.name, row.colour, rates, first, mark="linked"),
-            Series(row.name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),
-            Series(row.name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
+            Series(name, row.colour, rates, first, mark="linked"),
+            Series(name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),
+            Series(name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
         ]
     return Panel(f"{which}: {title}", {"learning rate": series}, log="y", ceiling=ceiling)
