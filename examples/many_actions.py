@@ -65,9 +65,9 @@ def main(knobs: int = 4, steps: int = 200_000) -> dict[str, tuple[float, float]]
     reached = {}
     for estimator in (arsm.ARSM(), arsm.RLOO(2)):
         agent = PolicyGradient(partial(Knobs, knobs), estimator, seed=1)
-        before = agent.evaluate(30).mean
+        before = agent.evaluate(30, deterministic=False).mean
         agent.learn(steps=steps)
-        after = agent.evaluate(30)
+        after = agent.evaluate(30, deterministic=False)
         reached[type(estimator).__name__] = before, after.mean
         print(f"K = {knobs}, {estimator}: {before:.1f} before, {after.mean:.1f} +- {after.standard_error:.1f} after")
         print(f"  {agent.episodes} episodes and {agent.steps:,} steps")
