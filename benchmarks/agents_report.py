@@ -69,6 +69,8 @@ def _draw(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> Non
     """One panel per row: a dot per seed, a bar at the mean."""
     import matplotlib.pyplot as plt
 
+    from arsm_experiments.report.picture import save
+
     rows = list(dict.fromkeys(row for row, _ in cells))
     methods = [name for name in dict.fromkeys(name for _, name in cells) if any((row, name) in cells for row in rows)]
     figure, axes = plt.subplots(3, math.ceil(len(rows) / 3), figsize=(10, 7.5), squeeze=False, layout="constrained")
@@ -85,5 +87,5 @@ def _draw(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> Non
     for axis in axes.flat[len(rows) :]:
         axis.remove()
     figure.supylabel("return after learning")
-    figure.savefig(path, dpi=110)
+    save(figure, path)
     plt.close(figure)

@@ -50,6 +50,11 @@ def ours(budget: Budget, seed: int) -> None:
 METHODS: dict[str, Callable[[Budget, int], None]] = {"arsm.maximize": ours, **RIVALS}
 
 
+def digits(value: float) -> float:
+    """Six significant digits, which keeps the records small."""
+    return float(f"{value:.6g}")
+
+
 def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[str, Any]:
     """The record of a run; the instance's number is the optimiser's seed."""
     where = {name: value for name, value in provenance("cpu").items() if name in ("hardware", "commit", "torch")}
@@ -61,9 +66,9 @@ def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[s
         "family": family,
         "instance": instance,
         "budget": evaluations,
-        "best": budget.best[-1],
+        "best": digits(budget.best[-1]),
         "evaluations": len(budget.best),
-        "curve": [budget.best[min(n, len(budget.best)) - 1] for n in CURVE if n <= evaluations],
+        "curve": [digits(budget.best[min(n, len(budget.best)) - 1]) for n in CURVE if n <= evaluations],
         "seconds": round(time.monotonic() - start, 2),
         **where,
     }
@@ -88,7 +93,7 @@ def run(
         pending = [processes.submit(one_run, *key) for key in missing]
         for number, finished in enumerate(as_completed(pending), 1):
             record = finished.result()
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
             file.flush()
             left = (time.monotonic() - started) / number * (len(missing) - number)
             where = f"{record['method']}, {record['family']} {record['instance']}, {record['budget']:,}"
@@ -110,6 +115,8 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
     The figure leaves out optimisers with fewer instances than the others, whose mean would be of something else.
     """
     import matplotlib  # pyright: ignore[reportMissingImports]
+
+    from arsm_experiments.report.picture import save
 
     matplotlib.use("Agg")
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
@@ -154,7 +161,7 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
         axis.set_ylim(max(low, start), top + 0.05 * (top - start))
     axes[0].set_ylabel("best value, mean over instances")
     axes[-1].legend(fontsize=8)
-    figure.savefig(folder / "best.png", dpi=110)
+    save(figure, folder / "best.png")
 
 
 def main() -> None:

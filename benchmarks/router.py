@@ -231,7 +231,7 @@ def run(ways: list[str], balances: list[float], workers: int, steps: int, repeti
             pending = [processes.submit(training, *key, steps) for key in missing]
             for number, finished in enumerate(as_completed(pending), 1):
                 record = finished.result()
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(record, separators=(",", ":")) + "\n")
                 file.flush()
                 left = (time.monotonic() - start) / number * (len(missing) - number)
                 name = f"{record['way']}, rate {record['rate']:g}, balance {record['balance']:g}, seed {record['seed']}"

@@ -12,6 +12,7 @@ from arsm_experiments.report.figures import ENTRY, NEUTRAL, TITLE, Figure, Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 INK = "#1c1f24"
 DPI = 110
@@ -39,7 +40,6 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
     from matplotlib.lines import Line2D
-    from PIL import Image
 
     figure = figure.in_words()
     drawn = [(panel, axis) for panel in figure.panels for axis in panel.views if axis in figure.files[name]]
@@ -62,12 +62,17 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
             for words, colour in entries.items()
         ]
         canvas.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
-        whole = io.BytesIO()
-        canvas.savefig(whole, dpi=DPI)
+        save(canvas, folder / f"{name}.png")
+
+
+def save(canvas: Canvas, path: Path, colours: int = COLOURS) -> None:
+    """Write a small file, with a palette."""
+    from PIL import Image
+
+    whole = io.BytesIO()
+    canvas.savefig(whole, dpi=DPI, format="png")
     picture = Image.open(whole).convert("RGB")
-    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-        folder / f"{name}.png", optimize=True
-    )
+    picture.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from arsm_experiments.report.picture import save
 from arsm_experiments.sequences.measure import FRESH
 from arsm_experiments.sequences.methods import read_lines
 
@@ -188,7 +189,7 @@ def draw_variances(folder: Path, path: Path) -> None:
     panels[0].set_ylabel("variance x tokens, best group = 1")
     handles = {h.get_label(): h for axes in panels for h in axes.get_lines() if not str(h.get_label()).startswith("_")}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    save(figure, path)
+    save(figure, path, 64)
     plt.close(figure)
 
 
@@ -220,18 +221,8 @@ def draw_curves(folder: Path, path: Path) -> None:
         axes.set_ylabel("accuracy, one sample")
     handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    save(figure, path)
+    save(figure, path, 64)
     plt.close(figure)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure with a palette of 64 colours, which makes it small."""
-    from PIL import Image
-
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
 
 
 def best_runs(folder: Path, task: str, start: float) -> dict[str, dict[int, list[Record]]]:
