@@ -1,6 +1,7 @@
 """`arsm.kernels.order` and `arsm.kernels.merge` of few categories as one Triton kernel each: one program per row."""
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false
 
 from __future__ import annotations
 

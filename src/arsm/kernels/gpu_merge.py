@@ -7,7 +7,8 @@ in that order. Sums over categories are int64 in fixed point, the same in every 
 repeats to the bit.
 """
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false
 
 from __future__ import annotations
 

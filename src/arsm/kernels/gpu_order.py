@@ -3,7 +3,8 @@
 Rows are cut into chunks, one program each. Two passes find the first of each chunk's race, a third says who can win.
 """
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false
 
 from __future__ import annotations
 

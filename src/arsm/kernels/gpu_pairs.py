@@ -1,6 +1,7 @@
 """`arsm.kernels.pairs` as one Triton kernel: a program runs a row's K races, then swaps and compares its pairs."""
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false
 
 from __future__ import annotations
 
