@@ -209,7 +209,7 @@ def test_the_comparison_quotes_itself() -> None:
     networks = [f"network-{scale}" for scale in ("0.1", "1", "3", "6")]
     # the problem of each column that holds a ratio, table by table
     binary, toy = dict(enumerate(("binary-1", "binary-3"))), dict(enumerate(("toy-30", "toy-1000")))
-    tables = [dict(enumerate(networks)), binary, {0: first}, {0: second}, toy]
+    tables = [dict(enumerate(networks)), binary, {0: second}, {0: first}, toy]
     text = (ROOT / "results" / "compare" / "README.md").read_text()
     found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert len(found) == len(tables)

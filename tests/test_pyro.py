@@ -414,7 +414,7 @@ def test_enumeration_agrees_with_pyros_exact_elbo(problem: Problem, truths: Any)
 @pytest.mark.parametrize("words", arsm.estimator_names())
 def test_an_estimator_keeps_its_claim_or_is_refused_by_name(words: str, truths: Any) -> None:
     estimator = arsm.estimator(words)
-    problem = PAIRS if words == "disarm" else PROBLEMS[3]
+    problem = PAIRS if words in ("disarm", "ugc") else PROBLEMS[3]
     fits = estimator.target == "mean" and estimator.given_sample and not len(estimator.learned)
     if estimator.needs_gradient or not fits:
         with pytest.raises(ValueError, match=type(estimator).__name__):

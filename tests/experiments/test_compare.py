@@ -179,7 +179,7 @@ def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureF
     words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--estimators", "arsm", "rloo"]
     words += ["--samples", "10"]
     assert main(words) == 0
-    assert "rloo" in capsys.readouterr().out
+    assert "leave-one-out" in capsys.readouterr().out
     record = read_run(tmp_path / "compare" / "toy-30")
     assert [line["step"] for line in record.metrics] == [1, 2]
     assert main(words) == 2
