@@ -69,7 +69,7 @@ def _draw(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> Non
     """One panel per row: a dot per seed, a bar at the mean."""
     import matplotlib.pyplot as plt
 
-    from arsm_experiments.report.picture import save
+    from arsm_experiments.palette import save
 
     rows = list(dict.fromkeys(row for row, _ in cells))
     methods = [name for name in dict.fromkeys(name for _, name in cells) if any((row, name) in cells for row in rows)]

@@ -116,7 +116,7 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
     """
     import matplotlib  # pyright: ignore[reportMissingImports]
 
-    from arsm_experiments.report.picture import save
+    from arsm_experiments.palette import save
 
     matplotlib.use("Agg")
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]

@@ -192,7 +192,7 @@ def test_a_second_run_of_a_problem_adds_to_its_table(tmp_path: Path) -> None:
     words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--samples", "10"]
     assert main([*words, "--estimators", "rloo", "arsm"]) == 0
     assert main([*words, "--estimators", "ars", "rloo", "--name", "again", "--seed", "1"]) == 0
-    runs = [read_run(tmp_path / "compare" / name) for name in ("again-toy-30", "toy-30")]
+    runs = [read_run(tmp_path / "compare" / name) for name in ("toy-30", "again-toy-30")]
     (section,) = compare_sections(runs)
     assert section.title == "Comparison, toy-30"
     shown = {result.row: result for result in section.results if result.metric == "variance"}
@@ -201,7 +201,7 @@ def test_a_second_run_of_a_problem_adds_to_its_table(tmp_path: Path) -> None:
         "ars": "again-toy-30",
         "arsm": "toy-30",
     }
-    assert shown["rloo"].values == [runs[0].metrics[1]["variance"]]
+    assert shown["rloo"].values == [runs[1].metrics[1]["variance"]]
 
 
 @pytest.fixture(scope="module")

@@ -186,7 +186,7 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
         ("arsm", True),
         ("relax", True),
         ("arsm", False),
-        *((words, False) for words in ("muprop", "rebar", "double-control")),
+        *(pytest.param(words, False, marks=pytest.mark.slow) for words in ("muprop", "rebar", "double-control")),
     ],
 )
 def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from arsm_experiments.labels import readable
+from arsm_experiments.palette import save
 from arsm_experiments.report.sections import number
 from arsm_experiments.runs.reader import read_runs
 
@@ -169,7 +169,6 @@ def figure() -> None:
     """The toy problem: where each estimator gets, by updates and by evaluations of f, and variance x evaluations."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
-    from PIL import Image
 
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
     style |= {"grid.color": "#e8eaee", "axes.titlelocation": "left", "axes.titlesize": 10}
@@ -208,10 +207,7 @@ def figure() -> None:
         entries = dict(zip(*reversed(variance.get_legend_handles_labels()), strict=True))
         entries |= dict(zip(*reversed(by_update.get_legend_handles_labels()), strict=True))
         canvas.legend(entries.values(), entries.keys(), frameon=False, loc="outside right center")
-        whole = io.BytesIO()
-        canvas.savefig(whole, dpi=150)
-    picture = Image.open(whole).convert("RGB")
-    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(FIGURE, optimize=True)
+        save(canvas, FIGURE, dpi=150)
 
 
 def main() -> None:

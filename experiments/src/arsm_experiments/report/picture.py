@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from arsm_experiments.palette import save
 from arsm_experiments.report.figures import ENTRY, NEUTRAL, TITLE, Figure, Panel, Series, grid, lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 INK = "#1c1f24"
-DPI = 110
-COLOURS = 256
-"""Of the file: as many as curves, bands and smoothed edges need, and a third of the bytes of full colour."""
 CLOSE = 0.055
 """The least distance between two labels, as a share of the panel's height."""
 SETTINGS = {
@@ -63,16 +59,6 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
         ]
         canvas.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
         save(canvas, folder / f"{name}.png")
-
-
-def save(canvas: Canvas, path: Path, colours: int = COLOURS) -> None:
-    """Write a small file, with a palette."""
-    from PIL import Image
-
-    whole = io.BytesIO()
-    canvas.savefig(whole, dpi=DPI, format="png")
-    picture = Image.open(whole).convert("RGB")
-    picture.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:

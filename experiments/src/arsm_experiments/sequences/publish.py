@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from arsm_experiments.report.picture import save
+from arsm_experiments.palette import save
 from arsm_experiments.sequences.measure import FRESH
 from arsm_experiments.sequences.methods import read_lines
 
