@@ -23,7 +23,7 @@ ELSEWHERE = {
     "conditional": {("58.3", "0.2"), ("61.5", "0.1"), ("59.3", "0.1")},  # the paper's, and those of an earlier commit
     "vae": {("82.4", "0.4"), ("88.49", "0.82")},  # a run that is not kept, and one that is tested below
 }
-"""Figures with a spread that are in no table."""
+"""Numbers with a spread that are in no table."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def assert_said(name: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("experiment", ["toy", "vae", "conditional", "control"])
-def test_figures_with_a_spread_are_in_the_table(experiment: str) -> None:
+def test_numbers_with_a_spread_are_in_the_table(experiment: str) -> None:
     with (RESULTS / experiment / "table.csv").open() as file:
         known = [(float(row["mean"]), float(row["std"])) for row in csv.DictReader(file) if row["std"]]
     found = set(SPREAD.findall((RESULTS / experiment / "README.md").read_text()))
@@ -91,7 +91,7 @@ def test_arsm_beside_the_authors_log(records: list[Record]) -> None:
     above_last, above_best = at(1000)[1] - 87.15, fmean(best) - 86.65
     assert above_best > 2 * stdev(best)
     sentence = (
-        f"Our last validation figure is {above_last:.1f} nats above theirs and our best {above_best:.1f}, more than two"
+        f"Our last validation -ELBO is {above_last:.1f} nats above theirs and our best {above_best:.1f}, more than two"
     )
     assert_said("results/vae/README.md", sentence)
 
@@ -116,7 +116,7 @@ def test_differences_from_the_papers_vae_rows(results: dict[tuple[str, str], Res
     assert_said("results/vae/README.md", f"{better} {gain('1 layer: relax')} nats better here")
     behind = tests["VAE, 1 layer: relax"].mean - tests["VAE, 1 layer: arsm"].mean
     assert_said("results/vae/README.md", f"and {behind:.1f} behind ARSM, for")
-    assert_said("results/vae/README.md", f"comes to {tests['VAE, 1 layer: ar'].mean:.1f} where the paper has 135.0")
+    assert_said("results/vae/README.md", f"reaches {tests['VAE, 1 layer: ar'].mean:.1f} where the paper has 135.0")
     two = results["VAE, 2 layers: arsm (530 epochs)", "test"]
     assert two.paper is None
     assert_said(
@@ -170,7 +170,7 @@ def test_what_bfloat16_costs(records: list[Record]) -> None:
     (record,) = runs_of(records, "vae", "arsm", "tf32", layers=1, rate=3e-4)
     best = [min(curve) for curve in curves(record, "validation").values()]
     assert record.config["precision"] == "tf32"
-    sentence = f"three seeds in TF32 come to {fmean(best):.2f} ± {stdev(best):.2f} at the same rate"
+    sentence = f"three seeds in TF32 reach {fmean(best):.2f} ± {stdev(best):.2f} at the same rate"
     assert_said("results/vae/README.md", sentence)
     assert_said("results/vae/README.md", f"The best of all nine seeds reached {min(best):.2f}")
     others = runs_of(records, "vae", "arsm", layers=1, rate=3e-4)
@@ -183,11 +183,11 @@ def test_two_layers_as_released(records: list[Record], results: dict[tuple[str, 
     best = [min(curve) for curve in validation.values()]
     places = sorted(epochs[curve.index(low)] for curve, low in zip(validation.values(), best, strict=True))
     assert epochs[-1] == 1000
-    figures = ", ".join(f"{low:.1f}" for low in best[:-1]) + f" and {best[-1]:.1f}"
-    said = f"validation is best after {places[0]} to {places[-1]} epochs, at {figures}, and then turns upwards"
+    values = ", ".join(f"{low:.1f}" for low in best[:-1]) + f" and {best[-1]:.1f}"
+    said = f"validation is best after {places[0]} to {places[-1]} epochs, at {values}, and then rises"
     assert_said("results/vae/README.md", said)
     test = results[f"VAE, 2 layers (as-released): {record.label}", "test"]
-    assert_said("results/vae/README.md", f"come to {test.mean:.1f} ± {test.std:.1f} in the test")
+    assert_said("results/vae/README.md", f"reach {test.mean:.1f} ± {test.std:.1f} in the test")
 
 
 def test_the_variance_of_ar(records: list[Record]) -> None:
@@ -274,11 +274,11 @@ def test_conditional_arsm_passes_the_paper_by_three_changes(results: dict[tuple[
     assert_said("results/conditional/README.md", f"the start alone gives {start.mean:.1f}")
     assert tuned.mean < 58.3 < start.mean
     assert_said(
-        "results/README.md", "with ten times its rate, a cosine schedule and biases that begin at the mean image"
+        "results/README.md", "with ten times its rate, a cosine schedule and biases that start from the mean image"
     )
 
 
-def test_no_figure_of_the_paper_that_it_does_not_have(results: dict[tuple[str, str], Result]) -> None:
+def test_no_number_of_the_paper_that_it_does_not_have(results: dict[tuple[str, str], Result]) -> None:
     plain = results["Conditional MNIST: gumbel-softmax", "test, 1,000 samples"]
     sampled = results["Conditional MNIST (sampled): gumbel-softmax, sampled pixels True", "test, 1,000 samples"]
     assert plain.paper is None
