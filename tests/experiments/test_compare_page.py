@@ -4,21 +4,21 @@ import pytest
 
 import arsm
 from arsm_experiments.compare import FLOOR
-from arsm_experiments.report.compare_page import GROUPS, PAGE, filled, read_figures, short, tables
+from arsm_experiments.report.compare_page import GROUPS, PAGE, filled, read_numbers, short, tables
 
 TEXT = PAGE.read_text()
-FIGURES = read_figures(PAGE.parent / "table.csv")
+NUMBERS = read_numbers(PAGE.parent / "table.csv")
 DOCS = (PAGE.parents[2] / "docs" / "estimators.md").read_text()
 
 
 def test_the_tables_are_what_the_runs_say() -> None:
-    made = tables(FIGURES)
+    made = tables(NUMBERS)
     assert filled(TEXT, made) == TEXT, "stale: run `python -m arsm_experiments.report.compare_page`"
     assert all(f"<!-- table: {name} -->\n" in TEXT for name in made)
 
 
 def test_arsm_and_the_ridge_beside_leave_one_out() -> None:
-    networks = [FIGURES[problem] for problem in GROUPS["network"]]
+    networks = [NUMBERS[problem] for problem in GROUPS["network"]]
     ratios = [rows["arsm"]["variance"] / rows["rloo"]["variance"] for rows in networks]
     words = f"{min(ratios):.0f} to {max(ratios):.0f} times"
     assert words in TEXT
@@ -28,14 +28,14 @@ def test_arsm_and_the_ridge_beside_leave_one_out() -> None:
     )
     assert max(plus) < 0.5  # half or more
     assert max(pooled) < 0.29  # three quarters
-    assert "takes off half of that or more" in TEXT
+    assert "removes half of that or more" in TEXT
     assert "pooling three quarters" in TEXT
     ridge = [rows["rloo:ridge=1.0"]["cost"] for rows in networks]
     assert f"{max(ridge):.2f} to {min(ridge):.2f} of plain leave-one-out's error" in TEXT
 
 
 def test_nobody_unbiased_is_below_the_floor() -> None:
-    for rows in FIGURES.values():
+    for rows in NUMBERS.values():
         if FLOOR in rows:
             unbiased = [words for words in rows if words != FLOOR and arsm.estimator(words).unbiased]
             assert rows[FLOOR]["cost"] < 1.05 * min(rows[words]["cost"] for words in unbiased)
@@ -43,7 +43,7 @@ def test_nobody_unbiased_is_below_the_floor() -> None:
 
 def test_no_unbiased_estimator_shows_a_bias() -> None:
     """Beyond four times what the noise alone shows: the root of a sum of squares has no heavy tail."""
-    for rows in FIGURES.values():
+    for rows in NUMBERS.values():
         for words, metrics in rows.items():
             if words == FLOOR or arsm.estimator(words).unbiased:
                 assert metrics["bias"] < 4 * metrics["bias that noise alone shows"], words
@@ -52,17 +52,17 @@ def test_no_unbiased_estimator_shows_a_bias() -> None:
 def test_ugc_beside_disarm() -> None:
     less = []
     for problem in GROUPS["binary"]:
-        ugc, disarm = FIGURES[problem]["ugc"], FIGURES[problem]["disarm"]
+        ugc, disarm = NUMBERS[problem]["ugc"], NUMBERS[problem]["disarm"]
         less.append(1 - 4 * ugc["variance"] / (6 * disarm["variance"]))  # 4 and 6 draws for 12 evaluations
     assert "`ugc` has {:.0%} (scale 1) and {:.0%} (scale 3) less variance".format(*less).replace("%", " %") in TEXT
 
 
 def test_one_variable() -> None:
-    rows = FIGURES["toy-30"]
+    rows = NUMBERS["toy-30"]
     unbiased = [words for words in rows if arsm.estimator(words).unbiased]
     assert min(unbiased, key=lambda words: rows[words]["cost"]) == "arsm-plus"
     for problem in GROUPS["toy"]:
-        assert 0.25 < FIGURES[problem]["ars-plus"]["cost"] / FIGURES[problem]["ars"]["cost"] < 0.42  # a third
+        assert 0.25 < NUMBERS[problem]["ars-plus"]["cost"] / NUMBERS[problem]["ars"]["cost"] < 0.42  # a third
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ GROUPS = {
 }
 """Problems that share a table; every VAE has one of its own."""
 
-Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""figures[problem][words][metric]."""
+Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""numbers[problem][words][metric]."""
 
 
-def read_figures(table: Path) -> Figures:
+def read_numbers(table: Path) -> Numbers:
     """Every metric of table.csv; the cost is relative to that of plain leave-one-out."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for line in csv.DictReader(table.open()):
@@ -38,10 +38,10 @@ def read_figures(table: Path) -> Figures:
     return found
 
 
-def tables(figures: Figures) -> dict[str, str]:
+def tables(numbers: Numbers) -> dict[str, str]:
     """Markdown by name: the groups, and each VAE by its problem's name."""
-    made = {name: _by_problem(figures, problems) for name, problems in GROUPS.items()}
-    return made | {name: _of_vae(rows) for name, rows in figures.items() if name.startswith("vae")}
+    made = {name: _by_problem(numbers, problems) for name, problems in GROUPS.items()}
+    return made | {name: _of_vae(rows) for name, rows in numbers.items() if name.startswith("vae")}
 
 
 def _kind(words: str) -> str:
@@ -51,11 +51,11 @@ def _kind(words: str) -> str:
     return KINDS[2] if not chosen.unbiased else KINDS[1] if chosen.needs_gradient else KINDS[0]
 
 
-def _by_problem(figures: Figures, problems: Sequence[str]) -> str:
+def _by_problem(numbers: Numbers, problems: Sequence[str]) -> str:
     """Relative costs in one column per problem, the estimators ranked by their geometric mean."""
     costs = {
-        words: [figures[problem].get(words, {}).get("cost", math.nan) for problem in problems]
-        for words in dict.fromkeys(words for problem in problems for words in figures[problem])
+        words: [numbers[problem].get(words, {}).get("cost", math.nan) for problem in problems]
+        for words in dict.fromkeys(words for problem in problems for words in numbers[problem])
     }
 
     def mean(words: str) -> float:
@@ -88,7 +88,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def short(x: float) -> str:
-    """Two significant digits; nothing where there is no figure."""
+    """Two significant digits; empty for NaN."""
     if math.isnan(x):
         return ""
     if x == 0 or x >= 100:
@@ -106,4 +106,4 @@ def filled(page: str, made: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), tables(read_figures(PAGE.parent / "table.csv"))))
+    PAGE.write_text(filled(PAGE.read_text(), tables(read_numbers(PAGE.parent / "table.csv"))))
