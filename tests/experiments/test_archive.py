@@ -53,6 +53,14 @@ def test_archived_numbers_have_eight_digits(tmp_path: Path) -> None:
     assert record.metrics[0]["step"] == 1
 
 
+def test_archived_numbers_that_are_only_drawn_have_five_digits(tmp_path: Path) -> None:
+    with open_run(tmp_path / "runs", "trial", "one", {}) as run:
+        run.log(1, {"entropy": 2 / 3, "reward": 2 / 3})
+    Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
+    (record,) = read_runs(tmp_path / "kept")
+    assert (record.metrics[0]["entropy"], record.metrics[0]["reward"]) == (0.66667, 0.66666667)
+
+
 def test_the_same_runs_make_the_same_bytes(tmp_path: Path) -> None:
     first, second = (make(tmp_path / "runs", name) for name in ("one", "two"))
     Archive(tmp_path / "runs", tmp_path / "together").run(QUIET)

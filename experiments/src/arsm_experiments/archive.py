@@ -24,7 +24,7 @@ from arsm_experiments.runs.reader import make_record
 class Archive:
     """Add the run folders under ROOT to INTO/<experiment>.tar.xz, without their checkpoints; the folders stay.
 
-    The same runs always make the same archive, byte for byte; numbers are cut to eight digits.
+    The same runs always make the same archive, byte for byte; numbers are cut to eight digits, to five if only drawn.
     """
 
     root: Path = Path("runs")

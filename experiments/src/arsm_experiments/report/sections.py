@@ -214,6 +214,11 @@ def print_results(console: Console, section: Section) -> None:
     console.print(table)
 
 
+def short_commit(commit: str | None) -> str:
+    """The first ten digits, and "-dirty" where there were changes; runs keep all forty."""
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]*", r"\1", commit or "")
+
+
 def results_csv(sections: Iterable[Section]) -> str:
     """All results as table.csv."""
     out = io.StringIO()
@@ -224,7 +229,7 @@ def results_csv(sections: Iterable[Section]) -> str:
             session = r.record.sessions[-1]
             spread = "" if r.std is None else f"{r.std:.6g}"
             paper = "" if r.paper is None else f"{r.paper:g}"
-            where = (f"{r.record.seconds:.1f}", session["hardware"], session["commit"])
+            where = (f"{r.record.seconds:.1f}", session["hardware"], short_commit(session["commit"]))
             writer.writerow(
                 (f"{section.title}: {r.row}", r.metric, f"{r.mean:.6g}", spread, len(r.values), paper, *where)
             )

@@ -19,6 +19,19 @@ SUFFIX = ".tar.xz"
 KEPT = ("config.json", "metrics.jsonl")
 DIGITS = 8
 """Digits of an archived metric: two more than tables have, and half the bytes of all of them."""
+DRAWN_DIGITS = 5
+DRAWN = frozenset(
+    {
+        "entropy",
+        "gradient_first",
+        "gradient_last",
+        "gradient_variance",
+        "probability_first",
+        "probability_last",
+        "pseudo_action_share",
+    }
+)
+"""Metrics that figures show and tables do not: DRAWN_DIGITS are finer than a pixel."""
 
 Files = Mapping[str, bytes]
 """A run's files by name."""
@@ -38,12 +51,13 @@ def for_archive(files: Files) -> dict[str, bytes]:
 
 
 def shortened(metrics: Sequence[Mapping[str, Any]]) -> bytes:
-    """A metrics.jsonl with numbers of DIGITS digits."""
+    """A metrics.jsonl with numbers of DIGITS digits, of DRAWN_DIGITS where they are only drawn."""
 
-    def short(value: Any) -> Any:
-        return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    def short(key: str, value: Any) -> Any:
+        digits = DRAWN_DIGITS if key in DRAWN else DIGITS
+        return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
-    return b"".join(json.dumps({key: short(line[key]) for key in line}).encode() + b"\n" for line in metrics)
+    return b"".join(json.dumps({key: short(key, line[key]) for key in line}).encode() + b"\n" for line in metrics)
 
 
 def read_archive(path: Path) -> dict[str, dict[str, bytes]]:
