@@ -294,7 +294,7 @@ def test_context_is_checked() -> None:
     fits = "must be a tensor that leads with the batch's shape [2], but is "
     for position, found, context in ((0, [3, 5], [torch.zeros(3, 5)]), (1, [], [torch.zeros(2), torch.zeros(())])):
         call = lambda context=context: arsm.estimate(arsm.ARSM(), GOOD, total, *context)  # noqa: E731
-        refused(f"Context {position} {fits}{found}.", ValueError, call)
+        refused(f"Context {position} {fits}torch.float32 {found}.", ValueError, call)
     refused(
         f"Context 0 {fits}float.",
         ValueError,
