@@ -307,7 +307,7 @@ def test_context_is_checked() -> None:
     )
     layer = lambda zs, *context: GOOD  # noqa: E731
     refused(
-        f"Context 1 {fits}[3].",
+        f"Context 1 {fits}torch.float32 [3].",
         ValueError,
         lambda: arsm.estimate_layers(arsm.ARSM(), [layer], total, torch.zeros(2), torch.zeros(3)),
     )
