@@ -72,11 +72,11 @@ class Task:
 TASKS = {
     "digit_sorting": Task({}, answer_tokens=7, prompt_tokens=7, own=_digits),
     "number_sorting": Task(
-        {"min_numbers": 8, "max_numbers": 8, "min_decimals": 0, "max_decimals": 0, "min_value": 0, "max_value": 99},
+        {"min_numbers": 8, "max_numbers": 8, "min_decimals": 0, "max_decimals": 0, "min_value": 0, "max_value": 9},
         _sorting,
         _numbers,
-        answer_tokens=24,
-        prompt_tokens=25,
+        answer_tokens=16,
+        prompt_tokens=17,
     ),
     "spell_backward": Task(
         {"min_word_len": 8, "max_word_len": 10},
@@ -91,19 +91,26 @@ TASKS = {
         answer_tokens=9,
         prompt_tokens=14,
     ),
+    "spiral_matrix": Task(
+        {"min_n": 4, "max_n": 4},
+        lambda question: re.sub(r"[^\d]", "", question.rpartition("?")[2]),
+        lambda answer: answer.replace(" ", ""),
+        answer_tokens=17,
+        prompt_tokens=17,
+    ),
     "number_filtering": Task(
         {
             "min_numbers": 8,
             "max_numbers": 8,
             "min_decimals": 0,
             "max_decimals": 0,
-            "min_value": -99.0,
-            "max_value": 99.0,
+            "min_value": -9.0,
+            "max_value": 9.0,
         },
         _filtering,
         _numbers,
-        answer_tokens=32,
-        prompt_tokens=40,
+        answer_tokens=24,
+        prompt_tokens=30,
     ),
 }
 
