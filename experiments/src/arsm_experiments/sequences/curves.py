@@ -51,6 +51,8 @@ CRITIC_ROWS = 128
 """Sequences that a critic takes one step on."""
 EVERY = 5
 """Updates between two evaluations."""
+LOST = 20
+"""Updates after which a rate that has halved the accuracy is given up, on seed 0."""
 ENOUGH = 0.95
 """The accuracy at which a run ends."""
 
@@ -87,7 +89,8 @@ def train(
     while True:
         if update % EVERY == 0 or spent >= tokens:
             reached = accuracy(policy, task, held_out, torch.Generator(device).manual_seed(1))
-            end = spent >= tokens or reached >= ENOUGH
+            lost = seed == 0 and update >= LOST and reached < start / 2
+            end = spent >= tokens or reached >= ENOUGH or lost
             record = {"task": task, "start": start, "method": name, "rate": rate, "seed": seed, "update": update}
             record |= {"tokens": spent, "per_update": per_update, "seconds": time.time() - begun, "accuracy": reached}
             add_line(path, record | {"end": end})

@@ -34,11 +34,11 @@ class Likeliest:
     """Which answers to look at, and how to estimate the rest."""
 
     rest: Strategy
-    tries: int = 4
+    tries: int = 3
     """Variants of a greedy answer that earned nothing."""
     solved: float = 0.05
     """The share of prompts whose rest is estimated where an answer in S earned something."""
-    unsolved: float = 0.5
+    unsolved: float = 1.0
     """The share where none did."""
 
 
@@ -82,7 +82,7 @@ def estimate(
         chosen = tokens[earned]
         log_p = model.logits(prompts[row[earned]], chosen).log_softmax(-1).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
         p = log_p.masked_fill(~live_tokens(chosen, eos), 0).sum(-1).exp()
-        value = value.index_add(0, row[earned], p * rewards[earned])
+        value = value.index_add(0, row[earned], (p * rewards[earned]).to(value.dtype))
     share = torch.full_like(value, method.unsolved).index_fill(0, row[earned], method.solved).detach()
     kept = (torch.rand(count, generator=generator, device=device) < share).nonzero().squeeze(-1)
     if kept.shape[0]:

@@ -70,7 +70,6 @@ METHODS: dict[str, Callable[[Critics], Strategy | Likeliest]] = {
     "branch arsm": lambda _: Branch(arsm.ARSM()),
     "likeliest": lambda _: Likeliest(ValueHead(_no_baseline)),
     "likeliest, greedy": lambda _: Likeliest(ValueHead(_no_baseline), tries=0),
-    "likeliest, branch": lambda _: Likeliest(Branch(arsm.RLOO(64), chance=by_likelihood(0.01)), unsolved=0.25),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
 }
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,13 +25,13 @@ from arsm_experiments.sequences.measure import LEVELS, checkpoint_path, measure_
 from arsm_experiments.sequences.methods import SMALL, Size, read_lines
 from arsm_experiments.sequences.tasks import load
 
-FIRST = ("branch rloo 64, chance", "token baseline 8", "value head", "group 4")
-"""The methods that are trained first."""
-SECOND = ("branch rloo 16", "grpo 8", "vineppo 2")
+FIRST = ("likeliest", "value head", "branch rloo 64, chance", "token baseline 8", "group")
+"""The methods that are trained first; "group" stands for the task's best one."""
+SECOND = ("grpo 8", "vineppo 2")
 MEASURED = (
-    *("group 2", "group 4", "group 8", "group 16", "token baseline 8", "value head", "value head, lambda 0.95"),
-    *("critic alone", "branch rloo 16, true returns", "branch rloo 16", "branch rloo 64, chance", "branch all, chance"),
-    *("grpo 8", "dr. grpo 8", "vineppo 2", "branch rloo 16, fresh prompts", "group 8, fresh prompts"),
+    *("group 2", "group 4", "group 8", "group 16", "token baseline 8", "value head", "vineppo 2"),
+    *("branch rloo 16, true returns", "branch rloo 16", "branch rloo 64, chance", "branch all, chance"),
+    *("likeliest, greedy", "likeliest", "branch rloo 16, fresh prompts", "group 8, fresh prompts"),
 )
 """Methods whose variance is measured."""
 
@@ -44,19 +43,20 @@ class Setting:
     per_update: int
     """Generated tokens of an update."""
     rates: tuple[float, ...]
-    trial: int
-    """Generated tokens of a run that chooses the rate."""
-    tokens: int
-    """Most generated tokens of a reported run."""
+    group: str = "group 4"
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
 SETTINGS = {
-    "number_sorting": Setting(16_000, (1e-4, 3e-4), 1_600_000, 4_800_000),
-    "number_filtering": Setting(16_000, (1e-4, 3e-4), 1_600_000, 4_800_000),
-    "chain_sum": Setting(8_000, (1e-4, 3e-4), 1_600_000, 4_800_000),
-    "spell_backward": Setting(1_000, (3e-4, 1e-3), 60_000, 200_000, (1, 2, 3, 4, 5)),
+    "spiral_matrix": Setting(2_000, (1e-4, 3e-4, 1e-3)),
+    "small_sorting": Setting(2_000, (1e-4, 3e-4, 1e-3)),
+    "small_filtering": Setting(2_000, (1e-4, 3e-4, 1e-3)),
+    "spell_backward": Setting(1_000, (1e-4, 3e-4, 1e-3), "group 8", (1, 2, 3, 4, 5)),
 }
+TRIAL = 60
+"""Updates of a run that chooses the rate."""
+LONGEST = 300
+"""Most updates of a reported run."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +81,23 @@ class Job:
 
 def jobs() -> list[Job]:
     """All jobs, the most important ones first."""
-    found = [Job("pretrain", task, LEVELS[-1]) for task in ("chain_sum", "number_filtering", "number_sorting")]
-    found += [Job("pretrain", "spell_backward", LEVELS[-1])]
+    found = [Job("pretrain", task, LEVELS[-1]) for task in SETTINGS]
     found += [Job("variance", task, LEVELS[-1]) for task in SETTINGS]
     for methods in (FIRST, SECOND):
-        found += trials(methods)
-        for number in range(max(len(setting.seeds) for setting in SETTINGS.values())):
-            for method, (task, setting) in itertools.product(methods, SETTINGS.items()):
-                found += [Job("train", task, method=method, seed=seed) for seed in setting.seeds[number : number + 1]]
+        pairs = [
+            (task, setting.group if method == "group" else method)
+            for method, (task, setting) in itertools.product(methods, SETTINGS.items())
+        ]
+        found += [Job("train", task, method=name, rate=rate) for task, name in pairs for rate in SETTINGS[task].rates]
+        for number in range(3):
+            found += [Job("train", task, method=name, seed=SETTINGS[task].seeds[number]) for task, name in pairs]
+        if methods == FIRST:
+            found += [Job("variance", task, level) for level in LEVELS[:-1] for task in SETTINGS]
+    for number in range(3, max(len(setting.seeds) for setting in SETTINGS.values())):
+        for method, (task, setting) in itertools.product((*FIRST, *SECOND), SETTINGS.items()):
+            name = setting.group if method == "group" else method
+            found += [Job("train", task, method=name, seed=seed) for seed in setting.seeds[number : number + 1]]
     return found
-
-
-def trials(methods: Iterable[str]) -> list[Job]:
-    """Seed 0 at every rate."""
-    return [
-        Job("train", task, method=method, rate=rate)
-        for method, (task, setting) in itertools.product(methods, SETTINGS.items())
-        for rate in setting.rates
-    ]
 
 
 class Worker:
@@ -144,8 +143,7 @@ class Worker:
             return (job.rate,)
         records = [r for r in read_lines(self._curves(job.task)) if (r["method"], r["seed"]) == (job.method, 0)]
         tried = {r["rate"] for r in records if r["end"] and r["start"] == job.level}
-        done = tried >= set(SETTINGS[job.task].rates)
-        return tuple(best_rates(records, job.method, job.level)) if done else ()
+        return tuple(best_rates(records, job.method, job.level)) if tried >= set(SETTINGS[job.task].rates) else ()
 
     def _curves(self, task: str) -> Path:
         return self.out / f"curves-{task}.jsonl"
@@ -167,7 +165,7 @@ class Worker:
         done = {(r["start"], r["method"], r["rate"], r["seed"]) for r in read_lines(self._curves(job.task)) if r["end"]}
         if (job.level, job.method, rate, job.seed) in done:
             return
-        tokens = setting.tokens if job.seed else setting.trial
+        tokens = setting.per_update * (LONGEST if job.seed else TRIAL)
         train(
             job.method,
             rate,
