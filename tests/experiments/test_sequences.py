@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
-from arsm_experiments.sequences import curves, measure, speed, tasks
+from arsm_experiments.sequences import curves, likeliest, measure, speed, tasks
+from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import METHODS, Critics, read_lines
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.transformer import Transformer
 from tests.statistics import deviations
-from tests.tables import Setting
+from tests.tables import Setting, Table
 
 
 def test_cached_and_uncached_logits_agree() -> None:
@@ -56,6 +58,40 @@ def test_a_short_trace_is_biased() -> None:
     assert deviations(setting.estimates(strategy, 6000), setting.exact()).max() > 1
 
 
+@pytest.mark.parametrize("tries", [0, 2])
+def test_likeliest_answers_and_the_rest_are_unbiased(tries: int) -> None:
+    """Rewards of 0 are frequent, so that some greedy answers are tried again and some are not."""
+    rows, vocabulary, width = 12_000, 3, 3
+    table = Table(rows, vocabulary)
+    prompts = Setting().prompts(rows)[0]
+
+    def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
+        return ((tokens * torch.tensor([1, 3, 9])).sum(-1) % 4 == prompts[:, 0] % 2 + 2).float()
+
+    method = Likeliest(ValueHead(lambda prompts, tokens: torch.zeros(tokens.shape)), tries, solved=0.5, unsolved=0.8)
+    out = likeliest.estimate(
+        method,
+        sequences.Recompute(table),
+        prompts,
+        reward,
+        max_tokens=width,
+        eos=1,
+        max_rows=rows,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert 0 < out.rewards.mean() < 1
+    estimates = torch.autograd.grad(out.value.sum(), table.table)[0].unflatten(0, (-1, 2))
+    setting = Setting(vocabulary, width, eos=1)
+    every = torch.tensor(list(product(range(vocabulary), repeat=width)))
+    every = every.masked_fill(~sequences.live_tokens(every, 1), 1).unique(dim=0)
+    exact = Table(2, vocabulary)
+    model, total = sequences.Recompute(exact), torch.zeros((), dtype=torch.float64)
+    for row in range(2):
+        some = prompts[row : row + 1].repeat(len(every), 1)
+        total = total + (setting.log_p(model, some, None, every).exp() * reward(some, every)).sum()
+    assert deviations(estimates, torch.autograd.grad(total, exact.table)[0]).max() < 1
+
+
 @pytest.mark.parametrize(
     ("task", "question", "answer", "expected"),
     [
@@ -76,6 +112,12 @@ def test_a_short_trace_is_biased() -> None:
             "State the final answer to the following arithmetic problem: 184 - 442 =",
             "-258",
             ("184-442", "-258"),
+        ),
+        (
+            "spiral_matrix",
+            "what is the list of elements in spiral order?\n7 3\n4 1\n",
+            "7 3 1 4",
+            ("7341", "7314"),
         ),
         (
             "number_filtering",

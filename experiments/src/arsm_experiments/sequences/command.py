@@ -35,7 +35,16 @@ from arsm_experiments.sequences.trainer import Trainer, imitate, named_strategy
 from arsm_experiments.sequences.transformer import Transformer
 from arsm_experiments.training.processes import process_group, share_checkpoint
 
-TaskName = Literal["digit_sorting", "number_sorting", "spell_backward", "chain_sum", "number_filtering"]
+TaskName = Literal[
+    "digit_sorting",
+    "number_sorting",
+    "spell_backward",
+    "chain_sum",
+    "number_filtering",
+    "small_sorting",
+    "small_filtering",
+    "spiral_matrix",
+]
 SMALLEST = {"tokens": 1, "tokens_per_update": 1, "parts": 1, "width": 1, "layers": 1, "heads": 1, "tested": 1}
 FOLDER_WORDS = ("kl", "warm_up", "parts", "tokens_per_update", "engine")
 """Settings that a run folder's name and label tell where they are not the default."""

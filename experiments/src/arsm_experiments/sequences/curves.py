@@ -7,6 +7,7 @@ of JSON, one per evaluation; runs that reached their end are not run again.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from arsm_experiments.sequences.methods import (
     accuracy,
     add_line,
     draw_rows,
+    estimate,
     load_policy,
     new_policy,
     read_lines,
@@ -45,8 +47,12 @@ WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
 """Methods whose critic learns along."""
 WARM = 10
 """Updates over which the rate rises."""
-EVERY = 3
+CRITIC_ROWS = 128
+"""Sequences that a critic takes one step on."""
+EVERY = 5
 """Updates between two evaluations."""
+LOST = 20
+"""Updates after which a rate that has halved the accuracy is given up, on seed 0."""
 ENOUGH = 0.95
 """The accuracy at which a run ends."""
 
@@ -65,8 +71,9 @@ def train(
     tokens: int,
     per_update: int,
     max_rows: int,
+    deadline: float = math.inf,
 ) -> None:
-    """One run: a record per evaluation goes to `path`."""
+    """One run: a record per evaluation goes to `path`; a run that meets the deadline has no record of its end."""
     torch.manual_seed(seed)
     generator = torch.Generator(device).manual_seed(seed)
     questions, held_out = data.split(size.held_out)
@@ -82,7 +89,8 @@ def train(
     while True:
         if update % EVERY == 0 or spent >= tokens:
             reached = accuracy(policy, task, held_out, torch.Generator(device).manual_seed(1))
-            end = spent >= tokens or reached >= ENOUGH
+            lost = seed == 0 and update >= LOST and reached < start / 2
+            end = spent >= tokens or reached >= ENOUGH or lost
             record = {"task": task, "start": start, "method": name, "rate": rate, "seed": seed, "update": update}
             record |= {"tokens": spent, "per_update": per_update, "seconds": time.time() - begun, "accuracy": reached}
             add_line(path, record | {"end": end})
@@ -91,18 +99,10 @@ def train(
                     f"{task} from {start}, {name}, rate {rate:g}, seed {seed}: {reached:.3f}, {spent} tokens, ", end=""
                 )
                 print(f"{record['seconds']:.0f} s", flush=True)
+            if end or time.time() > deadline:
                 return
         prompts, answers = questions.batch(draw_rows(questions, count, generator), device)
-        out = sequences.estimate(
-            strategy,
-            policy,
-            prompts,
-            ExactMatch(prompts, answers),
-            max_tokens=width,
-            eos=EOS,
-            max_rows=max_rows,
-            generator=generator,
-        )
+        out = estimate(strategy, policy, prompts, ExactMatch(prompts, answers), width, max_rows, generator)
         optimiser.zero_grad()
         (-out.value.mean()).backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -114,7 +114,8 @@ def train(
         per_prompt = generated / count if per_prompt is None else 0.8 * per_prompt + 0.2 * generated / count
         count = max(2, round(per_update / per_prompt))
         if critic is not None:
-            critic.fit(prompts, out.tokens, out.mask, out.rewards)
+            for rows in torch.arange(prompts.shape[0]).split(CRITIC_ROWS):
+                critic.fit(prompts[rows], out.tokens[rows], out.mask[rows], out.rewards[rows])
             if out.branches is not None and out.branches.row.shape[0]:
                 branches = out.branches
                 after = torch.arange(width, device=device) >= branches.step.unsqueeze(-1)
