@@ -66,7 +66,8 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
     Where a category cannot win, its f must equal f(z).
     """
     if swaps.ordered is not None:
-        return kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())
+        sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())
+        return sums.sub_(mean)
     assert swaps.compared is not None
     with_z, wins = swaps.compared
     z = swaps.z.unsqueeze(0)

@@ -24,6 +24,8 @@ FEW = 32
 """Up to this many categories, comparing all pairs is faster than ordering."""
 STATE = 9
 """How many numbers of a race Triton's kernels keep."""
+BUCKETS = 8192
+"""Most buckets of a row that Triton's kernels sort into."""
 
 torch.library.define(
     "arsm::order", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -31,7 +33,7 @@ torch.library.define(
 torch.library.define(
     "arsm::merge",
     "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, Tensor rank, Tensor f)"
-    " -> Tensor",
+    " -> (Tensor, Tensor)",
 )
 
 
@@ -41,7 +43,8 @@ torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, 
 class Order(NamedTuple):
     """What `order` finds: [..., C], if nothing else is said; empty, [..., 0], where this device's `merge` does without.
 
-    Triton's kernels keep the race's state and look up the rest again.
+    Triton's kernels keep the race's state and look up the rest again; their `wins` are where the buckets of the order
+    start and their `rank` the members of the order, see `gpu_order`.
     """
 
     ahead: Tensor
@@ -63,8 +66,11 @@ def order(logits: Tensor, log_pi: Tensor) -> Order:
     return Order(*torch.ops.arsm.order(logits, log_pi))
 
 
-def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> Tensor:
-    """The ARSM gradient, in f's dtype, from what `order` found and f at every category: [..., C] each."""
+def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums R, in f's dtype, from what `order` found and f at every category, [..., C] each, and their mean [..., 1].
+
+    Their difference is the ARSM gradient; a compiler computes it together with what comes next.
+    """
     ahead, _, *rest = found
     return torch.ops.arsm.merge(logits, log_pi, ahead, *rest, f)
 
@@ -87,27 +93,37 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON
 
 
+def buckets_of(categories: int) -> int:
+    """Buckets per row that Triton's kernels sort into: a power of 2, for few elements each."""
+    return max(16, min(BUCKETS, 1 << (categories // 16).bit_length()))
+
+
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
 @torch.library.impl("arsm::order", ("cpu", "cuda"))
 def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
-    batch = logits.shape[:-1]
+    batch, categories = logits.shape[:-1], logits.shape[-1]
     if on_gpu(logits):
-        found = _kernel("order", logits.shape[-1])(logits.contiguous(), log_pi.contiguous())
-        return *found, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED)
-    ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in eager.order(_rows(logits), _rows(log_pi)))
-    return ahead, can_win, logits.new_empty((*batch, 0), dtype=torch.float64), *ordered
+        ahead, can_win, state, *ordered = _kernel("order", categories)(logits.contiguous(), log_pi.contiguous())
+    else:
+        found = eager.order(_rows(logits), _rows(log_pi))
+        ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
+        state = logits.new_empty((*batch, 0), dtype=torch.float64)
+    lacking = _ORDERED[: len(_ORDERED) - len(ordered)]
+    return ahead, can_win, state, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in lacking), *ordered
 
 
 @torch.library.impl("arsm::merge", ("cpu", "cuda"))
 def _merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     if on_gpu(f):
-        return _kernel("merge", f.shape[-1])(*(x.contiguous() for x in (logits, log_pi, ahead, state, f)))
-    return eager.merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f))).view(f.shape)
+        own = (logits, log_pi, ahead, state) if f.shape[-1] <= FEW else (logits, log_pi, ahead, state, wins, rank)
+        return _kernel("merge", f.shape[-1])(*(x.contiguous() for x in (*own, f)))
+    sums, mean = eager.merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
+    return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
 @torch.library.impl("arsm::pairs", ("cpu", "cuda"))
@@ -130,20 +146,24 @@ _ORDERED = (torch.int8, torch.int32, torch.int32)
 @torch.library.register_fake("arsm::order")
 def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     *batch, categories = logits.shape
-    on_triton = on_gpu(logits)
+    sizes = (0, categories, categories, categories)
+    if on_gpu(logits):
+        sizes = (STATE, 0, 0, 0) if categories <= FEW else (STATE, 0, buckets_of(categories) + 1, categories)
     return (
         logits.new_empty((*batch, 3), dtype=torch.int64),
         logits.new_empty((*batch, categories), dtype=torch.bool),
-        logits.new_empty((*batch, STATE if on_triton else 0), dtype=torch.float64),
-        *(logits.new_empty((*batch, 0 if on_triton else categories), dtype=dtype) for dtype in _ORDERED),
+        *(
+            logits.new_empty((*batch, size), dtype=dtype)
+            for size, dtype in zip(sizes, (torch.float64, *_ORDERED), strict=True)
+        ),
     )
 
 
 @torch.library.register_fake("arsm::merge")
 def _(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
-) -> Tensor:
-    return f.new_empty(f.shape)
+) -> tuple[Tensor, Tensor]:
+    return f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
 
 
 @torch.library.register_fake("arsm::pairs")

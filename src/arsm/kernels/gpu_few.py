@@ -65,15 +65,15 @@ def _order(logits, log_pi, ahead, state, can_win, C, S, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _merge(logits, log_pi, ahead, state, f, result, C, S, BLOCK: tl.constexpr):
-    """A row's gradient from all its pairs."""
+def _merge(logits, log_pi, ahead, state, f, result, centre, C, S, BLOCK: tl.constexpr):
+    """A row's sums over all its pairs, and their mean."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     mask = c < C
     at = row * C + c
     z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
-    theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
-    a = tl.where(mask & (c != z), noise_at(log_pi, at, mask), float("inf"))
+    a, theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
+    a = tl.where(mask & (c != z), a, float("inf"))
     f_z = tl.load(f + row * C + z).to(tl.float64)
     d = tl.where(mask, tl.load(f + at, mask=mask, other=0.0).to(tl.float64) - f_z, 0.0)
     d_second = tl.load(f + row * C + second).to(tl.float64) - f_z
@@ -85,8 +85,8 @@ def _merge(logits, log_pi, ahead, state, f, result, C, S, BLOCK: tl.constexpr):
     first = tl.sum(tl.where(a[None, :] < theta[:, None], w[None, :], 0.0), 1)
     second_sum = tl.sum(tl.where(a[:, None] < theta[None, :], (w * d)[None, :], 0.0), 1)
     sums = tl.where(c == z, tl.sum(swapped * w, 0), d * first + second_sum + swapped * w_z)
-    sums = sums - tl.sum(tl.where(mask, sums, 0.0), 0) / C
     tl.store(result + at, sums, mask=mask)
+    tl.store(centre + row, tl.sum(tl.where(mask, sums, 0.0), 0) / C)
 
 
 def _size(categories: int) -> dict[str, int]:
@@ -104,9 +104,9 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ahead, can_win, state
 
 
-def merge(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f: Tensor) -> Tensor:
+def merge(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
     """`arsm.kernels.merge` for contiguous [..., C]."""
-    categories = f.shape[-1]
-    result = torch.empty_like(f)
-    _merge[(f.numel() // categories,)](logits, log_pi, ahead, state, f, result, categories, STATE, **_size(categories))
-    return result
+    batch, categories = f.shape[:-1], f.shape[-1]
+    sums, centre = torch.empty_like(f), torch.empty((*batch, 1), dtype=torch.float64, device=f.device)
+    _merge[(batch.numel(),)](logits, log_pi, ahead, state, f, sums, centre, categories, STATE, **_size(categories))
+    return sums, centre
