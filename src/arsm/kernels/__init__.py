@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.kernels import eager
-
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """PyTorch for CUDA brings Triton along, except on Windows."""
 FEW = 32
@@ -38,6 +36,9 @@ torch.library.define(
 
 
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
+torch.library.define(
+    "arsm::log_dirichlet", "(Tensor like, ScalarType dtype) -> Tensor", tags=torch.Tag.nondeterministic_seeded
+)
 
 
 class Order(NamedTuple):
@@ -67,7 +68,7 @@ def order(logits: Tensor, log_pi: Tensor) -> Order:
 
 
 def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums R, in f's dtype, from what `order` found and f at every category, [..., C] each, and their mean [..., 1].
+    """The sums R, in f's dtype, from what `order` found and f at every category, [..., C], and their mean [..., 1].
 
     Their difference is the ARSM gradient; a compiler computes it together with what comes next.
     """
@@ -80,6 +81,14 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
     """
     return torch.ops.arsm.pairs(logits, log_pi)
+
+
+def log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """ln pi in a dtype with pi ~ Dir(1_C), [..., C], from torch's global random numbers: for tensors `on_gpu`.
+
+    PyTorch's own kernel draws four exponentials from one random number of 128 bits; compiled code draws one.
+    """
+    return torch.ops.arsm.log_dirichlet(like, dtype)
 
 
 def has_pairs(logits: Tensor) -> bool:
@@ -108,7 +117,7 @@ def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     if on_gpu(logits):
         ahead, can_win, state, *ordered = _kernel("order", categories)(logits.contiguous(), log_pi.contiguous())
     else:
-        found = eager.order(_rows(logits), _rows(log_pi))
+        found = _in("eager").order(_rows(logits), _rows(log_pi))
         ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
         state = logits.new_empty((*batch, 0), dtype=torch.float64)
     lacking = _ORDERED[: len(_ORDERED) - len(ordered)]
@@ -122,22 +131,29 @@ def _merge(
     if on_gpu(f):
         own = (logits, log_pi, ahead, state) if f.shape[-1] <= FEW else (logits, log_pi, ahead, state, wins, rank)
         return _kernel("merge", f.shape[-1])(*(x.contiguous() for x in (*own, f)))
-    sums, mean = eager.merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
+    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
 @torch.library.impl("arsm::pairs", ("cpu", "cuda"))
 def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     if on_gpu(logits):
-        from arsm.kernels.gpu_pairs import pairs
+        return _in("gpu_pairs").pairs(logits.contiguous(), log_pi.contiguous())
+    return _in("eager").pairs(logits, log_pi)
 
-        return pairs(logits.contiguous(), log_pi.contiguous())
-    return eager.pairs(logits, log_pi)
+
+@torch.library.impl("arsm::log_dirichlet", "cuda")
+def _log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return _in("gpu_noise").log_dirichlet(like.new_empty(like.shape, dtype=dtype).exponential_())
 
 
 def _kernel(name: str, categories: int) -> Any:
-    module = "gpu_few" if categories <= FEW else f"gpu_{name}"
-    return getattr(importlib.import_module(f"arsm.kernels.{module}"), name)
+    return getattr(_in("gpu_few" if categories <= FEW else f"gpu_{name}"), name)
+
+
+def _in(module: str) -> Any:
+    """A module of this package, loaded when it is first needed: it may need Triton, or what needs the operators."""
+    return importlib.import_module(f"arsm.kernels.{module}")
 
 
 _ORDERED = (torch.int8, torch.int32, torch.int32)
@@ -173,6 +189,11 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
 
 
+@torch.library.register_fake("arsm::log_dirichlet")
+def _(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return like.new_empty(like.shape, dtype=dtype)
+
+
 def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any]]:
     """The operator over one more leading dimension, which its results have at `place`."""
 
@@ -191,3 +212,14 @@ def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any
 torch.library.register_vmap("arsm::order", _map(torch.ops.arsm.order))
 torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
 torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))
+
+
+@torch.library.register_vmap("arsm::log_dirichlet")
+def _(info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, int | None]:
+    if info.randomness == "error":
+        raise RuntimeError('Noise is drawn inside torch.vmap; call it with randomness="different" or "same".')
+    place = in_dims[0]
+    one = like if place is None else like.select(place, 0)
+    if info.randomness == "same":
+        return log_dirichlet(one, dtype), None
+    return log_dirichlet(one.expand(info.batch_size, *one.shape), dtype), 0

@@ -200,7 +200,7 @@ def _sum(
         c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
         mask = c < C
         at = row * C + c
-        a, theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
+        _, theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
         d = tl.load(f + at, mask=mask, other=0.0).to(tl.float64) - f_z
         w = weight_at(log_pi, at, mask, C)
         swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))

@@ -1,7 +1,7 @@
 """`arsm.kernels.order` as Triton kernels: static shapes, no synchronisation.
 
-Rows are cut into chunks, one program each. Two passes find the first of each chunk's race, a third says who can win. The
-last program of a row to finish does what is left to do for the row.
+Rows are cut into chunks, one program each. Two passes find the first of each chunk's race, a third says who can win.
+The last program of a row to finish does what is left to do for the row.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -286,8 +286,8 @@ def _who_can_win(
 
 
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """ahead [..., 3], can_win [..., C], state [..., STATE], starts [..., buckets + 1] and members [..., C] for contiguous
-    [..., C].
+    """ahead [..., 3], can_win [..., C], state [..., STATE], starts [..., buckets + 1] and members [..., C]: the inputs
+    are [..., C] and contiguous.
     """
     batch, categories = logits.shape[:-1], logits.shape[-1]
     rows, buckets = batch.numel(), buckets_of(categories)
