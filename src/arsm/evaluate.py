@@ -107,16 +107,23 @@ def evaluate(
     """f at every query [M, *B]: each distinct one once (packed), or all with static shapes (dense)."""
     same_as, lives = queries.same_as, queries.weight.shape[0]
     count, batch = same_as.shape[0], same_as.shape[1:]
-    points = queries.points.flatten(0, len(batch))
-    rows = batch.numel()
-    asked = place = _flat_index(same_as)
-    live = lives * rows
+    points, rows = queries.points, batch.numel()
+    speaks, place, live = None, None, lives * rows
+    if queries.first_for_rest:
+        speaks = speakers(same_as)
+        if evaluation == "dense":
+            points = torch.where(speaks.view(*speaks.shape, *(1,) * (points.ndim - speaks.ndim)), points, points[:1])
+        asked = torch.arange(count * rows, device=same_as.device)
+    else:
+        asked = place = _flat_index(same_as)
+    points = points.flatten(0, len(batch))
     if evaluation == "packed":
-        speaks = place == torch.arange(count * rows, device=place.device)
-        asked = speaks.nonzero().squeeze(-1)
-        place = speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
+        spoken = place == torch.arange(count * rows, device=same_as.device) if speaks is None else speaks.flatten()
+        asked = spoken.nonzero().squeeze(-1)
+        if place is not None:
+            place = spoken.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
         if graph == "live" and 1 < lives < count:  # a row's only live query speaks for itself
-            live = int(speaks[:live].sum())
+            live = int(spoken[:live].sum())
     parts = [(asked, graph != "none")]
     if graph == "live" and lives < count:
         parts = [(asked[:live], True), (asked[live:], False)]
@@ -128,11 +135,17 @@ def evaluate(
     everything = _join(values if graph == "all" else [value.detach() for value in values])
     if evaluation == "packed":
         _check_finite(everything.detach() if graph == "all" else everything, points, asked, rows)
-    of_queries = everything.index_select(0, place).view(count, *batch)
+    if place is not None:
+        of_queries = everything.index_select(0, place).view(count, *batch)
+    elif evaluation == "dense":
+        of_queries = everything.view(count, *batch)
+        of_queries = torch.where(speaks, of_queries, of_queries[:1])
+    else:
+        of_queries = everything[:rows].repeat(count).index_copy_(0, asked, everything).view(same_as.shape)
     if graph != "live":
         return Values(of_queries[:lives], of_queries)
     attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
-    if lives > 1:
+    if lives > 1 and place is not None:
         attached = attached.index_select(0, place[: lives * rows])
     return Values(attached.view(lives, *batch), of_queries)
 

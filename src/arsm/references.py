@@ -34,14 +34,14 @@ class Swapped(NamedTuple):
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of one variable: z, then every category, of which those that cannot win stand for z unevaluated.
+    """Queries of one variable: z, then every category; those that cannot win take the value of z.
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
     can_win, z = can_win.movedim(-1, 0), z.unsqueeze(0)
-    number = torch.arange(1 + can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
-    points = torch.where(number > 0, number - 1, z)  # [1 + C, *B, 1]
-    same_as = number[1:] * (can_win & (points[1:] != z))
+    c = torch.arange(can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
+    points = torch.cat([z, c.expand(can_win.shape)])
+    same_as = (c + 1) * (can_win & (c != z))
     return points, torch.cat([torch.zeros_like(z), same_as]).squeeze(-1)
 
 
@@ -81,7 +81,7 @@ def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Querie
         points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1)])
         same_as = share(points)
     aux = Swapped(1 - categories * pi, pseudo, _cells(references, categories))
-    return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), aux)
+    return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), aux, first_for_rest=variables == 1)
 
 
 def _cells(references: Tensor, categories: int) -> Tensor:

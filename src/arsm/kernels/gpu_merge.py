@@ -20,22 +20,30 @@ from torch import Tensor
 from arsm.kernels import STATE
 from arsm.kernels.gpu_order import (
     HIGHEST,
+    LARGEST,
     LIMIT,
     bucket_of,
     chunks_of,
+    fixed_noise,
     last_of,
+    load_bounds,
+    logit_at,
     noise_at,
-    swaps_of,
+    swaps,
 )
 
 AT_ONCE = 1 << 23
 """Categories whose order and sums are held at one time, 20 bytes each."""
 BINS = tl.constexpr(6)
 """Most categories win against no more references than this: their sums need no look-up in memory."""
-BLOCK, WARPS, REGISTERS = 512, 8, 128
-"""Of the kernel that takes most of the time."""
-CURSORS = tl.constexpr(2)
+EACH, PROGRAMS, REGISTERS = 2, 4096, 96
+"""Of the kernel that takes most of the time, as in `gpu_order`."""
+CURSORS = tl.constexpr(1)
 """Where a row's scratch has the number of elements that each bucket holds so far."""
+UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
+"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first ranks,
+and the sums of w up to them."""
+SCALES = tl.constexpr(15)
 
 
 @triton.jit
@@ -73,28 +81,31 @@ def _fill(
     spread [R, P] is the largest |d| of each chunk.
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    limit = tl.load(state + row * S + LIMIT)
-    own = tl.load(f + row * C + tl.load(ahead + row * 3))
+    starts += row * (BUCKETS + 1)
+    f += row * C
+    count, limit = tl.load(starts + BUCKETS), tl.load(state + row * S + LIMIT)
+    own = tl.load(f + tl.load(ahead + row * 3))
     low = tl.full([BLOCK], 0.0, own.dtype) + own
     high = low
     for i in range(SPAN):
-        start = (chunk * SPAN + i) * BLOCK
-        k = start + tl.arange(0, BLOCK)
-        value = tl.load(f + row * C + k, mask=k < C, other=own)
+        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(f + c, mask=c < C, other=own)
         low, high = tl.minimum(low, value), tl.maximum(high, value)
-        if start <= count:
-            tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=k <= count)
-        if start < count:
-            mask = k < count
-            c = tl.load(members + row * C + k, mask=mask, other=0)
-            bucket = bucket_of(tl.minimum(noise_at(log_pi, row * C + c, mask), limit), limit, BUCKETS)
-            first = tl.load(starts + row * (BUCKETS + 1) + bucket, mask=mask, other=0)
-            place = first + tl.atomic_add(scratch + row * N + CURSORS + bucket, 1, mask=mask)
-            tl.store(bucketed + row * C + place, c, mask=mask)
     f_z = own.to(tl.float64)
     above, below = tl.max(high, 0).to(tl.float64) - f_z, f_z - tl.min(low, 0).to(tl.float64)
     tl.store(spread + row * P + chunk, tl.maximum(above, below))
+    start = chunk * SPAN * BLOCK
+    stop = start + SPAN * BLOCK
+    while (start < stop) & (start <= count):
+        k = start + tl.arange(0, BLOCK)
+        mask = k < count
+        tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=k <= count)
+        c = tl.load(members + row * C + k, mask=mask, other=0)
+        bucket = bucket_of(tl.minimum(noise_at(log_pi, row * C + c, mask), limit), limit, BUCKETS)
+        first = tl.load(starts + bucket, mask=mask, other=0)
+        place = first + tl.atomic_add(scratch + row * N + CURSORS + bucket, 1, mask=mask, sem="relaxed")
+        tl.store(bucketed + row * C + place, c, mask=mask)
+        start += BLOCK
 
 
 @triton.jit
@@ -104,36 +115,52 @@ def _rank(
 ):  # fmt: skip
     """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    count, limit = tl.load(starts + row * (BUCKETS + 1) + BUCKETS), tl.load(state + row * S + LIMIT)
-    if (chunk * SPAN * BLOCK < count) | (chunk == 0):
-        for i in range(SPAN):
-            start = (chunk * SPAN + i) * BLOCK
-            if start < count:
-                k = start + tl.arange(0, BLOCK)
-                mask = k < count
-                c = tl.load(bucketed + row * C + k, mask=mask, other=0)
-                a = noise_at(log_pi, row * C + c, mask)
-                at = starts + row * (BUCKETS + 1) + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
-                first = tl.load(at, mask=mask, other=0)
-                stop = tl.load(at + 1, mask=mask, other=0)
-                rank = first
-                longest = tl.max(stop - first, 0)
-                j = 0
-                while j < longest:
-                    inside = first + j < stop
-                    member = tl.load(bucketed + row * C + first + j, mask=inside, other=0)
-                    other = noise_at(log_pi, row * C + member, inside)
-                    rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
-                    j += 1
-                tl.store(ranked + row * C + rank, c, mask=mask)
-                w = weight_at(log_pi, row * C + c, mask, C) * _per_weight(state + row * S, C)
-                tl.store(noise_sums + row * C + rank, w.to(tl.int64), mask=mask)
-        if last_of(scratch + row * N, tl.maximum(tl.cdiv(count, SPAN * BLOCK), 1)):
-            _prefix(noise_sums + row * C, count, BLOCK)
-            own = state + row * S
-            tl.store(scales + row * 3, 1 / _per_weight(own, C))
-            tl.store(scales + row * 3 + 1, _per_value(own, spread + row * P, C, P, BLOCK_P))
-            tl.store(scales + row * 3 + 2, weight_at(log_pi, row * C + tl.load(ahead + row * 3), True, C))
+    starts += row * (BUCKETS + 1)
+    log_pi += row * C
+    bucketed += row * C
+    ranked += row * C
+    noise_sums += row * C
+    state += row * S
+    count, limit = tl.load(starts + BUCKETS), tl.load(state + LIMIT)
+    length = SPAN * BLOCK
+    if (chunk * length < count) | (chunk == 0):
+        per_weight = _per_weight(state, C)
+        start = chunk * length
+        stop = tl.minimum(start + length, count)
+        while start < stop:
+            k = start + tl.arange(0, BLOCK)
+            mask = k < count
+            c = tl.load(bucketed + k, mask=mask, other=0)
+            a = noise_at(log_pi, c, mask)
+            at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
+            first = tl.load(at, mask=mask, other=0)
+            end = tl.load(at + 1, mask=mask, other=0)
+            rank = first
+            longest = tl.max(end - first, 0)
+            j = 0
+            while j < longest:
+                inside = first + j < end
+                member = tl.load(bucketed + first + j, mask=inside, other=0)
+                other = noise_at(log_pi, member, inside)
+                rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
+                j += 1
+            tl.store(ranked + rank, c, mask=mask)
+            w = weight_at(log_pi, c, mask, C) * per_weight
+            tl.store(noise_sums + rank, w.to(tl.int64), mask=mask)
+            start += BLOCK
+        if last_of(scratch + row * N, tl.maximum(tl.cdiv(count, length), 1)):
+            _prefix(noise_sums, count, BLOCK)
+            tl.debug_barrier()
+            scales += row * SCALES
+            tl.store(scales + UNIT, 1 / per_weight)
+            tl.store(scales + PER_VALUE, _per_value(state, spread + row * P, C, P, BLOCK_P))
+            tl.store(scales + WEIGHT_Z, weight_at(log_pi, tl.load(ahead + row * 3), True, C))
+            k = tl.arange(0, 8)
+            c = tl.load(ranked + k, mask=k < count, other=0)
+            a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
+            tl.store(scales + NOISES + k, a, mask=k < BINS)
+            w = tl.load(noise_sums + k + 1, mask=k < count, other=0).to(tl.float64) / per_weight
+            tl.store(scales + WEIGHTS + k, w, mask=k < BINS)
 
 
 @triton.jit
@@ -153,41 +180,39 @@ def _prefix(sums, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _noise_of_rank(log_pi, ranked, row, k, count, C):
-    """a of the element of rank k; infinity where there is none."""
-    c = tl.load(ranked + row * C + k, mask=k < count, other=0)
-    return tl.where(k < count, noise_at(log_pi, row * C + c, k < count), float("inf"))
-
-
-@triton.jit
-def _weight_below(noise_sums, row, r, count, unit, C):
-    """The sum of w over the ranks below r."""
-    return tl.load(noise_sums + row * C + r, mask=r <= count, other=0).to(tl.float64) * unit
-
-
-@triton.jit
 def _sum(
-    logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, scratch, sums, parts, centre,
-    C, P, SPAN, N, S, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
+    logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, sums, parts, C, P, SPAN, S,
+    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """R_c without its second sum, sums [R, C]; then the second sum of the ordered elements, and the mean [R].
+    """R_c without its second sum: sums [R, C].
 
     parts [R, 2 + BINS, P] are this chunk's shares of sum_c R_c, of R_z, and of the second sum of the first ranks. The
     terms w d of the others are added at place r_c of value_sums.
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
-    f_z = tl.load(f + row * C + z).to(tl.float64)
-    d_second = tl.load(f + row * C + second).to(tl.float64) - f_z
-    d_third = tl.load(f + row * C + third).to(tl.float64) - f_z
-    unit, per_value, w_z = tl.load(scales + row * 3), tl.load(scales + row * 3 + 1), tl.load(scales + row * 3 + 2)
-    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    a0, w1 = _noise_of_rank(log_pi, ranked, row, 0, count, C), _weight_below(noise_sums, row, 1, count, unit, C)
-    a1, w2 = _noise_of_rank(log_pi, ranked, row, 1, count, C), _weight_below(noise_sums, row, 2, count, unit, C)
-    a2, w3 = _noise_of_rank(log_pi, ranked, row, 2, count, C), _weight_below(noise_sums, row, 3, count, unit, C)
-    a3, w4 = _noise_of_rank(log_pi, ranked, row, 3, count, C), _weight_below(noise_sums, row, 4, count, unit, C)
-    a4, w5 = _noise_of_rank(log_pi, ranked, row, 4, count, C), _weight_below(noise_sums, row, 5, count, unit, C)
-    a5, w6 = _noise_of_rank(log_pi, ranked, row, 5, count, C), _weight_below(noise_sums, row, 6, count, unit, C)
+    third = tl.load(ahead + row * 3 + 2)
+    z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
+    logits += row * C
+    log_pi += row * C
+    f += row * C
+    sums += row * C
+    ranked += row * C
+    noise_sums += row * C
+    value_sums += row * C
+    starts += row * (BUCKETS + 1)
+    state += row * S
+    scales += row * SCALES
+    f_z = tl.load(f + z).to(tl.float64)
+    d_second, d_third = tl.load(f + second).to(tl.float64) - f_z, tl.load(f + third).to(tl.float64) - f_z
+    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
+    largest, limit, share = tl.load(state + LARGEST), tl.load(state + LIMIT), tl.full([], 1.0, tl.float64) / C
+    unit, per_value, w_z = tl.load(scales + UNIT), tl.load(scales + PER_VALUE), tl.load(scales + WEIGHT_Z)
+    a0, w0 = tl.load(scales + NOISES), tl.load(scales + WEIGHTS)
+    a1, w1 = tl.load(scales + NOISES + 1), tl.load(scales + WEIGHTS + 1)
+    a2, w2 = tl.load(scales + NOISES + 2), tl.load(scales + WEIGHTS + 2)
+    a3, w3 = tl.load(scales + NOISES + 3), tl.load(scales + WEIGHTS + 3)
+    a4, w4 = tl.load(scales + NOISES + 4), tl.load(scales + WEIGHTS + 4)
+    a5, w5 = tl.load(scales + NOISES + 5), tl.load(scales + WEIGHTS + 5)
     total = tl.zeros([BLOCK], tl.float64)
     of_z = total
     s0 = total
@@ -199,43 +224,46 @@ def _sum(
     for i in range(SPAN):
         c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
         mask = c < C
-        at = row * C + c
-        _, theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
-        d = tl.load(f + at, mask=mask, other=0.0).to(tl.float64) - f_z
-        w = weight_at(log_pi, at, mask, C)
+        noise = tl.load(log_pi + c, mask=mask, other=0.0)
+        phi = logit_at(logits, c, mask, largest)
+        d = tl.load(f + c, mask=mask, other=0.0).to(tl.float64) - f_z
+        theta, code = swaps(c, fixed_noise(noise), phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+        w = share - tl.exp(noise.to(tl.float64))
         swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
         swapped = tl.where(mask, swapped, 0.0)
         of_z += swapped * w
         value = w * d
 
-        first = tl.where(a0 < theta, w1, 0.0)
-        first = tl.where(a1 < theta, w2, first)
-        first = tl.where(a2 < theta, w3, first)
-        first = tl.where(a3 < theta, w4, first)
-        first = tl.where(a4 < theta, w5, first)
-        first = tl.where(a5 < theta, w6, first)
+        first = tl.where(a0 < theta, w0, 0.0)
+        first = tl.where(a1 < theta, w1, first)
+        first = tl.where(a2 < theta, w2, first)
+        first = tl.where(a3 < theta, w3, first)
+        first = tl.where(a4 < theta, w4, first)
+        first = tl.where(a5 < theta, w5, first)
         s0 += tl.where(a0 < theta, value, 0.0)
         s1 += tl.where(a1 < theta, value, 0.0)
         s2 += tl.where(a2 < theta, value, 0.0)
         s3 += tl.where(a3 < theta, value, 0.0)
         s4 += tl.where(a4 < theta, value, 0.0)
         s5 += tl.where(a5 < theta, value, 0.0)
-        more = mask & (a5 < theta)
-        if (count > BINS) & (tl.max(more.to(tl.int32), 0) > 0):
-            r = tl.full([BLOCK], BINS, tl.int32)  # how many of the ordered a lie below theta, by bisection
-            length = count - BINS
-            while length > 0:
-                half = (length + 1) // 2
-                member = tl.load(ranked + row * C + r + half - 1, mask=more, other=0)
-                r += tl.where(noise_at(log_pi, row * C + member, more) < theta, half, 0)
-                length -= half
+        more = (a5 < theta) & (c != z)
+        if tl.max(more.to(tl.int32), 0) > 0:
+            # r: how many of the ordered a lie below theta
+            at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
+            r = tl.load(at, mask=more, other=0)
+            end = tl.load(at + 1, mask=more, other=0)
+            k = r
+            while tl.max(end - k, 0) > 0:
+                member = tl.load(ranked + k, mask=k < end, other=0)
+                below = (k < end) & (noise_at(log_pi, member, k < end) < theta)
+                r += below.to(tl.int32)
+                k = tl.where(below, k + 1, end)  # in order of rank: the first that is not below ends it
             more = more & (r > BINS)
-            beaten = tl.load(noise_sums + row * C + r, mask=more, other=0).to(tl.float64) * unit
-            first = tl.where(more, beaten, first)
-            tl.atomic_add(value_sums + row * C + r, (value * per_value).to(tl.int64), mask=more)
-        result = tl.where(mask & (c != z), d * first + swapped * w_z, 0.0)
-        total += result
-        tl.store(sums + at, result, mask=mask)
+            first = tl.where(more, tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit, first)
+            tl.atomic_add(value_sums + r, (value * per_value).to(tl.int64), mask=more, sem="relaxed")
+        result = tl.where(c != z, d * first + swapped * w_z, 0.0)
+        total += tl.where(mask, result, 0.0)
+        tl.store(sums + c, result, mask=mask)
     part = parts + row * (2 + BINS) * P + chunk
     tl.store(part, tl.sum(total, 0))
     tl.store(part + P, tl.sum(of_z, 0))
@@ -245,16 +273,20 @@ def _sum(
     tl.store(part + 5 * P, tl.sum(s3, 0))
     tl.store(part + 6 * P, tl.sum(s4, 0))
     tl.store(part + 7 * P, tl.sum(s5, 0))
-    if last_of(scratch + row * N + 1, P):
-        _beaten(
-            ranked + row * C, value_sums + row * C, sums + row * C, parts + row * (2 + BINS) * P, centre + row,
-            count, per_value, z, C, P, BLOCK, BLOCK_P,
-        )  # fmt: skip
 
 
 @triton.jit
-def _beaten(ranked, value_sums, sums, parts, centre, count, unit, z, C, P, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr):
+def _beaten(
+    ahead, starts, ranked, value_sums, sums, parts, scales, centre, C, P,
+    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
     """Add the second sum of the ordered elements, from the last rank down, put R_z in its place, and find mean(R)."""
+    row = tl.program_id(0).to(tl.int64)
+    count, per_value = tl.load(starts + row * (BUCKETS + 1) + BUCKETS), tl.load(scales + row * SCALES + PER_VALUE)
+    ranked += row * C
+    value_sums += row * C
+    sums += row * C
+    parts += row * (2 + BINS) * P
     p = tl.arange(0, BLOCK_P)
     of_z = tl.sum(tl.load(parts + P + p, mask=p < P, other=0.0), 0)
     total = tl.sum(tl.load(parts + p, mask=p < P, other=0.0), 0) + of_z
@@ -265,21 +297,20 @@ def _beaten(ranked, value_sums, sums, parts, centre, count, unit, z, C, P, BLOCK
         total += tl.where(rank < count, of_rank, 0.0)
     above = tl.zeros([1], tl.int64)
     rest = tl.zeros([BLOCK], tl.float64)
-    start = count // BLOCK * BLOCK
-    if count > BINS:
-        while start >= 0:
-            k = start + tl.arange(0, BLOCK)
-            value = tl.load(value_sums + k, mask=k <= count, other=0)
-            here = tl.sum(value, 0)
-            second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / unit
-            mask = (k >= BINS) & (k < count)
-            place = sums + tl.load(ranked + k, mask=mask, other=0)
-            tl.store(place, tl.load(place, mask=mask, other=0.0).to(tl.float64) + second, mask=mask)
-            rest += tl.where(mask, second, 0.0)
-            above += here
-            start -= BLOCK
-    tl.store(sums + z, of_z)
-    tl.store(centre, (total + tl.sum(rest, 0)) / C)
+    start = tl.where(count > BINS, count // BLOCK * BLOCK, -1)
+    while start >= 0:
+        k = start + tl.arange(0, BLOCK)
+        value = tl.load(value_sums + k, mask=k <= count, other=0)
+        here = tl.sum(value, 0)
+        second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / per_value
+        mask = (k >= BINS) & (k < count)
+        place = sums + tl.load(ranked + k, mask=mask, other=0)
+        tl.store(place, tl.load(place, mask=mask, other=0.0).to(tl.float64) + second, mask=mask)
+        rest += tl.where(mask, second, 0.0)
+        above += here
+        start -= BLOCK
+    tl.store(sums + tl.load(ahead + row * 3), of_z)
+    tl.store(centre + row, (total + tl.sum(rest, 0)) / C)
 
 
 def merge(
@@ -301,28 +332,35 @@ def _merge_rows(
 ) -> None:  # fmt: skip
     rows, categories = f.shape
     buckets = starts.shape[-1] - 1
-    block, span, chunks = chunks_of(rows, categories)
-    grid, taken = (rows, chunks), int(CURSORS) + buckets
-    extent = (categories, chunks, span, taken, STATE)
-    size = {"BLOCK": block, "BUCKETS": buckets, "num_warps": 8}
-    block_p = max(16, triton.next_power_of_2(chunks))
-    own_block, own_span, own_chunks = chunks_of(rows, categories, BLOCK)
+    taken = CURSORS.value + buckets
+    block, warps, span, chunks = chunks_of(rows, categories)
+    parallel = triton.cdiv(categories, 4096)
+    own_block, own_warps, own_span, own_chunks = chunks_of(rows, categories, EACH, PROGRAMS)
 
     scratch = f.new_zeros(rows * taken, dtype=torch.int32)
     ranked = f.new_empty((rows, categories), dtype=torch.int32)
     noise_sums, value_sums = (f.new_empty((rows, categories), dtype=torch.int64) for _ in range(2))
     spread, scales, parts = (
-        f.new_empty(rows * count, dtype=torch.float64) for count in (chunks, 3, (2 + BINS.value) * own_chunks)
+        f.new_empty(rows * count, dtype=torch.float64)
+        for count in (chunks, SCALES.value, (2 + BINS.value) * own_chunks)
     )
     bucketed = sums.view(torch.int32)  # nothing is summed before the order is known
 
-    _fill[grid](log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, *extent, **size)
-    _rank[grid](
-        log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales, *extent,
-        BLOCK_P=block_p, **size,
+    _fill[(rows, chunks)](
+        log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
+        categories, chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
+    )  # fmt: skip
+    _rank[(rows, parallel)](
+        log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales,
+        categories, chunks, 4, taken, STATE,
+        BLOCK=1024, BLOCK_P=max(16, triton.next_power_of_2(chunks)), BUCKETS=buckets, num_warps=8,
     )  # fmt: skip
     _sum[(rows, own_chunks)](
-        logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, scratch, sums, parts, centre,
-        categories, own_chunks, own_span, taken, STATE, BLOCK=own_block,
-        BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), BUCKETS=buckets, num_warps=WARPS, maxnreg=REGISTERS,
+        logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, sums, parts,
+        categories, own_chunks, own_span, STATE,
+        BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
+    )  # fmt: skip
+    _beaten[(rows,)](
+        ahead, starts, ranked, value_sums, sums, parts, scales, centre, categories, own_chunks,
+        BLOCK=2048, BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), BUCKETS=buckets, num_warps=8,
     )  # fmt: skip

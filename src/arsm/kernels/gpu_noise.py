@@ -40,9 +40,9 @@ def log_dirichlet(noise: Tensor) -> Tensor:
     """ln pi from positive exponential noise [..., C], in its place."""
     categories = noise.shape[-1]
     rows = noise.numel() // categories
-    block, span, chunks = chunks_of(rows, categories)
+    block, warps, span, chunks = chunks_of(rows, categories)
     parts = noise.new_empty(rows * chunks, dtype=torch.float64)
-    extent, size = (categories, chunks, span), {"BLOCK": block, "num_warps": 8}
+    extent, size = (categories, chunks, span), {"BLOCK": block, "num_warps": warps}
     _sum[(rows, chunks)](noise, parts, *extent, **size)
     _normalise[(rows, chunks)](noise, parts, *extent, BLOCK_P=max(16, triton.next_power_of_2(chunks)), **size)
     return noise
