@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.evaluate import share
@@ -38,11 +39,12 @@ def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
-    can_win, z = can_win.movedim(-1, 0), z.unsqueeze(0)
-    c = torch.arange(can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
-    points = torch.cat([z, c.expand(can_win.shape)])
-    same_as = (c + 1) * (can_win & (c != z))
-    return points, torch.cat([torch.zeros_like(z), same_as]).squeeze(-1)
+    z, no_pad = z.unsqueeze(0), (0, 0) * z.ndim
+    number = torch.arange(1 + can_win.shape[-1], device=z.device).view(-1, *(1,) * (z.ndim - 1))
+    category = number - 1
+    # where and pad, unlike cat, are compiled without memory of their own
+    speaks = F.pad(can_win.movedim(-1, 0), (*no_pad, 1, 0), value=True) & (category != z)
+    return torch.where(number > 0, category, z), (number * speaks).squeeze(-1)
 
 
 def values_by_category(values: Tensor) -> Tensor:

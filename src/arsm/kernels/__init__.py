@@ -64,7 +64,7 @@ class Order(NamedTuple):
 
 def order(logits: Tensor, log_pi: Tensor) -> Order:
     """Run the race and order its noise: logits and ln pi [..., C]."""
-    return Order(*torch.ops.arsm.order(logits, log_pi))
+    return Order(*(_order if _plain(logits) else torch.ops.arsm.order)(logits, log_pi))
 
 
 def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,14 +73,14 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
     Their difference is the ARSM gradient; a compiler computes it together with what comes next.
     """
     ahead, _, *rest = found
-    return torch.ops.arsm.merge(logits, log_pi, ahead, *rest, f)
+    return (_merge if _plain(f) else torch.ops.arsm.merge)(logits, log_pi, ahead, *rest, f)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """z, then z^{c<->j} of all pairs as `swap.pair_table` has them, and the first that equals each: [*B, K, C] ->
     [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
     """
-    return torch.ops.arsm.pairs(logits, log_pi)
+    return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi)
 
 
 def log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -100,6 +100,13 @@ def has_pairs(logits: Tensor) -> bool:
 def on_gpu(x: Tensor) -> bool:
     """Whether the operators are Triton's kernels for x."""
     return x.is_cuda and HAS_TRITON
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether nobody traces or maps x: then an operator may be called without PyTorch's dispatch, which takes longer
+    than a small kernel."""
+    tracked = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return type(x) is Tensor and not tracked
 
 
 def buckets_of(categories: int) -> int:

@@ -41,8 +41,8 @@ EACH, PROGRAMS, REGISTERS = 2, 4096, 96
 CURSORS = tl.constexpr(1)
 """Where a row's scratch has the number of elements that each bucket holds so far."""
 UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
-"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first ranks,
-and the sums of w up to them."""
+"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
+ranks, and the sums of w up to them."""
 SCALES = tl.constexpr(15)
 
 
