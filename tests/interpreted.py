@@ -10,6 +10,7 @@ import torch
 from hypothesis import Phase, given, settings
 from torch import Tensor
 
+from arsm import kernels
 from arsm.evaluate import share
 from arsm.kernels import eager, gpu_few, gpu_merge, gpu_order, gpu_pairs
 from arsm.noise import dirichlet
@@ -22,15 +23,15 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
     first_three, can_win, with_z, wins, rank = eager.order(logits, log_pi)
     f = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     f = torch.where(can_win, f, f.gather(-1, first_three[:, :1]))
-    gradient = eager.merge(log_pi, first_three, with_z, wins, rank, f)
+    gradient = torch.sub(*eager.merge(log_pi, first_three, with_z, wins, rank, f))
     ways = [(gpu_order.order, gpu_merge.merge)]
     if logits.shape[-1] <= 40:
         ways.append((gpu_few.order, gpu_few.merge))
     for order, merge in ways:
-        ahead, found, state = order(logits, log_pi)
+        ahead, found, *ordered = order(logits, log_pi)
         assert torch.equal(ahead[:, 0], first_three[:, 0])
         assert torch.equal(found, can_win)
-        other = merge(logits, log_pi, ahead, state, f.to(dtype))
+        other = torch.sub(*merge(logits, log_pi, ahead, *ordered, f.to(dtype))).to(dtype)
         torch.testing.assert_close(other, gradient.to(dtype), rtol=0, atol=1e-11 if dtype == torch.float64 else 1e-5)
 
 
@@ -50,7 +51,7 @@ def main() -> None:
     """Few categories of every kind, then several chunks, crowded buckets and several parts of the rows."""
     compare_races()
     generator = torch.Generator().manual_seed(0)
-    gpu_merge.BUCKETS, gpu_merge.AT_ONCE = 64, 1_500
+    kernels.BUCKETS, gpu_merge.AT_ONCE = 64, 1_500
     for scale, dtype in ((0.0, torch.float32), (1.0, torch.float16), (4.0, torch.float64)):
         logits = scale * torch.randn(2, 1_100, generator=generator).to(dtype)
         values = torch.float64 if scale else torch.float32

@@ -122,15 +122,13 @@ def estimate_rows(
             "differentiable in one-hot z, or choose an estimator that only evaluates f, such as RLOO."
         )
     if gradient is not None:
-        finite = logits
         if masked:
-            mask = logits == -torch.inf
-            finite, gradient = logits.masked_fill(mask, 0), gradient.masked_fill(mask, 0)
+            gradient = gradient.masked_fill(logits == -torch.inf, 0)
         # inside vmap nothing seems to require a gradient
         if gradient.requires_grad or len(estimator.learned) > 0:
             loss = gradient.square().sum((-2, -1)).mean()
             gradient = gradient.detach()
-        value = attach(value, finite, gradient)
+        value = attach(value, logits, gradient)
         gradient = gradient.squeeze(0) if bare else gradient
     info = _info(queries.same_as, values.all.detach(), logits.detach())
     return Estimate(value, queries.z, gradient, info, loss, given)
@@ -176,6 +174,24 @@ def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
 
 
 def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-    """value [*B], whose derivative in the logits is gradient [*B, K, C]."""
-    zero = logits - logits.detach()
-    return value + (zero * gradient).sum((-2, -1)).to(value.dtype)
+    """value [*B], whose derivative in the logits is gradient [*B, K, C]; where a logit is -inf, gradient must be 0."""
+    if not torch._C._are_functorch_transforms_active():
+        return _Attach.apply(value, logits, gradient)  # pyright: ignore[reportReturnType]
+    # torch.compile traces no autograd function inside vmap
+    finite = logits.masked_fill(logits == -torch.inf, 0)
+    return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
+
+
+class _Attach(torch.autograd.Function):
+    """value, with a gradient for the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        ctx.dtype = logits.dtype
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return grads[0], (grads[0][..., None, None] * gradient).to(ctx.dtype), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from arsm import kernels
 from arsm.checks import check_given
 
 # The race is run in fixed point, multiples of 2^-40 below 2^13: float64 adds, subtracts and compares those exactly,
@@ -12,6 +13,8 @@ from arsm.checks import check_given
 RESOLUTION = 2.0**-40
 LOWEST = -(2.0**11)
 LARGEST = 2.0**10
+MANY = 512
+"""From this many categories on, a GPU's noise is drawn by an operator of its own."""
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -48,6 +51,8 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
     """ln pi with pi ~ Dir(1_C): [*B, K, C], or [*B, draws, K, C]."""
     if draws is not None:
         logits = repeat_draws(logits, draws)
+    if generator is None and logits.shape[-1] >= MANY and kernels.on_gpu(logits):
+        return kernels.log_dirichlet(logits.detach(), _noise_dtype(logits))
     exponential = _exponential(logits.detach(), generator)
     total = exponential.sum(-1, keepdim=True).log()
     return exponential.log_().sub_(total).to(_noise_dtype(logits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.evaluate import share
@@ -34,15 +35,16 @@ class Swapped(NamedTuple):
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of one variable: z, then every category, of which those that cannot win stand for z unevaluated.
+    """Queries of one variable: z, then every category; those that cannot win take the value of z.
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
-    can_win, z = can_win.movedim(-1, 0), z.unsqueeze(0)
-    number = torch.arange(1 + can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
-    points = torch.where(number > 0, number - 1, z)  # [1 + C, *B, 1]
-    same_as = number[1:] * (can_win & (points[1:] != z))
-    return points, torch.cat([torch.zeros_like(z), same_as]).squeeze(-1)
+    z, no_pad = z.unsqueeze(0), (0, 0) * z.ndim
+    number = torch.arange(1 + can_win.shape[-1], device=z.device).view(-1, *(1,) * (z.ndim - 1))
+    category = number - 1
+    # where and pad, unlike cat, are compiled without memory of their own
+    speaks = F.pad(can_win.movedim(-1, 0), (*no_pad, 1, 0), value=True) & (category != z)
+    return torch.where(number > 0, category, z), (number * speaks).squeeze(-1)
 
 
 def values_by_category(values: Tensor) -> Tensor:
@@ -81,7 +83,7 @@ def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Querie
         points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1)])
         same_as = share(points)
     aux = Swapped(1 - categories * pi, pseudo, _cells(references, categories))
-    return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), aux)
+    return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), aux, first_for_rest=variables == 1)
 
 
 def _cells(references: Tensor, categories: int) -> Tensor:

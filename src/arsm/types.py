@@ -29,6 +29,8 @@ class Queries:
     """[L] or [L, *B]: the value is sum_l weight_l f(points_l)."""
     aux: Any = None
     """Whatever else `tell` needs."""
+    first_for_rest: bool = False
+    """Whether every query that is not evaluated takes the value of query 0; `evaluate` then needs no look-up."""
 
 
 class Estimator(ABC):

@@ -19,12 +19,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from arsm import kernels
 from arsm.kernels import FEW
-from arsm.swap import Race, run_race, swap_with, without_winner
+from arsm.noise import LOWEST, RESOLUTION
 
+INDEX = 1023
+"""The bits of a key that hold its category."""
+NEVER = 2**62
+"""A key that loses to all others."""
+FEW_KEYS = 1 << 12
+"""Up to this many keys, one sort takes less time than launching three reductions."""
 SMALL = 1 << 14
 """From this many numbers on, a CPU takes longer to allocate C times as many than to add them up one by one."""
 
@@ -46,18 +53,47 @@ class Swaps(NamedTuple):
     """What `kernels.order` found: many categories, or a GPU."""
 
 
-def swap_all(logits: Tensor, log_pi: Tensor, race: Race | None = None) -> Swaps:
-    """Find who wins each pair: [..., C]; the race, if it was run already."""
+def swap_all(logits: Tensor, log_pi: Tensor) -> Swaps:
+    """Find who wins each pair: [..., C]."""
     logits, log_pi = logits.detach(), log_pi.detach()
     if logits.shape[-1] > FEW or kernels.on_gpu(logits):
         found = kernels.order(logits, log_pi)
         return Swaps(logits, log_pi, found.ahead[..., 0], found.can_win, None, found)
-    race = race or run_race(logits, log_pi)
-    with_z = swap_with(race, race.z).long()
-    a, theta = without_winner(race)
-    wins = a < theta.unsqueeze(1)
+    phi, a = _keys(logits, log_pi)
+    o = a - phi
+    best, second, third = _first_three(o)
+    z = (best & INDEX).unsqueeze(0)
+    of_c, of_z = a.gather(0, z) - phi, a - phi.gather(0, z)
+    with_z = torch.minimum(of_c, of_z).minimum(torch.where(o == second, third, second)).bitwise_and_(INDEX)
+    a, theta = a.scatter(0, z, NEVER), phi + best
     can_win = (theta > a.amin(0)).scatter(0, with_z, True).movedim(0, -1)
-    return Swaps(logits, log_pi, race.z, can_win, (with_z, wins), None)
+    return Swaps(logits, log_pi, z.squeeze(0), can_win, (with_z, a < theta.unsqueeze(1)), None)
+
+
+def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+    """phi and a in `noise.fixed_point`, as integers: [..., C] -> [C, ...] int64.
+
+    They are multiples of INDEX + 1, and phi has its category subtracted: then a_j - phi_c says in one number what c
+    would have with the noise of j, and, where two values tie, which category is lower. Masked logits become the lowest:
+    both lose to whoever has the largest logit.
+    """
+    phi, a = (x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format) for x in (logits, log_pi))
+    phi, a = (
+        (x.clamp_min(lowest) * (1 / RESOLUTION)).round_().long().mul_(INDEX + 1)
+        for x, lowest in ((phi - phi.amax(0), LOWEST), (a, LOWEST / 2))
+    )
+    c = torch.arange(len(phi), device=phi.device)
+    return phi.sub_(c.view(-1, *(1,) * (phi.ndim - 1))), a
+
+
+def _first_three(o: Tensor) -> Tensor | list[Tensor]:
+    """The three lowest keys [...] of [C, ...]; NEVER where there are fewer."""
+    if len(o) >= 3 and o.numel() < FEW_KEYS and not torch.compiler.is_compiling():
+        return o.sort(0).values[:3]
+    found = [o.amin(0)]
+    for _ in range(2):
+        found.append(torch.where(o > found[-1], o, NEVER).amin(0))
+    return found
 
 
 def merge(swaps: Swaps, f: Tensor) -> Tensor:
@@ -66,18 +102,17 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
     Where a category cannot win, its f must equal f(z).
     """
     if swaps.ordered is not None:
-        return kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())
+        sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())
+        return sums.sub_(mean)
     assert swaps.compared is not None
     with_z, wins = swaps.compared
     z = swaps.z.unsqueeze(0)
-    log_pi, f_first = (x.movedim(-1, 0).contiguous().double() for x in (swaps.log_pi, f))
-    w = 1 / f.shape[-1] - log_pi.exp()
-    d = f_first - f_first.gather(0, z)
-    swapped = d.gather(0, with_z)
-    first, second = _sum_where(wins, w), _sum_where(wins.transpose(0, 1), w * d)
-    sums = d * first + second + swapped * w.gather(0, z)
+    w, d = (x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format) for x in (swaps.log_pi, f))
+    w, d = 1 / f.shape[-1] - w.exp(), d - d.gather(0, z)
+    swapped, weighted = d.gather(0, with_z), w * d
+    sums = d * _sum_where(wins, w) + _sum_where(wins.transpose(0, 1), weighted) + swapped * w.gather(0, z)
     sums = sums.scatter(0, z, (swapped * w).sum(0, keepdim=True))
-    return (sums - sums.mean(0)).movedim(0, -1).to(f.dtype)
+    return (sums - sums.mean(0)).movedim(0, -1).to(f.dtype, memory_format=torch.contiguous_format)
 
 
 def _sum_where(wins: Tensor, weight: Tensor) -> Tensor:

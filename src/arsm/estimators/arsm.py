@@ -77,14 +77,14 @@ class ARSM(Estimator):
         if logits.shape[-2] == 1:
             swaps = swap_all(logits, noise)
             points, same_as = by_category(swaps.z, swaps.can_win)
-            return Queries(points, swaps.z, same_as, one, Merged(noise, swaps))
+            return Queries(points, swaps.z, same_as, one, Merged(noise, swaps), first_for_rest=True)
         if kernels.has_pairs(logits):
             points, same_as = kernels.pairs(logits.detach(), noise)
             swaps = swap_all(logits, noise) if self.pooled else None
             return Queries(points, points[0], same_as, one, Merged(noise, swaps))
         race = run_race(logits, noise)
         table = pair_table(race)
-        swaps = swap_all(logits, noise, race) if self.pooled else None
+        swaps = swap_all(logits, noise) if self.pooled else None
         return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:

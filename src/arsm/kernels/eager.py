@@ -70,7 +70,9 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return table, share(table)
 
 
-def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor) -> Tensor:
+def merge(
+    log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
+) -> tuple[Tensor, Tensor]:
     """`arsm.kernels.merge` for rows [R, C]."""
     z, second, third = ahead.unsqueeze(-1).unbind(-2)
     w = log_pi.double().exp().neg_().add_(1 / f.shape[-1])
@@ -96,4 +98,4 @@ def merge(log_pi: Tensor, ahead: Tensor, with_z: Tensor, wins: Tensor, rank: Ten
         above = beaten.flip(-1).cumsum(-1).flip(-1)
         sums[row, column] += above[row, place + 1]
     sums.scatter_(-1, z, of_z)
-    return sums.sub_(sums.mean(-1, keepdim=True)).to(f.dtype)
+    return sums.to(f.dtype), sums.mean(-1, keepdim=True)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from arsm.kernels.gpu_order import STEP, below_largest, noise_at
+from arsm.kernels.gpu_order import STEP, below_largest, logit_at, noise_at
 
 ODD = tl.constexpr(6364136223846793005)
 
@@ -27,8 +27,7 @@ def _pair(m, C):
 @triton.jit
 def _value(logits, log_pi, own, of_noise, of_logit, largest, mask):
     """a_i - phi_j in fixed point, i = of_noise and j = of_logit."""
-    x = tl.load(logits + own + of_logit, mask=mask, other=float("-inf")).to(tl.float64)
-    return noise_at(log_pi, own + of_noise, mask) - below_largest(x, largest)
+    return noise_at(log_pi, own + of_noise, mask) - logit_at(logits, own + of_logit, mask, largest)
 
 
 @triton.jit
@@ -99,6 +98,6 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     _pairs[(rows,)](
         logits, log_pi, table, same_as, rows, queries, variables, categories,
         BLOCK_M=triton.next_power_of_2(queries), BLOCK_K=max(4, triton.next_power_of_2(variables)),
-        BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=8,
+        BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=8, maxnreg=128,
     )  # fmt: skip
     return table, same_as
