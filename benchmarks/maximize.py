@@ -2,11 +2,11 @@
 
 Three families with ten instances each, 16 points at a time, the best value after 1,000, 3,000 and 10,000 distinct
 evaluations. An optimiser that does not use its budget is run once, at the largest; the others once per budget. A run is
-one line of results/maximize/runs.jsonl, and those already there are not repeated:
+one line of results/maximize/runs.jsonl.xz, and those already there are not repeated:
 
     python -m benchmarks.maximize run --workers 16           # needs optuna, nevergrad and cmaes for all of them
     python -m benchmarks.maximize run --methods "Optuna TPE" --budgets 3000
-    python -m benchmarks.maximize report                     # table.csv and the figure, from runs.jsonl
+    python -m benchmarks.maximize report                     # table.csv and the figure, from the runs
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import json
 import statistics
 import time
 from collections import defaultdict
@@ -24,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from arsm_experiments.runs.provenance import provenance
+from benchmarks import records
 from benchmarks.black_boxes import FAMILIES
 from benchmarks.rivals import ANYTIME, RIVALS, Budget, Spent
 
 RESULTS = Path(__file__).parent.parent / "results" / "maximize"
+RUNS = RESULTS / "runs.jsonl.xz"
 BUDGETS = (1_000, 3_000, 10_000)
 INSTANCES = 10
 HELD_OUT = 10
@@ -78,7 +79,7 @@ def run(
     methods: list[str], families: list[str], budgets: list[int], first: int, instances: int, workers: int, out: Path
 ) -> None:
     """Make the runs that are missing, with the time left after each."""
-    done = {(r["method"], r["family"], r["instance"], r["budget"]) for r in read(out)}
+    done = {(r["method"], r["family"], r["instance"], r["budget"]) for r in records.read(out)}
     missing = [
         key
         for instance in range(first, first + instances)
@@ -87,14 +88,12 @@ def run(
         for family in families
         if (key := (method, family, instance, budget)) not in done
     ]
-    out.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    with ProcessPoolExecutor(workers) as processes, out.open("a") as file:
+    with ProcessPoolExecutor(workers) as processes:
         pending = [processes.submit(one_run, *key) for key in missing]
         for number, finished in enumerate(as_completed(pending), 1):
             record = finished.result()
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
-            file.flush()
+            records.add(out, record)
             left = (time.monotonic() - started) / number * (len(missing) - number)
             where = f"{record['method']}, {record['family']} {record['instance']}, {record['budget']:,}"
             print(
@@ -102,11 +101,6 @@ def run(
                 f"about {left / 60:.0f} min left",
                 flush=True,
             )
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The runs so far."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def report(runs: list[dict[str, Any]], folder: Path) -> None:
@@ -174,13 +168,15 @@ def main() -> None:
     runs.add_argument("--instances", type=int, default=INSTANCES)
     runs.add_argument("--first", type=int, default=HELD_OUT, help="number of the first instance")
     runs.add_argument("--workers", type=int, default=1)
-    runs.add_argument("--out", type=Path, default=RESULTS / "runs.jsonl")
-    commands.add_parser("report", help="table.csv and best.png from runs.jsonl")
+    runs.add_argument("--out", type=Path, default=RUNS)
+    commands.add_parser("report", help="table.csv and best.png from the runs")
     options = vars(parser.parse_args())
     if options.pop("command") == "run":
         run(**options)
     else:
-        report(read(RESULTS / "runs.jsonl"), RESULTS)
+        runs = records.read(RUNS)
+        records.write(RUNS, runs)
+        report(runs, RESULTS)
 
 
 if __name__ == "__main__":

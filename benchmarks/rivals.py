@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -103,19 +104,39 @@ def annealing_speculative(budget: Budget, seed: int) -> None:
 
 
 def optuna_tpe(budget: Budget, seed: int) -> None:
-    """Optuna's tree-structured Parzen estimator, with the constant liar that its manual asks for in parallel."""
+    """Optuna's tree-structured Parzen estimator, with the constant liar that its manual asks for in parallel.
+
+    It reads all earlier points again for each new one; here a finished one is read once, which gives the same points.
+    """
     import optuna  # pyright: ignore[reportMissingImports]
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    read_again, known = sampler._get_internal_repr, {}
+
+    def read(trials: list[Any], search_space: dict[str, Any], study: Any) -> dict[str, Array]:
+        rows = []
+        for trial in trials:
+            row = known.get(trial.number)
+            if row is None:
+                found = read_again([trial], search_space, study)
+                row = np.array([found[name] for name in search_space])
+                if trial.state.is_finished() and row.size == len(space):
+                    known[trial.number] = row
+            rows.append(row)
+        joined = np.concatenate([np.empty((len(search_space), 0)), *rows], 1)
+        return dict(zip(search_space, joined, strict=True))
+
+    sampler._get_internal_repr = read
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     space: dict[str, optuna.distributions.BaseDistribution] = {
         f"x{k}": optuna.distributions.CategoricalDistribution(list(range(size)))
         for k, size in enumerate(budget.box.sizes)
     }
     while True:
         trials = [study.ask(space) for _ in range(PARALLEL)]
-        values = budget(np.array([[trial.params[name] for name in space] for trial in trials]))
+        values = budget(np.array([list(trial.params.values()) for trial in trials]))
         for trial, value in zip(trials, values, strict=True):
             study.tell(trial, value)
 

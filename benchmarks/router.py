@@ -9,10 +9,10 @@ all of them, so accuracy measures routing. The ways differ in what the router le
 - no training of the router at all, and a single expert.
 
 Every way may add Switch's balancing loss. Its coefficient and the learning rate are chosen for each way from the same
-grid, on seeds that are not reported. A training is one line of results/router/runs.jsonl, which is not made again:
+grid, on seeds that are not reported. A training is one line of results/router/runs.jsonl.xz, which is not made again:
 
     python -m benchmarks.router run --workers 16      # trainings, then the time per step
-    python -m benchmarks.router report                # table.csv, from runs.jsonl and times.json
+    python -m benchmarks.router report                # table.csv, from these and times.json
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 import arsm
 from arsm_experiments.runs.provenance import provenance
+from benchmarks import records
 from benchmarks.measure import interleaved, table
 
 EXPERTS, INPUTS, HIDDEN, CLASSES, BATCH = 8, 16, 16, 4, 256
@@ -182,7 +183,7 @@ def training(way: str, rate: float, coefficient: float, seed: int, steps: int) -
         "balance": coefficient,
         "seed": seed,
         "steps": steps,
-        "accuracy": float((predicted.argmax(-1) == y).float().mean()),
+        "accuracy": round(float((predicted.argmax(-1) == y).float().mean()), 4),
         "experts": int((chosen >= 100).sum()),
         "seconds": round(time.monotonic() - start, 1),
         "hardware": where["hardware"],
@@ -204,15 +205,10 @@ def step_times(repetitions: int) -> dict[str, float]:
     return {name: 1000 * t.median for name, t in interleaved(calls, repetitions, time.process_time).items()}
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The trainings so far."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def chosen(records: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+def chosen(trainings: list[records.Record]) -> dict[str, tuple[float, float]]:
     """The (rate, balance) of each way with the best mean accuracy on the seeds that are not reported."""
     found: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for r in records:
+    for r in trainings:
         if r["seed"] in CHOSEN_ON:
             found[r["way"]][r["rate"], r["balance"]].append(r["accuracy"])
     return {way: max(grid, key=lambda key: statistics.mean(grid[key])) for way, grid in found.items()}
@@ -220,19 +216,17 @@ def chosen(records: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 def run(ways: list[str], balances: list[float], workers: int, steps: int, repetitions: int, out: Path) -> None:
     """The grid, then the reported seeds with each way's choice, then the time per step."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "runs.jsonl"
+    path = out / "runs.jsonl.xz"
 
     def make(keys: Iterable[tuple[str, float, float, int]]) -> None:
-        done = {(r["way"], r["rate"], r["balance"], r["seed"]) for r in read(path)}
+        done = {(r["way"], r["rate"], r["balance"], r["seed"]) for r in records.read(path)}
         missing = [key for key in keys if key not in done]
         start = time.monotonic()
-        with ProcessPoolExecutor(workers) as processes, path.open("a") as file:
+        with ProcessPoolExecutor(workers) as processes:
             pending = [processes.submit(training, *key, steps) for key in missing]
             for number, finished in enumerate(as_completed(pending), 1):
                 record = finished.result()
-                file.write(json.dumps(record, separators=(",", ":")) + "\n")
-                file.flush()
+                records.add(path, record)
                 left = (time.monotonic() - start) / number * (len(missing) - number)
                 name = f"{record['way']}, rate {record['rate']:g}, balance {record['balance']:g}, seed {record['seed']}"
                 print(f"{number}/{len(missing)} {name}: {record['accuracy']:.3f}; about {left:.0f} s left", flush=True)
@@ -245,7 +239,7 @@ def run(ways: list[str], balances: list[float], workers: int, steps: int, repeti
         for rate in RATES
         for coefficient in ((0.0,) if way in fixed else balances)
     )
-    make((way, *key, seed) for way, key in chosen(read(path)).items() if way in ways for seed in REPORTED)
+    make((way, *key, seed) for way, key in chosen(records.read(path)).items() if way in ways for seed in REPORTED)
     if (out / "times.json").exists():
         return
     where = provenance("cpu")
@@ -255,12 +249,14 @@ def run(ways: list[str], balances: list[float], workers: int, steps: int, repeti
 
 def report(folder: Path) -> None:
     """table.csv, and the same on the terminal."""
-    records, times = read(folder / "runs.jsonl"), json.loads((folder / "times.json").read_text())
+    path = folder / "runs.jsonl.xz"
+    trainings, times = records.read(path), json.loads((folder / "times.json").read_text())
+    records.write(path, trainings)
     lines, rows = [], []
-    for way, (rate, coefficient) in chosen(records).items():
+    for way, (rate, coefficient) in chosen(trainings).items():
         group = [
             r
-            for r in records
+            for r in trainings
             if r["way"] == way and r["seed"] in REPORTED and (r["rate"], r["balance"]) == (rate, coefficient)
         ]
         found = [r["accuracy"] for r in group]
@@ -293,7 +289,7 @@ def main() -> None:
     runs.add_argument("--steps", type=int, default=STEPS)
     runs.add_argument("--repetitions", type=int, default=200)
     runs.add_argument("--out", type=Path, default=RESULTS)
-    commands.add_parser("report", help="table.csv from runs.jsonl and times.json")
+    commands.add_parser("report", help="table.csv from the trainings and times.json")
     options = vars(parser.parse_args())
     if options.pop("command") == "run":
         run(**options)

@@ -298,6 +298,12 @@ def test_a_choice_that_would_learn_nothing_raises() -> None:
         model(x)
     with torch.no_grad():
         assert model(x).shape == (3, 2)
+    with arsm.choices(model.eval(), arsm.RLOO(2)) as run:
+        with pytest.raises(RuntimeError, match=r"call model\.train"):
+            run(score(model), x)
+        with torch.no_grad():
+            assert run(score(model), x).shape == (3,)
+    model.train()
     with arsm.choices(model, arsm.RLOO(2)), pytest.raises(RuntimeError, match="call the model in that function"):
         model(x)
     with pytest.raises(RuntimeError, match="nothing will give them"):
@@ -563,6 +569,11 @@ def test_wrong_batches_models_and_logits_are_refused() -> None:
                 run(score(model), *batch)  # pyright: ignore[reportArgumentType]
         with pytest.raises(RuntimeError, match="already inside another"), arsm.choices(model, arsm.RLOO(2)):
             pass
+    with (
+        pytest.raises(TypeError, match="the module that contains the choices"),
+        arsm.choices(score(model), arsm.RLOO(2)),  # pyright: ignore[reportArgumentType]
+    ):
+        pass
     with pytest.raises(ValueError, match=r"contains no arsm\.Choice"), arsm.choices(nn.Linear(2, 2), arsm.RLOO(2)):
         pass
     with pytest.raises(ValueError, match=r"\[N, K, C\], but got torch.float32 \[3, 4\]"):

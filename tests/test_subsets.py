@@ -162,3 +162,11 @@ def test_refusals(logits: Tensor, estimator: arsm.Estimator, words: str) -> None
 def test_k_must_count(k: int) -> None:
     with pytest.raises(ValueError, match="k"):
         arsm.SIMPLE(k)
+    with pytest.raises(ValueError, match="k"):
+        arsm.subset_marginals(torch.zeros(3), k)
+
+
+def test_marginals_of_too_few_categories_are_nan() -> None:
+    few = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 1.0, -torch.inf]])
+    assert arsm.subset_marginals(few, 2).isnan().tolist() == [[True] * 3, [False] * 3]
+    assert arsm.subset_marginals(torch.zeros(3), 4).isnan().all()

@@ -11,6 +11,7 @@ from torch import Tensor
 from arsm.types import Estimator
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LARGEST_SEED = 2**63 - 1
 LEAST_LOG_PROBABILITY = math.log(torch.finfo(torch.float64).tiny)
 
 
@@ -29,10 +30,28 @@ def check_estimator(estimator: object) -> None:
     raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; {mend}.")
 
 
-def check_whole(name: str, count: int) -> None:
+def is_whole(count: object) -> bool:
+    """Whether it is an integer, also NumPy's, and not a bool."""
+    return isinstance(count, Integral) and not isinstance(count, bool)
+
+
+def check_whole(name: str, count: object) -> None:
     """Require an integer."""
-    if not isinstance(count, Integral):
+    if not is_whole(count):
         raise ValueError(f"{name} must be a whole number, but is {count!r}.")
+
+
+def check_count(name: str, count: int, least: int = 1) -> None:
+    """Require an integer of at least this."""
+    check_whole(name, count)
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, but is {count}.")
+
+
+def check_seed(seed: int) -> None:
+    """Require a seed that generators take."""
+    if not is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
 
 
 def check_samples(name: str, samples: int, live: int | None = None) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from arsm.checks import NotFiniteError, check_estimator, legal_rows
+from arsm.checks import NotFiniteError, check_count, check_estimator, legal_rows
 from arsm.choice_run import Run, draw
-from arsm.subsets import check_k
 from arsm.types import Estimator
 
 
@@ -39,7 +38,7 @@ class Choice(nn.Module):
     def __init__(self, k: int | None = None) -> None:
         super().__init__()
         if k is not None:
-            check_k(k)
+            check_count("k", k)
         self.k = k
         self.logits = None
         self._run: Run | None = None
@@ -57,6 +56,11 @@ class Choice(nn.Module):
     def _choose(self, logits: Tensor) -> Tensor:
         _check(self, logits)
         if not self.training:
+            if self._run is not None and logits.requires_grad:
+                raise RuntimeError(
+                    "This Choice is in evaluation mode inside `arsm.choices`, where its logits get no gradient; call "
+                    "model.train(), or evaluate outside or under torch.no_grad()."
+                )
             return _most_probable(logits, self.k)
         if self._run is not None:
             self.logits = logits
@@ -88,6 +92,8 @@ def choices(model: nn.Module, estimator: Estimator, *, generator: torch.Generato
     Layers must work row by row: dropout and layer normalisation do, batch normalisation in training mode does not and
     is refused.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"arsm.choices takes the module that contains the choices, but got {type(model).__name__}.")
     found = [module for module in model.modules() if isinstance(module, Choice)]
     _check_fit(estimator, found, model)
     run = Run(model, estimator, generator)
@@ -124,7 +130,9 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
 def _check(choice: Choice, logits: Tensor) -> None:
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 3 or 0 in logits.shape:
         found = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"A Choice takes floating logits [N, K, C], but got {found}; for one choice use [N, 1, C].")
+        raise ValueError(
+            f"A Choice takes floating logits [N, K, C], but got {found}; none empty; for one choice use [N, 1, C]."
+        )
     if not bool(legal_rows(logits.detach()).all()):
         raise NotFiniteError("A Choice got logits that are NaN, +inf, or -inf in every category of a variable.")
     if choice.k is None:

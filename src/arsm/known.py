@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +132,16 @@ def one_by_one(f: Callable[[Tensor], Any], map: Map) -> Evaluate:
     """f of one point, called by `map`."""
     guarded = Guarded(f)
     # numbers travel to other processes several times faster than tensors, which go through shared memory
-    return lambda z: map(guarded, z.tolist())
+
+    def evaluate(z: Tensor) -> Iterator[tuple[float, str | None]]:
+        left = len(z)
+        for found in map(guarded, z.tolist()):
+            left -= 1
+            yield found
+        if left > 0:
+            raise ValueError(f"map must return one result per item, but returned {len(z) - left} for {len(z)}.")
+
+    return evaluate
 
 
 def in_batches(f: Callable[[Tensor], Any]) -> Evaluate:
@@ -140,7 +149,10 @@ def in_batches(f: Callable[[Tensor], Any]) -> Evaluate:
 
     def evaluate(z: Tensor) -> list[tuple[float, str | None]]:
         try:
-            values = torch.as_tensor(f(z)).detach().double().cpu()
+            values = torch.as_tensor(f(z)).detach()
+            if values.is_complex():
+                raise TypeError(f"f must return real numbers, but returned {values.dtype}")
+            values = values.double().cpu()
         except Exception as error:
             return [(math.nan, f"{type(error).__name__}: {error}")] * len(z)
         if values.shape != z.shape[:1]:

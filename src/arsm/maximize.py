@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.checks import check_estimator, check_whole
+from arsm.checks import check_count, check_estimator, check_seed, check_whole
 from arsm.driver import estimate
 from arsm.estimators.rloo import RLOO
 from arsm.known import Known, Stop, in_batches, one_by_one
@@ -106,11 +106,14 @@ def maximize(
     """
     logits = ragged(sizes).double()
     space = math.prod(whole_sizes(sizes))
-    check_whole("evaluations", evaluations)
-    if evaluations < 1:
-        raise ValueError(f"evaluations must be at least 1, but is {evaluations}.")
+    check_count("evaluations", evaluations)
+    if patience is not None:
+        check_count("patience", patience)
+    check_seed(seed)
     if batched and map is not None:
         raise ValueError("map calls f for one point at a time; leave it out where f is batched.")
+    if map is not None and not callable(map):
+        raise TypeError(f"map must be a function such as executor.map, but is {type(map).__name__}.")
     estimator = _chosen(estimator, samples, logits)
     count = estimator.most_queries(logits)
     evaluate = in_batches(f) if batched else one_by_one(f, map or in_this_process)
@@ -177,10 +180,10 @@ def _chosen(estimator: Estimator | None, samples: int | None, logits: Tensor) ->
     if estimator is None:
         return RLOO(SAMPLES if samples is None else samples, ridge=1.0)
     check_estimator(estimator)
-    if estimator.needs_gradient or estimator.target != "mean":
+    if estimator.needs_gradient or estimator.target != "mean" or len(estimator.learned) or estimator.subset:
         raise ValueError(
-            f"{type(estimator).__name__} does not ascend the expectation of a black box; take one that only evaluates "
-            "f, such as arsm.RLOO(16, ridge=1.0)."
+            f"{type(estimator).__name__} differentiates f, bounds it, learns, or chooses subsets; take one that only "
+            "evaluates f, such as arsm.RLOO(16, ridge=1.0)."
         )
     resized = estimator if samples is None else estimator.within(samples)
     if resized is None:
@@ -193,6 +196,8 @@ def _chosen(estimator: Estimator | None, samples: int | None, logits: Tensor) ->
 
 def _restore(state: dict[str, Any], table: Known, logits: Tensor, generator: torch.Generator) -> Tensor:
     """Fill the table and the generator; returns the logits."""
+    if not isinstance(state, dict) or "round_start" not in state:
+        raise ValueError(f"state must be the `state` of a result of arsm.maximize, but is {type(state).__name__}.")
     saved = state["logits"]
     if saved.shape != logits.shape or not bool(((saved > -torch.inf) == (logits > -torch.inf)).all()):
         raise ValueError(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arsm.checks import check_one_variable, check_whole
+from arsm.checks import check_count, check_one_variable
 from arsm.types import Estimator
 
 NOTHING = -1e30
@@ -46,12 +46,15 @@ def subset_marginals(logits: Tensor, k: int) -> Tensor:
     """mu_c, the probability that c is among the k chosen: [..., C] -> [..., C] float64, sum k; differentiable.
 
     mu_c = exp(phi_c) e_{k-1}(all but c) / e_k,    e_{k-1}(all but c) = sum_j e_j(before c) e_{k-1-j}(after c)
+
+    NaN in a row with fewer than k categories that are not masked.
     """
+    check_count("k", k)
     phi = below_maximum(logits)
     after = log_polynomials(phi, k)
     before = log_polynomials(phi.flip(-1), k).flip(0)  # of the first i categories
     others = (before[:-1, ..., :k] + after[1:, ..., :k].flip(-1)).logsumexp(-1).movedim(0, -1)
-    return (phi + others - after[0, ..., k:]).exp()
+    return (phi + others - after[0, ..., k:]).exp().masked_fill(after[0, ..., k:] <= NOTHING / 2, torch.nan)
 
 
 def subset_log_prob(logits: Tensor, z: Tensor) -> Tensor:
@@ -90,16 +93,9 @@ def members(z: Tensor, categories: int, dtype: torch.dtype = torch.float64) -> T
 def check_subset(estimator: Estimator, logits: Tensor, k: int) -> None:
     """Require one variable with at least k categories that are not masked."""
     check_one_variable(estimator, logits)
-    check_k(k)
+    check_count("k", k)
     if logits.shape[-1] < k or not bool(((logits.detach() > -torch.inf).sum(-1) >= k).all()):
         raise ValueError(
             f"{type(estimator).__name__} chooses k = {k} categories, but a row of logits {list(logits.shape)} has "
             "fewer that are not masked."
         )
-
-
-def check_k(k: int) -> None:
-    """Require a whole number of at least 1."""
-    check_whole("k", k)
-    if k < 1:
-        raise ValueError(f"k, the size of a subset, must be at least 1, but is {k}.")

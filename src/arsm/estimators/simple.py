@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from arsm.checks import check_count
 from arsm.relaxations import one_point
 from arsm.sampling import uniforms
-from arsm.subsets import check_k, check_subset, draw_subsets, members, subset_marginals
+from arsm.subsets import check_subset, draw_subsets, members, subset_marginals
 from arsm.types import Estimator, Queries
 
 
@@ -32,7 +33,7 @@ class SIMPLE(Estimator):
     pathwise = True
 
     def __post_init__(self) -> None:
-        check_k(self.k)
+        check_count("k", self.k)
 
     @property
     def subset(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from arsm.checks import check_samples
+from arsm.checks import check_count, check_samples
 from arsm.evaluate import share
 from arsm.samples import mean_weight
 from arsm.sampling import uniforms
 from arsm.scores import less_mean
-from arsm.subsets import check_k, check_subset, draw_subsets, members, subset_marginals
+from arsm.subsets import check_subset, draw_subsets, members, subset_marginals
 from arsm.types import Estimator, Queries
 
 
@@ -36,7 +36,7 @@ class SubsetRLOO(Estimator):
     given_sample = False
 
     def __post_init__(self) -> None:
-        check_k(self.k)
+        check_count("k", self.k)
         check_samples("SubsetRLOO", self.samples, self.live)
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal
+from numbers import Real
+from typing import Literal
 
-LARGEST_SEED = 2**63 - 1
+from arsm.checks import check_count, check_seed, is_whole
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Settings(Learning):
             if getattr(self, name) is not None and (name, getattr(self, name)) != ("decay_over", "learn"):
                 check_count(name, getattr(self, name))
         check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
-        whole = isinstance(self.hidden, (tuple, list)) and all(_is_whole(n) and n >= 1 for n in self.hidden)
+        whole = isinstance(self.hidden, (tuple, list)) and all(is_whole(n) and n >= 1 for n in self.hidden)
         if not whole:
             raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}.")
         for name in ("gamma", "learning_rate", "reward_scale", "entropy"):
@@ -77,21 +77,3 @@ class Settings(Learning):
             if getattr(self, name) not in known:
                 raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".')
         check_seed(self.seed)
-
-
-def check_count(name: str, count: Any, least: int = 1) -> None:
-    """Require a whole number of at least this."""
-    if not _is_whole(count):
-        raise ValueError(f"{name} must be a whole number, but is {count!r}.")
-    if count < least:
-        raise ValueError(f"{name} must be at least {least}, but is {count}.")
-
-
-def check_seed(seed: Any) -> None:
-    """Require a seed that generators take."""
-    if not _is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
-        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
-
-
-def _is_whole(count: Any) -> bool:
-    return isinstance(count, Integral) and not isinstance(count, bool)
