@@ -163,6 +163,17 @@ def draw(
 
 
 @contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: batches are small, and threads that wait for a busy core take ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
 def generators(seed: int) -> Iterator[None]:
     """Seed torch's, Python's and (where it is loaded) NumPy's global generators, and set them back afterwards."""
     numpy = sys.modules.get("numpy")

@@ -10,7 +10,7 @@ import torch
 
 from arsm.audit.bounds import student
 from arsm.audit.diagnose import Finding, Interval, Means, diagnose
-from arsm.audit.measure import CALLS, REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, probe
+from arsm.audit.measure import CALLS, REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, one_thread, probe
 from arsm.audit.problems import PROBLEMS, Problem
 from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
 
@@ -40,7 +40,8 @@ def audit(
         problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
         samples: draws per row; problems of small batches get a 32nd, and at most 1,024.
         false_alarm: the probability with which a correct loss may be called wrong.
-        seed: of torch's, Python's and NumPy's global generators, which are set back afterwards.
+        seed: of torch's, Python's and NumPy's global generators, which are set back afterwards; torch runs on one
+            thread meanwhile.
         progress: hears each problem's name and the share of the audit that is done.
 
     Returns:
@@ -60,7 +61,7 @@ def audit(
     notes: list[str] = []
     measured: list[Draws] = []
     failures: dict[str, BaseException] = {}
-    with generators(seed):
+    with generators(seed), one_thread():
         try:
             note = probe(loss, problems[0], sign, dtype, seed)
             notes += [] if note is None else [note]
