@@ -295,10 +295,22 @@ def test_a_generator_of_its_own_is_allowed_and_noted() -> None:
     assert "from its own generator" in str(found)
 
 
-def test_global_generators_are_left_alone() -> None:
+def test_global_generators_and_threads_are_left_alone() -> None:
+    seen = set()
+
+    def loss(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        seen.add(torch.get_num_threads())
+        return group(leave_one_out)(logits, f)
+
     torch.manual_seed(5)
-    before = torch.get_rng_state()
-    arsm.audit(group(leave_one_out), samples=1024, problems=PROBLEMS[:1])
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        arsm.audit(loss, samples=1024, problems=PROBLEMS[:1])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == {1}
     assert torch.equal(before, torch.get_rng_state())
 
 

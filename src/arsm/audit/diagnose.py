@@ -76,7 +76,7 @@ class Means:
 
 def diagnose(means: Sequence[Means]) -> list[Finding]:
     """Explain a rejection; at least one finding."""
-    for hypothesis in (_nothing, _exploded, _scale, _rows, _shift, _deviation, _temperature, _own_sample):
+    for hypothesis in (_nothing, _exploded, _scale, _rows, _shift, _deviation, _temperature, _lengths, _own_sample):
         if found := hypothesis(means):
             return [found]
     findings = [finding for hypothesis in (_relaxation, _constant) if (finding := hypothesis(means))]
@@ -235,6 +235,20 @@ def _minimise(function: Callable[[float], float], low: float, high: float) -> fl
         step = grid[1] - grid[0]
         low, high = best - step, best + step
     return best
+
+
+def _lengths(means: Sequence[Means]) -> Finding | None:
+    scales = [fitted_scale([m]).value for m in means]
+    scales = [0.0 if math.isnan(s) else s for s in scales]
+    if not all(m.agrees(s * m.gradient) for m, s in zip(means, scales, strict=True)):
+        return None
+    wrong = [f"{round(s, 4) + 0:.3g} ('{m.name}')" for m, s in zip(means, scales, strict=True) if m.rejected]
+    others = f" and others in {len(wrong) - 4} more" if len(wrong) > 4 else ""
+    return Finding(
+        "scale",
+        f"Right direction, but a length that depends on the problem: {', '.join(wrong[:4])}{others}. Does the loss leave "
+        "out some rows or variables, or divide by their number?",
+    )
 
 
 def _own_sample(means: Sequence[Means]) -> Finding | None:
