@@ -21,7 +21,7 @@ from torch.nn.utils import parameters_to_vector
 import arsm
 from arsm import policy
 from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, Learning, PolicyGradient, Proximal, Settings
-from arsm.rl.learners import Batch, Critic, ProximalCritic, Tries, generalized_advantages, n_step_returns
+from arsm.rl.learners import Batch, Critic, ProximalCritic, Relax, Tries, generalized_advantages, n_step_returns
 from arsm.rl.progress import Progress, clock
 from arsm.rl.training import divergence
 from tests.test_rl_environments import Walk
@@ -445,6 +445,34 @@ def test_returns_and_advantages_against_a_loop() -> None:
             average = sum(weight * steps(t, i + 1) for i, weight in enumerate(weights))
             assert float(advantages[begin + t]) == pytest.approx(average - own[t])
         begin += length
+
+
+def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many steps of many actions are planned in parts."""
+    monkeypatch.setattr(policy, "CELLS", 40)
+    generator = torch.Generator().manual_seed(0)
+    steps, variables, categories, inputs = 30, 2, 5, 3
+    logits = torch.randn(steps, variables, categories, generator=generator, dtype=torch.float64)
+    states = torch.randn(steps, inputs, generator=generator, dtype=torch.float64)
+    returns = torch.randn(steps, generator=generator, dtype=torch.float64)
+    actions = torch.distributions.Categorical(logits=logits).sample()
+    batch = Batch(states, logits, actions, returns, returns, None, (steps,), states[:1], (True,))
+    learner = Relax(ActionConditioned(), inputs + variables * categories, (8,), generator)
+    plan = policy.plan(learner.estimator, logits.unsqueeze(0), actions.unsqueeze(0), generator=generator)
+    assert [len(part.z) for part in plan.queries] == [4] * 7 + [2]
+    nothing = Tries(torch.zeros(0, dtype=torch.float64), states[:0], torch.zeros(0, dtype=torch.float64))
+    found, loss = learner.gradient(batch, plan, nothing)
+    begin = 0
+    for part in plan.queries:
+        rows = slice(begin, begin + len(part.z))
+        learner.control.observations = iter([states[rows]])
+        expected = learner.estimator.tell(logits[rows], part, returns[rows].unsqueeze(0))
+        assert expected is not None
+        torch.testing.assert_close(found[rows], expected.detach())
+        begin = rows.stop
+    assert loss is not None
+    loss().backward()
+    assert all(parameter.grad is not None for parameter in learner.parameters())
 
 
 @pytest.mark.parametrize("estimator", [arsm.Reinforce(), arsm.RLOO(2)], ids=repr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -279,15 +279,15 @@ class ActionConditioned:
 
 
 class ActionValue(nn.Module):
-    """c(state, relaxed action): `RELAX`'s control variate, whose states are set before each use."""
+    """c(state, relaxed action): `RELAX`'s control variate. Each call takes the next of the states set before."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
         super().__init__()
         self.network = mlp(inputs, hidden, 1, generator)
-        self.observations = torch.empty(0)
+        self.observations: Iterator[Tensor] = iter(())
 
     def forward(self, s: Tensor, p: Tensor) -> Tensor:
-        return self.network(torch.cat([self.observations, s.flatten(1)], -1)).squeeze(-1)
+        return self.network(torch.cat([next(self.observations), s.flatten(1)], -1)).squeeze(-1)
 
 
 class Relax(Single):
@@ -303,6 +303,7 @@ class Relax(Single):
         return list(self.control.parameters())
 
     def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
-        self.control.observations = batch.observations
+        sizes = [part.z.shape[0] for part in rollouts.queries]
+        self.control.observations = iter(batch.observations[rollouts.played].split(sizes))  # told part by part
         grad = batch.gradient(self.estimator, rollouts, batch.returns, tries.returns)
         return grad.detach(), lambda: grad.square().sum()
