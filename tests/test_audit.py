@@ -254,7 +254,6 @@ def test_a_seed_that_repeats_later_is_seen() -> None:
         (lambda x, f: torch.zeros((), requires_grad=True) + f(x.argmax(-1)).sum(), "no gradient", "does not depend on"),
         (lambda x, f: f(x.argmax(-1)).sum(), "no gradient", "does not depend on the logits"),
         (lambda x, f: group(leave_one_out)(x, f).detach(), "no gradient", "does not depend on the logits"),
-        (lambda x, f: group(leave_one_out)(x[:4], f), "scale", "a length that depends on the problem"),
     ],
 )
 def test_wrong_whatever_the_samples(loss: Loss, kind: str, words: str) -> None:
@@ -262,6 +261,18 @@ def test_wrong_whatever_the_samples(loss: Loss, kind: str, words: str) -> None:
     assert found.verdict == "wrong"
     (sentence,) = (finding.sentence for finding in found.findings if finding.kind == kind)
     assert words in sentence
+
+
+def test_a_length_that_depends_on_the_problem() -> None:
+    def reversed_at_one_row(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        return (1 if len(logits) > 1 else -1) * group(leave_one_out)(logits, f)
+
+    problems = [p for p in PROBLEMS if p.role == "f" or p.name == "a batch of 1"]
+    found = arsm.audit(reversed_at_one_row, samples=1 << 14, problems=problems)
+    assert found.verdict == "wrong"
+    assert found.diagnosis == "scale"
+    assert "depends on the problem: -1" in found.findings[0].sentence
+    assert "('a batch of 1')." in found.findings[0].sentence
 
 
 @pytest.mark.parametrize(

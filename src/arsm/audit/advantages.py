@@ -21,6 +21,7 @@ GROUPS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 """(groups B, samples n) of the batches that are enumerated."""
 TOKEN_GROUPS = ((1, 1), (1, 2), (1, 3))
 LENGTH = 3
+EQUAL_REWARDS = "A usual cause is a division by the standard deviation of one reward, or of equal ones."
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,9 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
                 text = in_words(error)
                 rows.append(Row(label, words, None, 0, 0, None, error=text))
                 if isinstance(error, FloatingPointError):
-                    failures.append(Finding("not finite", f"At n = {size[1]} ({policy.name}), {error}."))
+                    failures.append(
+                        Finding("not finite", f"At n = {size[1]} ({policy.name}), {error}. {EQUAL_REWARDS}")
+                    )
                 elif size == (1, 1):
                     refused = text
                 else:
