@@ -44,7 +44,7 @@ def worst_entry(means: Means) -> Entry | None:
 
 def in_words(error: BaseException) -> str:
     """An exception in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('. ')}"
 
 
 @dataclass(frozen=True)
