@@ -449,7 +449,7 @@ def test_a_section_in_which_nothing_moves_is_folded(tmp_path: Path) -> None:
     toy.run(Console(quiet=True))
     Report(root=tmp_path).run(Console(quiet=True))
     text = (tmp_path / "report.html").read_text()
-    assert '<details class="still"><summary>Little to see: with this step size the true gradient itself goes' in text
+    assert '<details class="still"><summary>Little to see: with this step size even the true gradient goes only' in text
     assert Page(text).open == []
 
 
