@@ -1,4 +1,4 @@
-"""Swaps with chosen references: what ARS and ARSM with random references share, and pooling."""
+"""Swaps with chosen references, shared by ARS and ARSM with random references; and pooling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReferenceNoise(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """What `tell_references` needs."""
+    """Data for `tell_references`."""
 
     weight: Tensor
     """[*B, J, K]: 1 - C pi_kj."""
@@ -34,7 +34,7 @@ class Swapped(NamedTuple):
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of one variable: z, then every category, of which those that cannot win stand for z unevaluated.
+    """Queries of one variable: z, then every category; those that cannot win take z's value instead of an evaluation.
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
@@ -104,6 +104,6 @@ def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor
         if variables > 1:
             q = pool(queries.points, values - values[0], cells.to(values.dtype), categories)
         f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo)
-    f = f - f[..., :1]  # values that agree leave exactly nothing
+    f = f - f[..., :1]  # equal values give exactly zero
     f = f - f.mean(-1, keepdim=True)
     return (f * weight.unsqueeze(-1)).mean(-3)
