@@ -336,7 +336,7 @@ def test_a_resumed_run_keeps_the_best_weights_from_before(tmp_path: Path) -> Non
         ({"measure_samples": 0}, "--measure-samples must be at least 1"),
         ({"bound_samples": 0}, "--bound-samples must be at least 1"),
         ({"estimator": "vimco"}, '"vimco" takes its samples from --bound-samples'),
-        ({"estimator": "vimco:samples=4", "bound_samples": 4}, "no words of its own"),
+        ({"estimator": "vimco:samples=4", "bound_samples": 4}, "has no options here"),
         ({"estimator": "unordered-set", "variables": 1, "bound_samples": 2}, "is for one variable"),
         ({"estimator": "exact", "bound_samples": 20}, "would enumerate"),
     ],

@@ -308,8 +308,8 @@ def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"categories": 1}, "--categories must be at least 2"),
         ({"estimator": "armm"}, "did you mean"),
         ({"sampled_pixels": True}, "--sampled-pixels needs grey values"),
-        ({"afresh": True}, "--afresh is about the second layer"),
-        ({"as_released": True}, "--as-released is about the second layer"),
+        ({"afresh": True}, "--afresh needs two layers"),
+        ({"as_released": True}, "--as-released needs two layers"),
         ({"learned_temperature": True}, '--learned-temperature is for "gumbel-softmax:hard=True"'),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -88,5 +88,5 @@ def _beside_the_paper(rows: Sequence[Result]) -> str:
     verdicts = Counter(row.verdict for row in rows if row.papers)
     if not verdicts:
         return ""
-    counts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
-    return f" Of the rows that the paper has, {' and '.join(', '.join(counts).rsplit(', ', 1))}."
+    counts = [f"{number} {'row' if number == 1 else 'rows'} {verdict}" for verdict, number in verdicts.most_common()]
+    return f" Compared with the paper: {', '.join(counts)}."

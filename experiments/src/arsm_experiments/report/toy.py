@@ -154,7 +154,7 @@ def _claims(config: dict[str, Any], results: Sequence[Result]) -> list[Headline]
     ]
     if not others:
         return []
-    what = "gradient variance of the paper's other estimators / arsm's, least to most"
+    what = "gradient variance of the paper's other estimators, ARSM = 1, lowest to highest"
     return [Headline(what, "10 to 10,000", " to ".join(number(float(f"{x:.1g}")) for x in (min(others), max(others))))]
 
 
