@@ -212,11 +212,11 @@ class Compare:
     checkpoint: Path | None = None
     """Run folder of `arsm vae` that holds the model for the problem vae."""
     budget: int | None = None
-    """Evaluations of f per estimate; default: 4 for one variable, ARSM's 46 for K = 20 and C = 10, and 12 for K = 20
-    and C = 2."""
+    """Evaluations of f per estimate; None for 4 with one variable, ARSM's 46 with K = 20 and C = 10, and 12 with
+    K = 20 and C = 2."""
     estimators: tuple[str, ...] = ()
     """Estimators, such as "arsm" or "rloo:ridge=1.0"; "floor" is leave-one-out with the best additive control variate,
-    fitted to f. Default: all that fit the problem."""
+    fitted to f. Empty for all that apply to the problem."""
     samples: int = 500
     """Draws per estimator, to measure its bias and variance."""
     training: int = 1000

@@ -68,12 +68,12 @@ class Control:
     seed: int = 0
     """The first seed."""
     budget: int | None = None
-    """S_max, the maximum rollouts per true episode; default: the paper's 16, 64 or 1024 for its tasks, else 64."""
+    """S_max, the maximum rollouts per true episode; None for the paper's 16, 64 or 1024 on its tasks, else 64."""
     schedule: Literal["constant", "linear"] = "constant"
     """Constant learning rate, or linear decay to 0."""
     learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
-    """Maximum steps per episode, in addition to the environment's own limit."""
+    """Maximum steps per episode; None for the environment's own limit."""
     encoder: str = ""
     """MODULE:FUNCTION that turns an observation into a vector; the working directory is searched too."""
     options: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class Control:
     engine: Literal["in-process", "pool", "ray"] = "in-process"
     """Where rollouts are played: in this process, in worker processes (pool), or on a Ray cluster."""
     workers: int | None = None
-    """Number of workers; default: one per CPU."""
+    """Number of workers; None for one per CPU."""
     address: str | None = None
-    """Address of the Ray cluster, HOST:PORT; default: start a local one."""
+    """Address of the Ray cluster, HOST:PORT; None starts a local one."""
     gif: bool = False
     """Also write each method's trained policy as policy.gif into its run folder."""
     log_every: int = 10

@@ -39,9 +39,9 @@ class Reproduce:
     scale: Literal["smoke", "full"] = "smoke"
     """smoke: every experiment, shortened to minutes on two cores; full: as in results/, hours even on a GPU."""
     only: str = ""
-    """Experiments to run, separated by commas, such as toy,vae; default: all."""
+    """Experiments to run, separated by commas, such as toy,vae; empty for all."""
     root: Path | None = None
-    """Folder for run folders and report.html; default: runs/SCALE."""
+    """Folder for run folders and report.html; None for runs/SCALE."""
     resume: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -52,9 +52,9 @@ class Vae(Training):
     hidden: tuple[int, ...] = (512, 256)
     """Hidden widths of the encoder; reversed for the decoder."""
     first_logit_fixed: bool = True
-    """Fix the first logit of every variable at 0, as the authors' code does; otherwise all C are learned."""
+    """The first logit of every variable is fixed at 0, as in the authors' code; with --no-..., all C are learned."""
     independent_decoder_sample: bool = True
-    """Train the decoder on a separate sample, as the authors' code does; otherwise on the true sample."""
+    """The decoder trains on a separate sample, as in the authors' code; with --no-..., on the true sample."""
     kl: Literal["sampled", "analytic"] = "sampled"
     """sampled: ln q(z1 | x) is inside f, as in the authors' code; analytic: outside f, with its exact gradient."""
     afresh: bool = False

@@ -23,7 +23,7 @@ class Report:
     root: Path = Path("runs")
     """Folder of run folders or of archives of runs."""
     out: Path | None = None
-    """Page to write; default: ROOT/report.html."""
+    """Page to write; None for ROOT/report.html."""
     export: Path | None = None
     """Also write table.csv and figures under EXPORT/<experiment>; if a README.md is there, only those that it shows."""
 

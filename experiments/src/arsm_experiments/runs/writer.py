@@ -168,7 +168,7 @@ def open_run(
         _create(folder, header)
         return Run(folder, header)
     if not resume:
-        raise RunError(f"{folder} exists; pass --resume to go on with it, or choose another --root.")
+        raise RunError(f"{folder} exists; pass --resume to continue it, or choose another --root.")
     header = read_header(folder)
     if header["experiment"] != experiment:
         raise RunError(f"{folder} holds a run of {header['experiment']}, not of {experiment}; choose another --root.")

@@ -61,7 +61,7 @@ class Training(ABC):
     measure_every: int = 10
     """Epochs between measurements and checkpoints."""
     data: Path | None = None
-    """Folder with MNIST's original files; default: the images that ship with the package."""
+    """Folder with MNIST's original files; None for the images that ship with the package."""
     sampled_pixels: bool = False
     """Binarize by drawing each pixel once, with its grey value as the probability; needs --data."""
     device: str = "auto"
