@@ -143,6 +143,7 @@ ROWS: dict[str, Row] = {
 }
 OURS: dict[str, Method] = {
     "the default": Proximal(),
+    "the default with RLOO(2)": Proximal(estimator=arsm.RLOO(2)),
     "RLOO(2)": arsm.RLOO(2),
     "ARSM": arsm.ARSM(),
 }

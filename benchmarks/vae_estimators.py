@@ -48,13 +48,13 @@ def time_step(config: Vae, ready: Any, start: Any, turn: Any) -> None:
     from benchmarks.vae import make, step_seconds
 
     torch.set_float32_matmul_precision("high")
-    engine = make(replace(config, precision="bf16"), 1, "cuda", IMAGES, compiled=True, steps_per_replay=5)
-    engine.epoch()
+    replicas = make(replace(config, precision="bf16"), 1, "cuda", IMAGES, compiled=True, steps_per_replay=5)
+    replicas.epoch()
     torch.cuda.synchronize()
     ready.release()
     start.wait()
     with turn:
-        seconds = step_seconds(engine, EPOCHS)
+        seconds = step_seconds(replicas, EPOCHS)
         found = {"label": Vae.label(config.config(0.0, 0.0)), "milliseconds": 1e3 * seconds}
         print(json.dumps(found | {"hardware": torch.cuda.get_device_name()}), flush=True)
 

@@ -133,10 +133,10 @@ __all__ = [
 
 document_fields(*(globals()[name] for name in __all__), *vars(sequences).values(), policy.Rollouts)
 
-if not TYPE_CHECKING:  # checkers know no names of 0.1
+if not TYPE_CHECKING:  # type checkers do not know names of 0.1
 
     def __getattr__(name: str) -> object:
-        """Names of 0.1, with what to write instead."""
+        """Deprecated names of 0.1, with their replacements."""
         if name == "learned_parts":
             words = "arsm.learned_parts(estimator) is now estimator.learned; the old name goes away in 0.3."
             warnings.warn(words, DeprecationWarning, stacklevel=2)

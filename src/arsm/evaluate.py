@@ -1,4 +1,4 @@
-"""Evaluating f where it was asked for: share, gather context, chunk. The only caller of f."""
+"""Evaluating f at the queries: share, gather context, chunk. The only caller of f."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Graph = Literal["none", "live", "all"]
 Rowwise = Callable[[Tensor, Tensor, bool], Tensor]
 """f as `evaluate` calls it: z [N, ...], the batch row [N] of each, whether their graph is kept -> [N]."""
 FEW = 64
-"""Up to this many queries are compared in pairs when compiled: one GPU kernel, where sorting takes seven."""
+"""Up to this many queries are compared in pairs when compiled: one GPU kernel; sorting takes seven."""
 
 
 VERY_FEW = 8
@@ -58,7 +58,7 @@ def share(points: Tensor) -> Tensor:
 
 
 def _flat_index(same_as: Tensor) -> Tensor:
-    """The place of query same_as[m, *B] among all queries and rows: [M, *B] -> [M B]."""
+    """The flat index of query same_as[m, *B] among all queries and rows: [M, *B] -> [M B]."""
     batch = same_as.shape[1:]
     rows = batch.numel()
     if rows == 1:
@@ -68,7 +68,7 @@ def _flat_index(same_as: Tensor) -> Tensor:
 
 
 def speakers(same_as: Tensor) -> Tensor:
-    """[M, *B]: whether a query is evaluated and speaks for those that are the same."""
+    """[M, *B]: whether a query is evaluated, for itself and all identical ones."""
     number = torch.arange(same_as.shape[0], device=same_as.device)
     return same_as == number.view(-1, *(1,) * (same_as.ndim - 1))
 
@@ -192,7 +192,7 @@ def _call(f: Rowwise, points: Tensor, asked: Tensor, rows: int, attached: bool, 
     row = asked % rows if rows > 1 else asked.new_zeros(1).expand(asked.shape)
     value = f(z, row, attached)
     _check(value, z)
-    # a simulator may write its next values where it wrote these
+    # copy: a simulator may reuse its output buffer
     return value.to(working_dtype(value.dtype), copy=not (last or value.requires_grad))
 
 
@@ -211,7 +211,7 @@ def _check(value: Tensor, z: Tensor) -> None:
 
 
 def _check_finite(values: Tensor, points: Tensor, asked: Tensor, rows: int) -> None:
-    if math.isfinite(values.sum()):  # one kernel; a sum that overflows is looked at again
+    if math.isfinite(values.sum()):  # one kernel; if the sum overflows, check again
         return
     bad = ~values.isfinite()
     if bool(bad.any()):

@@ -33,14 +33,14 @@ from arsm.driver import attach
 from arsm.types import Estimator, Queries
 
 PARTS = 16
-"""The logits are planned in at most this many parts, which keeps an estimator's memory small beside them."""
+"""The logits are planned in at most this many parts, which limits the estimator's memory."""
 CELLS = 1 << 17
-"""Least logits per part."""
+"""Minimum number of logits per part."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """What to play after the true episodes: R rollouts, ordered by episode and step."""
+    """The rollouts to play after the true episodes: R of them, ordered by episode and step."""
 
     episode: Tensor
     """[R] int64: the episode to go back to."""
@@ -53,9 +53,9 @@ class Rollouts:
     weight: Tensor
     """[B, T] float64: w_t, each step's weight in the gradient; 0 where no step was played."""
     played: Tensor
-    """[S] int64: where the S played steps lie in [B T]."""
+    """[S] int64: indices of the S played steps in [B T]."""
     row: Tensor
-    """[R] int64: where each rollout's step lies in those S."""
+    """[R] int64: index of each rollout's step among those S."""
     pseudo_actions: Tensor
     """[S] int64: the number of pseudo actions of each played step, before the budget."""
     queries: tuple[Queries, ...]
@@ -206,7 +206,7 @@ def gradient(
         answered = rollouts.query[first:last], rollouts.row[first:last] - start
         values = true[part].expand(queries.same_as.shape).index_put(answered, rollout_returns[first:last])
         estimate = estimator.tell(steps, queries, values.gather(0, queries.same_as))
-        assert estimate is not None  # only estimators that need f's gradient tell nothing
+        assert estimate is not None  # only estimators that need f's gradient return None
         estimate = estimate * weight[part].to(estimate.dtype)[:, None, None]
         whole[part] = estimate.masked_fill(steps == -torch.inf, 0).to(whole.dtype)
     return whole.view_as(logits)
@@ -265,7 +265,7 @@ def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask:
 
 
 def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Where steps were played in [B T]: [S]."""
+    """Indices in [B T] of the steps that were played: [S]."""
     if mask is None:
         return torch.arange(logits.shape[0] * logits.shape[1], device=logits.device)
     played = mask.flatten().nonzero().squeeze(-1)
@@ -313,10 +313,10 @@ def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor,
         )
 
 
-if not TYPE_CHECKING:  # checkers know no names of 0.1
+if not TYPE_CHECKING:  # type checkers do not know names of 0.1
 
     def __getattr__(name: str) -> object:
-        """Names of 0.1, with what to write instead."""
+        """Removed names of 0.1, with their replacements."""
         if name in ("race_noise", "select_steps"):
             raise AttributeError(
                 f"arsm.policy.{name} is gone since 0.2: plan(estimator, logits, actions) takes the actions that were "

@@ -1,4 +1,4 @@
-"""Swaps with chosen references: what ARS and ARSM with random references share, and pooling."""
+"""Swaps with chosen references, shared by ARS and ARSM with random references; and pooling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReferenceNoise(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """What `tell_references` needs."""
+    """Data for `tell_references`."""
 
     weight: Tensor
     """[*B, J, K]: 1 - C pi_kj."""
@@ -106,6 +106,6 @@ def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor
         if variables > 1:
             q = pool(queries.points, values - values[0], cells.to(values.dtype), categories)
         f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo)
-    f = f - f[..., :1]  # values that agree leave exactly nothing
+    f = f - f[..., :1]  # equal values give exactly zero
     f = f - f.mean(-1, keepdim=True)
     return (f * weight.unsqueeze(-1)).mean(-3)

@@ -6,13 +6,13 @@ With w_j = 1/C - pi_j and d_c = f(c) - f(z), the sums R_c = sum_j (f(z^{c<->j}) 
     R_c = d_c sum_{j != z} w_j [a_j < theta_c]  +  sum_{j != z} w_j d_j [a_c < theta_j]  +  d(z^{c<->z}) w_z,   c != z
     R_z = sum_j d(z^{z<->j}) w_j
 
-(j = c adds nothing to either sum, as z beats c). Since sum_j w_j = 0, the ARSM gradient
+(j = c adds nothing to either sum, because z beats c). Since sum_j w_j = 0, the ARSM gradient
 g_c = sum_j (F_cj - mean_m F_mj) w_j is R_c - mean(R).
 
-Few categories are compared in pairs. Many are put in one order, that of a: r_c, the number of a_j below theta_c, says
-all there is to know. The first sum is the sum of w over the first r_c elements of the order; the second, for the
+Few categories are compared in pairs. Many are sorted by a: r_c, the number of a_j below theta_c, is all that the sums
+need. The first sum is the sum of w over the first r_c elements of the order; the second, for the
 element of rank k, is the sum of w_j d_j over all j with r_j > k. Only elements below max theta need be ordered: about
-C max p of them. `arsm.kernels` does that in one operator, which compiles, maps and is captured on a GPU.
+C max p of them. `arsm.kernels` does this in one operator, which works with torch.compile, vmap and CUDA graphs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Swaps(NamedTuple):
     z: Tensor
     """[...] the winner."""
     can_win: Tensor
-    """[..., C] bool: the categories that are some pair's pseudo action; f is wanted at no others."""
+    """[..., C] bool: the categories that are some pair's pseudo action; f is only needed there."""
     compared: tuple[Tensor, Tensor] | None
     """z^{z<->c} [C, ...], and whether c wins against j [C, C, ...]: few categories."""
     ordered: kernels.Order | None
@@ -54,7 +54,7 @@ class Swaps(NamedTuple):
 
 
 def swap_all(logits: Tensor, log_pi: Tensor) -> Swaps:
-    """Find who wins each pair: [..., C]."""
+    """Find the winner of each pair: [..., C]."""
     logits, log_pi = logits.detach(), log_pi.detach()
     if logits.shape[-1] > FEW or kernels.on_gpu(logits):
         found = kernels.order(logits, log_pi)
@@ -99,7 +99,7 @@ def _first_three(o: Tensor) -> Tensor | list[Tensor]:
 def merge(swaps: Swaps, f: Tensor) -> Tensor:
     """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C].
 
-    Where a category cannot win, its f must equal f(z).
+    For a category that cannot win, f must be set to f(z).
     """
     if swaps.ordered is not None:
         sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())

@@ -1,4 +1,4 @@
-"""What `arsm reproduce` runs, at two scales. A checkpoint is named by its place under the run folders' root."""
+"""The experiments that `arsm reproduce` runs, at two scales. Checkpoints' paths are relative to the runs' root."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ lunar_lander = partial(Control, "LunarLander-v3", seeds=3, log_every=20)
 lunar_lander_arsm = partial(lunar_lander, ("arsm",), schedule="linear")
 
 SMOKE: tuple[Experiment, ...] = (
-    # figure 1 and its like at larger C
+    # figure 1, and the same at larger C
     Toy(estimators=TOY_ESTIMATORS, updates=1000, seeds=3),
     Toy(categories=(1_000,), steps=("printed", "scaled"), updates=300, seeds=2, trace_every=100),
     Toy(categories=(10_000,), steps=("printed", "scaled"), updates=50, seeds=2, trace_every=50),

@@ -26,7 +26,7 @@ from arsm.univariate import Swaps, merge, swap_all
 
 
 class Merged(NamedTuple):
-    """What `tell` needs."""
+    """Data for `tell`."""
 
     log_pi: Tensor
     """[*B, K, C]."""

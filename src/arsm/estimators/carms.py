@@ -19,7 +19,7 @@ from arsm.types import Estimator, Queries, at_most_all
 
 
 class Stick(NamedTuple):
-    """What `tell` needs."""
+    """Data for `tell`."""
 
     position: Tensor
     """[n, *B, K]: where the samples stand in the order."""

@@ -16,9 +16,9 @@ from arsm.types import Estimator, Queries
 
 @dataclass(frozen=True, eq=False)
 class SIMPLE(Estimator):
-    """Take the slope of f at a subset for its slope at the marginals.
+    """Use the slope of f at a subset as if it were the slope at the marginals.
 
-        g = G f'(S),    S by the conditional Poisson law,    G = d mu / d phi,    mu_c = P(c in S)
+        g = G f'(S),    S by the conditional Poisson distribution,    G = d mu / d phi,    mu_c = P(c in S)
 
     The logits are [C] or [*B, 1, C], and f gets 1[c in S] as floating [N, 1, C], with k ones. Biased unless f is linear
     in them; k = 1 is `StraightThrough`. Reference: Ahmed, Zeng, Niepert and Van den Broeck, SIMPLE: a gradient

@@ -234,6 +234,7 @@ class Proximal:
 class ProximalCritic:
     """The value network of `Proximal`, and the gradient from it."""
 
+    cut: int | None
     epsilon: float = 0.001
     """Gradients below it, noise where rewards are rare, do not move the policy at the full rate."""
 

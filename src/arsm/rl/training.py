@@ -295,7 +295,7 @@ class Training(ABC):
     def _update(self, batch: Batch, plan: rollouts.Rollouts, tries: Tries) -> float:
         """The updates; returns the entropy of the policy that played."""
         grad, loss = self.learner.gradient(batch, plan, tries)
-        mean_entropy, scale = 0.0, 1 / len(batch.lengths)
+        played_entropy, scale = entropy(batch.logits).sum(), 1 / len(batch.lengths)
         for number in range(self.learner.updates):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
@@ -304,19 +304,17 @@ class Training(ABC):
             logits = self._logits(batch)
             near = not number or divergence(batch.logits, logits.detach()) <= self.learner.divergence
             if near:
-                total_entropy = entropy(logits).sum()
                 objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
                 if self.settings.entropy:
-                    objective = objective + self.settings.entropy * total_entropy
+                    objective = objective + self.settings.entropy * entropy(logits).sum()
                 (-scale * objective).backward()
             if loss is not None:
                 (scale * loss()).backward()
             if not number:
-                mean_entropy = float(total_entropy.detach()) / (batch.logits.shape[0] * batch.logits.shape[1])
                 self._variance.update([p.grad.cpu() for p in self.network.parameters() if p.grad is not None])
             for optimizer in self._optimizers[0 if near else 1 :]:
                 optimizer.step()
-        return mean_entropy
+        return float(played_entropy) / (batch.logits.shape[0] * batch.logits.shape[1])
 
     def state_dict(self) -> dict[str, Any]:
         """All that learning goes on from."""
