@@ -201,8 +201,6 @@ def vector_at_one_row(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     ("loss", "kind", "words"),
     [
         (fixed_seed, "fixed seed", "sets a seed"),
-        (Remembered(), "state", "keeps f's values from earlier calls"),
-        (lambda x, f: x.log_softmax(-1)[..., 0].sum(), "state", "does not use f"),
         (shared_noise, "shared noise", "draw fresh ones for every row"),
         (normalises_in_place, "in place", "work on a copy"),
         (lambda x, f: x.sub_(1).sum(), "crash", "in-place operation"),
@@ -254,6 +252,8 @@ def test_a_seed_that_repeats_later_is_seen() -> None:
         (lambda x, f: torch.zeros((), requires_grad=True) + f(x.argmax(-1)).sum(), "no gradient", "does not depend on"),
         (lambda x, f: f(x.argmax(-1)).sum(), "no gradient", "does not depend on the logits"),
         (lambda x, f: group(leave_one_out)(x, f).detach(), "no gradient", "does not depend on the logits"),
+        (Remembered(), "f unused", "or they come from earlier calls"),
+        (lambda x, f: x.softmax(-1)[..., 0].sum(), "f unused", "the values of f are not in it"),
     ],
 )
 def test_wrong_whatever_the_samples(loss: Loss, kind: str, words: str) -> None:

@@ -10,7 +10,19 @@ import torch
 
 from arsm.audit.bounds import student
 from arsm.audit.diagnose import Finding, Interval, Means, diagnose
-from arsm.audit.measure import CALLS, REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, one_thread, probe
+from arsm.audit.measure import (
+    CALLS,
+    IGNORED,
+    REPEATED,
+    Draws,
+    Loss,
+    RefusedError,
+    Sign,
+    draw,
+    generators,
+    one_thread,
+    probe,
+)
 from arsm.audit.problems import PROBLEMS, Problem
 from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
 
@@ -61,9 +73,10 @@ def audit(
     notes: list[str] = []
     measured: list[Draws] = []
     failures: dict[str, BaseException] = {}
+    ignored = False
     with generators(seed), one_thread():
         try:
-            note = probe(loss, problems[0], sign, dtype, seed)
+            note, ignored = probe(loss, problems[0], sign, dtype, seed)
             notes += [] if note is None else [note]
         except RefusedError as error:
             return _refused(name, error, false_alarm)
@@ -85,7 +98,8 @@ def audit(
             if _repeats(drawn):
                 return _refused(name, RefusedError("fixed seed", REPEATED), false_alarm, problem)
             measured.append(drawn)
-    return _judge(name, measured, failures, problems, parameters, false_alarm, notes, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return _judge(name, measured, failures, problems, parameters, false_alarm, notes, seconds, ignored)
 
 
 def _refused(name: str, error: RefusedError, false_alarm: float, problem: Problem | None = None) -> Audit:
@@ -110,6 +124,7 @@ def _judge(
     false_alarm: float,
     notes: list[str],
     seconds: float,
+    ignored: bool = False,
 ) -> Audit:
     """Compare all means at once: each comparison gets an equal share of the false-alarm rate."""
     learned = [d for d in measured if d.problem.learns]
@@ -130,7 +145,10 @@ def _judge(
         found = f"In {_list(infinite, problems)}, {next(iter(infinite.values()))}; {causes}."
         findings.append(Finding("not finite", found))
     rejected = any(r.rejected for r in rows.values()) or not (scale is None or scale.low <= 1 <= scale.high)
-    if rejected:
+    if ignored:
+        rejected = True
+        findings.append(Finding("f unused", IGNORED))
+    elif rejected:
         findings += diagnose(means)
     for d in learned:
         note, wrong = _parameters(d, failure)
