@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole
+from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole, describe
 from arsm.driver import attach
 from arsm.types import Estimator, Queries
 
@@ -255,13 +255,11 @@ def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask:
             "logits.unsqueeze(-2), and one episode logits.unsqueeze(0)."
         )
     if not isinstance(actions, Tensor) or actions.dtype != torch.int64 or actions.shape != logits.shape[:3]:
-        found = f"{actions.dtype} {list(actions.shape)}" if isinstance(actions, Tensor) else type(actions).__name__
-        raise ValueError(f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are {found}.")
+        raise ValueError(f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are {describe(actions)}.")
     if mask is not None and (
         not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != logits.shape[:2]
     ):
-        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {found}.")
+        raise ValueError(f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {describe(mask)}.")
 
 
 def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -276,8 +274,7 @@ def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 def _check_keep(keep: Tensor, logits: Tensor) -> Tensor:
     if not isinstance(keep, Tensor) or not keep.is_floating_point() or keep.shape != logits.shape[:2]:
-        found = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
-        raise ValueError(f"keep must be floating [B, T] = {list(logits.shape[:2])}, but is {found}.")
+        raise ValueError(f"keep must be floating [B, T] = {list(logits.shape[:2])}, but is {describe(keep)}.")
     if not bool(((keep > 0) & (keep <= 1)).all()):
         raise ValueError("keep must lie in (0, 1]; a step that is never kept would bias the gradient.")
     return keep.detach().double()
@@ -296,8 +293,9 @@ def _check_budget(estimator: Estimator, logits: Tensor, budget: int) -> None:
 def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor, discount: Tensor | None) -> None:
     for what, values in (("returns", returns), ("rollout_returns", rollout_returns)):
         if not isinstance(values, Tensor) or not values.is_floating_point():
-            found = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            raise TypeError(f"{what} must be a floating tensor, but are {found}; convert them with .float().")
+            raise TypeError(
+                f"{what} must be a floating tensor, but are {describe(values)}; convert them with .float()."
+            )
     if returns.shape != rollouts.weight.shape or rollout_returns.shape != rollouts.step.shape:
         raise ValueError(
             f"One return per step, {list(rollouts.weight.shape)}, and one per rollout, {list(rollouts.step.shape)}, "
