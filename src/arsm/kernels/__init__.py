@@ -118,7 +118,6 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-@torch.library.impl("arsm::order", ("cpu", "cuda"))
 def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     batch, categories = logits.shape[:-1], logits.shape[-1]
     if on_gpu(logits):
@@ -131,7 +130,6 @@ def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     return ahead, can_win, state, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in lacking), *ordered
 
 
-@torch.library.impl("arsm::merge", ("cpu", "cuda"))
 def _merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -142,14 +140,12 @@ def _merge(
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
-@torch.library.impl("arsm::pairs", ("cpu", "cuda"))
 def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     if on_gpu(logits):
         return _in("gpu_pairs").pairs(logits.contiguous(), log_pi.contiguous())
     return _in("eager").pairs(logits, log_pi)
 
 
-@torch.library.impl("arsm::log_dirichlet", "cuda")
 def _log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
     return _in("gpu_noise").log_dirichlet(like.new_empty(like.shape, dtype=dtype).exponential_())
 
@@ -164,6 +160,12 @@ def _in(module: str) -> Any:
 
 
 _ORDERED = (torch.int8, torch.int32, torch.int32)
+
+
+torch.library.impl("arsm::order", ("cpu", "cuda"), _order)
+torch.library.impl("arsm::merge", ("cpu", "cuda"), _merge)
+torch.library.impl("arsm::pairs", ("cpu", "cuda"), _pairs)
+torch.library.impl("arsm::log_dirichlet", "cuda", _log_dirichlet)
 
 
 @torch.library.register_fake("arsm::order")
