@@ -6,6 +6,9 @@ tests.interpreted`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from hypothesis import Phase, given, settings
 from torch import Tensor
@@ -24,7 +27,7 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
     f = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     f = torch.where(can_win, f, f.gather(-1, first_three[:, :1]))
     gradient = torch.sub(*eager.merge(log_pi, first_three, with_z, wins, rank, f))
-    ways = [(gpu_order.order, gpu_merge.merge)]
+    ways: list[tuple[Callable[..., Any], Callable[..., Any]]] = [(gpu_order.order, gpu_merge.merge)]
     if logits.shape[-1] <= 40:
         ways.append((gpu_few.order, gpu_few.merge))
     for order, merge in ways:

@@ -82,7 +82,7 @@ def _with_keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     z = (best & INDEX).unsqueeze(0)
     of_c, of_z = a.gather(0, z) - phi, a - phi.gather(0, z)
     with_z = torch.minimum(of_c, of_z).minimum(torch.where(o == second, third, second)).bitwise_and_(INDEX)
-    return z.squeeze(0), with_z, a.scatter_(0, z, NEVER), phi + best
+    return z.squeeze(0), with_z, a.scatter(0, z, NEVER), phi + best
 
 
 def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,8 +72,9 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
 
     Their difference is the ARSM gradient; a compiler computes it together with what comes next.
     """
-    ahead, _, *rest = found
-    return (_merge if _plain(f) else torch.ops.arsm.merge)(logits, log_pi, ahead, *rest, f)
+    ahead, _, state, with_z, wins, rank = found
+    operator = _merge if _plain(f) else torch.ops.arsm.merge
+    return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,8 +224,9 @@ torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
 torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))
 
 
-@torch.library.register_vmap("arsm::log_dirichlet")
-def _(info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, int | None]:
+def _map_noise(
+    info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, int | None]:
     if info.randomness == "error":
         raise RuntimeError('Noise is drawn inside torch.vmap; call it with randomness="different" or "same".')
     place = in_dims[0]
@@ -232,3 +234,6 @@ def _(info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dty
     if info.randomness == "same":
         return log_dirichlet(one, dtype), None
     return log_dirichlet(one.expand(info.batch_size, *one.shape), dtype), 0
+
+
+torch.library.register_vmap("arsm::log_dirichlet", _map_noise)
