@@ -26,7 +26,9 @@ class GappedStraightThrough(Estimator):
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the softmax."""
     gap: float = 1.0
+    """Minimum lead of the sample's logit over the others."""
 
     unbiased = False
     needs_gradient = True

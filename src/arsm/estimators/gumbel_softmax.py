@@ -27,7 +27,9 @@ class GumbelSoftmax(Estimator):
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the relaxed sample."""
     hard: bool = False
+    """Evaluate f at the one-hot sample (straight-through) instead of the relaxed one."""
 
     unbiased = False
     needs_gradient = True

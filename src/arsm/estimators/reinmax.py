@@ -27,6 +27,7 @@ class ReinMax(Estimator):
     """
 
     temperature: float = 1.0
+    """tau; above 1 it lowers the variance."""
 
     unbiased = False
     needs_gradient = True

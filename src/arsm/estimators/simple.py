@@ -26,6 +26,7 @@ class SIMPLE(Estimator):
     """
 
     k: int
+    """Number of chosen categories."""
 
     unbiased = False
     needs_gradient = True
