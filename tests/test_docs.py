@@ -1,4 +1,4 @@
-"""The documentation does what it says: code runs, commands parse, figures agree with results/, and the site builds."""
+"""The documentation does what it says: code runs, commands parse, numbers agree with results/, and the site builds."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert check(words), f"{name(page)}: {shlex.join(words)}"
 
 
-# ---------------------------------------------------------------- figures and names
+# ---------------------------------------------------------------- numbers and names
 
 
 def test_links_lead_somewhere() -> None:
