@@ -246,8 +246,8 @@ def _lengths(means: Sequence[Means]) -> Finding | None:
     others = f" and others in {len(wrong) - 4} more" if len(wrong) > 4 else ""
     return Finding(
         "scale",
-        f"Right direction, but a length that depends on the problem: {', '.join(wrong[:4])}{others}. Does the loss leave "
-        "out some rows or variables, or divide by their number?",
+        f"Right direction, but a length that depends on the problem: {', '.join(wrong[:4])}{others}. Does the loss "
+        "leave out some rows or variables, or divide by their number?",
     )
 
 
