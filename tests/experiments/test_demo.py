@@ -36,6 +36,8 @@ def test_the_page_opens_in_a_browser(browser: Browser, out: Path, width: int, to
         browser.evaluate(f"{one}.scrollIntoView({{behavior: 'instant'}})")
         browser.wait_for(f"{one}.querySelector('.scatterlayer .trace') !== null")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    hidden = "[...document.querySelectorAll('.ytick text')].filter((text) => getComputedStyle(text).display === 'none')"
+    assert browser.evaluate(f"{hidden}.map((text) => text.textContent)") == []
     background: list[int] = browser.evaluate(
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     )
