@@ -27,6 +27,7 @@ class SIMPLE(Relaxation):
     """
 
     k: int
+    """Number of chosen categories."""
 
     given_sample = False
 
