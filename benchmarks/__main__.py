@@ -19,6 +19,7 @@ BENCHMARKS = {
 }
 
 COMMANDS = {
+    "audit": "false alarms, power and time of arsm.audit",
     "agents": "agents beside Stable-Baselines3's, in CPU seconds",
     "many_actions": "agents with K actions per step",
     "maximize": "black boxes beside Optuna, nevergrad, CatCMA and annealing",

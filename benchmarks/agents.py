@@ -9,7 +9,8 @@ job that has a line is not run again. It learns until the process has spent the 
 with sampled and 100 with the likeliest actions; a method is credited with the better of the two. This library's
 methods have the same settings, the defaults, on every row. Stable-Baselines3 has the settings that RL Baselines3 Zoo
 publishes for a task (hyperparams/ppo.yml and a2c.yml, whose linear schedules fall over the CPU seconds), and its
-defaults with eight environments elsewhere. All methods of a row see the same encoding of the observations.
+defaults with eight environments elsewhere. All methods of a row see the same encoding of the observations. Where an
+environment has action masks, sb3-contrib's MaskablePPO uses them too, and this library runs without them besides.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from examples.many_actions import Knobs
 from examples.spread import get_state, set_state, spread
 
 import arsm
-from arsm.rl import ActorCritic, Iteration, PolicyGradient
+from arsm.rl import ActorCritic, Iteration, PolicyGradient, Proximal
 from arsm.rl.spaces import encode, encoded_shape
 from arsm_experiments.runs.provenance import provenance
 from benchmarks import baselines
@@ -66,6 +67,9 @@ def taxi_without_masks() -> Any:
     return Unmasked(gymnasium.make("Taxi-v4"))
 
 
+Method = arsm.Estimator | Proximal | ActorCritic
+
+
 @dataclass(frozen=True)
 class Row:
     """A task."""
@@ -79,7 +83,7 @@ class Row:
     unmasked: Callable[[], Any] | None = None
     line: float = math.inf
     """The return that counts as solved; the CPU seconds until 100 episodes of learning average it are recorded."""
-    others: dict[str, tuple[arsm.Estimator | ActorCritic, dict[str, Any]]] = field(default_factory=dict)
+    others: dict[str, tuple[Method, dict[str, Any]]] = field(default_factory=dict)
     """Further methods, which run only if they are named, with settings that are not the defaults."""
 
 
@@ -137,9 +141,15 @@ ROWS: dict[str, Row] = {
     "Knobs, K = 16": Row(partial(Knobs, 16)),
     "Spread, 3 agents": Row(partial(spread, 3), {"snapshot": (get_state, set_state)}),
 }
-OURS: dict[str, arsm.Estimator] = {"RLOO(2), the default": arsm.RLOO(2), "ARSM": arsm.ARSM()}
-FIRST = ("RLOO(2), the default", "PPO", "A2C")
+OURS: dict[str, Method] = {
+    "the default": Proximal(),
+    "the default with RLOO(2)": Proximal(estimator=arsm.RLOO(2)),
+    "RLOO(2)": arsm.RLOO(2),
+    "ARSM": arsm.ARSM(),
+}
+FIRST = ("the default", "PPO", "A2C")
 """The methods whose runs come before all others."""
+MASKED = "MaskablePPO"
 
 
 @dataclass(frozen=True)
@@ -160,8 +170,8 @@ def jobs(rows: list[str], seeds: int, seconds: float, episodes: int) -> Iterator
     for number, methods in enumerate((FIRST, rest)):
         for seed in range(seeds):
             for name in rows:
-                masked = [f"{method}, no masks" for method in OURS] if number and ROWS[name].unmasked else []
-                for method in (*methods, *masked):
+                masks = (MASKED, "the default, no masks") if not number and ROWS[name].unmasked else ()
+                for method in (*methods, *masks):
                     yield Job(name, method, seed, seconds, episodes)
     for seed in range(seeds):
         for name in rows:
@@ -181,7 +191,7 @@ def run(job: Job) -> dict[str, Any]:
         estimator, settings = row.others.get(method) or (OURS[method], {})
         found = ours(environment, {**row.arguments, **settings}, estimator, job)
     else:
-        options = row.ppo if job.method == "PPO" else row.a2c
+        options = row.a2c if job.method == "A2C" else row.ppo
         found = baselines.learn(job.method, single(row), options, job.seed, job.seconds, job.episodes, row.line)
     return {**found, "wall": time.perf_counter() - began}
 
@@ -193,9 +203,7 @@ class OnCpu(PolicyGradient):
         return {**super()._clock(), "seconds": time.process_time()}
 
 
-def ours(
-    environment: Any, arguments: dict[str, Any], estimator: arsm.Estimator | ActorCritic, job: Job
-) -> dict[str, Any]:
+def ours(environment: Any, arguments: dict[str, Any], estimator: Method, job: Job) -> dict[str, Any]:
     """This library's agent."""
     begin = time.process_time()
     line, recent = ROWS[job.row].line, deque[float](maxlen=baselines.WINDOW)

@@ -1,13 +1,15 @@
-"""Stable-Baselines3's PPO and A2C for a number of CPU seconds; independent PPO for teams of agents."""
+"""Stable-Baselines3's PPO and A2C for a number of CPU seconds; PPO with action masks; independent PPO for teams."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
+from sb3_contrib import MaskablePPO  # pyright: ignore[reportMissingImports]
 from stable_baselines3 import A2C, PPO  # pyright: ignore[reportMissingImports]
 from stable_baselines3.common.callbacks import BaseCallback  # pyright: ignore[reportMissingImports]
 from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
@@ -43,7 +45,9 @@ def learn(
     begin = time.process_time()
     rest = {name: _schedule(value) for name, value in options.items()}
     count, normalize = rest.pop("environments", 8), rest.pop("normalize", False)
-    kind = {"PPO": PPO, "A2C": A2C}[method]
+    kind = {"PPO": PPO, "A2C": A2C, "MaskablePPO": MaskablePPO}[method]
+    if kind is MaskablePPO:
+        make = partial(Masked, make)
     team = not isinstance(probe := make(), gymnasium.Env)
     probe.close()
     environment: Any = TeamVector(make, count) if team else make_vec_env(make, n_envs=count, seed=seed)
@@ -62,6 +66,28 @@ def learn(
     }
     environment.close()
     return {**returns, "cpu": spent, "steps": model.num_timesteps, "solved": callback.solved}
+
+
+class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Action masks from `info` where MaskablePPO looks for them."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__(make())
+        self.mask = np.ones(self.action_space.n, bool)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def reset(self, **arguments: Any) -> Any:
+        seen, info = self.env.reset(**arguments)
+        self.mask = info["action_mask"] > 0
+        return seen, info
+
+    def step(self, action: Any) -> Any:
+        *rest, info = self.env.step(action)
+        self.mask = info["action_mask"] > 0
+        return *rest, info
+
+    def action_masks(self) -> Any:
+        """[C]: whether an action is allowed."""
+        return self.mask
 
 
 def _schedule(value: Any) -> Any:
@@ -86,8 +112,11 @@ def play_singles(model: Any, make: Callable[[], Any], normalise: Any, episodes: 
     envs = [make() for _ in range(episodes)]
     seen = [env.reset(seed=1_000_000 + number)[0] for number, env in enumerate(envs)]
     totals, playing = [0.0] * episodes, list(range(episodes))
+    masked = isinstance(envs[0], Masked)
     while playing:
-        actions, _ = model.predict(normalise(np.stack([seen[number] for number in playing])), deterministic=likely)
+        masks = {"action_masks": np.stack([envs[number].mask for number in playing])} if masked else {}
+        shown = normalise(np.stack([seen[number] for number in playing]))
+        actions, _ = model.predict(shown, deterministic=likely, **masks)
         over = set()
         for number, action in zip(playing, actions, strict=True):
             seen[number], reward, terminated, truncated, _ = envs[number].step(action)

@@ -91,19 +91,19 @@ def eager(file: TextIO, words: str) -> str:
     return f"{milliseconds(call, 100):.2f} ms; {launched}"
 
 
-def vae_step(file: TextIO, replicas: int) -> str:
+def vae_step(file: TextIO, count: int) -> str:
     """A training step, compiled and captured, on images of noise."""
     from arsm_experiments.data import PIXELS
-    from arsm_experiments.engine import Engine
+    from arsm_experiments.replicas import Replicas
     from arsm_experiments.training.loop import initial_parameters
     from arsm_experiments.vae import Vae, VaeNetwork
 
     torch.set_float32_matmul_precision("high")
-    config = replace(Vae(), precision="bf16", seeds=tuple(range(replicas)))
+    config = replace(Vae(), precision="bf16", seeds=tuple(range(count)))
     module = VaeNetwork(config, dense=True).cuda()
-    zeros = torch.zeros(replicas)
+    zeros = torch.zeros(count)
     data = torch.randint(0, 2, (10_000, PIXELS), dtype=torch.uint8)
-    engine = Engine(
+    replicas = Replicas(
         module,
         VaeNetwork.encode,
         module.losses,
@@ -117,11 +117,11 @@ def vae_step(file: TextIO, replicas: int) -> str:
         compiled=True,
         steps_per_replay=5,
     )
-    engine.epoch()
-    graph = engine._graph
+    replicas.epoch()
+    graph = replicas._graph
     assert graph is not None
     found = kernels(graph.replay)
-    words = write(file, f"5 VAE steps, {replicas} replicas", found)
+    words = write(file, f"5 VAE steps, {count} replicas", found)
     return f"{in_a_row(graph.replay) / 5:.3f} ms per step; 5 steps: {words}"
 
 
@@ -140,8 +140,8 @@ def main() -> None:
         report("[256, 1, 50257] arsm, compiled", large_vocabulary)
         for shape in ((256, 1, 50_257), (1, 1, 1_000_000)):
             report(f"{list(shape)} arsm, compiled", lambda shape=shape: compiled(file, *shape))
-        for replicas in (1, 15):
-            report(f"VAE step, bf16, {replicas} replicas", lambda replicas=replicas: vae_step(file, replicas))
+        for count in (1, 15):
+            report(f"VAE step, bf16, {count} replicas", lambda count=count: vae_step(file, count))
 
 
 if __name__ == "__main__":

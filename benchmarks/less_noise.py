@@ -31,7 +31,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import arsm
 from arsm import policy
 from arsm.rl import ActorCritic, PolicyGradient
-from arsm.rl.learners import Batch, Tries
+from arsm.rl.learners import Batch, Loss, Single, Tries
 from arsm.rl.networks import mlp
 from benchmarks.agents import work
 from benchmarks.agents_report import read
@@ -46,15 +46,13 @@ ENVIRONMENTS: dict[str, tuple[Callable[[], Any], int | None, int]] = {
 """Environment, horizon, and steps to learn for."""
 
 
-class ControlVariate:
+class ControlVariate(Single):
     """A learned h(s, a) = sum_k h_k(s, a_k) taken off the returns, and the gradient of its expectation put back.
 
         g_t = sum_k d/dphi_k E[h_k(s_t, a_k)] + g_t(R - h),    which is unbiased for every h
 
     It changes the steps that the budget leaves out too.
     """
-
-    cut: int | None = None
 
     def __init__(self, estimator: arsm.Estimator, agent: PolicyGradient) -> None:
         self.estimator, self.shape = estimator, agent._logits_shape
@@ -64,8 +62,8 @@ class ControlVariate:
     def parameters(self) -> list[torch.nn.Parameter]:
         return list(self.network.parameters())
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
-        true = torch.cat([part.points[0] for part in rollouts.queries])
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+        true = torch.cat([ask().points[0] for ask in rollouts.ask])
         h = self.network(batch.observations).unflatten(-1, self.shape)
         own, tried = (
             x.gather(-1, a.unsqueeze(-1)).sum((-2, -1)) for x, a in ((h, true), (h[rollouts.step], rollouts.action))
@@ -74,11 +72,15 @@ class ControlVariate:
         h, probabilities = h.detach(), batch.logits.softmax(-1)
         exact = probabilities * (h - (probabilities * h).sum(-1, keepdim=True))
         rest = batch.gradient(self.estimator, rollouts, batch.returns - own.detach(), tries.returns - tried.detach())
-        return exact + rest, loss
+        return exact + rest, lambda: loss
+
+
+whole = partial(PolicyGradient, estimator=arsm.RLOO(2))
+"""Rollouts to the end."""
 
 
 def with_control_variate(**arguments: Any) -> PolicyGradient:
-    agent = PolicyGradient(**arguments)
+    agent = whole(**arguments)
     agent.learner = ControlVariate(arsm.RLOO(2), agent)
     agent._optimizers.append(torch.optim.Adam(agent.learner.parameters(), lr=agent.settings.learning_rate))
     return agent
@@ -87,7 +89,7 @@ def with_control_variate(**arguments: Any) -> PolicyGradient:
 class Kept(PolicyGradient):
     """Steps are kept with probabilities that fall with what a rollout from there costs, rho_t ~ (T - t)^(-1/2)."""
 
-    def _plan(self, batch: Batch, actions: Tensor, generator: torch.Generator) -> policy.Rollouts:
+    def _plan(self, batch: Batch, generator: torch.Generator) -> policy.Rollouts:
         left = torch.cat([torch.arange(length, 0, -1, dtype=torch.float64) for length in batch.lengths])
         budget = self._budget(len(batch.lengths))
         assert budget is not None
@@ -96,17 +98,17 @@ class Kept(PolicyGradient):
             keep = (keep * budget / keep.sum()).clamp(max=1.0)
         logits = batch.logits.unsqueeze(0)
         return policy.plan(
-            self.learner.estimator, logits, actions.unsqueeze(0), keep=keep.unsqueeze(0), generator=generator
+            self.learner.estimator, logits, batch.actions.unsqueeze(0), keep=keep.unsqueeze(0), generator=generator
         )
 
 
 WAYS: dict[str, Callable[..., PolicyGradient]] = {
-    "noise of their own": partial(PolicyGradient, common_random_numbers=False),
-    "common random numbers": PolicyGradient,
+    "noise of their own": partial(whole, common_random_numbers=False),
+    "common random numbers": whole,
     "cut after 16 steps": partial(PolicyGradient, estimator=ActorCritic(16, arsm.RLOO(2))),
     "cut after 64 steps": partial(PolicyGradient, estimator=ActorCritic(64, arsm.RLOO(2))),
     "learned control variate": with_control_variate,
-    "keep-probabilities": Kept,
+    "keep-probabilities": partial(Kept, estimator=arsm.RLOO(2)),
 }
 
 
@@ -126,7 +128,7 @@ def measure(job: Job) -> dict[str, float]:
     torch.set_num_threads(1)
     environment, horizon, _ = ENVIRONMENTS[job.environment]
     made = {"environment": environment, "horizon": horizon, "seed": job.seed}
-    first = PolicyGradient(**made)
+    first = whole(**made)
     first.learn(steps=job.training // 3, progress=False)
     agent = WAYS[job.way](**made)
     agent.network.load_state_dict(first.network.state_dict())

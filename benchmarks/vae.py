@@ -1,4 +1,4 @@
-"""A training step of the categorical VAE: its time beside the matrix products that it cannot do without.
+"""A training step of the categorical VAE: its time compared with that of its matrix products.
 
 CPU: a whole ARSM step, its matrix products alone, and the straightforward way, one decoder call for every swap. GPU:
 eager, compiled and captured in a CUDA graph, for 1 and 15 replicas, beside the floor: the step's operations at the rate
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.noise import dirichlet
 from arsm_experiments.data import PIXELS, load_mnist
-from arsm_experiments.engine import Engine
+from arsm_experiments.replicas import Replicas
 from arsm_experiments.training.loop import initial_parameters
 from arsm_experiments.vae import SLOPE, Vae, VaeNetwork, bernoulli, log_q, perceptron
 from benchmarks.measure import interleaved, table
@@ -39,12 +39,12 @@ def swaps(config: Vae) -> int:
     return config.categories * (config.categories - 1) // 2
 
 
-def make(config: Vae, replicas: int, device: str, images: int, **options: bool | int) -> Engine:
+def make(config: Vae, replicas: int, device: str, images: int, **options: bool | int) -> Replicas:
     stacked = device != "cpu"
     config = replace(config, seeds=tuple(range(replicas)))
     module = VaeNetwork(config, dense=stacked).to(device)
     zeros, data = torch.zeros(replicas), load_mnist().train[:images]
-    return Engine(
+    return Replicas(
         module,
         VaeNetwork.encode,
         module.losses,
@@ -121,12 +121,12 @@ def swap_loop(config: Vae, x: Tensor) -> Callable[[], None]:
 
 
 def on_cpu(config: Vae) -> None:
-    engine = make(config, 1, "cpu", images=2000)
-    engine.epoch()
+    replicas = make(config, 1, "cpu", images=2000)
+    replicas.epoch()
     calls: dict[str, Callable[[], object]] = {
         "its matrix products": matrix_products(config),
-        "ARSM step": engine.train_step,
-        "a loop over swaps": swap_loop(config, engine.next_batch(engine.order[0])),
+        "ARSM step": replicas.train_step,
+        "a loop over swaps": swap_loop(config, replicas.next_batch(replicas.order[0])),
     }
     times = interleaved(calls, REPETITIONS)
     floor = times["its matrix products"].median
@@ -147,7 +147,7 @@ def floor(config: Vae, replicas: int) -> float:
 
 
 def product_rate(dtype: torch.dtype, size: int = 8192, repetitions: int = 10) -> float:
-    """Operations a second of a large product."""
+    """Operations per second of a large product."""
     a = torch.randn(size, size, device="cuda", dtype=dtype)
     torch.mm(a, a)
     torch.cuda.synchronize()
@@ -158,15 +158,15 @@ def product_rate(dtype: torch.dtype, size: int = 8192, repetitions: int = 10) ->
     return repetitions * 2 * size**3 / (time.perf_counter() - start)
 
 
-def step_seconds(engine: Engine, epochs: int) -> float:
+def step_seconds(replicas: Replicas, epochs: int) -> float:
     """Seconds per step, over whole epochs."""
-    engine.epoch()
+    replicas.epoch()
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(epochs):
-        engine.epoch()
+        replicas.epoch()
     torch.cuda.synchronize()
-    return (time.perf_counter() - start) / (epochs * engine.steps_per_epoch)
+    return (time.perf_counter() - start) / (epochs * replicas.steps_per_epoch)
 
 
 WAYS: dict[str, dict[str, bool | int]] = {

@@ -14,40 +14,16 @@ from torch.distributions import Categorical
 
 import arsm
 from arsm.audit import PROBLEMS, Problem
+from arsm.audit.measure import Loss
 from arsm.audit.problems import enumerate_problem
 from arsm.testing import assert_unbiased, assert_unbiased_advantages
+from tests.surrogates import CORRECT, by_estimator, group, leave_one_out
 
 SAMPLES = 1 << 11
 """Draws per row in these tests, a 32nd of the default."""
 FEW = [p for p in PROBLEMS if p.role in ("f", "f+100") or p.learns or "masked" in p.name]
 
-Loss = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
-
-
 # ---------------------------------------------------------------- losses
-
-
-def leave_one_out(values: Tensor) -> Tensor:
-    """f less the mean of the others: [n, B] -> [n, B]."""
-    n = len(values)
-    return (values - values.mean(0)) * n / (n - 1)
-
-
-def group(advantage: Callable[[Tensor], Tensor], samples: int = 4, temperature: float = 1.0) -> Loss:
-    """The usual surrogate with torch.distributions: advantages of n samples times their log-probability."""
-
-    def loss(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        distribution = Categorical(logits=logits)
-        z = Categorical(logits=logits / temperature).sample((samples,))
-        with torch.no_grad():
-            weight = advantage(f(z))
-        return (weight * distribution.log_prob(z).sum(-1)).sum() / samples
-
-    return loss
-
-
-def by_estimator(words: str) -> Loss:
-    return lambda logits, f: arsm.estimate(arsm.estimator(words), logits, f, max_rows=None).value.sum()
 
 
 def own_standard_deviation_left_out(values: Tensor) -> Tensor:
@@ -123,36 +99,6 @@ def test_defects_are_named(name: str) -> None:
     assert words in " ".join(str(found).split())
 
 
-CORRECT: dict[str, Loss] = {
-    "score function": group(lambda f: f, 1),
-    "score function, 3 samples": group(lambda f: f, 3),
-    "score function, fixed baseline": group(lambda f: f - 0.4, 1),
-    "leave-one-out, 2 samples": group(leave_one_out, 2),
-    "leave-one-out, 4 samples": group(leave_one_out, 4),
-    "leave-one-out, rows of the batch": group(lambda f: f - (f.sum(1) - f) / max(1, f.shape[1] - 1), 1),
-    "half of the samples as the baseline": group(
-        lambda f: 2 * (f - f[:2].mean(0)) * torch.tensor([[0], [0], [1], [1]]), 4
-    ),
-} | {
-    words: by_estimator(words)
-    for words in (
-        "exact",
-        "reinforce",
-        "ar",
-        "ars",
-        "arsm",
-        "arsm:pooled=True",
-        "rloo:samples=3",
-        "rloo:samples=5,ridge=1.0",
-        "local-expectation",
-        "disarm",
-        "carms:samples=3",
-        "muprop",
-        "rebar",
-    )
-}
-
-
 def test_there_are_twenty_correct_surrogates() -> None:
     assert len(CORRECT) == 20
 
@@ -217,10 +163,50 @@ def calls_backward(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     return loss.detach()
 
 
+class Remembered:
+    """f's values by sample, from whatever f came first."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[int, ...], float] = {}
+
+    def __call__(self, logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        def known(z: Tensor) -> Tensor:
+            rows = [tuple(row) for row in z.flatten(0, -2).tolist()]
+            for row in sorted(set(rows) - self.values.keys()):
+                self.values[row] = float(f(torch.tensor([row])))
+            return torch.tensor([self.values[row] for row in rows]).view(z.shape[:-1])
+
+        return group(leave_one_out)(logits, known)
+
+
+def shared_noise(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """One uniform number for all rows."""
+    below = logits.softmax(-1).cumsum(-1) < torch.rand(1, logits.shape[1], 1)
+    z = below.sum(-1).clamp_max(logits.shape[-1] - 1)
+    return (f(z).detach() * Categorical(logits=logits).log_prob(z).sum(-1)).sum()
+
+
+def normalises_in_place(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        logits -= logits.logsumexp(-1, keepdim=True)
+    return group(leave_one_out)(logits, f)
+
+
+def vector_at_one_row(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    loss = group(leave_one_out)(logits, f)
+    return loss.expand(2) if len(logits) == 1 else loss
+
+
 @pytest.mark.parametrize(
     ("loss", "kind", "words"),
     [
         (fixed_seed, "fixed seed", "sets a seed"),
+        (shared_noise, "shared noise", "draw fresh ones for every row"),
+        (normalises_in_place, "in place", "work on a copy"),
+        (lambda x, f: x.sub_(1).sum(), "crash", "in-place operation"),
+        (vector_at_one_row, "not scalar", "(Seen in 'a batch of 1'.)"),
+        (lambda x, f: f(Categorical(logits=x).sample() > 0).sum(), "crash", "called with torch.bool"),
+        (lambda x, f: f(Categorical(logits=x).sample().float()).sum(), "crash", "torch.float32"),
         (own_fixed_seed, "fixed seed", "sets a seed"),
         (MovingAverage(), "state", "keeps state between calls"),
         (lambda x, f: f(Categorical(logits=x).sample()), "not scalar", "sum over rows"),
@@ -254,12 +240,20 @@ def test_a_seed_that_repeats_later_is_seen() -> None:
             "In every problem, the loss returned nan",
         ),
         (
+            lambda x, f: group(leave_one_out)(x, f) + 0 * (x - x.detach()).abs().sqrt().sum(),
+            "not finite",
+            "In every problem, the gradient in the logits is not finite",
+        ),
+        (
             lambda x, f: (x.softmax(-1) * x.log_softmax(-1)).sum() + group(leave_one_out)(x, f),
             "not finite",
             "In 'masked categories', the loss returned nan",
         ),
         (lambda x, f: torch.zeros((), requires_grad=True) + f(x.argmax(-1)).sum(), "no gradient", "does not depend on"),
         (lambda x, f: f(x.argmax(-1)).sum(), "no gradient", "does not depend on the logits"),
+        (lambda x, f: group(leave_one_out)(x, f).detach(), "no gradient", "does not depend on the logits"),
+        (Remembered(), "f unused", "or they come from earlier calls"),
+        (lambda x, f: x.softmax(-1)[..., 0].sum(), "f unused", "the values of f are not in it"),
     ],
 )
 def test_wrong_whatever_the_samples(loss: Loss, kind: str, words: str) -> None:
@@ -267,6 +261,32 @@ def test_wrong_whatever_the_samples(loss: Loss, kind: str, words: str) -> None:
     assert found.verdict == "wrong"
     (sentence,) = (finding.sentence for finding in found.findings if finding.kind == kind)
     assert words in sentence
+
+
+def test_a_length_that_depends_on_the_problem() -> None:
+    def reversed_at_one_row(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        return (1 if len(logits) > 1 else -1) * group(leave_one_out)(logits, f)
+
+    problems = [p for p in PROBLEMS if p.role == "f" or p.name == "a batch of 1"]
+    found = arsm.audit(reversed_at_one_row, samples=1 << 14, problems=problems)
+    assert found.verdict == "wrong"
+    assert found.diagnosis == "scale"
+    assert "depends on the problem: -1" in found.findings[0].sentence
+    assert "('a batch of 1')." in found.findings[0].sentence
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, f: group(leave_one_out)(x.double(), f),
+        lambda x, f: group(leave_one_out)(x, f).view(1),
+        lambda x, f: group(leave_one_out)(x, lambda z: f(torch.nn.functional.one_hot(z, x.shape[-1]).float())),
+    ],
+    ids=["float64", "a vector of length 1", "f at one-hot points"],
+)
+def test_odd_but_right(loss: Loss) -> None:
+    found = arsm.audit(loss, samples=1024, problems=FEW)
+    assert found.passed, str(found)
 
 
 def test_a_crash_in_one_problem_is_no_pass() -> None:
@@ -295,10 +315,22 @@ def test_a_generator_of_its_own_is_allowed_and_noted() -> None:
     assert "from its own generator" in str(found)
 
 
-def test_global_generators_are_left_alone() -> None:
+def test_global_generators_and_threads_are_left_alone() -> None:
+    seen = set()
+
+    def loss(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        seen.add(torch.get_num_threads())
+        return group(leave_one_out)(logits, f)
+
     torch.manual_seed(5)
-    before = torch.get_rng_state()
-    arsm.audit(group(leave_one_out), samples=1024, problems=PROBLEMS[:1])
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        arsm.audit(loss, samples=1024, problems=PROBLEMS[:1])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == {1}
     assert torch.equal(before, torch.get_rng_state())
 
 

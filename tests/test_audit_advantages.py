@@ -104,9 +104,32 @@ def test_lengths() -> None:
     assert found.diagnosis == "length"
 
 
+class RunningMean:
+    """A baseline that remembers earlier calls."""
+
+    def __init__(self) -> None:
+        self.baseline = 0.0
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        self.baseline = 0.9 * self.baseline + 0.1 * float(rewards.mean())
+        return rewards - self.baseline
+
+
+@pytest.mark.parametrize("function", [RunningMean(), lambda r: r - torch.rand(len(r), 1)], ids=["state", "random"])
+def test_functions_that_vary_are_not_judged(function) -> None:
+    found = arsm.audit_advantages(function)
+    assert found.verdict == "not decided"
+    assert found.diagnosis == "state"
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(lambda r: r.mean(1), "must return a tensor [1, 2]"), (lambda r: r.no_such_method(), "no_such_method")],
+    [
+        (lambda r: r.mean(1), "must return a floating tensor [1, 2]"),
+        (lambda r: r.long(), "returned torch.int64 [1, 2]"),
+        (lambda r: r.tolist(), "returned list"),
+        (lambda r: r.no_such_method(), "no_such_method"),
+    ],
 )
 def test_functions_that_cannot_be_judged_are_told_why(function, words: str) -> None:
     found = arsm.audit_advantages(function)

@@ -103,8 +103,33 @@ def test_every_example_says_how_to_run_it(path: Path) -> None:
 
 def test_many_actions() -> None:
     pytest.importorskip("gymnasium")
-    reached = load("many_actions").main(knobs=2, steps=30_000)
-    assert reached["RLOO"][1] > reached["RLOO"][0]
+    reached = load("many_actions").main(knobs=2, steps=100_000)
+    for before, after in reached.values():  # 12.1, and 19.6 with a standard error of 1
+        assert after > before + 5
+    assert len(reached) == 2
+
+
+def test_knobs_drag_their_neighbours_and_go_back() -> None:
+    pytest.importorskip("gymnasium")
+    knobs = load("many_actions").Knobs(4)
+    begin, _ = knobs.reset(seed=0)
+    state = knobs.save_state()
+    off, reward, *_ = knobs.step([4, 2, 2, 2])  # the first moves by 0.2, its neighbours by half of that
+    torch.testing.assert_close(torch.tensor(off - begin), torch.tensor([0.2, 0.1, 0.0, 0.1]).double())
+    assert reward == pytest.approx(1 - abs(off).mean())
+    knobs.load_state(state)
+    again, *_ = knobs.step([4, 2, 2, 2])
+    assert again.tolist() == off.tolist()
+    ends = [knobs.step([2, 2, 2, 2])[3] for _ in range(31)]
+    assert ends == [False] * 30 + [True]
+
+
+@pytest.mark.parametrize("knobs", [1, 4, 16])
+def test_the_pseudo_actions_of_many_knobs_do_not_grow_with_them(knobs: int) -> None:
+    logits = torch.zeros(1, 200, knobs, 5)
+    actions = torch.distributions.Categorical(logits=logits).sample()
+    found = arsm.policy.plan(arsm.ARSM(), logits, actions).pseudo_actions
+    assert int(found.max()) <= 5 * 4 // 2
 
 
 def test_spread() -> None:

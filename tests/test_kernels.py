@@ -61,7 +61,7 @@ def many(scale: float, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
-@pytest.mark.parametrize("shape", [(2, 3, 300), (2_500,)])
+@pytest.mark.parametrize("shape", [(2, 3, 300), (1_000,)])
 def test_the_two_forms_agree_on_many_categories(scale: float, shape: tuple[int, ...]) -> None:
     compared, ordered = (with_form(form, *many(scale, *shape)) for form in FORMS)
     assert torch.equal(ordered.can_win, compared.can_win)

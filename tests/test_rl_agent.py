@@ -7,7 +7,6 @@ import dataclasses
 import io
 import math
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,18 @@ from torch.nn.utils import parameters_to_vector
 
 import arsm
 from arsm import policy
-from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, Learning, PolicyGradient, Settings
-from arsm.rl.learners import Batch, Critic, Tries
+from arsm.rl import ActionConditioned, ActorCritic, EnvironmentFailure, Learning, PolicyGradient, Proximal, Settings
+from arsm.rl.learners import Batch, Critic, ProximalCritic, Relax, Tries, generalized_advantages, n_step_returns
 from arsm.rl.progress import Progress, clock
+from arsm.rl.training import divergence
 from tests.test_rl_environments import Walk
 from tests.test_rl_rollouts import Failing
 
-one_by_one = partial(PolicyGradient, settings=Settings(**dataclasses.asdict(Learning()), decay_over=None))
-"""One episode per iteration, and the paper's other settings."""
+
+def one_by_one(environment: Any, estimator: Any = None, **changes: Any) -> PolicyGradient:
+    """One episode per iteration, the paper's other settings, and RLOO(2), whose rollouts play to the end."""
+    settings = Settings(**dataclasses.asdict(Learning()), decay_over=None)
+    return PolicyGradient(environment, estimator or arsm.RLOO(2), settings=settings, **changes)
 
 
 def weights(agent: PolicyGradient) -> list[list[float]]:
@@ -43,6 +46,8 @@ METHODS = [
     ActorCritic(),
     ActorCritic(None),
     ActionConditioned(),
+    Proximal(),
+    Proximal(estimator=arsm.RLOO(2), every=4, steps=3),
 ]
 
 
@@ -371,6 +376,14 @@ def test_refusals() -> None:
             one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="steps must be at least 1, or None for the whole return, but is 0"):
         ActorCritic(steps=0)
+    for name, value, message in (
+        ("trace", 1.5, r"trace must lie in \[0, 1\], but is 1.5"),
+        ("divergence", -1.0, "divergence must not be negative, but is -1.0"),
+        ("updates", 0, "updates must be at least 1, but is 0"),
+        ("every", 0, "every must be at least 1, but is 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Proximal(**{name: value})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="needs f's derivative"):
         one_by_one("CartPole-v1", arsm.estimator("gumbel-softmax"))
     with pytest.raises(ValueError, match="takes no given action; use RLOO"):
@@ -407,36 +420,111 @@ def test_a_policy_that_is_not_finite_is_an_error(method: Any) -> None:
         agent.learn(5)
 
 
-def test_n_step_targets_against_a_loop() -> None:
+def test_returns_and_advantages_against_a_loop() -> None:
     generator = torch.Generator().manual_seed(0)
-    critic = Critic(ActorCritic(3), 2, (5,), 0.9, generator)
-    lengths, terminated = (7, 2), (True, False)
-    seen = torch.randn(9, 2, generator=generator, dtype=torch.float64)
-    last = torch.randn(2, 2, generator=generator, dtype=torch.float64)
-    rewards = torch.randn(9, generator=generator, dtype=torch.float64)
-    logits = torch.zeros(9, 1, 2, dtype=torch.float64)
-    batch = Batch(seen, logits, rewards, rewards, None, lengths, last, terminated)
-    with torch.no_grad():
-        value = critic.value(seen).squeeze(-1)
-        final = critic.value(last).squeeze(-1)
-        targets = critic._targets(batch, value)
+    gamma, trace, lengths, terminated = 0.9, 0.8, (7, 2), (True, False)
+    rewards, value = (torch.randn(9, generator=generator, dtype=torch.float64) for _ in range(2))
+    last = torch.randn(2, generator=generator, dtype=torch.float64)
+    logits, actions = torch.zeros(9, 1, 2, dtype=torch.float64), torch.zeros(9, 1, dtype=torch.int64)
+    batch = Batch(logits, logits, actions, rewards, rewards, None, lengths, last, terminated)
+    targets = n_step_returns(batch, value, last, 3, gamma)
+    advantages = generalized_advantages(batch, value, last, gamma, trace)
     begin = 0
-    for length, over, ahead in zip(lengths, terminated, final, strict=True):
+    for length, over, final in zip(lengths, terminated, last.tolist(), strict=True):
+        own, paid = value[begin : begin + length].tolist(), rewards[begin : begin + length].tolist()
+        after = [*own, 0.0 if over else final]
+
+        def steps(t: int, n: int, length: int = length, paid: Any = paid, after: Any = after) -> float:
+            n = min(n, length - t)
+            return sum(gamma**i * paid[t + i] for i in range(n)) + gamma**n * after[t + n]
+
         for t in range(length):
-            expected = 0.0
-            for i in range(3):
-                if t + i == length:
-                    expected += 0.0 if over else 0.9**i * float(ahead)
-                    break
-                expected += 0.9**i * float(rewards[begin + t + i])
-            else:
-                beyond = t + 3
-                if beyond < length:
-                    expected += 0.9**3 * float(value[begin + beyond])
-                elif not over:
-                    expected += 0.9**3 * float(ahead)
-            assert float(targets[begin + t]) == pytest.approx(expected)
+            assert float(targets[begin + t]) == pytest.approx(steps(t, 3))
+            weights = [(1 - trace) * trace**i for i in range(length - t - 1)]
+            weights.append(1 - sum(weights))  # those that reach the end
+            average = sum(weight * steps(t, i + 1) for i, weight in enumerate(weights))
+            assert float(advantages[begin + t]) == pytest.approx(average - own[t])
         begin += length
+
+
+def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many steps of many actions are planned in parts."""
+    monkeypatch.setattr(policy, "CELLS", 40)
+    generator = torch.Generator().manual_seed(0)
+    steps, variables, categories, inputs = 30, 2, 5, 3
+    logits = torch.randn(steps, variables, categories, generator=generator, dtype=torch.float64)
+    states = torch.randn(steps, inputs, generator=generator, dtype=torch.float64)
+    returns = torch.randn(steps, generator=generator, dtype=torch.float64)
+    actions = torch.distributions.Categorical(logits=logits).sample()
+    batch = Batch(states, logits, actions, returns, returns, None, (steps,), states[:1], (True,))
+    learner = Relax(ActionConditioned(), inputs + variables * categories, (8,), generator)
+    plan = policy.plan(learner.estimator, logits.unsqueeze(0), actions.unsqueeze(0), generator=generator)
+    assert [len(part.z) for part in plan.queries] == [4] * 7 + [2]
+    nothing = Tries(torch.zeros(0, dtype=torch.float64), states[:0], torch.zeros(0, dtype=torch.float64))
+    found, loss = learner.gradient(batch, plan, nothing)
+    begin = 0
+    for part in plan.queries:
+        rows = slice(begin, begin + len(part.z))
+        learner.control.observations = iter([states[rows]])
+        expected = learner.estimator.tell(logits[rows], part, returns[rows].unsqueeze(0))
+        assert expected is not None
+        torch.testing.assert_close(found[rows], expected.detach())
+        begin = rows.stop
+    assert loss is not None
+    loss().backward()
+    assert all(parameter.grad is not None for parameter in learner.parameters())
+
+
+@pytest.mark.parametrize("estimator", [arsm.Reinforce(), arsm.RLOO(2)], ids=repr)
+def test_proximal_gives_every_step_an_advantage_or_rollouts(estimator: arsm.Estimator) -> None:
+    agent = one_by_one("CartPole-v1", Proximal(updates=1, estimator=estimator, every=3), horizon=40, seed=5)
+    learner = agent.learner
+    assert isinstance(learner, ProximalCritic)
+    seen: dict[str, Any] = {}
+    gradient = learner.gradient
+
+    def spy(batch: Batch, plan: policy.Rollouts, tries: Tries) -> Any:
+        with torch.no_grad():
+            value, last = (learner.value(x).squeeze(-1) for x in (batch.observations, batch.last_observations))
+        advantages = generalized_advantages(batch, value, last, 0.99, 0.95)
+        seen.update(batch=batch, plan=plan, advantages=advantages, grad=gradient(batch, plan, tries)[0])
+        return gradient(batch, plan, tries)
+
+    learner.gradient = spy  # pyright: ignore[reportAttributeAccessIssue]
+    (iteration,) = agent.learn(1)
+    batch, plan = seen["batch"], seen["plan"]
+    length = batch.lengths[0]
+    assert len(plan.played) == length // 3
+    elsewhere = torch.ones(length, dtype=torch.bool).index_fill(0, plan.played, False)
+    score = arsm.one_hot(batch.actions, 2, torch.float64) - batch.logits.softmax(-1)
+    expected = seen["advantages"][:, None, None] * score
+    torch.testing.assert_close(seen["grad"][elsewhere], expected[elsewhere])
+    agree = plan.pseudo_actions == 0
+    if isinstance(estimator, arsm.RLOO):
+        assert 0 < iteration.rollouts < len(plan.played)
+        assert not seen["grad"][plan.played[agree]].any()
+        assert seen["grad"][plan.played[~agree]].any()
+    else:
+        assert iteration.rollouts == 0
+
+
+def test_proximal_updates_end_where_the_policy_has_moved_far() -> None:
+    moved, values = [], []
+    for bound in (0.0, 0.02, math.inf):
+        method = Proximal(updates=20, divergence=bound)
+        agent = one_by_one("CartPole-v1", method, horizon=40, seed=5, learning_rate=0.01)
+        played: list[torch.Tensor] = []
+        logits = agent._logits
+        agent._logits = lambda batch, own=logits, kept=played: kept.append(own(batch)) or kept[-1]
+        agent.learn(1)
+        path = [divergence(played[0].detach(), later.detach()) for later in played]
+        assert len(path) == 20
+        moved.append(len(set(path)) - 1)  # updates that changed the policy before the last look
+        values.append(torch.cat([p.flatten() for p in agent.learner.parameters()]))
+        if bound == 0.02:
+            assert path[-1] > bound >= max(x for x in path if x != path[-1])
+    assert moved[0] == 1 < moved[1] < moved[2] == 19
+    torch.testing.assert_close(values[0], values[2])  # the value learns on
 
 
 def test_the_update_is_the_planned_gradient() -> None:

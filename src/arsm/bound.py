@@ -3,8 +3,8 @@ r"""`estimate_bound`: a multi-sample bound through T stochastic layers, by VIMCO
     L = E[L^],    L^ = ln 1/n sum_i exp f(z^i),    z^i = (z_1^i, ..., z_T^i) drawn from the top to the bottom
     g = sum_i (L^ - L^_{-i}) d ln q(z^i),          ln q(z^i) = sum_t ln q(z_t^i | z_1^i, ..., z_{t-1}^i)
 
-A path has one signal, which all its layers share. `estimate_layers` cannot do this layer by layer, because L^ is not
-linear in the values of its paths. Reference: Mnih and Rezende, Variational inference for Monte Carlo objectives, ICML
+All layers of a path share one signal. `estimate_layers` cannot do this layer by layer, because L^ is not linear in the
+values of its paths. Reference: Mnih and Rezende, Variational inference for Monte Carlo objectives, ICML
 2016.
 """
 
@@ -39,11 +39,11 @@ def estimate_bound(
         f: `f(zs, logits, *context) -> [N]`, the logarithm of a path's weight, row by row. The logits have their graph:
             where f holds ln q, as ln p(x, z) - ln q(z) does, the rest of L's gradient comes through f.
         context: tensors [N, ...]; layers and f receive the rows that belong to each path.
-        generator: the noise is drawn from it.
+        generator: source of the noise.
 
     Returns:
-        L^ [N] as the value, whose backward is the estimate, and the paths as z [N, n, sum_t K_t]. Each path has logits
-        of its own, so there is no `grad`.
+        L^ [N] as the value, whose backward is the estimate, and the paths as z [N, n, sum_t K_t]. Each path has its
+        own logits, so there is no `grad`.
     """
     check_estimator(estimator)
     if estimator.target != "bound":
@@ -89,5 +89,5 @@ def signals(estimator: Estimator, values: Tensor) -> Tensor:
     points = number.expand(n, rows, 1)
     queries = Queries(points, points.movedim(0, -2), points.squeeze(-1), torch.ones(n, device=values.device))
     told = estimator.tell(logits, queries, values)
-    assert told is not None  # only relaxations tell nothing, and they bound nothing
+    assert told is not None  # only relaxations return None, and none of them has a bound as its target
     return told[:, 0, :n].T

@@ -1,4 +1,4 @@
-"""Refuse arguments that cannot mean anything, each in one sentence, before they cost anything."""
+"""Checks of arguments, made before any work; each error is one sentence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_seed(seed: int) -> None:
 
 
 def check_samples(name: str, samples: int, live: int | None = None) -> None:
-    """Require at least two samples, and no more live ones than there are."""
+    """Require at least two samples, and at most that many live ones."""
     check_whole("samples", samples)
     if samples < 2:
         raise ValueError(f"{name} compares samples with each other and needs at least 2, but samples = {samples}.")
@@ -69,7 +69,7 @@ def check_samples(name: str, samples: int, live: int | None = None) -> None:
 
 
 def check_temperature(temperature: float) -> None:
-    """Require a temperature that softmax can be divided by."""
+    """Require a positive, finite temperature."""
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
 
@@ -84,9 +84,9 @@ def check_one_variable(estimator: object, logits: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, *, read: bool) -> bool:
-    """Require legal logits [C] or [*B, K, C]; `read` their values too, which synchronises with the device.
+    """Require valid logits [C] or [*B, K, C]; with `read`, check the values too, which synchronises with the device.
 
-    Returns whether a category may be masked: False only where the values were read.
+    Returns whether a category may be masked: False only if the values were read.
     """
     if not isinstance(logits, Tensor) or logits.dtype not in DTYPES:
         found, mend = (
@@ -98,14 +98,14 @@ def check_logits(logits: Tensor, *, read: bool) -> bool:
     if not read:
         return True
     logits = logits.detach()
-    if math.isfinite(logits.sum()):  # one kernel; a sum that overflows is looked at again
+    if math.isfinite(logits.sum()):  # one kernel; if the sum overflows, check again
         return False
     _check_rows(logits)
     return not bool(logits.isfinite().all())
 
 
 def _check_rows(logits: Tensor) -> None:
-    """Name the first row that cannot mean anything."""
+    """Raise an error that names the first invalid row."""
     if bool((legal := legal_rows(logits)).all()):
         return
     where = (~legal).nonzero()[0].tolist()

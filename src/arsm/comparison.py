@@ -1,4 +1,4 @@
-"""Estimators on equal terms: bias, variance and cost of each at one budget of evaluations."""
+"""Comparing estimators: bias, variance and cost of each at one budget of evaluations."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Compared(NamedTuple):
 
     label: str
     estimator: Estimator
-    """As it was fitted to the budget."""
+    """The estimator, resized to the budget."""
     evaluations: float
     """Distinct evaluations of f per estimate and row, on average."""
     milliseconds: float
-    """One estimate of the whole batch with its backward, the median of several."""
+    """Median time of one estimate of the whole batch, including backward."""
     variance: float
     """The trace of an estimate's covariance, averaged over the rows."""
     bias: float
-    """||E[g] - dE[f]/dphi||, the root mean square over the rows, with the expected square of its noise taken off."""
+    """||E[g] - dE[f]/dphi||, the root mean square over the rows, corrected for the expected square of its noise."""
     bias_error: float
-    """The bias that the noise of the measurement, including the reference's, would show alone."""
+    """The bias that noise alone would show, including the reference's noise."""
 
     @property
     def cost(self) -> float:
@@ -61,9 +61,9 @@ class Compared(NamedTuple):
 
 
 def fit_budget(chosen: Estimator, budget: int, asked: int) -> Estimator:
-    """The estimator resized to a budget of evaluations, or the average of as many draws as fit, at least one.
+    """The estimator resized to a budget of evaluations, or averaged over as many draws as fit, at least one.
 
-    `asked` is how many evaluations it asks for as it is.
+    `asked` is the number of evaluations it asks for without resizing.
     """
     resized = chosen.within(budget)
     if resized is not None:
@@ -171,13 +171,13 @@ def best_additive(
 
 
 def _apart(chosen: Estimator) -> Estimator:
-    """With learned parts of its own."""
+    """A copy with its own learned parts."""
     return copy.deepcopy(chosen) if len(chosen.learned) else chosen
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """What the estimators are compared on."""
+    """The problem on which estimators are compared."""
 
     logits: Tensor
     f: Callable[..., Tensor]
@@ -191,7 +191,7 @@ class _Problem:
         return estimate(chosen, logits, self.f, *rows, generator=self.generator, max_rows=self.max_rows, frozen=frozen)
 
     def moments(self, chosen: Estimator, samples: int) -> tuple[Moments, float]:
-        """An estimate's moments, and the evaluations that it took on average, per estimate and row."""
+        """An estimate's moments, and its mean evaluations per estimate and row."""
         evaluations = 0
 
         def counted(z: Tensor, *context: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class _Problem:
         return Moments(mean, variance / (LONG_RUN * samples))
 
     def train(self, learner: Estimator, steps: int) -> None:
-        """Fit the estimator's learned parts, if it has any, to the problem."""
+        """Train the estimator's learned parts, if any, on the problem."""
         parameters = [parameter for parameter in learner.learned.parameters() if parameter.requires_grad]
         if not parameters:
             return

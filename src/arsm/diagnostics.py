@@ -1,4 +1,4 @@
-r"""How good an estimator is, and how its noise acts: variance, bias, share of pseudo actions.
+r"""Measuring an estimator: variance, bias, share of pseudo actions.
 
 `entropy`, the remaining diagnostic of the paper, is in `arsm.categorical`.
 """
@@ -24,13 +24,13 @@ class Bias(NamedTuple):
     """The error of an estimator's mean."""
 
     error: Tensor
-    """Shaped like the logits: the mean of the estimates less the exact gradient."""
+    """Shaped like the logits: the mean of the estimates minus the exact gradient."""
     standard_error: Tensor
     """The standard error of that mean."""
 
 
 class Moments(NamedTuple):
-    """Of an estimate, each shaped like the logits."""
+    """Moments of an estimate, each shaped like the logits."""
 
     mean: Tensor
     variance: Tensor
@@ -47,8 +47,8 @@ def gradient_moments(
 ) -> Moments:
     """Mean and variance of one estimate at fixed logits, from independent draws: [*B, K, C] each, in float64.
 
-    A bounded number of draws is held at a time, whatever `samples` is, and the blocks are merged (Chan, Golub and
-    LeVeque, 1979).
+    Memory is bounded for any `samples`: draws are processed in blocks, which are merged (Chan, Golub and LeVeque,
+    1979).
     """
     if samples < 2:
         raise ValueError(f"A variance needs at least 2 samples, but samples = {samples}.")
@@ -77,7 +77,7 @@ def gradient_variance(
 
         1/(n-1) sum_i (g_i - mean(g))^2
 
-    A bounded number of draws is held at a time, whatever `samples` is.
+    Memory is bounded for any `samples`.
     """
     if estimator.deterministic:  # only rounding would be left
         return torch.zeros_like(logits, dtype=torch.float64, requires_grad=False)
@@ -106,7 +106,7 @@ def bias(
 
 
 def check_target(estimator: Estimator) -> None:
-    """Refuse an estimator of another gradient than that of E[f]."""
+    """Refuse an estimator whose target is not E[f]."""
     if estimator.target != "mean":
         raise ValueError(f"{estimator} estimates the gradient of its bound and not of E[f]; leave it out here.")
 
@@ -141,7 +141,7 @@ class MovingVariance:
         self._weight: list[Tensor] = []
 
     def update(self, gradients: Sequence[Tensor]) -> None:
-        """Take in one step's gradients, always the same tensors in the same order."""
+        """Add one step's gradients, always for the same tensors in the same order."""
         if any(g is None for g in gradients):
             raise TypeError("One of the gradients is None; give those of parameters that backward() has reached.")
         gradients = [g.detach() for g in gradients]
@@ -208,9 +208,9 @@ def _draws(
     logits = logits.detach()
     if logits.ndim == 1:
         logits = logits.unsqueeze(0)
-    # several variables cost a table of pairs, C entries for every logit
+    # several variables need a table of pairs, C entries per logit
     elements = logits.numel() * (logits.shape[-1] if logits.shape[-2] > 1 else 1)
-    # rows that lend each other anything must be those of one draw
+    # coupled rows must belong to one draw
     apart = estimator.couples_rows
     at_once = 1 if apart else max(1, ELEMENTS_AT_ONCE // elements)
     for start in range(0, samples, at_once):

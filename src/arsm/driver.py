@@ -1,4 +1,4 @@
-"""`estimate`: the one way from logits and f to a gradient."""
+"""`estimate`: from logits and f to a gradient."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def estimate(
         f: `f(z, *context) -> [N]`, row by row. z is int64 [N, K] with values 0..C-1, or floating [N, K, C] from an
             estimator that `needs_gradient`.
         context: tensors [*B, ...]; f receives the rows that belong to each z.
-        noise: as `estimator.noise(logits)` draws it for logits [*B, K, C]; the estimate is then deterministic.
-        generator: the noise is drawn from it.
+        noise: drawn by `estimator.noise(logits)` for logits [*B, K, C]; the estimate is then deterministic.
+        generator: source of the noise.
         evaluation: "packed" evaluates each distinct query once; "dense" evaluates all of them with static
             shapes, for torch.compile, CUDA graphs and vmap, and leaves the checks to `info["finite"]`.
         max_rows: maximum rows per call of f, None for no limit.
@@ -69,7 +69,7 @@ def estimate(
 
 
 def check_evaluation(evaluation: Evaluation, max_rows: int | None) -> None:
-    """Require one of the two evaluations, and room for a row."""
+    """Require a known evaluation, and a positive max_rows."""
     if evaluation not in ("packed", "dense"):
         raise ValueError(f'evaluation must be "packed" or "dense", but is {evaluation!r}.')
     if max_rows is not None and max_rows < 1:
@@ -89,9 +89,9 @@ def estimate_rows(
     shared: bool = True,
     masked: bool = True,
 ) -> Estimate:
-    """`estimate` for an f that is told the batch rows of its z and whether their graph is kept.
+    """`estimate` for an f that also gets the batch rows of its z and whether their graph is kept.
 
-    Without `shared`, equal queries are evaluated once each. Without `masked`, every logit is known to be finite.
+    Without `shared`, equal queries are evaluated separately. Without `masked`, all logits are known to be finite.
     """
     bare, given = logits.ndim == 1, logits
     if bare:
@@ -122,15 +122,13 @@ def estimate_rows(
             "differentiable in one-hot z, or choose an estimator that only evaluates f, such as RLOO."
         )
     if gradient is not None:
-        finite = logits
         if masked:
-            mask = logits == -torch.inf
-            finite, gradient = logits.masked_fill(mask, 0), gradient.masked_fill(mask, 0)
-        # inside vmap nothing seems to require a gradient
+            gradient = gradient.masked_fill(logits == -torch.inf, 0)
+        # inside vmap, requires_grad is always False
         if gradient.requires_grad or len(estimator.learned) > 0:
             loss = gradient.square().sum((-2, -1)).mean()
             gradient = gradient.detach()
-        value = attach(value, finite, gradient)
+        value = attach(value, logits, gradient)
         gradient = gradient.squeeze(0) if bare else gradient
     info = _info(queries.same_as, values.all.detach(), logits.detach())
     return Estimate(value, queries.z, gradient, info, loss, given)
@@ -145,7 +143,7 @@ def _info(same_as: Tensor, values: Tensor, logits: Tensor) -> Info:
 
 
 def _unshare(queries: Queries) -> Queries:
-    """Evaluate every query, except those that must not be evaluated at their own point."""
+    """Evaluate all queries separately, except those that must not be evaluated at their own point."""
     points, same_as = queries.points, queries.same_as
     index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
     equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
@@ -154,13 +152,13 @@ def _unshare(queries: Queries) -> Queries:
 
 
 def _reaches(value: Tensor, source: Tensor) -> bool:
-    """Whether value's graph leads to where source was made, if graphs are made."""
+    """Whether value's graph leads back to source; True if no graphs are recorded."""
     made_at = (node is source.grad_fn or getattr(node, "variable", None) is source for node in graph_nodes(value))
     return not (source.requires_grad and torch.is_grad_enabled()) or any(made_at)
 
 
 def graph_nodes(value: Tensor) -> Iterator[Node]:
-    """Everything that value was computed by, as autograd has it; a leaf's node has it as `variable`."""
+    """All nodes of value's autograd graph; a leaf's node has the leaf as `variable`."""
     seen, pending = set(), [value.grad_fn]
     while pending:
         node = pending.pop()
@@ -171,11 +169,29 @@ def graph_nodes(value: Tensor) -> Iterator[Node]:
 
 
 def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """Switch autocast off: it is meant for f; an estimator takes differences of values and solves equations."""
+    """Switch autocast off: it is meant for f, and estimators need full precision for differences and linear solves."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-    """value [*B], whose derivative in the logits is gradient [*B, K, C]."""
-    zero = logits - logits.detach()
-    return value + (zero * gradient).sum((-2, -1)).to(value.dtype)
+    """value [*B], whose derivative in the logits is gradient [*B, K, C]; where a logit is -inf, gradient must be 0."""
+    if not torch._C._are_functorch_transforms_active():
+        return _Attach.apply(value, logits, gradient)  # pyright: ignore[reportReturnType]
+    # torch.compile traces no autograd function inside vmap
+    finite = logits.masked_fill(logits == -torch.inf, 0)
+    return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
+
+
+class _Attach(torch.autograd.Function):
+    """value, with a gradient for the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        ctx.dtype = logits.dtype
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return grads[0], (grads[0][..., None, None] * gradient).to(ctx.dtype), None

@@ -1,4 +1,4 @@
-"""Evaluating f where it was asked for: share, gather context, chunk. The only caller of f."""
+"""Evaluating f at the queries: share, gather context, chunk. The only caller of f."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.checks import NotFiniteError
@@ -20,7 +21,7 @@ Graph = Literal["none", "live", "all"]
 Rowwise = Callable[[Tensor, Tensor, bool], Tensor]
 """f as `evaluate` calls it: z [N, ...], the batch row [N] of each, whether their graph is kept -> [N]."""
 FEW = 64
-"""Up to this many queries are compared in pairs when compiled: one GPU kernel, where sorting takes seven."""
+"""Up to this many queries are compared in pairs when compiled: one GPU kernel; sorting takes seven."""
 
 
 VERY_FEW = 8
@@ -57,7 +58,7 @@ def share(points: Tensor) -> Tensor:
 
 
 def _flat_index(same_as: Tensor) -> Tensor:
-    """The place of query same_as[m, *B] among all queries and rows: [M, *B] -> [M B]."""
+    """The flat index of query same_as[m, *B] among all queries and rows: [M, *B] -> [M B]."""
     batch = same_as.shape[1:]
     rows = batch.numel()
     if rows == 1:
@@ -67,7 +68,7 @@ def _flat_index(same_as: Tensor) -> Tensor:
 
 
 def speakers(same_as: Tensor) -> Tensor:
-    """[M, *B]: whether a query is evaluated and speaks for those that are the same."""
+    """[M, *B]: whether a query is evaluated, for itself and all identical ones."""
     number = torch.arange(same_as.shape[0], device=same_as.device)
     return same_as == number.view(-1, *(1,) * (same_as.ndim - 1))
 
@@ -107,16 +108,11 @@ def evaluate(
     """f at every query [M, *B]: each distinct one once (packed), or all with static shapes (dense)."""
     same_as, lives = queries.same_as, queries.weight.shape[0]
     count, batch = same_as.shape[0], same_as.shape[1:]
-    points = queries.points.flatten(0, len(batch))
     rows = batch.numel()
-    asked = place = _flat_index(same_as)
     live = lives * rows
-    if evaluation == "packed":
-        speaks = place == torch.arange(count * rows, device=place.device)
-        asked = speaks.nonzero().squeeze(-1)
-        place = speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
-        if graph == "live" and 1 < lives < count:  # a row's only live query speaks for itself
-            live = int(speaks[:live].sum())
+    points, asked, place = _queries(queries) if evaluation == "dense" else _distinct(queries)
+    if evaluation == "packed" and graph == "live" and 1 < lives < count:  # a row's only live query is distinct
+        live = int((asked < live).sum())
     parts = [(asked, graph != "none")]
     if graph == "live" and lives < count:
         parts = [(asked[:live], True), (asked[live:], False)]
@@ -125,16 +121,59 @@ def evaluate(
     for number, (part, attached) in enumerate(calls, 1):
         with nullcontext() if attached else torch.no_grad():
             values.append(_call(f, points, part, rows, attached, last=number == len(calls)))
-    everything = _join(values if graph == "all" else [value.detach() for value in values])
+    everything = values if graph == "all" else [value.detach() for value in values]
     if evaluation == "packed":
-        _check_finite(everything.detach() if graph == "all" else everything, points, asked, rows)
-    of_queries = everything.index_select(0, place).view(count, *batch)
+        everything = [_join(everything)]
+        _check_finite(everything[0].detach() if graph == "all" else everything[0], points, asked, rows)
+    if place is not None:
+        of_queries = _join(everything).index_select(0, place).view(same_as.shape)
+    elif evaluation == "packed":
+        of_queries = everything[0][:rows].repeat(count).index_copy_(0, asked, everything[0]).view(same_as.shape)
+    else:
+        of_queries = _first_for_rest(everything, same_as)
     if graph != "live":
         return Values(of_queries[:lives], of_queries)
     attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
-    if lives > 1:
+    if lives > 1 and place is not None:
         attached = attached.index_select(0, place[: lives * rows])
     return Values(attached.view(lives, *batch), of_queries)
+
+
+def _queries(queries: Queries) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The points of all queries and rows, [M B, ...], which of them to evaluate, and where each value then lies.
+
+    A query takes the value at its place; or, without places, its own if it speaks and else the first one's.
+    """
+    batch = queries.same_as.ndim - 1
+    if not queries.first_for_rest:
+        place = _flat_index(queries.same_as)
+        return queries.points.flatten(0, batch), place, place
+    speaks = speakers(queries.same_as).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
+    points = torch.where(speaks, queries.points, queries.points[:1]).flatten(0, batch)
+    return points, torch.arange(points.shape[0], device=points.device), None
+
+
+def _distinct(queries: Queries) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same for distinct queries alone; the number of them depends on the data."""
+    points = queries.points.flatten(0, queries.same_as.ndim - 1)
+    if queries.first_for_rest:
+        return points, speakers(queries.same_as).flatten().nonzero().squeeze(-1), None
+    place = _flat_index(queries.same_as)
+    speaks = place == torch.arange(points.shape[0], device=points.device)
+    return points, speaks.nonzero().squeeze(-1), speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
+
+
+def _first_for_rest(values: list[Tensor], same_as: Tensor) -> Tensor:
+    """f at all queries [M, *B] from values at all of them, where those that do not speak take the first one's."""
+    rows = same_as.shape[1:].numel()
+    first, rest = (values[0], values[1:]) if values[0].shape[0] == rows else (None, values)
+    rest = _join(rest) if rest else None
+    if first is None or rest is None:
+        every = (first if rest is None else rest).view(same_as.shape)  # pyright: ignore[reportOptionalMemberAccess]
+        return torch.where(speakers(same_as), every, every[:1])
+    # pad and where, unlike cat, are compiled without memory of their own
+    every = F.pad(rest.view(-1, *same_as.shape[1:]), (*(0, 0) * (same_as.ndim - 1), 1, 0))
+    return torch.where(speakers(same_as) & (same_as > 0), every, first.view(1, *same_as.shape[1:]))
 
 
 def _chunks(part: Tensor, max_rows: int | None) -> tuple[Tensor, ...]:
@@ -153,7 +192,7 @@ def _call(f: Rowwise, points: Tensor, asked: Tensor, rows: int, attached: bool, 
     row = asked % rows if rows > 1 else asked.new_zeros(1).expand(asked.shape)
     value = f(z, row, attached)
     _check(value, z)
-    # a simulator may write its next values where it wrote these
+    # copy: a simulator may reuse its output buffer
     return value.to(working_dtype(value.dtype), copy=not (last or value.requires_grad))
 
 
@@ -172,7 +211,7 @@ def _check(value: Tensor, z: Tensor) -> None:
 
 
 def _check_finite(values: Tensor, points: Tensor, asked: Tensor, rows: int) -> None:
-    if math.isfinite(values.sum()):  # one kernel; a sum that overflows is looked at again
+    if math.isfinite(values.sum()):  # one kernel; if the sum overflows, check again
         return
     bad = ~values.isfinite()
     if bool(bad.any()):

@@ -1,7 +1,7 @@
-"""Where the experiments were until 0.1."""
+"""The place of the experiments in 0.1."""
 
 raise ModuleNotFoundError(
-    "The experiments are a package of their own since 0.2: install it with `pip install ./experiments` from a clone, "
+    "Since 0.2 the experiments are a separate package: install it with `pip install ./experiments` from a clone, "
     "and import arsm_experiments instead of arsm.experiments.",
     name=__name__,
 )

@@ -1,16 +1,17 @@
-r"""`estimate_layers`: T stochastic layers, one below the other.
+r"""`estimate_layers`: T stochastic layers, each depending on those above.
 
     E[f(z_1, ..., z_T)],    z_t ~ Cat(softmax(phi_t)),    phi_t a function of z_1, ..., z_{t-1}
 
-For layer t this is `estimate` with f_t(z_t) = f(z_t and a draw of the layers below it) in the place of f, given the
-true z_{1:t-1}: f_t is random, but its expectation is the one wanted. At the true sample, f_t's draw is the true path
-itself, which the estimators of the layers below make. One value therefore carries the gradients of all layers, and f
+For layer t this is `estimate` with f_t(z_t) = f(z_t and a draw of the layers below it) instead of f, given the true
+z_{1:t-1}: f_t is random, but has the right expectation. At the true sample, f_t's draw is the true path itself, which
+the estimators of the layers below make. One value therefore carries the gradients of all layers, and f
 at the true path is evaluated once.
 
 All paths of a row run the same races: below a pseudo vector the samples are argmin(ln pi - phi) with the noise of the
-(first) true path, so they differ by what the pseudo vector changes and not by chance. Given that noise f_t is a
-fixed function, whatever it is, hence the estimate is unbiased. An estimator need not say which noise led to its true
-sample: `given_winner` draws it from the sample. Only a layer whose own estimator relaxes z draws afresh.
+(first) true path, so they differ
+only where the pseudo vector makes a difference, not by chance. Given that noise, f_t is a fixed function, hence the
+estimate is unbiased. An estimator need not say which noise led to its true sample: `given_winner` draws it given the
+sample. Only a layer whose own estimator relaxes z draws afresh.
 
 Reference: Yin, Yue and Zhou, ARSM, ICML 2019, algorithm 2. There the layers below are drawn afresh for every pair
 (c, j), which costs more and has more variance: `afresh`.
@@ -53,7 +54,7 @@ class LayersEstimate:
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """N rows of context, the layers that were drawn for them, and the state below the last."""
+    """N rows of context, the samples of the layers so far, and the state below the last one."""
 
     context: tuple[Tensor, ...]
     zs: tuple[Tensor, ...] = ()
@@ -64,7 +65,7 @@ class Path:
     """Tensors [N, ...] in tuples, lists or dicts; None if the layers carry none."""
 
     def select(self, rows: Tensor) -> Path:
-        """These rows, repeated or left out."""
+        """Select rows, possibly repeated."""
         pick = lambda x: x.index_select(0, rows)  # noqa: E731
         context, zs, logits = (tuple(map(pick, xs)) for xs in (self.context, self.zs, self.logits))
         return Path(context, zs, logits, tree_map(pick, self.state) if self.state is not None else None)
@@ -95,13 +96,13 @@ def estimate_layers(
         f: `f(zs, logits, *context) -> [N]`, row by row, with the samples and the detached logits of all layers.
         context: tensors [N, ...]; layers and f receive the rows that belong to each path.
         state: tensors [N, ...] in tuples, lists or dicts that the layers pass down, such as hidden activations or a
-            cache: `layers[t](state, zs, *context) -> (logits, state)`. A branch starts from its own rows of the state
-            below the layers above it, which are not computed again.
-        generator: the noise is drawn from it.
+            cache: `layers[t](state, zs, *context) -> (logits, state)`. A branch starts from its rows of the state,
+            so the layers above it are not computed again.
+        generator: source of the noise.
         evaluation: as for `arsm.estimate`.
         max_rows: as for `arsm.estimate`.
-        frozen: as for `arsm.estimate`; the layers learn all the same.
-        afresh: draw the layers below every query afresh, below equal queries too, as Algorithm 2 is printed.
+        frozen: as for `arsm.estimate`; the layers still learn.
+        afresh: draw the layers below each query afresh, even below equal queries, as in the paper's Algorithm 2.
 
     An estimator with L live queries starts L paths below each of its rows: give `RLOO` a small `live`, and all
     layers together cost the sum of their evaluations. `Exact` enumerates everything below.
@@ -136,7 +137,7 @@ def estimate_layers(
         last = t + 1 == depth
         logits, below = run_layer(layers[t], path)
         check_logits(logits, read=evaluation == "packed")
-        noises: list[list[Tensor]] = []  # of each chunk of the true rows, which come first
+        noises: list[list[Tensor]] = []  # per chunk of the true rows, which come first
 
         def value_of(z: Tensor, row: Tensor, true: bool) -> Tensor:
             above = path.select(row)
@@ -168,7 +169,7 @@ def estimate_layers(
         return out.value, [own, *(torch.cat(parts)[: logits.shape[0]] for parts in zip(*noises, strict=True))]
 
     def _complete(path: Path, common: list[Tensor]) -> Path:
-        """Draw the layers below the path, with this noise where there is any."""
+        """Draw the layers below the path, with this noise if given."""
         for t, noise in itertools.zip_longest(range(len(path.zs), depth), common):
             logits, state = run_layer(layers[t], path)
             logits = logits.detach()
@@ -180,7 +181,7 @@ def estimate_layers(
 
 
 def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator: torch.Generator | None) -> Tensor:
-    """A sample like the estimator's own true path: relaxed where that is relaxed."""
+    """A sample like the estimator's true sample: relaxed if that is relaxed."""
     if estimator.needs_gradient:
         return estimator.ask(logits, estimator.noise(logits, generator)).points[0]
     return argmin_sample(logits, dirichlet(logits, generator) if noise is None else noise)

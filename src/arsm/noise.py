@@ -5,24 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from arsm import kernels
 from arsm.checks import check_given
 
 # The race is run in fixed point, multiples of 2^-40 below 2^13: float64 adds, subtracts and compares those exactly,
-# therefore all ways of computing a pseudo action agree at near ties.
+# so all ways of computing a pseudo action agree at near ties.
 RESOLUTION = 2.0**-40
 LOWEST = -(2.0**11)
 LARGEST = 2.0**10
+MANY = 512
+"""From this many categories on, a GPU's noise is drawn by an operator of its own."""
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type to compute in: float32, or float64 where the input is float64."""
-    return torch.promote_types(dtype, torch.float32)
+    """The dtype to compute in: float64 if the input is float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def race_noise(
     logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None, draws: int | None = None
 ) -> Tensor:
-    """ln pi as `dirichlet` draws it; with z [*B, K], given that z wins the (first) race."""
+    """ln pi from `dirichlet`; with z [*B, K], given that z wins the (first) race."""
     log_pi = dirichlet(logits, generator, draws)
     if z is None:
         return log_pi
@@ -34,7 +37,7 @@ def race_noise(
 
 
 def _given_winner_exactly(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
-    """As `given_winner`, normalised, in float64, and such that z wins the fixed-point race whatever was rounded."""
+    """As `given_winner`, normalised, in float64, and adjusted so that z wins the fixed-point race despite rounding."""
     logits = logits.detach().double()
     log_pi = given_winner(logits, z, log_pi.double())
     log_pi = log_pi - log_pi.logsumexp(-1, keepdim=True)
@@ -48,13 +51,15 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
     """ln pi with pi ~ Dir(1_C): [*B, K, C], or [*B, draws, K, C]."""
     if draws is not None:
         logits = repeat_draws(logits, draws)
+    if generator is None and logits.shape[-1] >= MANY and kernels.on_gpu(logits):
+        return kernels.log_dirichlet(logits.detach(), _noise_dtype(logits))
     exponential = _exponential(logits.detach(), generator)
     total = exponential.sum(-1, keepdim=True).log()
     return exponential.log_().sub_(total).to(_noise_dtype(logits))
 
 
 def _noise_dtype(logits: Tensor) -> torch.dtype:
-    """float32 has too few values near zero for the smallest of very many exponentials: they would tie."""
+    """With very many categories draw in float64: the smallest exponentials would tie in float32."""
     return torch.float64 if logits.shape[-1] >= 100_000 else working_dtype(logits.dtype)
 
 
@@ -80,7 +85,7 @@ def given_winner(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
 
     Without the noise's sum, E_i / p_i are exponential clocks of rates p_i: the first to ring does so after an Exp(1)
     time, whichever it is, and the others, having no memory, start afresh from there. If z is a sample of Cat(p), ln E
-    is noise like any other.
+    has the distribution of fresh noise.
     """
     dtype = working_dtype(logits.dtype)
     log_p, log_pi = logits.detach().to(dtype).log_softmax(-1), log_pi.to(dtype)
@@ -102,12 +107,12 @@ def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """
     logits, log_pi = logits.detach(), log_pi.detach()
     phi = _round(logits.double() - logits.amax(-1, keepdim=True), LOWEST).masked_fill_(logits == -torch.inf, -torch.inf)
-    return phi, _round(log_pi.double(), LOWEST / 2)
+    return phi, _round(log_pi.to(torch.float64, copy=True), LOWEST / 2)
 
 
 def _round(x: Tensor, lowest: float) -> Tensor:
-    """x above the lowest value, in fixed point; in place, since a CPU takes longer to allocate than to round."""
-    return x.clamp_min(lowest).mul_(1 / RESOLUTION).round_().mul_(RESOLUTION)
+    """x in fixed point, clamped to the lowest value; in place, since a CPU takes longer to allocate than to round."""
+    return x.clamp_min_(lowest).mul_(1 / RESOLUTION).round_().mul_(RESOLUTION)
 
 
 def argmin_sample(logits: Tensor, log_pi: Tensor) -> Tensor:

@@ -21,9 +21,10 @@ Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 4.2 and Algorithm 3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,14 +34,14 @@ from arsm.driver import attach
 from arsm.types import Estimator, Queries
 
 PARTS = 16
-"""The logits are planned in at most this many parts, which keeps an estimator's memory small beside them."""
+"""The logits are planned in about this many parts, which limits the estimator's memory."""
 CELLS = 1 << 17
-"""Least logits per part."""
+"""Minimum number of logits per part."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """What to play after the true episodes: R rollouts, ordered by episode and step."""
+    """The rollouts to play after the true episodes: R of them, ordered by episode and step."""
 
     episode: Tensor
     """[R] int64: the episode to go back to."""
@@ -53,13 +54,14 @@ class Rollouts:
     weight: Tensor
     """[B, T] float64: w_t, each step's weight in the gradient; 0 where no step was played."""
     played: Tensor
-    """[S] int64: where the S played steps lie in [B T]."""
+    """[S] int64: indices of the S played steps in [B T]."""
     row: Tensor
-    """[R] int64: where each rollout's step lies in those S."""
+    """[R] int64: index of each rollout's step among those S."""
     pseudo_actions: Tensor
     """[S] int64: the number of pseudo actions of each played step, before the budget."""
-    queries: tuple[Queries, ...]
-    """The estimator's queries [M, ., K] at the S played steps, in parts."""
+    ask: tuple[Callable[[], Queries], ...]
+    """The estimator's queries [M, ., K] at the S played steps, in parts. Queries that are larger than their logits are
+    not kept, but asked again from the same noise."""
 
 
 def plan(
@@ -91,10 +93,9 @@ def plan(
         raise ValueError("Give a budget or keep-probabilities, not both.")
     played = _played(logits, mask)
     every, actions = logits.detach().flatten(0, 1), actions.flatten(0, 1)
-    parts = _parts(played, logits)
-    queries = tuple(_asked(estimator, every[part], actions[part], budget, generator) for part in parts)
-    pseudo = [_distinct_from_first(part.same_as) for part in queries]
-    counts = torch.cat([part.sum(0) for part in pseudo])
+    parts = _parts(estimator, played, logits)
+    ask, pseudo = zip(*(_ask(estimator, every, actions, part, budget, generator) for part in parts), strict=True)
+    counts = torch.cat([part.counts for part in pseudo])
     if keep is not None:
         weight = _tossed(counts, _check_keep(keep, logits).flatten()[played], generator)
     else:
@@ -102,10 +103,10 @@ def plan(
         order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
         weight = walk(counts, order, budget, weighted=weighted)
     sizes = [part.shape[0] for part in parts]
-    found = [(some & kept).T.nonzero().unbind(-1) for some, kept in zip(pseudo, (weight > 0).split(sizes), strict=True)]
-    action = torch.cat([part.points[query, row] for part, (row, query) in zip(queries, found, strict=True)])
-    row = torch.cat([row + first for (row, _), first in zip(found, _starts(sizes), strict=True)])
-    query = torch.cat([query for _, query in found])
+    row = torch.cat([part.row + first for part, first in zip(pseudo, _starts(sizes), strict=True)])
+    kept = (weight > 0)[row]
+    query, action = torch.cat([part.query for part in pseudo])[kept], torch.cat([part.action for part in pseudo])[kept]
+    row = row[kept]
     place = played[row]
     episodes, length = logits.shape[:2]
     whole = torch.zeros(episodes * length, dtype=torch.float64, device=logits.device).index_put((played,), weight)
@@ -118,25 +119,46 @@ def plan(
         played=played,
         row=row,
         pseudo_actions=counts,
-        queries=queries,
+        ask=ask,
     )
 
 
-def _parts(played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-    """The played steps [S] in parts."""
-    return played.split(max(1, max(CELLS, logits.numel() // PARTS) // logits.shape[2:].numel()))
+def _parts(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """The played steps [S] in parts, twice as many where a step can have as many queries as categories."""
+    parts = PARTS if estimator.most_queries(logits[:1, 0]) < logits.shape[-1] else 2 * PARTS
+    return played.split(max(1, max(CELLS, logits.numel() // parts) // logits.shape[2:].numel()))
 
 
 def _starts(sizes: list[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
 
 
-def _asked(
-    estimator: Estimator, steps: Tensor, true: Tensor, budget: int | None, generator: torch.Generator | None
-) -> Queries:
-    """The queries at some steps, logits [S, K, C] and actions [S, K]; the true action comes first."""
+class Pseudo(NamedTuple):
+    """The n pseudo actions of some steps, ordered by step."""
+
+    row: Tensor
+    """[n] int64: the step of each."""
+    query: Tensor
+    """[n] int64."""
+    action: Tensor
+    """[n, K] int64."""
+    counts: Tensor
+    """[S] int64: how many each step has."""
+
+
+def _ask(
+    estimator: Estimator,
+    every: Tensor,
+    actions: Tensor,
+    part: Tensor,
+    budget: int | None,
+    generator: torch.Generator | None,
+) -> tuple[Callable[[], Queries], Pseudo]:
+    """The queries at some steps of logits [B T, K, C] and actions [B T, K]; the true action comes first."""
+    steps, true = every[part], actions[part]
     check_logits(steps, read=True)
-    queries = estimator.ask(steps, estimator.noise(steps, generator, true))
+    noise = estimator.noise(steps, generator, true)
+    queries = estimator.ask(steps, noise)
     if not torch.equal(queries.points[0], true):
         raise ValueError(
             f"{estimator} did not ask for the given action first; its noise(logits, generator, z) must make z the "
@@ -144,7 +166,12 @@ def _asked(
         )
     if budget is not None:
         _check_budget(estimator, steps, budget)
-    return queries
+    evaluated = _distinct_from_first(queries.same_as)
+    row, query = evaluated.T.nonzero().unbind(-1)
+    pseudo = Pseudo(row, query, queries.points[query, row], evaluated.sum(0))
+    if queries.points.numel() > steps.numel():
+        return lambda: estimator.ask(every[part], noise), pseudo
+    return lambda: queries, pseudo
 
 
 def _distinct_from_first(same_as: Tensor) -> Tensor:
@@ -195,18 +222,16 @@ def gradient(
     every, true = logits.detach().flatten(0, 1), returns.detach().flatten()
     rollout_returns = rollout_returns.detach().to(returns.dtype)
     whole = torch.zeros_like(every)
-    parts = _parts(rollouts.played, logits)
+    parts = _parts(estimator, rollouts.played, logits)
     sizes = [part.shape[0] for part in parts]
     edges = torch.tensor([*_starts(sizes), sum(sizes)], device=logits.device)
     edges = torch.searchsorted(rollouts.row, edges).tolist()  # the rollouts are ordered by step
-    for part, queries, start, first, last in zip(
-        parts, rollouts.queries, _starts(sizes), edges[:-1], edges[1:], strict=True
-    ):
-        steps = every[part]
+    for part, ask, start, first, last in zip(parts, rollouts.ask, _starts(sizes), edges[:-1], edges[1:], strict=True):
+        steps, queries = every[part], ask()
         answered = rollouts.query[first:last], rollouts.row[first:last] - start
         values = true[part].expand(queries.same_as.shape).index_put(answered, rollout_returns[first:last])
         estimate = estimator.tell(steps, queries, values.gather(0, queries.same_as))
-        assert estimate is not None  # only estimators that need f's gradient tell nothing
+        assert estimate is not None  # only estimators that need f's gradient return None
         estimate = estimate * weight[part].to(estimate.dtype)[:, None, None]
         whole[part] = estimate.masked_fill(steps == -torch.inf, 0).to(whole.dtype)
     return whole.view_as(logits)
@@ -263,7 +288,7 @@ def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask:
 
 
 def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Where steps were played in [B T]: [S]."""
+    """Indices in [B T] of the steps that were played: [S]."""
     if mask is None:
         return torch.arange(logits.shape[0] * logits.shape[1], device=logits.device)
     played = mask.flatten().nonzero().squeeze(-1)
@@ -311,10 +336,10 @@ def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor,
         )
 
 
-if not TYPE_CHECKING:  # checkers know no names of 0.1
+if not TYPE_CHECKING:  # type checkers do not know names of 0.1
 
     def __getattr__(name: str) -> object:
-        """Names of 0.1, with what to write instead."""
+        """Removed names of 0.1, with their replacements."""
         if name in ("race_noise", "select_steps"):
             raise AttributeError(
                 f"arsm.policy.{name} is gone since 0.2: plan(estimator, logits, actions) takes the actions that were "

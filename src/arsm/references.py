@@ -1,10 +1,11 @@
-"""Swaps with chosen references: what ARS and ARSM with random references share, and pooling."""
+"""Swaps with chosen references, shared by ARS and ARSM with random references; and pooling."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.evaluate import share
@@ -22,27 +23,28 @@ class ReferenceNoise(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """What `tell_references` needs."""
+    """Data for `tell_references`."""
 
     weight: Tensor
     """[*B, J, K]: 1 - C pi_kj."""
     pseudo: Tensor
-    """[*B, J, K, C]: z_k^{c<->j}."""
-    cells: Tensor
+    """[*B, J, K, C]: z_k^{c<->j}, in `swap.index_dtype`."""
+    cells: Tensor | None
     """[1 + J C, *B]: each query's share of a distinct pair, for pooling: z is asked once more for every reference, a
-    pair of two references twice."""
+    pair of two references twice. None for one variable, which needs no pooling."""
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of one variable: z, then every category, of which those that cannot win stand for z unevaluated.
+    """Queries of one variable: z, then every category; those that cannot win take the value of z.
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
-    can_win, z = can_win.movedim(-1, 0), z.unsqueeze(0)
-    number = torch.arange(1 + can_win.shape[0], device=z.device).view(-1, *(1,) * (z.ndim - 1))
-    points = torch.where(number > 0, number - 1, z)  # [1 + C, *B, 1]
-    same_as = number[1:] * (can_win & (points[1:] != z))
-    return points, torch.cat([torch.zeros_like(z), same_as]).squeeze(-1)
+    z, no_pad = z.unsqueeze(0), (0, 0) * z.ndim
+    number = torch.arange(1 + can_win.shape[-1], device=z.device).view(-1, *(1,) * (z.ndim - 1))
+    category = number - 1
+    # where and pad, unlike cat, are compiled without memory of their own
+    speaks = F.pad(can_win.movedim(-1, 0), (*no_pad, 1, 0), value=True) & (category != z)
+    return torch.where(number > 0, category, z), (number * speaks).squeeze(-1)
 
 
 def values_by_category(values: Tensor) -> Tensor:
@@ -71,17 +73,19 @@ def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Querie
     references = references.expand(*references.shape[:-1], variables)
     count = references.shape[-2]
     each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))
-    pseudo = swap_with(each, references).movedim(0, -1).long()
+    pseudo = swap_with(each, references).movedim(0, -1)
     pi = log_pi.detach().double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
     if variables == 1:
         won = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2), True)
+        won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2).long(), True)
         points, same_as = by_category(race.z, won)
+        cells = None
     else:
-        points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1)])
+        points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
         same_as = share(points)
-    aux = Swapped(1 - categories * pi, pseudo, _cells(references, categories))
-    return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), aux)
+        cells = _cells(references, categories)
+    aux, one = Swapped(1 - categories * pi, pseudo, cells), torch.ones(1, device=logits.device)
+    return Queries(points, race.z, same_as, one, aux, first_for_rest=variables == 1)
 
 
 def _cells(references: Tensor, categories: int) -> Tensor:
@@ -101,9 +105,9 @@ def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor
         f = values[1:].unflatten(0, (count, categories)).movedim((0, 1), (-2, -1)).unsqueeze(-2)
     else:
         q = values_by_category(values)
-        if variables > 1:
+        if cells is not None:
             q = pool(queries.points, values - values[0], cells.to(values.dtype), categories)
-        f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo)
-    f = f - f[..., :1]  # values that agree leave exactly nothing
+        f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo.long())
+    f = f - f[..., :1]  # equal values give exactly zero
     f = f - f.mean(-1, keepdim=True)
     return (f * weight.unsqueeze(-1)).mean(-3)

@@ -11,7 +11,7 @@ from arsm.scores import probabilities, score
 from arsm.types import Queries
 
 IMPOSSIBLE = -1e30
-"""A logit below this is a mask in all but name, and would overflow when it is divided by a temperature."""
+"""A logit below this is effectively masked, and would overflow when divided by a temperature."""
 
 
 def perturbed(logits: Tensor, log_pi: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def tied_gradient(
 
 
 def softmax_tangent(logits: Tensor, p: Tensor) -> Tensor:
-    """Zero, with the derivative diag(p) - p p' in the logits, which softmax has where it equals p: [..., C]."""
+    """Zero, with derivative diag(p) - p p' in the logits, which is that of softmax at p: [..., C]."""
     phi = logits.masked_fill(logits == -torch.inf, 0).to(p.dtype)
     moved = phi - phi.detach()
     return p * (moved - (p * moved).sum(-1, keepdim=True))
@@ -84,7 +84,7 @@ def slopes_at_queries(queries: Queries, values: Tensor, *, create_graph: bool = 
     """df/dz at every query, [M, *B, K, C], from all or some of their values; zero where there is none."""
     slopes = None
     if values.requires_grad:
-        # what is left of the graph serves f's own parameters
+        # keep the graph for f's own parameters
         (slopes,) = torch.autograd.grad(
             values.sum(), queries.points, retain_graph=True, create_graph=create_graph, allow_unused=True
         )

@@ -59,7 +59,7 @@ def rowwise(f: Callable[..., Any], map: Map | None = None) -> Callable[..., Tens
         # clone: a view's whole storage would travel to another process
         columns = [[row.clone() for row in x.detach().cpu()] for x in (z, *context)]
         points = zip(*columns, strict=True)
-        with torch.enable_grad():  # f may train something, also in processes that start here
+        with torch.enable_grad():  # f may train a model, also in worker processes
             values = list((map or in_this_process)(one, points))
         return torch.tensor(values, dtype=torch.float64, device=z.device)
 

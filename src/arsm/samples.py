@@ -16,7 +16,7 @@ EDGE = 1e-12
 
 
 class Draws(NamedTuple):
-    """n samples of Cat(softmax(logits)) before they are made: g given ones, then n - g fresh ones."""
+    """The noise of n samples of Cat(softmax(logits)): g given samples, then n - g fresh ones."""
 
     uniform: Tensor
     """[*B, n - g, K] float64 in [0, 1)."""
@@ -25,7 +25,7 @@ class Draws(NamedTuple):
 
 
 def draw(logits: Tensor, n: int, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-    """The noise of n independent samples, of which z [*B, K], if it is given, is the first."""
+    """The noise of n independent samples; the first is z [*B, K] if it is given."""
     if z is None:
         return Draws(uniforms(logits, n, generator), _no_samples(logits))
     check_given(logits, z)
@@ -61,7 +61,7 @@ def open_uniforms(shape: tuple[int, ...], device: torch.device, generator: torch
 
 
 def one_sample(z: Tensor, aux: Any = None) -> Queries:
-    """Ask for f at the true sample z [*B, K] and nowhere else."""
+    """Ask for f only at the true sample z [*B, K]."""
     return Queries(z.unsqueeze(0), z, torch.zeros_like(z[..., 0]).unsqueeze(0), torch.ones(1, device=z.device), aux)
 
 

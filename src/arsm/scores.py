@@ -38,11 +38,11 @@ def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
 
 
 def less_mean(values: Tensor) -> Tensor:
-    """f less its mean over the samples, exactly whatever constant f carries: [n, *B] -> [n, *B]."""
+    """f minus its mean over the samples, exact for any constant in f: [n, *B] -> [n, *B]."""
     f = values - values[0]
     return f - f.mean(0)
 
 
 def centred(p: Tensor, h: Tensor) -> Tensor:
-    """h less its mean under p; G h = p centred(h) and h.x = sum_k centred(h)[k, z_k]: [*B, K, C]."""
+    """h minus its mean under p; G h = p centred(h) and h.x = sum_k centred(h)[k, z_k]: [*B, K, C]."""
     return h - (p * h).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-r"""Choices of k out of C categories, by the conditional Poisson law.
+r"""Choices of k out of C categories, by the conditional Poisson distribution.
 
     q(S) = prod_{c in S} exp(phi_c) / Z,    Z = e_k(exp phi),    mu_c = P(c in S) = d ln Z / d phi_c
 
@@ -37,7 +37,7 @@ def log_polynomials(phi: Tensor, k: int) -> Tensor:
 
 
 def below_maximum(logits: Tensor) -> Tensor:
-    """The logits less their maximum, in float64, with masked ones finite."""
+    """The logits minus their maximum, in float64; masked ones are finite."""
     phi = logits.double()
     return (phi - phi.detach().amax(-1, keepdim=True)).clamp_min(NOTHING)
 
@@ -66,7 +66,7 @@ def subset_log_prob(logits: Tensor, z: Tensor) -> Tensor:
 def draw_subsets(logits: Tensor, u: Tensor, k: int) -> Tensor:
     """n subsets from uniform numbers: logits [..., C], u [..., n, C] in [0, 1) -> int64 [..., n, k] ascending.
 
-    Category after category is taken with its probability given how many are still to be chosen.
+    Categories are visited in order, each taken with its probability given how many are still to be chosen.
     """
     phi = below_maximum(logits.detach())
     after = log_polynomials(phi, k)

@@ -1,4 +1,4 @@
-r"""Pseudo actions: who wins the race when two elements of the noise change places.
+r"""Pseudo actions: the winner of the race after two elements of the noise are swapped.
 
 z = argmin_i (a_i - phi_i) with a = ln pi; z^{c<->j} is the winner after a_c and a_j are swapped. The definition costs
 O(C) per pair. Three facts make it O(1) per pair; `arsm.univariate` sums all pairs of one variable in O(C).
@@ -69,7 +69,7 @@ def _first(o: Tensor) -> tuple[Tensor, Tensor]:
     """The minimum and the lowest index that has it: [C, ...] -> [...]."""
     if o.is_cuda:
         return o.min(0)
-    # on a CPU half the time of min, which keeps track of the index
+    # on a CPU twice as fast as min, which also tracks the index
     value, categories = o.amin(0), o.shape[0]
     c = torch.arange(categories, 0, -1, device=o.device, dtype=index_dtype(categories))
     return value, categories - ((o == value) * c.view(-1, *(1,) * value.ndim)).amax(0).clamp_min(1).long()

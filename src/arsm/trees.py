@@ -29,9 +29,9 @@ class Shape(NamedTuple):
 
 
 def ascending(log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From the least to the most likely category: the order, ln p in it, and the ln of the mass from each one on."""
+    """Categories from least to most likely: the order, ln p in that order, and ln of the mass from each one on."""
     log_p, order = log_p.sort(dim=-1, stable=True)
-    # the largest is among them: their sum does not underflow
+    # the sums include the largest, so they do not underflow
     return order, log_p, log_p.exp().flip(-1).cumsum(-1).flip(-1).log()
 
 
@@ -52,7 +52,7 @@ def _stick_walk(log_p: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stick_position(order: Tensor, z: Tensor) -> Tensor:
-    """Where z [*B, K] stands in the order [*B, K, C]: [*B, K]."""
+    """The position of z [*B, K] in the order [*B, K, C]: [*B, K]."""
     return (order == z.unsqueeze(-1)).to(torch.uint8).argmax(-1)
 
 

@@ -29,14 +29,16 @@ class Queries:
     """[L] or [L, *B]: the value is sum_l weight_l f(points_l)."""
     aux: Any = None
     """Whatever else `tell` needs."""
+    first_for_rest: bool = False
+    """Whether every query that is not evaluated takes the value of query 0; `evaluate` then needs no look-up."""
 
 
 class Estimator(ABC):
     """A gradient estimator: pure functions of logits [*B, K, C] and noise, which never call f.
 
     A subclass is a frozen dataclass that defines `unbiased`, `noise`, `ask` and `tell`. The other members have
-    defaults. Callers ask for nothing that is not declared here, so a wrapper that forwards these members behaves as the
-    estimator that it wraps.
+    defaults. Callers use only the members declared here, so a wrapper that forwards them behaves like the estimator
+    that it wraps.
     """
 
     unbiased: bool
@@ -65,7 +67,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Any:
-        """Draw all the randomness; every tensor leads with *B.
+        """Draw all the randomness; every tensor starts with the dimensions *B.
 
         With z [*B, K], draw it given that z was the true sample: then `ask(logits, noise).points[0] == z`. The values
         of the logits are used only in that case.
@@ -73,7 +75,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def ask(self, logits: Tensor, noise: Any) -> Queries:
-        """Return the points where f is to be evaluated."""
+        """Return the points where f must be evaluated."""
 
     @abstractmethod
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor | None:
@@ -85,10 +87,11 @@ class Estimator(ABC):
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """The value [*B] from f at the live queries [L, *B]: their weighted sum."""
         weight = queries.weight.to(live.dtype)
-        return (weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live).sum(0)
+        weighted = weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live
+        return weighted.squeeze(0) if len(weight) == 1 else weighted.sum(0)
 
     def most_queries(self, logits: Tensor) -> int:
-        """The most distinct evaluations that a row of these logits can need."""
+        """The maximum number of distinct evaluations that a row of these logits can need."""
         asked = self.ask(logits, self.noise(logits, torch.Generator(logits.device))).same_as.shape[0]
         return at_most_all(asked, logits)
 
@@ -112,7 +115,7 @@ class Estimator(ABC):
 
 
 def at_most_all(count: int, logits: Tensor) -> int:
-    """A count of distinct evaluations per row, of which there are no more than values of z: logits [*B, K, C]."""
+    """A count of distinct evaluations per row, limited to the number of values of z: logits [*B, K, C]."""
     values = (logits > -torch.inf).sum(-1).double().prod(-1).max()
     return int(min(count, float(values)))
 
@@ -122,7 +125,7 @@ def _options(estimator: Any) -> list[str]:
 
 
 class Info(Mapping[str, Tensor]):
-    """Diagnostics, each computed when it is read."""
+    """Diagnostics, computed on first access."""
 
     def __init__(self, **found: Callable[[], Tensor]) -> None:
         self._found = found

@@ -71,7 +71,7 @@ def test_what_cannot_run_is_refused_before_anything_does(
         (["--device", "tpu"], "--device must be cpu, cuda or auto, but is tpu."),
         (["--rates", "0.1", "0.1"], "--rates must be one or more different numbers, but is (0.1, 0.1)."),
         (["--rates", "nan"], "--rates must be positive and finite, but is nan."),
-        (["--images", "60000"], "--images must be at most the 55,000 that are trained on, but is 60000."),
+        (["--images", "60000"], "--images must be at most 55,000, the number of training images, but is 60000."),
         (["--name", "x/y"], "--name is the beginning of a folder's name and has no slash, but is x/y"),
         (["--estimator", "unordered-set"], "UnorderedSet is for one variable"),
         (["--data", "no-such-folder"], "--data must be a folder with MNIST's original files, but there is none at"),
@@ -89,8 +89,8 @@ def test_training_that_cannot_run_is_refused(
     [
         (["--bound-samples", "-1"], "--bound-samples must be at least 0, but is -1."),
         (["--hidden", "0"], "--hidden must be positive and finite, but is 0."),
-        (["--estimator", "vimco"], '"vimco" trains on a bound of several samples, which `arsm conditional` can.'),
-        (["--estimator", "2*vimco"], '"2*vimco" trains on a bound of several samples'),
+        (["--estimator", "vimco"], '"vimco" needs a bound of several samples; use `arsm conditional`.'),
+        (["--estimator", "2*vimco"], '"2*vimco" needs a bound of several samples'),
     ],
 )
 def test_a_vae_that_cannot_run_is_refused(
@@ -229,7 +229,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     _, said = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in said
-    resume = shlex.split(said.partition("to go on: ")[2])
+    resume = shlex.split(said.partition("to continue: ")[2])
     assert resume == ["arsm", *words, "--resume"]
     assert read_run(folder).metrics[-1]["step"] < 2000
     assert main(resume[1:]) == 0

@@ -57,6 +57,27 @@ def test_ugc_beside_disarm() -> None:
     assert "`ugc` has {:.0%} (scale 1) and {:.0%} (scale 3) less variance".format(*less).replace("%", " %") in TEXT
 
 
+def test_trained_vaes() -> None:
+    short, confident = (NUMBERS[name] for name in sorted(NUMBERS, reverse=True) if name.startswith("vae"))
+
+    def removed(words: str) -> list[float]:
+        return sorted(100 * (1 - rows[words]["cost"]) for rows in (short, confident))
+
+    assert f"leaves {short[FLOOR]['cost']:.2f} of leave-one-out's error" in TEXT
+    assert "The logits as a surrogate remove {:.0f} to {:.0f} %".format(*removed("rloo:surrogate=logits")) in TEXT
+    assert 5 < removed("rloo:ridge=1.0")[0] < 15  # a tenth
+    assert 40 < removed("rloo:ridge=1.0")[1] < 60  # half
+    assert confident["straight-through"]["cost"] > 1 > short["straight-through"]["cost"]
+
+
+def test_the_floor_of_the_network() -> None:
+    for problem in GROUPS["network"]:
+        rows = NUMBERS[problem]
+        assert rows[FLOOR]["cost"] < 0.1  # more than nine tenths removed
+        assert rows["double-control"]["cost"] < 1.3 * rows[FLOOR]["cost"]  # comes close
+        assert 1.5 < rows["4*rodeo:samples=11"]["cost"] / rows["double-control"]["cost"] < 2.6  # about twice
+
+
 def test_one_variable() -> None:
     rows = NUMBERS["toy-30"]
     unbiased = [words for words in rows if arsm.estimator(words).unbiased]

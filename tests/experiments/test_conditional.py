@@ -1,4 +1,4 @@
-"""Half to half: its likelihood and gradients against enumeration, its run folders, being killed and going on."""
+"""Half to half: its likelihood and gradients against enumeration, its run folders, killing and resuming."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 import arsm
 from arsm_experiments.conditional import HALF, Conditional, ConditionalNetwork
 from arsm_experiments.data import load_mnist
-from arsm_experiments.engine import Engine, Layout
+from arsm_experiments.replicas import Layout, Replicas
 from arsm_experiments.runs.reader import read_run
 from arsm_experiments.training.loop import initial_parameters, train
 from arsm_experiments.training.measure import multi_sample_bound, probes
@@ -186,11 +186,11 @@ def test_the_network_has_the_papers_shape_and_initialisation() -> None:
             assert 0.99 * limit < float(p.detach().abs().max()) <= limit
 
 
-def engine_of(config: Conditional, images: Tensor, *, stacked: bool, dense: bool, compiled: bool = False) -> Engine:
+def replicas_of(config: Conditional, images: Tensor, *, stacked: bool, dense: bool, compiled: bool = False) -> Replicas:
     weights = initial_parameters(config, images)
     settings = {"rate": torch.full((len(weights),), 1e-2), "dropout": torch.full((len(weights),), DROPOUT)}
     network = config.model(dense=dense)
-    return Engine(
+    return Replicas(
         network,
         ConditionalNetwork.encode,
         network.losses,
@@ -222,19 +222,19 @@ def test_biases_may_begin_at_the_mean_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize("paths", [1, 2])
 def test_the_likelihood_in_pieces_comes_close_to_enumeration(stacked: bool, paths: int) -> None:
     config, x = replace(TINY, seeds=(0, 1), bound_samples=paths), load_mnist().test[:25]
-    engine = engine_of(config, x, stacked=stacked, dense=stacked)
+    replicas = replicas_of(config, x, stacked=stacked, dense=stacked)
     networks = []
     for r, seed in enumerate(config.seeds):
         network = make(config)
         for p in network.parameters():
             p.data.mul_(1 + seed)
-        engine.parameters.data[r, : sum(p.numel() for p in network.parameters())] = torch.cat(
+        replicas.parameters.data[r, : sum(p.numel() for p in network.parameters())] = torch.cat(
             [p.detach().flatten() for p in network.parameters()]
         )
         networks.append(network)
     torch.manual_seed(0)
-    task, generators = ConditionalNetwork.log_likelihood, probes(config, engine, 0)
-    one, many = (multi_sample_bound(engine, task, engine.weights, x, s, generators) for s in (1, 3000))
+    task, generators = ConditionalNetwork.log_likelihood, probes(config, replicas, 0)
+    one, many = (multi_sample_bound(replicas, task, replicas.weights, x, s, generators) for s in (1, 3000))
     for r, network in enumerate(networks):
         with torch.no_grad():
             log_z2, log_p = log_probabilities(network, x.float())
@@ -250,29 +250,29 @@ def test_each_estimator_trains_in_turn_and_stacked(words: str) -> None:
     samples = 3 if words in ("vimco", "ars", "gumbel-softmax") else 1
     config = replace(TINY, estimator=words, seeds=(0, 1), bound_samples=samples, dropouts=(DROPOUT,))
     for stacked, dense in [(False, False), (False, True)] + [(True, True)] * arsm.estimator(words).vmappable:
-        engine = engine_of(config, load_mnist().train[:10], stacked=stacked, dense=dense)
-        start = engine.parameters.detach().clone()
-        metrics = engine.epoch()
-        assert int(engine.state["step"]) == 2
-        for r, parameters in enumerate(engine.parameters.detach()):
-            moved = engine.layout.unpack(parameters - start[r])
+        replicas = replicas_of(config, load_mnist().train[:10], stacked=stacked, dense=dense)
+        start = replicas.parameters.detach().clone()
+        metrics = replicas.epoch()
+        assert int(replicas.state["step"]) == 2
+        for r, parameters in enumerate(replicas.parameters.detach()):
+            moved = replicas.layout.unpack(parameters - start[r])
             assert all(float(moved[f"{name}.weight"].abs().max()) > 0 for name in ("first", "second", "last"))
         assert not metrics["not_finite"].any()
         assert bool((metrics["evaluations"] >= samples).all())
 
 
 def test_what_takes_turns_cannot_be_stacked() -> None:
-    engine = engine_of(replace(TINY, estimator="muprop"), load_mnist().train[:10], stacked=True, dense=True)
+    replicas = replicas_of(replace(TINY, estimator="muprop"), load_mnist().train[:10], stacked=True, dense=True)
     with pytest.raises(RuntimeError):
-        engine.epoch()
+        replicas.epoch()
 
 
 def test_the_stacked_bound_traces_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     config = replace(TINY, estimator="vimco", bound_samples=2, seeds=(0, 1), dropouts=(DROPOUT,))
-    engine = engine_of(config, load_mnist().train[:10], stacked=True, dense=True, compiled=True)
-    assert not engine.epoch()["not_finite"].any()
-    assert bool((engine.state["first_moment"] != 0).any(-1).all())
+    replicas = replicas_of(config, load_mnist().train[:10], stacked=True, dense=True, compiled=True)
+    assert not replicas.epoch()["not_finite"].any()
+    assert bool((replicas.state["first_moment"] != 0).any(-1).all())
 
 
 def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("words", ["arsm", "muprop"])
-def test_on_a_gpu_replicas_train_stacked_or_in_turn(words: str, tmp_path: Path) -> None:
+def test_on_a_gpu_replicas_train_stacked_or_one_by_one(words: str, tmp_path: Path) -> None:
     config = replace(TINY, estimator=words, root=tmp_path, seeds=(0, 1), device="cuda")
     (folder,) = train(config)
     _, train_loss = read_run(folder).series("train")
@@ -336,7 +336,7 @@ def test_a_resumed_run_keeps_the_best_weights_from_before(tmp_path: Path) -> Non
         ({"measure_samples": 0}, "--measure-samples must be at least 1"),
         ({"bound_samples": 0}, "--bound-samples must be at least 1"),
         ({"estimator": "vimco"}, '"vimco" takes its samples from --bound-samples'),
-        ({"estimator": "vimco:samples=4", "bound_samples": 4}, "no words of its own"),
+        ({"estimator": "vimco:samples=4", "bound_samples": 4}, "has no options here"),
         ({"estimator": "unordered-set", "variables": 1, "bound_samples": 2}, "is for one variable"),
         ({"estimator": "exact", "bound_samples": 20}, "would enumerate"),
     ],

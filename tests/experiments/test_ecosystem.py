@@ -68,4 +68,5 @@ def test_the_committed_table_is_of_these_entries() -> None:
     assert {row["row"] for row in rows} == names
     readme = (TABLE.parent / "README.md").read_text()
     for row in rows:
-        assert f"| {row['row']} | {row['version']} | {row['verdict']} |" in readme
+        assert f"| {row['row']} | {row['version']} | {row['verdict']} | {row['scale']} |" in readme
+        assert all(row[name] for name in ("version", "claim", "verdict", "seconds", "hardware", "commit", "command"))

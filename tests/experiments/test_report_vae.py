@@ -1,4 +1,4 @@
-"""The VAE's tables: the learning rate that validation chose, and the figures of each seed's best epoch."""
+"""The VAE's tables: the learning rate that validation chose, and the numbers of each seed's best epoch."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from arsm_experiments.report.command import Report
-from arsm_experiments.report.sections import results_csv
+from arsm_experiments.report.sections import results_csv, short_commit
 from arsm_experiments.report.vae import vae_sections
 from arsm_experiments.runs.reader import Record, read_run
 from arsm_experiments.vae import Vae
@@ -247,7 +247,7 @@ def test_rows_above_the_scale_leave_the_curves_and_the_papers_lines_are_labelled
     (section,) = vae_sections(records)
     objective, state, *_ = section.figures
     assert list(objective.legend) == ["arsm, rate 0.0002"]
-    assert "cut, AR wholly" in objective.caption
+    assert "cut off, AR entirely" in objective.caption
     assert list(state.legend) == ["ar, rate 0.0002", "arsm, rate 0.0002"]
     assert [level.label for level in objective.panels[2].levels] == ["86.7"]
 
@@ -308,6 +308,7 @@ def test_the_page_and_the_table_have_the_numbers(tmp_path: Path) -> None:
     assert float(test["mean"]) == pytest.approx(fmean(best) + 0.5, rel=1e-5)
     assert float(test["std"]) == pytest.approx(stdev(best), rel=1e-5)
     assert (test["seeds"], test["paper"]) == ("3", "86.7")
-    assert (test["hardware"], test["commit"]) == (record.sessions[-1]["hardware"], record.sessions[-1]["commit"] or "")
+    session = record.sessions[-1]
+    assert (test["hardware"], test["commit"]) == (session["hardware"], short_commit(session["commit"]))
     for name in ("1layer-iterations", "1layer-seconds", "1layer-evaluations", "1layer-state"):
         assert (tmp_path / "results" / "vae" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

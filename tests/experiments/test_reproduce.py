@@ -1,4 +1,4 @@
-"""`arsm reproduce`: it goes on wherever it was stopped, outlives failing runs, and its plans are what they claim."""
+"""`arsm reproduce`: it resumes wherever it was stopped, survives failing runs, and its plans are what they claim."""
 
 import contextlib
 import dataclasses
@@ -145,7 +145,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert said.splitlines()[-1].endswith(f"to go on: arsm reproduce --root {tmp_path}")
+    assert said.splitlines()[-1].endswith(f"to continue: arsm reproduce --root {tmp_path}")
     assert "Traceback" not in said
 
 
@@ -156,7 +156,7 @@ def test_a_failing_experiment_does_not_stop_the_others(tmp_path: Path, capsys: p
         pass
     assert main(["reproduce", "--root", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
-    assert err == "2 of 3 experiments failed, as said above; the same command tries them again.\n"
+    assert err == "2 of 3 experiments failed (see above); run the same command again.\n"
     assert "cannot be resumed with another" in out.replace("\n", " ")
     assert "FileExistsError" in out
     assert len(metrics(tmp_path, RUNS[3])) == len(metrics(tmp_path, RUNS[2])) == 2 * 4

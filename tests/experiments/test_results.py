@@ -6,19 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from arsm_experiments.report.chapters import CHAPTERS, Chapter, make_chapters
+from arsm_experiments.report.chapters import CHAPTERS, Chapter
 from arsm_experiments.report.sections import results_csv
-from arsm_experiments.runs.reader import read_runs
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 MOST = 8_000_000
 """Bytes of all tracked files."""
-
-
-@pytest.fixture(scope="module")
-def chapters() -> dict[str, Chapter]:
-    return make_chapters(read_runs(RESULTS / "runs"))
 
 
 @pytest.mark.parametrize("experiment", [name for name in CHAPTERS if name != "sequences"])  # it has its own records

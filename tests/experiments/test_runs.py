@@ -210,7 +210,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, content: str | None)
     folder.mkdir(parents=True)
     if content is not None:
         (folder / "config.json").write_text(content)
-    with pytest.raises(RunError, match="is no run folder" if content is None else "not one that this version"):
+    with pytest.raises(RunError, match="is not a run folder" if content is None else "not one that this version"):
         open_run(tmp_path, "trial", "one", CONFIG, resume=True)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,14 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
-from arsm_experiments.sequences import curves, measure, speed, tasks
-from arsm_experiments.sequences.methods import METHODS, Critics, read_lines
+from arsm_experiments.sequences import likeliest, measure, schedule, speed, tasks
+from arsm_experiments.sequences.likeliest import Likeliest
+from arsm_experiments.sequences.methods import METHODS, SMALL, Critics, new_policy, read_lines, save_policy
+from arsm_experiments.sequences.publish import Record
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.transformer import Transformer
 from tests.statistics import deviations
-from tests.tables import Setting
+from tests.tables import Setting, Table
 
 
 def test_cached_and_uncached_logits_agree() -> None:
@@ -56,6 +60,40 @@ def test_a_short_trace_is_biased() -> None:
     assert deviations(setting.estimates(strategy, 6000), setting.exact()).max() > 1
 
 
+@pytest.mark.parametrize("tries", [0, 2])
+def test_likeliest_answers_and_the_rest_are_unbiased(tries: int) -> None:
+    """Rewards of 0 are frequent, so that some greedy answers are tried again and some are not."""
+    rows, vocabulary, width = 12_000, 3, 3
+    table = Table(rows, vocabulary)
+    prompts = Setting().prompts(rows)[0]
+
+    def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
+        return ((tokens * torch.tensor([1, 3, 9])).sum(-1) % 4 == prompts[:, 0] % 2 + 2).float()
+
+    method = Likeliest(ValueHead(lambda prompts, tokens: torch.zeros(tokens.shape)), tries, solved=0.5, unsolved=0.8)
+    out = likeliest.estimate(
+        method,
+        sequences.Recompute(table),
+        prompts,
+        reward,
+        max_tokens=width,
+        eos=1,
+        max_rows=rows,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert 0 < out.rewards.mean() < 1
+    estimates = torch.autograd.grad(out.value.sum(), table.table)[0].unflatten(0, (-1, 2))
+    setting = Setting(vocabulary, width, eos=1)
+    every = torch.tensor(list(product(range(vocabulary), repeat=width)))
+    every = every.masked_fill(~sequences.live_tokens(every, 1), 1).unique(dim=0)
+    exact = Table(2, vocabulary)
+    model, total = sequences.Recompute(exact), torch.zeros((), dtype=torch.float64)
+    for row in range(2):
+        some = prompts[row : row + 1].repeat(len(every), 1)
+        total = total + (setting.log_p(model, some, None, every).exp() * reward(some, every)).sum()
+    assert deviations(estimates, torch.autograd.grad(total, exact.table)[0]).max() < 1
+
+
 @pytest.mark.parametrize(
     ("task", "question", "answer", "expected"),
     [
@@ -76,6 +114,12 @@ def test_a_short_trace_is_biased() -> None:
             "State the final answer to the following arithmetic problem: 184 - 442 =",
             "-258",
             ("184-442", "-258"),
+        ),
+        (
+            "spiral_matrix",
+            "what is the list of elements in spiral order?\n7 3\n4 1\n",
+            "7 3 1 4",
+            ("7341", "7314"),
         ),
         (
             "number_filtering",
@@ -147,20 +191,39 @@ def test_every_method_gives_a_gradient(name: str) -> None:
     assert tokens >= 4
 
 
-def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small"]
-    words += ["--tokens", 900, "--per-update", 200, "--seeds", 1, "--rates", 1e-3]
+def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "SETTINGS", {"spell_backward": schedule.Setting(200, (1e-3, 1e-4), seeds=(1,))})
+    monkeypatch.setattr(schedule, "FIRST", ("likeliest", "group", "value head", "branch rloo 64, chance"))
+    monkeypatch.setattr(schedule, "SECOND", ())
+    monkeypatch.setattr(schedule, "TRIAL", 2)
+    monkeypatch.setattr(schedule, "LONGEST", 4)
+    monkeypatch.setattr(schedule, "MEASURED", ("group 2", "likeliest"))
+    for level in measure.LEVELS:
+        save_policy(new_policy("spell_backward", SMALL, "cpu"), measure.checkpoint_path(data, "spell_backward", level))
+    (data / "claims").mkdir()
     path = data / "curves-spell_backward.jsonl"
-    run(curves.main, monkeypatch, *words)
-    records = read_lines(path)
-    assert {record["method"] for record in records if record["end"]} == set(curves.TRAINED)
-    assert all(record["tokens"] >= 900 for record in records if record["end"])
-    of_groups = [record["tokens"] for record in records if record["end"] and record["method"].startswith("group")]
-    assert max(of_groups) < 1400
+
+    def work() -> list[Record]:
+        schedule.Worker(data / "data", data, "cpu", SMALL, time.time() + 100, 1).work(schedule.jobs(seeds=1))
+        return read_lines(path)
+
+    records = work()
+    ends = [record for record in records if record["end"]]
+    rates = {(record["method"], record["seed"]): record["rate"] for record in ends}
+    assert len(ends) == 4 * 3
+    assert {name for name, _ in rates} == {"likeliest", "group 4", "value head", "branch rloo 64, chance"}
+    for name, seed in rates:
+        tried = {record["rate"]: record for record in ends if (record["method"], record["seed"]) == (name, 0)}
+        assert set(tried) == {1e-3, 1e-4}
+        if seed:
+            assert tried[rates[name, seed]]["accuracy"] == max(record["accuracy"] for record in tried.values())
+    assert all(record["tokens"] >= (800 if record["seed"] else 400) or record["accuracy"] >= 0.95 for record in ends)
+    assert len(read_lines(data / "variance-spell_backward.jsonl")) == 2 * len(measure.LEVELS)
     with path.open("a") as file:
         file.write(json.dumps(records[0])[:20])  # a run that was killed while it wrote
-    run(curves.main, monkeypatch, *words)
-    assert read_lines(path) == records
+    for claim in (data / "claims").iterdir():
+        claim.unlink()
+    assert work() == records, "what is done is not done again"
 
 
 @pytest.mark.slow  # imports transformers

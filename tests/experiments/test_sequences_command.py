@@ -1,4 +1,4 @@
-"""`arsm sequences`: its run folders, being killed and going on, several processes, engines, and what it refuses."""
+"""`arsm sequences`: its run folders, killing and resuming, several processes, engines, and what it refuses."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_folder_that_exists_is_refused_before_anything_is_learned(
 ) -> None:
     monkeypatch.setattr(command, "imitate", lambda *_: pytest.fail("it imitates"))
     (tmp_path / "sequences" / Sequences().folder_name(Sequences().config("group:2", 3e-4))).mkdir(parents=True)
-    assert "exists; pass --resume to go on" in refused(capsys, "--strategies", "group:2", "--root", str(tmp_path))
+    assert "exists; pass --resume to continue" in refused(capsys, "--strategies", "group:2", "--root", str(tmp_path))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

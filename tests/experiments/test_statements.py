@@ -10,11 +10,11 @@ from statistics import fmean, stdev
 
 import pytest
 
-from arsm_experiments.report.chapters import make_chapters
+from arsm_experiments.report.chapters import Chapter
 from arsm_experiments.report.control import seed_series
 from arsm_experiments.report.sections import Result
 from arsm_experiments.runs.merge import merge_seeds
-from arsm_experiments.runs.reader import Record, read_runs
+from arsm_experiments.runs.reader import Record
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -27,14 +27,9 @@ ELSEWHERE = {
 
 
 @pytest.fixture(scope="module")
-def records() -> list[Record]:
-    return read_runs(RESULTS / "runs")
-
-
-@pytest.fixture(scope="module")
-def results(records: list[Record]) -> dict[tuple[str, str], Result]:
+def results(chapters: dict[str, Chapter]) -> dict[tuple[str, str], Result]:
     """Every result by its table's row, as "SECTION: ROW", and metric."""
-    sections = [section for chapter in make_chapters(records).values() for section in chapter.sections]
+    sections = [section for chapter in chapters.values() for section in chapter.sections]
     return {(f"{section.title}: {r.row}", r.metric): r for section in sections for r in section.results}
 
 
@@ -256,6 +251,35 @@ def test_who_ends_on_the_best_category_of_the_toy(records: list[Record]) -> None
     assert_said("results/toy/README.md", f"above one half on the best category on {winners('ars')} of 10 seeds")
     assert winners("reinforce") == 2
     assert_said("results/toy/README.md", "On two of ten seeds REINFORCE happened to settle on the best category")
+
+
+SCALED = {1000: "C = 1,000, step 33.33", 10000: "C = 10,000, step 333.3"}
+"""The toy's sections with the scaled step."""
+
+
+def test_the_toy_with_many_categories(records: list[Record], results: dict[tuple[str, str], Result]) -> None:
+    def result(categories: int, label: str, metric: str) -> Result:
+        found = results[f"Toy, {SCALED[categories]}: {label}", metric]
+        assert len(found.values) == 10
+        return found
+
+    gumbel = "gumbel-softmax:temperature=0.2"
+    for categories in SCALED:
+        ratios = (
+            result(categories, label, "variance / arsm's at the start").mean
+            for label in ("rloo", gumbel, "ars", "reinforce", "relax", "ar")
+        )
+        cells = " | ".join(re.sub(r"e\+0?", "e", f"{ratio:.1e}") for ratio in ratios)
+        assert_said("results/toy/README.md", f"| {categories:,} | {cells} |")
+    gaps = [result(categories, "arsm", "gap / true gap") for categories in SCALED]
+    said = f"{gaps[0].text} times the true gradient's at C = 1,000 and {gaps[1].text} times at C = 10,000"
+    assert_said("results/toy/README.md", said)
+    calls = [result(categories, "arsm", "f calls an update").mean for categories in SCALED]
+    assert_said("results/toy/README.md", f"{calls[0]:,.0f} and {calls[1]:,.0f} per update on average")
+    large = [r for r in records if r.experiment == "toy" and r.config["categories"] == 10000 and r.config["step"] > 1]
+    winners = {r.label for r in large for curve in curves(r, "probability_last").values() if curve[-1] > 0.5}
+    assert winners == {"true gradient"}
+    assert_said("results/toy/README.md", "only the true gradient ends with a probability above one half on the best")
 
 
 def test_evaluations_beside_the_readmes_first_figure(results: dict[tuple[str, str], Result]) -> None:

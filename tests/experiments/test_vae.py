@@ -1,4 +1,4 @@
-"""The VAE experiment: its objective against enumeration, its run folders, being killed and going on."""
+"""The VAE experiment: its objective against enumeration, its run folders, killing and resuming."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 import arsm
 from arsm_experiments.data import load_mnist
-from arsm_experiments.engine import Engine, Layout
 from arsm_experiments.learned_temperature import LearnedTemperature
+from arsm_experiments.replicas import Layout, Replicas
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.training import loop
@@ -158,10 +158,10 @@ def test_as_released_the_first_encoder_takes_two_steps_and_the_second_none(stack
     images = load_mnist().train[:1]
     moved = []
     for released in (False, True):
-        engine = engine_of(replace(config, as_released=released), images, stacked=stacked)
-        before = engine.parameters.clone()
-        engine.train_step()
-        moved.append([engine.layout.unpack(row) for row in engine.parameters - before])
+        replicas = replicas_of(replace(config, as_released=released), images, stacked=stacked)
+        before = replicas.parameters.clone()
+        replicas.train_step()
+        moved.append([replicas.layout.unpack(row) for row in replicas.parameters - before])
     for once, released in zip(*moved, strict=True):
         for name, step in released.items():
             # Adam's first step is the rate in every element whose gradient is not 0
@@ -212,11 +212,11 @@ def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
     assert sorted(set(h.tolist())) == pytest.approx([0, 1 / 0.7])
 
 
-def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
+def replicas_of(config: Vae, images: Tensor, *, stacked: bool) -> Replicas:
     weights = initial_parameters(config, images)
     rates = {"rate": torch.ones(len(weights))}
     module = VaeNetwork(config, dense=stacked)
-    return Engine(
+    return Replicas(
         module,
         VaeNetwork.encode,
         module.losses,
@@ -234,14 +234,14 @@ def engine_of(config: Vae, images: Tensor, *, stacked: bool) -> Engine:
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_importance_weighted_bound_comes_close_to_the_likelihood(stacked: bool) -> None:
     config, images = replace(TINY, seeds=(0, 1)), load_mnist().test[:60]
-    engine = engine_of(config, images, stacked=stacked)
+    replicas = replicas_of(config, images, stacked=stacked)
     torch.manual_seed(0)
-    generators = probes(config, engine, 0)
-    bounds = multi_sample_bound(engine, VaeNetwork.log_mean_weight, engine.weights, images, 400, generators)
+    generators = probes(config, replicas, 0)
+    bounds = multi_sample_bound(replicas, VaeNetwork.log_mean_weight, replicas.weights, images, 400, generators)
     every = torch.tensor(list(itertools.product(range(3), repeat=2)))
     for r, seed in enumerate(config.seeds):
         vae = VaeNetwork(config)
-        for p, value in zip(vae.parameters(), engine.layout.unpack(engine.weights[r]).values(), strict=True):
+        for p, value in zip(vae.parameters(), replicas.layout.unpack(replicas.weights[r]).values(), strict=True):
             p.data.copy_(value)
         x = images.float()
         with torch.no_grad():
@@ -252,16 +252,16 @@ def test_the_importance_weighted_bound_comes_close_to_the_likelihood(stacked: bo
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_measuring_stacked_replicas_finds_what_measuring_them_in_turn_does(layers: Any) -> None:
+def test_measuring_stacked_replicas_finds_what_measuring_them_one_by_one_does(layers: Any) -> None:
     config = replace(TINY, seeds=(0, 1, 2), layers=layers)
     x = load_mnist().test[:2000].float().expand(3, -1, -1)
     found = []
     for stacked in (False, True):
-        engine = engine_of(config, load_mnist().test[:10], stacked=stacked)
+        replicas = replicas_of(config, load_mnist().test[:10], stacked=stacked)
         generators = [torch.Generator().manual_seed(seed) for seed in config.seeds]
         torch.manual_seed(0)
         tasks = (VaeNetwork.diagnostics, VaeNetwork.negative_elbo, VaeNetwork.pictures)
-        found.append([engine.run(task, engine.weights, x, generators=generators) for task in tasks])
+        found.append([replicas.run(task, replicas.weights, x, generators=generators) for task in tasks])
     (one, elbo, pictures), (other, other_elbo, other_pictures) = found
     torch.testing.assert_close(one["entropy"], other["entropy"])
     # one sample per image: 2,000 of them agree far better than this
@@ -308,8 +308,8 @@ def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"categories": 1}, "--categories must be at least 2"),
         ({"estimator": "armm"}, "did you mean"),
         ({"sampled_pixels": True}, "--sampled-pixels needs grey values"),
-        ({"afresh": True}, "--afresh is about the second layer"),
-        ({"as_released": True}, "--as-released is about the second layer"),
+        ({"afresh": True}, "--afresh needs two layers"),
+        ({"as_released": True}, "--as-released needs two layers"),
         ({"learned_temperature": True}, '--learned-temperature is for "gumbel-softmax:hard=True"'),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -56,7 +56,7 @@ class Archive:
             console.print(f"Wrote {archive}: {len(runs)} runs, {len(found[experiment])} of them from {self.root}.")
 
     def merge(self, experiment: str, runs: dict[str, Files]) -> dict[str, Files]:
-        """What the archive will hold."""
+        """The runs that the archive will hold."""
         archive = self.into / f"{experiment}{SUFFIX}"
         before: dict[str, Files] = dict(read_archive(archive)) if archive.is_file() else {}
         changed = [name for name in runs if name in before and runs[name] != before[name]]

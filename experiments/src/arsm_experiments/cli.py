@@ -26,27 +26,27 @@ class Command(Protocol):
         """Raise ValueError or TypeError, in one sentence, for options that cannot run."""
 
     def run(self, console: Console) -> None:
-        """Do it; raise RunError, in one sentence, for what the user can put right."""
+        """Run it; raise RunError, in one sentence, for a problem that the user can fix."""
 
 
 @runtime_checkable
 class Experiment(Command, Protocol):
-    """A command that makes run folders."""
+    """A command that writes run folders."""
 
     experiment: ClassVar[str]
     """Its folder under the root."""
 
     def runs(self) -> dict[Path, dict[str, Any]]:
-        """The run folders that it makes, each with what decides its results."""
+        """Its run folders, each with the settings that determine its results."""
         ...
 
 
 class Refusal(Exception):
-    """What was typed makes no sense, in one sentence."""
+    """A command line that cannot be understood, with one sentence that says why."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command: 0 if done, 2 if asked for what cannot be, 130 if interrupted."""
+    """Run one command. Returns 0 if done, 2 for invalid options, 130 if interrupted."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     command = None
     try:
@@ -90,7 +90,7 @@ def commands() -> dict[str, type[Command]]:
 
 
 def parse(arguments: Sequence[str]) -> Command | None:
-    """The command that these words ask for; None if they ask for the version or the commands, which are printed."""
+    """The command that these words describe; None if they ask for the version or for help, which is printed."""
     if arguments[:1] == ["--version"]:
         print(f"arsm {arsm.__version__}")
         return None
@@ -112,7 +112,7 @@ def parse(arguments: Sequence[str]) -> Command | None:
     if name not in known:
         raise Refusal(f'There is no command "{name}"{hint(name, known)}')
     if {"-h", "--help"} & set(words):
-        print(wrapped(inspect.getdoc(known[name]) or "") + "\n")  # tyro would not break its lines
+        print(wrapped(inspect.getdoc(known[name]) or "") + "\n")  # tyro would not wrap its lines
     as_typed = (tyro.conf.FlagCreatePairsOff,)
     command, unknown = tyro.cli(
         known[name],
@@ -135,7 +135,7 @@ def execute(command: Command) -> None:
 
     from arsm_experiments.runs.files import RunError
 
-    console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
+    console = Console(quiet=os.environ.get("RANK", "0") != "0")  # only one of several processes prints
     try:
         command.check()
     except (ValueError, TypeError) as error:
@@ -149,7 +149,7 @@ def execute(command: Command) -> None:
 
 
 def print_tables(console: Console, experiment: Experiment) -> None:
-    """What an experiment's runs came to."""
+    """Print the results of an experiment's runs."""
     from arsm_experiments.report.chapters import make_chapters
     from arsm_experiments.report.sections import print_results
     from arsm_experiments.runs.reader import read_run
@@ -158,16 +158,16 @@ def print_tables(console: Console, experiment: Experiment) -> None:
     for chapter in make_chapters([read_run(folder) for folder in folders]).values():
         for section in chapter.sections:
             print_results(console, section)
-    console.print(f"Run folders: {folders[0].parent}; `arsm report` makes a page of figures from them.")
+    console.print(f"Run folders: {folders[0].parent}; `arsm report` makes a page from them.")
 
 
 def wrapped(text: str) -> str:
-    """Paragraphs in lines of at most 79 letters."""
+    """Paragraphs, wrapped to at most 79 characters."""
     return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), 79) for paragraph in text.split("\n\n"))
 
 
 def overview(known: Mapping[str, type[Command]]) -> str:
-    """Every command with the first line of its documentation, in 80 columns."""
+    """All commands with the first line of their documentation, in 80 columns."""
     indent = " " * 15
     lines = [
         textwrap.fill(
@@ -189,7 +189,7 @@ def overview(known: Mapping[str, type[Command]]) -> str:
 
 
 def options(command: Any) -> dict[str, Any]:
-    """Its options by their names, those of groups of options among them."""
+    """A command's options by name, including those in groups."""
     found = {}
     for field in dataclasses.fields(command):
         value = getattr(command, field.name)
@@ -198,12 +198,12 @@ def options(command: Any) -> dict[str, Any]:
 
 
 def flag(name: str, value: Any) -> str:
-    """An option as it is typed to give it this value."""
+    """The words to type for an option with this value."""
     return ("--no-" if value is False else "--") + name.replace("_", "-")
 
 
 def command_words(command: Command) -> list[str]:
-    """What to type for it, options at their defaults left out: the inverse of `parse`."""
+    """The words to type for this command, without options at their defaults: the inverse of `parse`."""
     words = [type(command).__name__.lower()]
     defaults = options(type(command)())
     for name, value in options(command).items():
@@ -214,18 +214,18 @@ def command_words(command: Command) -> list[str]:
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """Which of the known words was meant, or all of them: the end of a sentence."""
+    """The end of an error message: the known word that was probably meant, or all of them."""
     near = difflib.get_close_matches(word, known, n=1)
     return f': did you mean "{near[0]}"?' if near else f"; there are {', '.join(known)}."
 
 
 def how_to_go_on(command: Command | None, arguments: Sequence[str]) -> str:
-    """What to type after an interruption, where that command resumes."""
+    """The command to type after an interruption, if it can resume."""
     resume = getattr(command, "resume", None)
     if resume is None:
         return ""
     words = arguments if resume else [*arguments, "--resume"]
-    return f" Everything up to the last checkpoint is kept; to go on: {shlex.join(['arsm', *words])}"
+    return f" Everything up to the last checkpoint is kept; to continue: {shlex.join(['arsm', *words])}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`arsm compare`: bias, variance and cost of estimators at one budget of evaluations, on problems of several kinds.
+"""`arsm compare`: bias, variance and cost of estimators at equal budgets of evaluations, on several kinds of problems.
 
-toy       one C-way variable, f(z) = 1/2 + z / (C R), at the logits after a while of the true gradient
+toy       one C-way variable, f(z) = 1/2 + z / (C R), at logits partly trained with the true gradient
 network   K = 20 ten-way variables and a random network f(z) = w' tanh(V onehot(z)), logits N(0, scale^2): from
           untrained (0.1) to confident (6)
 binary    the same with 2 categories
@@ -27,8 +27,8 @@ from arsm.diagnostics import Moments
 from arsm.scores import centred, probabilities
 from arsm_experiments.checks import check_least, check_some
 from arsm_experiments.data import load_mnist
-from arsm_experiments.engine import Layout
 from arsm_experiments.progress import progress_bars
+from arsm_experiments.replicas import Layout
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import load_checkpoint, read_header
 from arsm_experiments.runs.writer import Run, open_run
@@ -39,7 +39,7 @@ from arsm_experiments.vae import Vae, VaeNetwork, log_q
 TOY_UPDATES = 1000
 VAE_IMAGES = 4
 FLOOR = "floor"
-"""Leave-one-out of f less its best additive fit, as found at the same logits: a floor for additive control variates."""
+"""Leave-one-out of f minus its best additive fit at the same logits: a floor for additive control variates."""
 ONE_VARIABLE = (
     "reinforce",
     "ars",
@@ -108,23 +108,23 @@ BINARY = (
 
 
 class Setting(NamedTuple):
-    """What estimators are compared on."""
+    """A problem to compare estimators on."""
 
     logits: Tensor
     """[B, K, C]."""
     f: Callable[..., Tensor]
     estimators: tuple[str, ...]
-    """Those that fit it."""
+    """The estimators that apply to it."""
     budget: int
     """Evaluations per estimate, unless the user says otherwise."""
     context: tuple[Tensor, ...] = ()
-    """[B, ...] each, f's other arguments."""
+    """[B, ...] each: f's other arguments."""
     config: Mapping[str, Any] = MappingProxyType({})
-    """What decides the results besides the problem's name."""
+    """Settings that determine the results, besides the problem's name."""
 
 
 def toy(categories: int) -> Setting:
-    """The toy problem, after a fifth of the true gradient's way at the step that suits C."""
+    """The toy problem after 1,000 of 5,000 updates with the true gradient, at the step size scaled to C."""
     problem = ToyProblem(categories, r=30.0)
     phi = torch.zeros(1, 1, categories, dtype=torch.float64)
     for _ in range(TOY_UPDATES):
@@ -137,7 +137,7 @@ def toy(categories: int) -> Setting:
 
 
 def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 10, hidden: int = 64) -> Setting:
-    """A random network of one hidden layer; the rows differ in their logits."""
+    """A random network with one hidden layer; rows have different logits."""
     generator = torch.Generator().manual_seed(1)
     v, w, logits = (
         torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -155,7 +155,7 @@ def network(scale: float, rows: int = 4, variables: int = 20, categories: int = 
 
 
 def vae(folder: Path) -> Setting:
-    """The best weights of a VAE's first seed; f's own log q is detached, as in training."""
+    """A VAE with its first seed's best weights; ln q inside f is detached, as in training."""
     config = vae_config(folder)
     model = VaeNetwork(config)
     checkpoint = load_checkpoint(folder / "checkpoint.pt")
@@ -167,14 +167,14 @@ def vae(folder: Path) -> Setting:
     def elbo(z: Tensor, x: Tensor, log_q1: Tensor) -> Tensor:
         return model.log_joint([z], x) - log_q(log_q1, z)
 
-    # one evaluation for every swap, and the true sample's
+    # one evaluation per swap, and one for the true sample
     budget = 1 + math.comb(config.categories, 2)
     decided = {"checkpoint": folder.resolve().name, "checkpoint_step": checkpoint["step"]}
     return Setting(logits, elbo, SEVERAL_VARIABLES, budget, (x, logits), decided)
 
 
 def vae_config(folder: Path) -> Vae:
-    """How a VAE was trained; refuses a folder that holds none of one layer."""
+    """The settings that a VAE was trained with; refuses a folder without a one-layer VAE."""
     for name in ("config.json", "checkpoint.pt"):
         if not (folder / name).is_file():
             raise RunError(f"{folder} has no {name}; give --checkpoint a run folder that `arsm vae` has made.")
@@ -212,11 +212,11 @@ class Compare:
     checkpoint: Path | None = None
     """Run folder of `arsm vae` that holds the model for the problem vae."""
     budget: int | None = None
-    """Evaluations of f per estimate; default: 4 for one variable, ARSM's 46 for K = 20 and C = 10, and 12 for K = 20
-    and C = 2."""
+    """Evaluations of f per estimate; None for 4 with one variable, ARSM's 46 with K = 20 and C = 10, and 12 with
+    K = 20 and C = 2."""
     estimators: tuple[str, ...] = ()
     """Estimators, such as "arsm" or "rloo:ridge=1.0"; "floor" is leave-one-out with the best additive control variate,
-    fitted to f. Default: all that fit the problem."""
+    fitted to f. Empty for all that apply to the problem."""
     samples: int = 500
     """Draws per estimator, to measure its bias and variance."""
     training: int = 1000
@@ -224,8 +224,8 @@ class Compare:
     seed: int = 0
     """Seed of the random numbers."""
     name: str = ""
-    """A word in front of the folders' names, for more estimators on a problem that has a run: the report shows both in
-    one table, and of an estimator that both have, the later figures."""
+    """Prefix of the run folders' names, to add estimators to a problem that has a run: the report shows both in one
+    table; if both have an estimator, the later numbers count."""
     root: Path = Path("runs")
     """Folder for the run folders, ROOT/compare/PROBLEM; for vae, the checkpoint's name is added."""
     resume: bool = False
@@ -279,7 +279,7 @@ class Compare:
                         progress.update(task, description=problem, completed=number + 1)
 
     def runs(self) -> dict[Path, dict[str, Any]]:
-        """The run folders that it makes, each with what the options say of its results; the problem says more."""
+        """The run folders of this command, each with the options that determine its results; the problem adds more."""
         given = {"budget": self.budget, "estimators": list(self.estimators)}
         options = {key: value for key, value in given.items() if value}
         options |= {key: getattr(self, key) for key in ("samples", "training", "seed")}
@@ -292,7 +292,7 @@ class Compare:
 
 
 def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:
-    """The gradient that means are compared with, from random numbers of its own."""
+    """The reference gradient for measuring bias, from separate random numbers."""
     generator = torch.Generator().manual_seed(1000 * config["seed"] + 999)
     return reference_gradient(
         setting.logits, setting.f, *setting.context, samples=config["samples"], generator=generator
@@ -302,7 +302,7 @@ def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:
 def less_additive(
     setting: Setting, reference: Moments, budget: int, generator: torch.Generator
 ) -> tuple[Setting, Moments]:
-    """f less its best additive fit, and the gradient of that: what is taken off is known exactly."""
+    """f minus its best additive fit, and the exact gradient of the fit."""
     h = best_additive(setting.logits, setting.f, *setting.context, budget=budget, generator=generator)
 
     def rest(z: Tensor, h: Tensor, *context: Tensor) -> Tensor:
@@ -314,7 +314,7 @@ def less_additive(
 
 
 def measure(run: Run, setting: Setting, config: dict[str, Any], number: int, reference: Moments) -> None:
-    """Compare one estimator and record it as step `number` + 1; its random numbers are its own."""
+    """Measure one estimator, with its own random numbers, and record it as step `number` + 1."""
     with torch.random.fork_rng():
         torch.manual_seed(config["seed"])  # the learned parts' initial weights
         generator = torch.Generator().manual_seed(1000 * config["seed"] + number)
@@ -333,6 +333,6 @@ def measure(run: Run, setting: Setting, config: dict[str, Any], number: int, ref
             reference=reference,
             generator=generator,
         )
-    figures = ("evaluations", "milliseconds", "variance", "bias", "bias_error", "cost")
-    run.log(number + 1, {key: getattr(row, key) for key in figures})
+    columns = ("evaluations", "milliseconds", "variance", "bias", "bias_error", "cost")
+    run.log(number + 1, {key: getattr(row, key) for key in columns})
     run.save(number + 1, {})

@@ -2,10 +2,10 @@ r"""Predicting the lower half of a binarized MNIST digit from its upper half, th
 
     maximise E[ln p(x_l | z2)],    z1 ~ p(z1 | x_u),  z2 ~ p(z2 | z1),    K variables of C categories each
 
-by three linear maps, 392-200-200-392 at K = 20 and C = 10. The network that is learned is the one that is sampled:
-there is no KL. With M paths per image the objective is E[ln 1/M sum_m p(x_l | z2^m)]. Both upper maps learn through a
-gradient estimator, the last one by autograd. Reported is -ln 1/S sum_s p(x_l | z2^s). Reference: Yin, Yue and Zhou,
-ARSM, ICML 2019, table 2; the task is that of Raiko, Berglund, Alain and Dinh, ICLR 2015.
+by three linear maps, 392-200-200-392 at K = 20 and C = 10. The trained network is also the one that samples: there is
+no KL. With M paths per image the objective is E[ln 1/M sum_m p(x_l | z2^m)]. Both upper maps learn through a gradient
+estimator, the last one by autograd. The test reports -ln 1/S sum_s p(x_l | z2^s). Reference: Yin, Yue and Zhou, ARSM,
+ICML 2019, table 2; the task is that of Raiko, Berglund, Alain and Dinh, ICLR 2015.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from arsm.layers import estimate_layers
 from arsm.noise import dirichlet, repeat_draws
 from arsm_experiments.checks import check_least
 from arsm_experiments.data import PIXELS, Mnist
-from arsm_experiments.engine import Engine, Task
 from arsm_experiments.model import Model, learning_loss, step_metrics
+from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
 from arsm_experiments.vae import bernoulli, draw, dropout
@@ -35,15 +35,15 @@ from arsm_experiments.vae import bernoulli, draw, dropout
 HALF = PIXELS // 2
 COMPLETIONS = 4
 GREY = 0.5
-RAREST = 1e-3  # a pixel that is never on, or always, begins as if it were so often off, or on
+RAREST = 1e-3  # bounds for the frequency of pixels that are never or always on, which would have infinite log-odds
 
 
 @dataclass(frozen=True)
 class Conditional(Training):
     """Train p(lower half | upper half) of binarized MNIST, all seeds and rates of one estimator together.
 
-    Writes one run folder for every learning rate and dropout rate, holding all seeds. Run it under torchrun to share
-    each batch among several processes.
+    Writes one run folder per learning rate and dropout rate, with all seeds in it. Run it under torchrun to split
+    each batch over several processes.
     """
 
     rates: tuple[float, ...] = (1e-4,)
@@ -53,13 +53,13 @@ class Conditional(Training):
     batch: int = 100
     """Images per step."""
     dropouts: tuple[float, ...] = (0.0,)
-    """Dropout rates of both layers' variables, dropped as a whole and alike on all paths of an image."""
+    """Dropout rates of both layers; whole variables are dropped, the same ones on all paths of an image."""
     input_dropout: float = 0.0
     """Dropout rate of the upper half's pixels."""
     pixel_bias: Literal["zero", "mean"] = "zero"
     """Initial biases of the last map: 0, or the log-odds of the mean training image."""
     bound_samples: int = 1
-    """M, the paths of the bound that is trained on, with any estimator; at least 2 for `vimco`."""
+    """M, the number of paths in the training bound, with any estimator; at least 2 for `vimco`."""
     measure_samples: int = 10
     """Samples for validation and test during the run; a multiple of 100 if above 100."""
     test_samples: int = 1000
@@ -70,24 +70,26 @@ class Conditional(Training):
 
     def check(self) -> None:
         """Refuse options that cannot run, before anything runs."""
-        check_least(self, bound_samples=1, measure_samples=1, test_samples=1)  # the estimator is asked for its paths
+        check_least(
+            self, bound_samples=1, measure_samples=1, test_samples=1
+        )  # before the estimator is tried on its paths
         super().check()
         for field in ("measure_samples", "test_samples"):
             self.check_draws(field)
         if "vimco" in self.estimator and (self.estimator != "vimco" or self.bound_samples < 2):
             raise ValueError(
-                f'"vimco" takes its samples from --bound-samples, 2 or more, and no words of its own, but is '
+                f'"vimco" takes its samples from --bound-samples, 2 or more, and has no options here, but is '
                 f'"{self.estimator}" with {self.bound_samples}.'
             )
 
     @property
     def kind(self) -> str:
-        """E.g. bound8; nothing for one sample."""
+        """E.g. bound8; empty for one sample."""
         return f"bound{self.bound_samples}" if self.bound_samples > 1 else ""
 
     @property
     def paths(self) -> int:
-        """P: those of the bound, but VIMCO draws them itself."""
+        """P: the paths of the bound, or 1 for VIMCO, which draws them itself."""
         return 1 if self.estimator == "vimco" else self.bound_samples
 
     def model(self, *, dense: bool = False) -> ConditionalNetwork:
@@ -95,34 +97,34 @@ class Conditional(Training):
         return ConditionalNetwork(self, dense=dense)
 
     def begin(self, images: Tensor) -> ConditionalNetwork:
-        """The three maps as they are before they have trained on images [N, 784]."""
+        """The initial network, for training on images [N, 784]."""
         network = self.model()
         if self.pixel_bias == "mean":
             often = images[:, HALF:].sum(0, dtype=torch.int64) / len(images)
             network.last.bias.data.copy_(often.clamp(RAREST, 1 - RAREST).logit())
         return network
 
-    def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Validation and test loss from a few samples, the gradient's variance and the state of z: [R] each."""
-        task, generators = ConditionalNetwork.log_likelihood, probes(self, engine, step)
+    def measure(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Validation and test loss from a few samples, gradient variance and diagnostics of z: [R] each."""
+        task, generators = ConditionalNetwork.log_likelihood, probes(self, replicas, step)
         found = {
-            part: multi_sample_bound(engine, task, weights, getattr(data, part), self.measure_samples, generators)
+            part: multi_sample_bound(replicas, task, weights, getattr(data, part), self.measure_samples, generators)
             for part in ("validation", "test")
         }
         diagnostics = ConditionalNetwork.diagnostics
-        found |= run_on(engine, diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
-        found["gradient_variance"] = engine.gradient_variance()
+        found |= run_on(replicas, diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
+        found["gradient_variance"] = replicas.gradient_variance()
         return found
 
-    def final_metrics(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+    def final_metrics(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
         """-ln p(x_l | x_u) of the test images, from many samples."""
-        task, generators = ConditionalNetwork.log_likelihood, probes(self, engine, step)
-        return {"best_test": multi_sample_bound(engine, task, weights, data.test, self.test_samples, generators)}
+        task, generators = ConditionalNetwork.log_likelihood, probes(self, replicas, step)
+        return {"best_test": multi_sample_bound(replicas, task, weights, data.test, self.test_samples, generators)}
 
-    def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
-        """Test images, their given halves and several completions of each: [R, 2 + completions, N, 784]."""
-        generators = probes(self, engine, step)
-        return run_on(engine, ConditionalNetwork.pictures, weights, data.test[:PICTURES], generators)
+    def pictures(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> Tensor:
+        """Test images, their upper halves and several completions of each: [R, 2 + completions, N, 784]."""
+        generators = probes(self, replicas, step)
+        return run_on(replicas, ConditionalNetwork.pictures, weights, data.test[:PICTURES], generators)
 
 
 # ---------------------------------------------------------------- the model
@@ -131,8 +133,8 @@ class Conditional(Training):
 class ConditionalNetwork(Model):
     """x_u -> logits of z1 -> logits of z2 -> logits of x_l, linear maps of one-hot samples.
 
-    A row holds P paths side by side as P K variables, P > 1 only in training on a bound: an estimator then sees one
-    f of P K variables.
+    A row holds P paths side by side, as P K variables; P > 1 only when training on a bound. The estimator then sees
+    one f of P K variables.
     """
 
     def __init__(self, config: Conditional, *, dense: bool = False) -> None:
@@ -150,11 +152,11 @@ class ConditionalNetwork(Model):
 
     @property
     def encoder_size(self) -> int:
-        """How many parameters the two maps have whose outputs are sampled; they are the module's first."""
+        """Number of parameters of the two maps whose outputs are sampled; they come first in the module."""
         return sum(p.numel() for part in (self.first, self.second) for p in part.parameters())
 
     def apply_map(self, layer: nn.Module, z: Tensor, kept: Tensor | None = None) -> Tensor:
-        """A map of the one-hot z, times what dropout keeps of it: [N, P K] -> [N P, D]."""
+        """Apply a linear map to the one-hot z, with dropout mask `kept`: [N, P K] -> [N P, D]."""
         bf16 = self.config.precision == "bf16" and z.is_cuda and not torch.is_grad_enabled()
         z = z.unflatten(1, (-1, self.shape[0])).flatten(0, 1)
         if kept is not None:
@@ -174,7 +176,7 @@ class ConditionalNetwork(Model):
 
     @property
     def losses(self) -> tuple[Task, ...]:
-        """One: it trains all three maps."""
+        """One loss, which trains all three maps."""
         return (ConditionalNetwork.loss,)
 
     def encode(self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
@@ -187,7 +189,7 @@ class ConditionalNetwork(Model):
     def loss(
         self, x: Tensor, code: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The bound of a batch [N, 784], negative, with the estimates of its gradient, and what to log of it."""
+        """The negative bound of a batch [N, 784], with the estimates of its gradient, and metrics to log."""
         context = [x[:, HALF:]]
         if any(self.config.dropouts):
             whole = x.new_ones(x.shape[0], self.config.variables, 1)

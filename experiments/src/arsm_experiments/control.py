@@ -1,7 +1,7 @@
 """Control by policy gradients: CartPole, Acrobot, LunarLander, or any Gymnasium environment that can branch.
 
-Each method runs from several seeds in turn, one run folder a method and learning rate. Reference: Yin, Yue and Zhou,
-ARSM, ICML 2019, section 5.4.
+Each method runs with several seeds, one after the other; one run folder per method and learning rate. Reference: Yin,
+Yue and Zhou, ARSM, ICML 2019, section 5.4.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from arsm_experiments.runs.files import RunError, plain_name
 from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.runs.writer import Run, open_run
 
-if TYPE_CHECKING:  # gymnasium is an extra of its own: the other commands do without it
+if TYPE_CHECKING:  # gymnasium is optional: the other commands do not need it
     from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
 
 WINDOW = 100
-"""True episodes that an average return is over."""
+"""Number of true episodes in an average return."""
 PAPER_BUDGETS = {"CartPole-v0": 16, "CartPole-v1": 16, "Acrobot-v1": 64, "LunarLander-v3": 1024}
 SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "horizon": 1, "workers": 1}
 
@@ -50,7 +50,7 @@ def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned:
 class Control:
     """Learn to control an environment by policy gradients, and compare methods on it.
 
-    Writes one run folder for every method, optimizer and learning rate, holding all seeds.
+    Writes one run folder per method, optimizer and learning rate, with all seeds in it.
     """
 
     environment: str = "CartPole-v0"
@@ -68,12 +68,12 @@ class Control:
     seed: int = 0
     """The first seed."""
     budget: int | None = None
-    """S_max, the most rollouts per true episode; default: the paper's 16, 64 or 1024 for its tasks, else 64."""
+    """S_max, the maximum rollouts per true episode; None for the paper's 16, 64 or 1024 on its tasks, else 64."""
     schedule: Literal["constant", "linear"] = "constant"
     """Constant learning rate, or linear decay to 0."""
     learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
-    """Most steps per episode, in addition to the environment's own limit."""
+    """Maximum steps per episode; None for the environment's own limit."""
     encoder: str = ""
     """MODULE:FUNCTION that turns an observation into a vector; the working directory is searched too."""
     options: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class Control:
     engine: Literal["in-process", "pool", "ray"] = "in-process"
     """Where rollouts are played: in this process, in worker processes (pool), or on a Ray cluster."""
     workers: int | None = None
-    """Number of workers; default: one per CPU."""
+    """Number of workers; None for one per CPU."""
     address: str | None = None
-    """Address of the Ray cluster, HOST:PORT; default: start a local one."""
+    """Address of the Ray cluster, HOST:PORT; None starts a local one."""
     gif: bool = False
     """Also write each method's trained policy as policy.gif into its run folder."""
     log_every: int = 10
@@ -126,7 +126,7 @@ class Control:
             check_drawing(self.environment)
 
     def run(self, console: Console) -> None:
-        """Run every combination in turn."""
+        """Run all combinations, one after the other."""
         torch.set_num_threads(1)  # these tensors are too small to share among threads
         runs = self.runs()
         with progress_bars(console) as progress:
@@ -139,11 +139,11 @@ class Control:
                     write_gif(config, folder)
 
     def runs(self) -> dict[Path, dict[str, Any]]:
-        """The run folders that it makes, each with what decides its results."""
+        """The run folders of this command, each with the settings that determine its results."""
         return {self.root / "control" / folder_name(self.name, config): config for config in self.configs()}
 
     def configs(self) -> Iterator[dict[str, Any]]:
-        """What decides each run's results."""
+        """The settings that determine each run's results."""
         common = ("environment", "episodes", "seeds", "seed", "schedule", "horizon", "log_every")
         given = {key: getattr(self, key) for key in ("encoder", "options") if getattr(self, key)}
         for words in self.methods:
@@ -161,12 +161,12 @@ class Control:
 
 
 def paper_budget(environment: str) -> int:
-    """S_max of the paper's tasks, and 64 elsewhere."""
+    """S_max of the paper's tasks; 64 for others."""
     return PAPER_BUDGETS.get(environment, 64)
 
 
 def variant(config: dict[str, Any]) -> list[str]:
-    """The settings of a run that are not the default, in words: "budget 256", "common random numbers"."""
+    """The settings of a run that differ from the defaults, in words: "budget 256", "common random numbers"."""
     defaults = {"budget": paper_budget(config["environment"]), "schedule": "constant"}
     defaults |= dataclasses.asdict(Learning())
     words = []
@@ -186,7 +186,7 @@ def _setting(name: str, value: Any) -> str:
 
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
-    """E.g. Acrobot-v1-arsm-adam-0.01, then what is not the default."""
+    """E.g. Acrobot-v1-arsm-adam-0.01, then the settings that differ from the defaults."""
     seed = [f"seed {config['seed']}"] if config["seed"] else []
     words = (config["method"], config["optimizer"], f"{config['learning_rate']:g}", *variant(config), *seed)
     plain = plain_name("-".join(words).replace(" ", "-"))
@@ -242,7 +242,7 @@ def named_option(words: str) -> tuple[str, Any]:
 
 @dataclass
 class Progress:
-    """Where one seed's run stands, besides its agent."""
+    """Progress of one seed's run, without its agent."""
 
     returns: list[float]
     """Of the last episodes."""
@@ -271,7 +271,7 @@ class Progress:
 
 
 def train(control: Control, config: dict[str, Any], name: str) -> Iterator[int]:
-    """Train every seed in turn, recorded in one run folder; yields the episodes done."""
+    """Train all seeds one after the other, in one run folder; yields the episodes done."""
     words = {"group": control.name, "label": ", ".join((config["method"], *variant(config)))}
     with open_run(control.root, "control", name, config, **words, resume=control.resume) as run:
         done = run.step
@@ -288,7 +288,7 @@ def train(control: Control, config: dict[str, Any], name: str) -> Iterator[int]:
 
 
 def train_seed(control: Control, config: dict[str, Any], run: Run, agent: PolicyGradient, number: int) -> Iterator[int]:
-    """Train one seed from the run's last checkpoint of it, or from the start; yields its episodes done."""
+    """Train one seed from its last checkpoint, or from the start; yields its episodes done."""
     from arsm.rl import EnvironmentFailure, WorkerFailure
 
     total = config["episodes"]
@@ -320,7 +320,7 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
 
 
 def check_drawing(environment: str) -> None:
-    """Refuse an environment that cannot be drawn, before it is learned."""
+    """Refuse an environment that cannot be drawn, before training."""
     import gymnasium
 
     try:
@@ -330,11 +330,11 @@ def check_drawing(environment: str) -> None:
             env.reset(seed=0)
             Image.fromarray(env.render())  # pyright: ignore[reportArgumentType]
     except Exception as error:
-        raise ValueError(f"--gif cannot draw {environment} ({error}); mend that, or leave --gif out.") from error
+        raise ValueError(f"--gif cannot draw {environment} ({error}); fix that, or leave --gif out.") from error
 
 
 def write_gif(config: dict[str, Any], folder: Path) -> None:
-    """One episode of the last seed's policy, its likeliest action at each step."""
+    """One episode of the last seed's policy, with the most likely action at each step."""
     saved = load_checkpoint(folder / "checkpoint.pt")["state"]
     agent = make_agent(config, config["seed"] + saved["number"])
     agent.load_state_dict(saved["agent"])

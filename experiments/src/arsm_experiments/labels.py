@@ -39,9 +39,9 @@ NAMES = {
     "unordered-set": "unordered set",
     "vimco": "VIMCO",
 }
-"""Every estimator by the word that a command takes, and the baseline that is none."""
+"""Names of all estimators, by the word that a command takes, and of the value baseline."""
 BEFORE = {"hard=True": "straight-through", "pooled=True": "pooled"}
-"""Options that stand before the name."""
+"""Options that are written before the name."""
 OPTIONS = {"samples": "{} samples", "live": "{} differentiated", "references": "{} references"}
 SETTINGS = {
     r"\badam\b": "Adam",
@@ -55,8 +55,8 @@ SETTINGS = {
     r"\bafresh True\b": "fresh draws below",
     r"\bas released True\b": "as the authors' script",
     r"\blearned temperature True\b": "learned temperature",
-    r"\bpixel bias mean\b": "begun at the mean image",
-    r"\bsampled pixels True\b": "pixels sampled anew",
+    r"\bpixel bias mean\b": "started from the mean image",
+    r"\bsampled pixels True\b": "sampled pixels",
     r"\bepisodes an iteration (\d+)": r"\1 episodes per update",
     r"\bhidden none\b": "no hidden layer",
     r"\bhidden ([\d ]*\d)": r"hidden units \1",
@@ -67,14 +67,14 @@ METRICS = {
     "E[f]": "expected reward",
     "gap / true gap": "gap to the optimum, true gradient = 1",
     "variance / arsm's at the start": "variance at the start, ARSM = 1",
-    "variance / arsm's on the way": "variance on the way, ARSM = 1",
+    "variance / arsm's on the way": "variance during the run, ARSM = 1",
     "f calls an update": "calls of f per update",
     "its median": "median",
     "log variance": "log variance of the gradient",
     "bias that noise alone shows": "bias by noise alone",
     "ms": "milliseconds",
 }
-"""Columns whose name in table.csv is not the one to read."""
+"""Readable titles of columns in table.csv."""
 
 
 def heading(metric: str) -> str:
@@ -83,7 +83,7 @@ def heading(metric: str) -> str:
 
 
 def readable(label: str) -> str:
-    """A run's label, or an estimator as a command takes it, in words; what is neither stays as it is."""
+    """A run's label, or an estimator as a command takes it, in readable words; other text is unchanged."""
     words, comma, rest = re.fullmatch(r"(\S*?)(,?)( .*|)", label, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
     method = _method(words)
     if method is None:

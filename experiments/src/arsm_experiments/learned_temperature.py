@@ -1,4 +1,4 @@
-"""Straight-through Gumbel-Softmax with a temperature that is trained with the model."""
+"""Straight-through Gumbel-Softmax whose temperature is trained with the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arsm.types import Estimator, Queries
 
 
 class Temperature(nn.Module):
-    """tau, which begins at 1."""
+    """The temperature tau; starts at 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,11 +23,12 @@ class Temperature(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class LearnedTemperature(Estimator):
-    """f at the one-hot sample, its slope pulled back through the relaxed one to the logits and to tau.
+    """f at the one-hot sample; its slope is propagated through the relaxed sample to the logits and to tau.
 
         z_k = argmin_i (ln pi_ki - phi_ki),    s_k = softmax((phi_k - ln pi_k) / tau),    g = ds/d(phi, tau)' df(z)/dz
 
-    `arsm.GumbelSoftmax(hard=True)`, but for tau: the paper's authors train it as one more parameter of the model.
+    The same as `arsm.GumbelSoftmax(hard=True)`, except that tau is trained as a parameter of the model, as the paper's
+    authors do.
     """
 
     learned: nn.ModuleList = field(default_factory=lambda: nn.ModuleList([Temperature()]), repr=False)

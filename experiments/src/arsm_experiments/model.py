@@ -1,4 +1,4 @@
-"""One replica's model, and what its losses log."""
+"""The model of one replica, and the metrics that its losses log."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
-from arsm_experiments.engine import Task
+from arsm_experiments.replicas import Task
 
 
 class Model(nn.Module):
-    """One replica's model, a method a task: `forward(task, ...)` runs one of them. Its encoder's parameters come first.
+    """The model of one replica. Each task is a method; `forward(task, ...)` runs it. Encoder parameters come first.
 
-    `dense` evaluates f with static shapes.
+    With `dense`, f is evaluated with static shapes.
     """
 
     def __init__(self, estimator: arsm.Estimator, *, dense: bool) -> None:
@@ -24,7 +24,7 @@ class Model(nn.Module):
         self.estimator, self.dense = estimator, dense
 
     def initialise(self, variables: int, categories: int) -> None:
-        """Glorot-uniform weights and zero biases; the estimator's learned parts, which learn their sizes, come last."""
+        """Glorot-uniform weights and zero biases; then learned parts of the estimator, sized by one call."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -35,10 +35,9 @@ class Model(nn.Module):
             arsm.estimate(self.estimator, logits, lambda z: z.flatten(1).float().sum(-1))
 
     def of_choices(self, layer: nn.Module, z: Tensor, kept: Tensor | None = None, *, frozen: bool = False) -> Tensor:
-        """A linear layer of one-hot z [N, K], times what dropout keeps of it [N, K, 1], or of a relaxed z: [N, D].
+        """A linear layer applied to one-hot z [N, K], or relaxed z, with dropout mask `kept` [N, K, 1]: [N, D].
 
-        Where shapes need not be static, the columns of its weight that were chosen are added up. If frozen, its
-        parameters get no gradient.
+        Without static shapes, the chosen columns of the weight are summed. If frozen, its parameters get no gradient.
         """
         weight, bias = weight_and_bias(layer, frozen)
         variables = z.shape[1]
@@ -52,39 +51,39 @@ class Model(nn.Module):
 
     @property
     def encoder_size(self) -> int:
-        """How many parameters the encoder has; the gradient's variance is taken over them."""
+        """Number of encoder parameters; the gradient's variance is measured over them."""
         raise NotImplementedError
 
     @property
     def paces(self) -> Tensor | None:
-        """[P]: each parameter's learning rate relative to the others'; None where all are equal."""
+        """[P]: relative learning rate of each parameter; None if all are equal."""
         return None
 
     def forward(self, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return task(self, *args, **options)
 
     def encode(self, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
-        """The top layer's logits for a batch [N, 784]: the code that all losses begin with."""
+        """The top layer's logits for a batch [N, 784]: the code that all losses start from."""
         raise NotImplementedError
 
     @property
     def losses(self) -> tuple[Task, ...]:
-        """The tasks `loss(x, code, settings, generator)` whose sum is minimised, each with what to log of it.
+        """The tasks `loss(x, code, settings, generator)` whose sum is minimised; each also returns metrics to log.
 
-        The first has the estimate, and logs `step_metrics`; only its gradient goes on into the code.
+        The first contains the estimate and logs `step_metrics`; only its gradient reaches the code.
         """
         raise NotImplementedError
 
 
 def weight_and_bias(layer: nn.Module, frozen: bool) -> tuple[Tensor, Tensor]:
-    """A linear layer's parameters, which get no gradient if frozen."""
+    """A linear layer's parameters; without gradient if frozen."""
     assert isinstance(layer, nn.Linear)
     return (layer.weight.detach(), layer.bias.detach()) if frozen else (layer.weight, layer.bias)
 
 
 def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Tensor]:
-    """Of a step: the negative mean of value [N], distinct evaluations of f per image, and whether all was finite."""
-    # a true sample above another layer is evaluated as that layer's
+    """Metrics of a step: negative mean of value [N], distinct evaluations of f per image, whether all were finite."""
+    # all layers share one evaluation at the true path: count it once
     below = sum(layer.value.shape[0] for layer in layers[1:])
     distinct = torch.stack([layer.info["distinct"].sum() for layer in layers]).sum()
     finite = torch.stack([layer.info["finite"].all() for layer in layers]).all()
@@ -96,5 +95,5 @@ def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Te
 
 
 def learning_loss(layers: Sequence[arsm.Estimate]) -> Tensor | float:
-    """What the learned parts of the layers' estimators minimise; 0 where there are none."""
+    """The loss of the estimators' learned parts; 0 if there are none."""
     return sum(layer.estimator_loss for layer in layers if layer.estimator_loss is not None)

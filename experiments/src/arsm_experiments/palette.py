@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 DPI = 110
 COLOURS = 256
-"""As many as curves, bands and smoothed edges need, and a third of the bytes of full colour."""
+"""Enough for curves, bands and antialiasing, in a third of the bytes of full colour."""
 
 
 def save(figure: Figure, path: Path, colours: int = COLOURS, dpi: int = DPI) -> None:
-    """Write a figure of matplotlib."""
+    """Write a matplotlib figure."""
     from PIL import Image
 
     whole = io.BytesIO()

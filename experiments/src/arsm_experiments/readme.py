@@ -1,4 +1,4 @@
-"""Make the README's figure and its table of results again, from results/: `python -m arsm_experiments.readme`."""
+"""Update the README's figure and table of results from results/: `python -m arsm_experiments.readme`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Task(NamedTuple):
     names: tuple[tuple[str, str], ...] = ()
     """Methods to rename, as patterns and their replacements."""
     paper: bool = False
-    """Whether the paper measured the same on the same images."""
+    """Whether the paper measured the same quantity on the same images."""
 
 
 PRINTED = r"(?!.*(?:budget|hidden|episodes an iteration))"
@@ -84,7 +84,7 @@ TASKS = (
     Task("MAX-SAT", "clauses", "maximize", "best value after 3,000 evaluations", r"MAX-SAT: (.*)", True, SEARCH),
 )
 PLACES, KEPT = 4, ("ARSM", "leave-one-out")
-"""Methods per line, and those that are shown at any place."""
+"""Methods per line, and those that are always shown."""
 
 
 class Entry(NamedTuple):
@@ -128,7 +128,7 @@ def tied(entry: Entry, best: Entry) -> bool:
 
 
 def table() -> str:
-    """Tasks and the methods on them as Markdown: the best in bold, and whatever is as good within its noise."""
+    """Tasks and methods as a Markdown table; the best method is bold, and so is every one that ties with it."""
     lines = ["| task | measure | better | best first |", "|---|---|---|---|"]
     for task in TASKS:
         ranked = entries(task)
@@ -166,7 +166,7 @@ RUNS = ("reinforce", "relax", "rloo", "arsm")
 
 
 def figure() -> None:
-    """The toy problem: where each estimator gets, by updates and by evaluations of f, and variance x evaluations."""
+    """The toy problem: reward of each estimator by updates and by evaluations of f, and variance x evaluations."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 

@@ -1,4 +1,4 @@
-"""`arsm reproduce`: the paper's experiments, one after the other, by one command."""
+"""`arsm reproduce`: all of the paper's experiments, one after the other, with one command."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Reproduce:
     scale: Literal["smoke", "full"] = "smoke"
     """smoke: every experiment, shortened to minutes on two cores; full: as in results/, hours even on a GPU."""
     only: str = ""
-    """Experiments to run, separated by commas, such as toy,vae; default: all."""
+    """Experiments to run, separated by commas, such as toy,vae; empty for all."""
     root: Path | None = None
-    """Folder for run folders and report.html; default: runs/SCALE."""
+    """Folder for run folders and report.html; None for runs/SCALE."""
     resume: ClassVar[bool] = True
 
     def check(self) -> None:
@@ -52,22 +52,22 @@ class Reproduce:
                 raise ValueError(f'--only has "{name}", but the {self.scale} plan consists of {", ".join(planned)}.')
 
     def names(self) -> list[str]:
-        """The experiments asked for; none stands for all."""
+        """The experiments to run; empty for all."""
         return [name.strip() for name in self.only.split(",")] if self.only else []
 
     def folder(self) -> Path:
-        """Where everything goes."""
+        """The folder for all output."""
         return self.root or Path("runs") / self.scale
 
     def plan(self) -> list[Experiment]:
-        """The experiments that were asked for and those that they build on, in their place and ready to resume."""
+        """The requested experiments and those that they depend on, with their folders set and ready to resume."""
         everything = [placed(experiment, self.folder()) for experiment in PLANS[self.scale]]
         asked = [each for each in everything if not self.only or command_words(each)[0] in self.names()]
         needed = {each.checkpoint for each in asked if isinstance(each, Compare)}
         return [each for each in everything if each in asked or not needed.isdisjoint(each.runs())]
 
     def run(self, console: Console) -> None:
-        """Print the plan, carry it out, and make the report."""
+        """Print the plan, run it, and make the report."""
         plan = self.plan()
         done = [finished_runs(experiment) for experiment in plan]
         print_plan(console, plan, done, self.folder())
@@ -78,12 +78,12 @@ class Reproduce:
         Report(root=self.folder()).run(console)
         if failures:
             raise RunError(
-                f"{len(failures)} of {len(plan)} experiments failed, as said above; the same command tries them again."
+                f"{len(failures)} of {len(plan)} experiments failed (see above); run the same command again."
             )
 
 
 def placed(experiment: Experiment, root: Path) -> Experiment:
-    """The experiment with its run folders under root, to go on with what is there."""
+    """The experiment with its run folders under root, set to resume."""
     place: dict[str, Any] = {"root": root, "resume": True}
     if isinstance(experiment, Compare) and experiment.checkpoint is not None:
         place["checkpoint"] = root / experiment.checkpoint
@@ -96,7 +96,7 @@ def finished_runs(experiment: Experiment) -> int:
 
 
 def print_plan(console: Console, plan: Sequence[Experiment], done: Sequence[int], root: Path) -> None:
-    """Which experiments, how many runs each, and how many of those are done."""
+    """Print the experiments, the number of runs of each, and how many are done."""
     runs = [len(experiment.runs()) for experiment in plan]
     title = f"{len(plan)} experiments of {sum(runs)} runs, {sum(done)} of them done; all goes into {root}"
     table = Table("", "experiment", "runs", "done", box=SIMPLE_HEAD, title=title, title_justify="left")
@@ -107,7 +107,7 @@ def print_plan(console: Console, plan: Sequence[Experiment], done: Sequence[int]
 
 
 def carry_out(console: Console, plan: Sequence[Experiment], done: Sequence[int]) -> list[tuple[Experiment, str]]:
-    """Run what is not finished; returns what failed, and why."""
+    """Run what is not finished. Returns the failures and their reasons."""
     failures = []
     with PlanBars(console, runs=sum(len(each.runs()) for each in plan), done=sum(done)) as bars:
         for number, (experiment, finished) in enumerate(zip(plan, done, strict=True), 1):
@@ -126,14 +126,14 @@ def carry_out(console: Console, plan: Sequence[Experiment], done: Sequence[int])
 
 
 def attempt(experiment: Experiment) -> str | None:
-    """Run it with nothing printed; returns what went wrong, if anything did."""
+    """Run it without printing. Returns the error, if any."""
     threads = torch.get_num_threads()
     try:
         experiment.check()
         experiment.run(Console(quiet=True))
     except (RunError, ValueError) as error:
         return str(error)
-    except Exception as error:  # whatever it is, it must not cost the other experiments
+    except Exception as error:  # one failure must not stop the other experiments
         return f"{type(error).__name__}: {error}"
     finally:
         torch.set_num_threads(threads)

@@ -2,8 +2,8 @@
 
     maximise E[f(z)],    f(z) = 1/2 + z / (C R),    z in 1..C,    z ~ Cat(softmax(phi)),    phi_0 = 0
 
-by plain gradient ascent, phi <- phi + step g, on one estimate g an update. An estimator with learned parts fits them by
-one step of Adam an update. Reference: Yin, Yue and Zhou, ARSM, ICML 2019.
+by plain gradient ascent, phi <- phi + step g, with one estimate g per update. Learned parts of an estimator take one
+Adam step per update. Reference: Yin, Yue and Zhou, ARSM, ICML 2019.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from arsm_experiments.runs.writer import open_run
 
 SHARE_DRAWS = 10
 LEARNED_PARTS_RATE = 0.01
-"""Adam's: a network of 64 units learns the level of f, about 0.5, within some ten updates."""
+"""Adam's rate: a network of 64 units learns the level of f, about 0.5, within about ten updates."""
 SMALLEST = {"categories": 2, "seeds": 1, "updates": 1, "variance_samples": 2, "trace_every": 1, "checkpoint_every": 1}
 
 
@@ -60,7 +60,7 @@ class Problem:
 
 
 def scaled_step(categories: int, r: float) -> float:
-    """C R / 900: the printed step 1 at C = R = 30, and as far along the true gradient's path at any other C and R.
+    """C R / 900: the paper's step 1 at C = R = 30, and equally fast progress of the true gradient at any other C and R.
 
     With p ~ 1/C per category and rewards 1/R apart, the logits move by step / (C R) per update: this step keeps that
     constant. The true gradient closes 96% of the gap in 5,000 updates at C = 30, 99.9% at 1,000 and 99.99% at 10,000.
@@ -72,7 +72,7 @@ def scaled_step(categories: int, r: float) -> float:
 class Toy:
     """Compare estimators on the paper's toy problem: maximise E[0.5 + z/(C R)] by stochastic gradient ascent.
 
-    Writes one run folder for every C, step size and estimator, holding all seeds.
+    Writes one run folder per C, step size and estimator, with all seeds in it.
     """
 
     categories: tuple[int, ...] = (30,)
@@ -119,7 +119,7 @@ class Toy:
         check_device(self.device)
 
     def run(self, console: Console) -> None:
-        """Run every combination in turn."""
+        """Run all combinations, one after the other."""
         # these tensors are too small to share among threads
         torch.set_num_threads(1)
         runs = self.runs()
@@ -137,11 +137,11 @@ class Toy:
                     progress.update(tasks[folder], completed=step)
 
     def runs(self) -> dict[Path, dict[str, Any]]:
-        """The run folders that it makes, each with what decides its results."""
+        """The run folders of this command, each with the settings that determine its results."""
         return {self.root / "toy" / folder_name(self.name, config): config for config in self.configs()}
 
     def configs(self) -> Iterator[dict[str, Any]]:
-        """What decides each run's results."""
+        """The settings that determine each run's results."""
         common = ("r", "updates", "seeds", "seed", "variance_samples", "trace_every")
         for categories in self.categories:
             named = {"printed": 1.0, "scaled": scaled_step(categories, self.r)}
@@ -176,7 +176,7 @@ def ascend(
     estimators = SeedEstimators(config, device)
     phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64, device=device)
     evaluations = torch.zeros(config["seeds"], dtype=torch.int64, device=device)
-    # measuring has its own random numbers, so that how often it is done changes no update
+    # measuring has separate random numbers: how often it happens must not change any update
     noise, probe = (torch.Generator(device).manual_seed(2 * config["seed"] + i) for i in range(2))
 
     label = "true gradient" if config["estimator"] == "exact" else config["estimator"]
@@ -223,7 +223,7 @@ class SeedEstimate(NamedTuple):
 
 
 class SeedEstimators:
-    """One estimator for the batch of all seeds, or one a seed where it has parts to learn.
+    """One estimator for the batch of all seeds, or one per seed if it has learned parts.
 
     Learned parts minimise `estimator_loss`, the squared norm of the estimate.
     """
@@ -236,7 +236,7 @@ class SeedEstimators:
             learns = len(shared.learned) > 0
             self.each = [arsm.estimator(config["estimator"]) for _ in range(config["seeds"])] if learns else [shared]
             self.parts = nn.ModuleList(part for estimator in self.each for part in estimator.learned)
-            if learns:  # they learn their sizes from their first logits
+            if learns:  # they take their sizes from the first logits
                 phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
                 self.estimate(phi, torch.Generator())
         self.parts.to(device)
@@ -247,7 +247,7 @@ class SeedEstimators:
         return zip(self.each, phi.chunk(len(self.each)), strict=True)
 
     def estimate(self, phi: Tensor, generator: torch.Generator, *, learn: bool = False) -> SeedEstimate:
-        """Estimate dE[f]/dphi and, to `learn`, let the learned parts take a step."""
+        """Estimate dE[f]/dphi; with `learn`, also update the learned parts."""
         gradients, evaluations, losses = [], [], []
         for estimator, rows in self.split(phi):
             with torch.set_grad_enabled(estimator.needs_gradient or (learn and self.optimiser is not None)):
@@ -261,20 +261,20 @@ class SeedEstimators:
             losses.append(out.estimator_loss)
         if learn and self.optimiser is not None:
             self.optimiser.zero_grad()
-            # every parameter belongs to one seed, so that their sum trains each on its own
+            # every parameter belongs to one seed: the sum of losses trains each seed independently
             torch.autograd.backward(losses)
             self.optimiser.step()
         return SeedEstimate(torch.cat(gradients), torch.cat(evaluations))
 
     def variance(self, phi: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-        """Of one estimate of each component, from so many: [S, 1, C]."""
+        """Variance of one estimate, per component, measured from `samples` estimates: [S, 1, C]."""
         options: dict[str, Any] = {"samples": samples, "generator": generator, "max_rows": None}
         return torch.cat(
             [gradient_variance(estimator, rows, self.problem.f, **options) for estimator, rows in self.split(phi)]
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The learned parts and their optimiser; empty without."""
+        """The learned parts and their optimiser; empty if there are none."""
         if self.optimiser is None:
             return {}
         return {"learned_parts": self.parts.state_dict(), "optimiser": self.optimiser.state_dict()}
@@ -288,7 +288,7 @@ class SeedEstimators:
 def measure(
     estimators: SeedEstimators, phi: Tensor, config: dict[str, Any], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """What the paper traces at one phi [S, 1, C]: [S] each."""
+    """The quantities that the paper plots, at one phi [S, 1, C]: [S] each."""
     variance = estimators.variance(phi, config["variance_samples"], generator)
     gradient = estimators.estimate(phi, generator).gradient
     probability = phi.softmax(-1)

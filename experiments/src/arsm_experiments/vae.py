@@ -4,8 +4,8 @@ r"""The categorical variational autoencoder on binarized MNIST.
     one layer     p(x | z) p(z),                  q(z | x)
     two layers    p(x | z1) p(z1 | z2) p(z2),     q(z1 | x) q(z2 | z1)
 
-with a uniform prior of the last layer. The encoder learns through a gradient estimator, the decoder by autograd.
-Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 5.2; what the paper leaves open follows its authors' code.
+with a uniform prior on the last layer. The encoder learns through a gradient estimator, the decoder by autograd.
+Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 5.2. Details that the paper omits follow the authors' code.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from arsm.layers import estimate_layers
 from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
-from arsm_experiments.engine import Engine, Task
 from arsm_experiments.learned_temperature import LearnedTemperature
 from arsm_experiments.model import Model, learning_loss, step_metrics, weight_and_bias
+from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
 
@@ -43,27 +43,27 @@ STRAIGHT_THROUGH = "gumbel-softmax:hard=True"
 class Vae(Training):
     """Train a categorical VAE on binarized MNIST, all seeds and rates of one estimator together.
 
-    Writes one run folder for every learning rate and dropout rate, holding all seeds. Run it under torchrun to share
-    each batch among several processes.
+    Writes one run folder per learning rate and dropout rate, with all seeds in it. Run it under torchrun to split
+    each batch over several processes.
     """
 
     layers: Literal[1, 2] = 1
     """Stochastic layers."""
     hidden: tuple[int, ...] = (512, 256)
-    """Hidden widths of the encoder; the decoder has them in reverse order."""
+    """Hidden widths of the encoder; reversed for the decoder."""
     first_logit_fixed: bool = True
-    """Fix the first logit of every variable at 0, as the authors' code does; otherwise all C are learned."""
+    """The first logit of every variable is fixed at 0, as in the authors' code; with --no-..., all C are learned."""
     independent_decoder_sample: bool = True
-    """Train the decoder on a sample of its own, as the authors' code does; otherwise on the true sample."""
+    """The decoder trains on a separate sample, as in the authors' code; with --no-..., on the true sample."""
     kl: Literal["sampled", "analytic"] = "sampled"
-    """Where ln q(z1 | x) stands: inside f (sampled), as in the authors' code, or outside with its exact gradient."""
+    """sampled: ln q(z1 | x) is inside f, as in the authors' code; analytic: outside f, with its exact gradient."""
     afresh: bool = False
-    """Draw z2 afresh below every pseudo vector of z1, as Algorithm 2 is printed; otherwise paths share noise."""
+    """Draw z2 afresh for every pseudo vector of z1, as in the paper's Algorithm 2; otherwise paths share noise."""
     as_released: bool = False
-    """Train as the authors' two-layer script does: the second encoder stays as it began, the first takes two steps of
-    Adam per step, and f has the entropy of q(z2 | z1) in place of -ln q(z2 | z1)."""
+    """Train as the authors' two-layer script does: the second encoder is not trained, the first takes two Adam steps
+    per step, and f contains the entropy of q(z2 | z1) instead of -ln q(z2 | z1)."""
     learned_temperature: bool = False
-    """Train the temperature of "gumbel-softmax:hard=True" with the model, from 1, as the authors' code does."""
+    """Train the temperature of "gumbel-softmax:hard=True" too, starting at 1, as the authors' code does."""
     dropouts: tuple[float, ...] = (0.0,)
     """Dropout rates after each hidden layer of the encoder."""
     bound_samples: int = 1000
@@ -79,10 +79,10 @@ class Vae(Training):
         check_positive(hidden=self.hidden)
         self.check_draws("bound_samples")
         if arsm.estimator(self.estimator).target == "bound":
-            raise ValueError(f'"{self.estimator}" trains on a bound of several samples, which `arsm conditional` can.')
+            raise ValueError(f'"{self.estimator}" needs a bound of several samples; use `arsm conditional`.')
         for field in ("afresh", "as_released"):
             if getattr(self, field) and self.layers == 1:
-                raise ValueError(f"--{field.replace('_', '-')} is about the second layer; add --layers 2.")
+                raise ValueError(f"--{field.replace('_', '-')} needs two layers; add --layers 2.")
         if self.learned_temperature and self.estimator.rpartition("*")[2] != STRAIGHT_THROUGH:
             raise ValueError(
                 f'--learned-temperature is for "{STRAIGHT_THROUGH}", but the estimator is "{self.estimator}".'
@@ -104,38 +104,38 @@ class Vae(Training):
         draws = self.estimator.rpartition("*")[0]
         return arsm.Average(LearnedTemperature(), int(draws)) if draws else LearnedTemperature()
 
-    def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Validation and test -ELBO from one sample per image, the gradient's variance and the state of q: [R] each."""
-        generators = probes(self, engine, step)
+    def measure(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Validation and test -ELBO from one sample per image, gradient variance and diagnostics of q: [R] each."""
+        generators = probes(self, replicas, step)
         found = {}
         for part in ("validation", "test"):
             images = getattr(data, part)
             found[part] = torch.zeros(weights.shape[0], device=weights.device)
             for x in images.split(EVALUATION_ROWS):
-                found[part] += run_on(engine, VaeNetwork.negative_elbo, weights, x, generators) / len(images)
-        found |= run_on(engine, VaeNetwork.diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
-        found["gradient_variance"] = engine.gradient_variance()
+                found[part] += run_on(replicas, VaeNetwork.negative_elbo, weights, x, generators) / len(images)
+        found |= run_on(replicas, VaeNetwork.diagnostics, weights, data.validation[:DIAGNOSTIC_IMAGES], generators)
+        found["gradient_variance"] = replicas.gradient_variance()
         return found
 
-    def final_metrics(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+    def final_metrics(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
         """Test -ELBO, and the importance-weighted bound -ln 1/S sum_s p(x, z_s) / q(z_s | x) on the test images."""
-        found = {"best_test": self.measure(engine, weights, data, step)["test"]}
+        found = {"best_test": self.measure(replicas, weights, data, step)["test"]}
         if self.bound_samples:
-            task, generators = VaeNetwork.log_mean_weight, probes(self, engine, step)
-            found["bound"] = multi_sample_bound(engine, task, weights, data.test, self.bound_samples, generators)
+            task, generators = VaeNetwork.log_mean_weight, probes(self, replicas, step)
+            found["bound"] = multi_sample_bound(replicas, task, weights, data.test, self.bound_samples, generators)
         return found
 
-    def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
-        """Test images above their reconstructions above samples of the prior: [R, 3, N, 784]."""
-        generators = probes(self, engine, step)
-        return run_on(engine, VaeNetwork.pictures, weights, data.test[:PICTURES], generators)
+    def pictures(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> Tensor:
+        """Rows of test images, their reconstructions, and samples from the prior: [R, 3, N, 784]."""
+        generators = probes(self, replicas, step)
+        return run_on(replicas, VaeNetwork.pictures, weights, data.test[:PICTURES], generators)
 
 
 # ---------------------------------------------------------------- the model
 
 
 class VaeNetwork(Model):
-    """Encoder and decoder. Log q is the normalised logits of every layer, [N, K, C]."""
+    """Encoder and decoder. ln q is given as normalised logits of each layer, [N, K, C]."""
 
     def __init__(self, config: Vae, *, dense: bool = False) -> None:
         super().__init__(config.make_estimator(), dense=dense)
@@ -150,12 +150,12 @@ class VaeNetwork(Model):
 
     @property
     def encoder_size(self) -> int:
-        """How many parameters the encoder has; they are the module's first."""
+        """Number of encoder parameters; they come first in the module."""
         return sum(p.numel() for part in (self.encoder, self.lower_encoder) for p in part.parameters())
 
     @property
     def paces(self) -> Tensor | None:
-        """2 for the first encoder where it takes two steps: two Adams with equal gradients move by twice one's step."""
+        """2 for the first encoder if it takes two steps: two equal Adam steps move twice as far as one."""
         if not self.config.as_released:
             return None
         first = {id(p) for p in self.encoder.parameters()}
@@ -164,7 +164,7 @@ class VaeNetwork(Model):
     def encode(
         self, x: Tensor, settings: Mapping[str, Tensor] | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """ln q(z1 | x), with dropout where settings are given: [N, 784] -> [N, K, C]."""
+        """ln q(z1 | x), with dropout if settings are given: [N, 784] -> [N, K, C]."""
         h = x
         if settings is not None and self.config.input_dropout:
             h = dropout(h, settings["input_dropout"], generator)
@@ -196,7 +196,7 @@ class VaeNetwork(Model):
         return self.of_choices(self.lower_decoder[0], z2, frozen=frozen).unflatten(-1, (self.config.variables, -1))
 
     def log_joint(self, zs: list[Tensor], x: Tensor, *, frozen: bool = False, bf16: bool = False) -> Tensor:
-        """ln p(x, z): [N]; frozen, the decoder's parameters get no gradient."""
+        """ln p(x, z): [N]. If frozen, the decoder's parameters get no gradient."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             pixels = self.decode(zs[0], frozen=frozen)
         log_p = bernoulli(pixels, x)
@@ -205,7 +205,7 @@ class VaeNetwork(Model):
         return log_p - self.config.variables * math.log(self.config.categories)
 
     def sample(self, log_q1: Tensor, generator: torch.Generator | None) -> tuple[list[Tensor], list[Tensor]]:
-        """A path through q and its log q: [N, K] and [N, K, C] a layer."""
+        """A sampled path through q and its ln q: [N, K] and [N, K, C] per layer."""
         zs, logits = [draw(log_q1, generator)], [log_q1]
         if self.config.layers == 2:
             logits.append(self.encode_lower(zs[0]))
@@ -216,7 +216,7 @@ class VaeNetwork(Model):
 
     @property
     def losses(self) -> tuple[Task, ...]:
-        """The estimate's, and the decoder's where it has a sample of its own."""
+        """The estimate's loss and, with a separate decoder sample, the decoder's."""
         return (
             (VaeNetwork.loss, VaeNetwork.decoder_loss) if self.config.independent_decoder_sample else (VaeNetwork.loss,)
         )
@@ -224,7 +224,7 @@ class VaeNetwork(Model):
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-ELBO of a batch [N, 784], with the estimate of its gradient in log q, and what to log of it."""
+        """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and metrics to log."""
         config = self.config
         sampled = config.kl == "sampled"
 
@@ -237,7 +237,7 @@ class VaeNetwork(Model):
             return log_p - sum(log_q(phi, z) for phi, z in inside)
 
         layers = [lambda zs, x: log_q1, lambda zs, x: self.encode_lower(zs[0])][: config.layers]
-        # nothing learns from the second layer's estimate where its encoder does not
+        # the second encoder is then not trained, and its estimate is not used
         below = arsm.Reinforce() if config.as_released else self.estimator
         out = estimate_layers(
             [self.estimator, below][: config.layers],
@@ -256,7 +256,7 @@ class VaeNetwork(Model):
     def decoder_loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-ln p(x, z) of a batch [N, 784], z a fresh sample of q."""
+        """-ln p(x, z) of a batch [N, 784], with a fresh sample z from q."""
         zs, _ = self.sample(log_q1, generator)
         return -self.log_joint(zs, x).mean(), {}
 
@@ -265,7 +265,7 @@ class VaeNetwork(Model):
         return -self.log_weight(x, generator).sum()
 
     def log_weight(self, x: Tensor, generator: torch.Generator | None = None, draws: int = 1) -> Tensor:
-        """ln p(x, z) - ln q(z | x), z without dropout: [N, 784] -> [N draws], the draws of an image together."""
+        """ln p(x, z) - ln q(z | x) without dropout: [N, 784] -> [N draws], all draws of an image in a row."""
         log_q1, x = (each.repeat_interleave(draws, 0) for each in (self.encode(x), x))
         zs, logits = self.sample(log_q1, generator)
         log_weight = self.log_joint(zs, x)
@@ -285,7 +285,7 @@ class VaeNetwork(Model):
         return {"entropy": arsm.entropy(logits).mean(), "pseudo_action_share": share.mean()}
 
     def pictures(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Images, their reconstructions, and samples of the prior: [N, 784] -> [3, N, 784] in 0..1."""
+        """Images, their reconstructions, and samples from the prior: [N, 784] -> [3, N, 784] in 0..1."""
         log_q1 = self.encode(x)
         zs, _ = self.sample(log_q1, generator)
         z = draw(torch.zeros_like(log_q1), generator)
@@ -305,7 +305,7 @@ def linear(layer: nn.Module, h: Tensor, frozen: bool) -> Tensor:
 
 
 def dropout(h: Tensor, rate: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Each element is kept with probability 1 - rate and scaled up; the rate is a tensor, a replica's own."""
+    """Keep each element with probability 1 - rate and scale it up; the rate, a tensor, differs between replicas."""
     kept = torch.rand(h.shape, generator=generator, device=h.device) >= rate
     return h * kept / (1 - rate)
 
@@ -315,8 +315,8 @@ def bernoulli(logits: Tensor, x: Tensor) -> Tensor:
     logits = logits.float()
     if not torch.compiler.is_compiling() or logits.shape[-1] % FACTORS:
         return (x * logits).sub_(F.softplus(logits)).sum(-1)
-    # ln(1 + e^l) = l/2 + |l|/2 + ln(1 + e^{-|l|}). The kernel that this becomes is bound by its arithmetic, and a
-    # logarithm costs more than all the rest: one of a product, whose factors lie between 1 and 2, stands for several.
+    # ln(1 + e^l) = l/2 + |l|/2 + ln(1 + e^{-|l|}). The compiled kernel is limited by arithmetic, and the
+    # logarithm is its most expensive part: take one logarithm of a product of several factors, each between 1 and 2.
     linear, product = logits.new_zeros(()), logits.new_ones(())
     for phi, y in zip(*(each.unflatten(-1, (FACTORS, -1)).unbind(-2) for each in (logits, x)), strict=True):
         linear = linear + (y - 0.5) * phi - 0.5 * phi.abs()

@@ -21,6 +21,11 @@ GROUPS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 """(groups B, samples n) of the batches that are enumerated."""
 TOKEN_GROUPS = ((1, 1), (1, 2), (1, 3))
 LENGTH = 3
+VARIES = (
+    "The function returned other advantages for the same rewards: it keeps state between calls or draws random "
+    "numbers; audit it with these fixed."
+)
+EQUAL_REWARDS = "A usual cause is a division by the standard deviation of one reward, or of equal ones."
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +58,8 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
     start = time.perf_counter()
     name = getattr(function, "__qualname__", type(function).__name__)
     family = list(_sequences() if tokens else _choices())
+    if _varies(function, family[0], tokens):
+        return Audit(name, "not decided", (Finding("state", VARIES),), (), 0.0, sizes="B, n")
     rows: list[Row] = []
     found: dict[tuple[int, int], list[Finding]] = {}
     failures: list[Finding] = []
@@ -70,7 +77,9 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
                 text = in_words(error)
                 rows.append(Row(label, words, None, 0, 0, None, error=text))
                 if isinstance(error, FloatingPointError):
-                    failures.append(Finding("not finite", f"At n = {size[1]} ({policy.name}), {error}."))
+                    failures.append(
+                        Finding("not finite", f"At n = {size[1]} ({policy.name}), {error}. {EQUAL_REWARDS}")
+                    )
                 elif size == (1, 1):
                     refused = text
                 else:
@@ -161,11 +170,20 @@ def _call(function: Callable[..., Tensor], policy: Policy, outcomes: Tensor, tok
     rewards, mask = policy.truth.f[outcomes].to(dtype), policy.mask[outcomes]
     found = function(rewards, mask) if tokens else function(rewards)
     expected = mask.shape if tokens else rewards.shape
-    if not isinstance(found, Tensor) or found.shape != expected:
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise TypeError(f"The function must return a tensor {list(expected)}, but returned {shape}.")
+    if not isinstance(found, Tensor) or not found.is_floating_point() or found.shape != expected:
+        shape = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise TypeError(f"The function must return a floating tensor {list(expected)}, but returned {shape}.")
     found = found.detach().double()
     return found if tokens else found.unsqueeze(-1)
+
+
+def _varies(function: Callable[..., Tensor], policy: Policy, tokens: bool) -> bool:
+    """Whether the same rewards get other advantages after a call with different ones."""
+    try:
+        first, _, again = (_call(function, policy, torch.tensor([z]), tokens) for z in ([0, 1], [1, 1], [0, 1]))
+    except Exception:  # it is met again, where the group's size is named
+        return False
+    return not torch.allclose(first, again, equal_nan=True)
 
 
 def _row(means: Means, label: str, size: str, variance: float, samples: int) -> Row:

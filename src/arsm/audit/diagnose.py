@@ -76,7 +76,7 @@ class Means:
 
 def diagnose(means: Sequence[Means]) -> list[Finding]:
     """Explain a rejection; at least one finding."""
-    for hypothesis in (_nothing, _exploded, _scale, _rows, _shift, _deviation, _temperature, _own_sample):
+    for hypothesis in (_nothing, _exploded, _scale, _rows, _shift, _deviation, _temperature, _lengths, _own_sample):
         if found := hypothesis(means):
             return [found]
     findings = [finding for hypothesis in (_relaxation, _constant) if (finding := hypothesis(means))]
@@ -88,8 +88,8 @@ def _nothing(means: Sequence[Means]) -> Finding | None:
         return None
     return Finding(
         "no gradient",
-        "Every gradient is exactly zero: the loss does not depend on the logits. Is the log-probability detached, or "
-        "computed under no_grad?",
+        "Every gradient is exactly zero: the loss does not depend on the logits. Is the log-probability detached or "
+        "computed under no_grad, or is every advantage 0, such as that of one sample less its own mean?",
     )
 
 
@@ -100,7 +100,7 @@ def _exploded(means: Sequence[Means]) -> Finding | None:
     return Finding(
         "standard deviation",
         f"Single draws reach {worst.spread:.1g} times the spread of f ({worst.name}): something is divided by a number "
-        "near 0, such as the standard deviation of a group whose values are all equal.",
+        "near 0, such as the standard deviation of a group whose values are all equal. Leave the division out.",
     )
 
 
@@ -182,7 +182,7 @@ def _shift(means: Sequence[Means]) -> Finding | None:
     return Finding(
         "shift",
         f"The gradient is shifted by a term that does not depend on f ({zero.name}, row {row}: {shift}): an extra "
-        "d ln q term, or one of an unnormalised ln q.",
+        "d ln q term, or one of an unnormalised ln q. Look for a ln q that stands in the loss by itself.",
     )
 
 
@@ -198,7 +198,7 @@ def _deviation(means: Sequence[Means]) -> Finding | None:
     return Finding(
         "standard deviation",
         f"The gradient does not grow with f (lengths {small:.3g}, {middle:.3g} and {large:.3g} for f/20, f and 20 f): "
-        "f is divided by its own standard deviation, which makes another objective's gradient.",
+        "f is divided by its own standard deviation, which makes another objective's gradient. Leave the division out.",
     )
 
 
@@ -222,7 +222,9 @@ def _temperature(means: Sequence[Means]) -> Finding | None:
         log_temperature = _minimise(misfit, math.log(0.1), math.log(10))
         temperature = math.exp(log_temperature)
         if abs(log_temperature) > 0.01 and all(m.agrees(predicted(m, temperature)) for m in means):
-            return Finding("temperature", f"Temperatures differ: {words[drawn].format(temperature)}.")
+            return Finding(
+                "temperature", f"Temperatures differ: {words[drawn].format(temperature)}. Use one temperature for both."
+            )
     return None
 
 
@@ -235,6 +237,20 @@ def _minimise(function: Callable[[float], float], low: float, high: float) -> fl
         step = grid[1] - grid[0]
         low, high = best - step, best + step
     return best
+
+
+def _lengths(means: Sequence[Means]) -> Finding | None:
+    scales = [fitted_scale([m]).value for m in means]
+    scales = [0.0 if math.isnan(s) else s for s in scales]
+    if not all(m.agrees(s * m.gradient) for m, s in zip(means, scales, strict=True)):
+        return None
+    wrong = [f"{round(s, 4) + 0:.3g} ('{m.name}')" for m, s in zip(means, scales, strict=True) if m.rejected]
+    others = f" and others in {len(wrong) - 4} more" if len(wrong) > 4 else ""
+    return Finding(
+        "scale",
+        f"Right direction, but a length that depends on the problem: {', '.join(wrong[:4])}{others}. Does the loss "
+        "leave out some rows or variables, or divide by their number?",
+    )
 
 
 def _own_sample(means: Sequence[Means]) -> Finding | None:
@@ -261,7 +277,11 @@ def _own_sample(means: Sequence[Means]) -> Finding | None:
 def _relaxation(means: Sequence[Means]) -> Finding | None:
     if not any(m.relaxed for m in means):
         return None
-    return Finding("relaxation", "f was differentiated at relaxed points: this is the gradient of another function.")
+    return Finding(
+        "relaxation",
+        "f was differentiated at relaxed points: this is the gradient of another function, biased by design. Use an "
+        "estimator such as leave-one-out if it must be unbiased.",
+    )
 
 
 def _constant(means: Sequence[Means]) -> Finding | None:
@@ -272,7 +292,8 @@ def _constant(means: Sequence[Means]) -> Finding | None:
     return Finding(
         "constant",
         f"The gradient changes by up to {change:.3g} per unit when a constant is added to f, which must not matter in "
-        "the mean: the score that f is multiplied by does not have the mean 0 under the samples drawn.",
+        "the mean: the score that f is multiplied by does not have the mean 0 under the samples drawn. Are samples and "
+        "log-probability of the same distribution?",
     )
 
 

@@ -7,7 +7,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -25,9 +25,23 @@ SMALL_SHARE, MOST_SMALL = 32, 1024
 """Problems with small batches get this share of the draws, one call each, and no more than so many."""
 
 
+PROBES = 8
+"""Calls that are compared before anything is measured."""
 REPEATED = (
     "Different calls returned the same gradient, although equal rows of one call got different samples: the loss sets "
     "a seed of its own; draw fresh random numbers in every call."
+)
+SHARED = (
+    "Equal rows of a call got the same samples: the rows share their random numbers, and a whole call counts as one "
+    "draw; draw fresh ones for every row."
+)
+REMEMBERED = (
+    "The loss keeps state between calls: with all random generators set back it returned another gradient; audit it "
+    "with that state frozen (a fixed baseline, no running averages)."
+)
+IGNORED = (
+    "With -f in place of f, and the same random numbers, the loss returned the same gradient: the values of f are not "
+    "in it (is the score term missing?), or they come from earlier calls."
 )
 
 
@@ -112,6 +126,8 @@ def gradient(loss: Loss, logits: Tensor, f: Function, sign: Sign) -> tuple[Tenso
             "not scalar",
             f"The loss must return a scalar, but returned the shape {list(value.shape)}; return the sum over rows.",
         )
+    if not torch.equal(leaf, logits):
+        raise RefusedError("in place", "The loss changes the logits in place, which are the caller's; work on a copy.")
     if leaf.grad is not None or f.theta.grad is not None:
         raise RefusedError("backward", "The loss called backward itself; return the tensor to call backward on.")
     if not value.requires_grad:
@@ -163,6 +179,17 @@ def draw(
 
 
 @contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: batches are small, and threads that wait for a busy core take ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
 def generators(seed: int) -> Iterator[None]:
     """Seed torch's, Python's and (where it is loaded) NumPy's global generators, and set them back afterwards."""
     numpy = sys.modules.get("numpy")
@@ -192,8 +219,10 @@ def _states() -> bytes:
     return pickle.dumps((torch.get_rng_state().tolist(), random.getstate(), array))
 
 
-def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: int) -> str | None:
-    """Refuse repeated random numbers and state between calls; a note where neither can be seen.
+def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: int) -> tuple[str | None, bool]:
+    """Refuse repeated or shared random numbers and state between calls; a note where they are not seen.
+
+    Returns the note, and whether the gradient stays the same when f is replaced by -f.
 
     Raises:
         RefusedError: why the draws would not be independent.
@@ -202,28 +231,33 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
     logits = problem.logits.to(dtype).repeat(copies, 1, 1)
     f = problem.function(dtype)
 
-    def once() -> Tensor:
+    def once(f: Function) -> Tensor:
         found = gradient(loss, logits, f, sign)[0]
         return torch.zeros_like(logits) if found is None else found
 
     seed_generators(seed)
     before = _states()
-    first = once()
+    first = once(f)
     moved = _states() != before
-    second, third = once(), once()
+    found = torch.stack([first, *(once(f) for _ in range(PROBES - 1))]).view(PROBES, copies, -1)
     seed_generators(seed)
-    again = once()
-    if (torch.equal(first, second) or torch.equal(second, third)) and not bool((first == 0).all()):
-        copies_differ = (first.view(copies, -1) - first.view(copies, -1)[0]).abs().amax() > 1e-4 * first.abs().amax()
-        if not bool(copies_differ):
-            return "The loss draws nothing: it is deterministic."
+    again = once(f)
+    if bool((first == 0).all()) or not bool(found.isfinite().all()):
+        return None, False  # what the draws show as well
+    rounding = 1e-4 * found.abs().amax()
+    calls_differ, rows_differ = ((found - x).abs().amax() > rounding for x in (found[:1], found[:, :1]))
+    if rows_differ and len(found.flatten(1).unique(dim=0)) < PROBES:
         raise RefusedError("fixed seed", REPEATED)
-    if torch.allclose(first, again, rtol=1e-4, atol=1e-6):
-        return None
-    if moved:
-        raise RefusedError(
-            "state",
-            "The loss keeps state between calls: with all random generators set back it returned another gradient; "
-            "audit it with that state frozen (a fixed baseline, no running averages).",
-        )
-    return "The loss draws from its own generator; state between calls could not be checked."
+    if calls_differ and not rows_differ:
+        raise RefusedError("shared noise", SHARED)
+    if not torch.allclose(first, again, rtol=1e-4, atol=1e-6):
+        if moved:
+            raise RefusedError("state", REMEMBERED)
+        return "The loss draws from its own generator; state between calls could not be checked.", False
+    note = None if calls_differ else "The loss draws nothing that matters: its gradient is the same in every call."
+    seed_generators(seed)
+    ignored = False
+    with contextlib.suppress(Exception):  # somebody else's code may raise anything, here at an f of no problem
+        negative = once(replace(problem, scale=-problem.scale).function(dtype))
+        ignored = problem.scale != 0 and torch.equal(negative, again)
+    return note, ignored

@@ -39,9 +39,11 @@ class Function:
         expected = (variables, categories) if z.is_floating_point() else (variables,)
         if tuple(z.shape[-len(expected) :]) != expected:
             raise ValueError(
-                f"f takes int64 [N, {variables}] (or relaxed points [N, {variables}, {categories}]), but was called "
-                f"with {list(z.shape)}."
+                f"f takes int64 [..., {variables}] (or relaxed points [..., {variables}, {categories}]), but was "
+                f"called with {z.dtype} {list(z.shape)}."
             )
+        if z.dtype == torch.bool:
+            raise TypeError("f takes int64, but was called with torch.bool.")
         if not z.is_floating_point():
             z = z.long()
             if z.numel() and (int(z.min()) < 0 or int(z.max()) >= categories):

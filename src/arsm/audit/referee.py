@@ -10,7 +10,19 @@ import torch
 
 from arsm.audit.bounds import student
 from arsm.audit.diagnose import Finding, Interval, Means, diagnose
-from arsm.audit.measure import CALLS, REPEATED, Draws, Loss, RefusedError, Sign, draw, generators, probe
+from arsm.audit.measure import (
+    CALLS,
+    IGNORED,
+    REPEATED,
+    Draws,
+    Loss,
+    RefusedError,
+    Sign,
+    draw,
+    generators,
+    one_thread,
+    probe,
+)
 from arsm.audit.problems import PROBLEMS, Problem
 from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
 
@@ -40,7 +52,8 @@ def audit(
         problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
         samples: draws per row; problems of small batches get a 32nd, and at most 1,024.
         false_alarm: the probability with which a correct loss may be called wrong.
-        seed: of torch's, Python's and NumPy's global generators, which are set back afterwards.
+        seed: of torch's, Python's and NumPy's global generators, which are set back afterwards; torch runs on one
+            thread meanwhile.
         progress: hears each problem's name and the share of the audit that is done.
 
     Returns:
@@ -60,9 +73,10 @@ def audit(
     notes: list[str] = []
     measured: list[Draws] = []
     failures: dict[str, BaseException] = {}
-    with generators(seed):
+    ignored = False
+    with generators(seed), one_thread():
         try:
-            note = probe(loss, problems[0], sign, dtype, seed)
+            note, ignored = probe(loss, problems[0], sign, dtype, seed)
             notes += [] if note is None else [note]
         except RefusedError as error:
             return _refused(name, error, false_alarm)
@@ -76,22 +90,27 @@ def audit(
 
             try:
                 drawn = draw(loss, problem, samples, sign, dtype, tick)
+            except RefusedError as error:
+                return _refused(name, error, false_alarm, problem)
             except Exception as error:  # somebody else's code may raise anything
                 failures[problem.name] = error
                 continue
             if _repeats(drawn):
-                return _refused(name, RefusedError("fixed seed", REPEATED), false_alarm)
+                return _refused(name, RefusedError("fixed seed", REPEATED), false_alarm, problem)
             measured.append(drawn)
-    return _judge(name, measured, failures, problems, parameters, false_alarm, notes, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return _judge(name, measured, failures, problems, parameters, false_alarm, notes, seconds, ignored)
 
 
-def _refused(name: str, error: RefusedError, false_alarm: float) -> Audit:
-    return Audit(name, "not decided", (Finding(error.kind, str(error)),), (), false_alarm, exception=error)
+def _refused(name: str, error: RefusedError, false_alarm: float, problem: Problem | None = None) -> Audit:
+    words = f"{error} (Seen in '{problem.name}'.)" if problem else str(error)
+    return Audit(name, "not decided", (Finding(error.kind, words),), (), false_alarm, exception=error)
 
 
 def _repeats(drawn: Draws) -> bool:
-    """Whether calls on a large batch repeat each other's draws."""
-    random = bool((drawn.variance > 1e-6 * drawn.truth.gradient.square().amax()).any())
+    """Whether calls on a large batch repeat each other's draws, although equal rows of a call differ."""
+    within = drawn.variance - drawn.by_call.var(0)
+    random = bool((within > 1e-6 * drawn.truth.gradient.square().amax()).any())
     calls = drawn.by_call.flatten(1)
     return drawn.batch >= 128 and random and len(calls.unique(dim=0)) < len(calls) // 2
 
@@ -105,6 +124,7 @@ def _judge(
     false_alarm: float,
     notes: list[str],
     seconds: float,
+    ignored: bool = False,
 ) -> Audit:
     """Compare all means at once: each comparison gets an equal share of the false-alarm rate."""
     learned = [d for d in measured if d.problem.learns]
@@ -118,8 +138,17 @@ def _judge(
             rows[problem.name] = Row(problem.name, _size(problem, 0), None, 0, 0, None, error=in_words(error))
     scale, missed = _length(measured, failure)
     findings: list[Finding] = []
+    infinite = {name: e for name, e in failures.items() if isinstance(e, FloatingPointError)}
+    crashed = {name: e for name, e in failures.items() if name not in infinite}
+    if infinite:
+        causes = "usual causes are a standard deviation of 0 and 0 times -inf at a masked category"
+        found = f"In {_list(infinite, problems)}, {next(iter(infinite.values()))}; {causes}."
+        findings.append(Finding("not finite", found))
     rejected = any(r.rejected for r in rows.values()) or not (scale is None or scale.low <= 1 <= scale.high)
-    if rejected:
+    if ignored:
+        rejected = True
+        findings.append(Finding("f unused", IGNORED))
+    elif rejected:
         findings += diagnose(means)
     for d in learned:
         note, wrong = _parameters(d, failure)
@@ -127,12 +156,6 @@ def _judge(
         if wrong and parameters:
             rejected = True
             findings.append(Finding("parameters", note))
-    infinite = {name: e for name, e in failures.items() if isinstance(e, FloatingPointError)}
-    crashed = {name: e for name, e in failures.items() if name not in infinite}
-    if infinite:
-        causes = "usual causes are a standard deviation of 0 and 0 times -inf at a masked category"
-        found = f"In {_list(infinite, problems)}, {next(iter(infinite.values()))}; {causes}."
-        findings.append(Finding("not finite", found))
     if crashed:
         first = next(iter(crashed.values()))
         found = f"In {_list(crashed, problems)}, the loss raised {in_words(first)}{_line(first)}."

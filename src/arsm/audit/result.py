@@ -44,7 +44,7 @@ def worst_entry(means: Means) -> Entry | None:
 
 def in_words(error: BaseException) -> str:
     """An exception in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('. ')}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Audit:
         for finding in self.findings:
             lines += textwrap.wrap(f"[{finding.kind}] {finding.sentence}", WIDTH, subsequent_indent="  ")
         lines += [""] * bool(self.findings)
-        header = ["problem", self.sizes, "worst entry: bias [interval]", "of", "length"]
+        header = ["problem", self.sizes, "worst entry: bias [interval]", "exact", "length"]
         header += ["variance", "evals", "RLOO's", "floor"] * any(r.variance is not None for r in self.rows)
         lines += _table(header, [_cells(r, len(header)) for r in self.rows])
         lines.append("")
@@ -125,13 +125,20 @@ class Audit:
         return "\n".join(lines)
 
     def _footer(self) -> Sequence[str]:
-        footer = [*self.notes]
+        footer = []
+        if any(r.worst is not None for r in self.rows):
+            footer.append(
+                "*: the interval excludes 0. exact: the entry's true gradient. length: along the true gradient, 1 is "
+                "right. RLOO's: the variance of leave-one-out with as many evaluations; floor: the least share of it "
+                "that is possible, on average over additive f."
+            )
+        footer += self.notes
         if self.scale is not None:
             footer.append(f"Length over all problems: {self.scale} (1 is right).")
-        if self.missed is not None:
+        if self.missed is not None and self.verdict != "wrong":
             footer.append(
-                f"It could have missed: an error of the length below {self.missed:.2g} of it, and errors of single "
-                "entries inside their intervals."
+                f"It could have missed: a length that is wrong by less than {100 * self.missed:.2g} %, and errors of "
+                "single entries inside their intervals. More samples find smaller errors."
             )
         undecided = sum(r.undecided for r in self.rows)
         if undecided:

@@ -26,7 +26,7 @@ from arsm.univariate import Swaps, merge, swap_all
 
 
 class Merged(NamedTuple):
-    """What `tell` needs."""
+    """Data for `tell`."""
 
     log_pi: Tensor
     """[*B, K, C]."""
@@ -77,7 +77,7 @@ class ARSM(Estimator):
         if logits.shape[-2] == 1:
             swaps = swap_all(logits, noise)
             points, same_as = by_category(swaps.z, swaps.can_win)
-            return Queries(points, swaps.z, same_as, one, Merged(noise, swaps))
+            return Queries(points, swaps.z, same_as, one, Merged(noise, swaps), first_for_rest=True)
         if kernels.has_pairs(logits):
             points, same_as = kernels.pairs(logits.detach(), noise)
             swaps = swap_all(logits, noise) if self.pooled else None

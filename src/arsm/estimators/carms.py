@@ -19,7 +19,7 @@ from arsm.types import Estimator, Queries, at_most_all
 
 
 class Stick(NamedTuple):
-    """What `tell` needs."""
+    """Data for `tell`."""
 
     position: Tensor
     """[n, *B, K]: where the samples stand in the order."""
@@ -47,6 +47,7 @@ class CARMS(Estimator):
     """
 
     samples: int = 4
+    """n, the number of antithetic samples."""
     live: int | None = None
     """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 

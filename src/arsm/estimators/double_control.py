@@ -1,4 +1,4 @@
-"""Double control variates: leave-one-out REINFORCE of what the other samples' slopes do not explain."""
+"""Double control variates: leave-one-out REINFORCE with a linear surrogate from the other samples' slopes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arsm.types import Queries
 
 
 class Slope(nn.Module):
-    """How far to follow the slopes: one number."""
+    """The weight of the slopes, one learned number."""
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Slope(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class DoubleControl(SlopedGroup):
-    """Leave-one-out REINFORCE of f less its linear part, as the slopes at the other samples have it.
+    """Leave-one-out REINFORCE of f minus a linear surrogate, made from the slopes at the other samples.
 
         b_i = mean_{j != i} h_j.(z_i - p)
         g = 1/n sum_i (f_i - alpha b_i - mean_{j != i} [f_j - alpha b_j]) (z_i - p) + alpha G 1/n sum_j h_j

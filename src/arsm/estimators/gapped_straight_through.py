@@ -27,7 +27,9 @@ class GappedStraightThrough(Relaxation):
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the softmax."""
     gap: float = 1.0
+    """Minimum lead of the sample's logit over the others."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -34,12 +34,14 @@ class GumbelRao(Relaxation):
         g_k = 1/n sum_m (diag(s_km) - s_km s_km') / tau  df(z)/dz_k,    s_km = softmax(zeta_km / tau)
 
     with zeta_km the noisy logits of variable k, drawn n times given their argmax z_k. The bias of
-    `GumbelSoftmax(tau, hard=True)` and less variance, at one evaluation of f all the same. Reference: Paulus, Maddison
+    `GumbelSoftmax(tau, hard=True)` and less variance, still with one evaluation of f. Reference: Paulus, Maddison
     and Krause, Rao-Blackwellizing the straight-through Gumbel-Softmax gradient estimator, ICLR 2021.
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the relaxed samples."""
     samples: int = 10
+    """Number of noise samples to average; f is still evaluated once."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

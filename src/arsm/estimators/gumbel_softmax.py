@@ -28,7 +28,9 @@ class GumbelSoftmax(Relaxation):
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the relaxed sample."""
     hard: bool = False
+    """Evaluate f at the one-hot sample (straight-through) instead of the relaxed one."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

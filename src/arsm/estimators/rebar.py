@@ -44,11 +44,11 @@ class REBAR(Estimator):
     """
 
     temperature: float = 0.5
-    """tau to begin with."""
+    """Initial tau."""
     scale: float = 1.0
-    """eta to begin with."""
+    """Initial eta."""
     control: RelaxedObjective = field(init=False, repr=False)
-    """Holds ln tau and eta as they are learned."""
+    """Holds ln tau and eta, which are learned."""
 
     learned: nn.ModuleList = field(init=False, repr=False)
 

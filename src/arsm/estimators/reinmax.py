@@ -27,6 +27,7 @@ class ReinMax(Relaxation):
     """
 
     temperature: float = 1.0
+    """tau; above 1 it lowers the variance."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -19,7 +19,7 @@ from arsm.types import Estimator, Queries
 class MLPControl(nn.Module):
     """A network with one smooth hidden layer, (s, p) -> [N].
 
-    It begins as the constant 0, with which RELAX is REINFORCE. Its input size comes from the first logits that it sees:
+    It starts as the constant 0, where RELAX equals REINFORCE. Its input size comes from the first logits that it sees:
     estimate once before `torch.compile` or `vmap`.
     """
 
@@ -51,6 +51,7 @@ class RELAX(Estimator):
     """c(s, p) -> [N], row by row and twice differentiable in s: the relaxed sample s [N, K, C] and the probabilities
     p = softmax(phi) [N, K, C], by which it can tell the rows of a batch apart."""
     temperature: float = 0.5
+    """tau, the temperature of the relaxed sample."""
 
     learned: nn.ModuleList = field(init=False, repr=False)
 
@@ -80,9 +81,9 @@ class RELAX(Estimator):
     def _control_and_slope(self, s: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """c [N] and dc/ds [N, K, C], both attached to c's parameters."""
         if any(isinstance(parameter, UninitializedParameter) for parameter in self.control.parameters()):
-            from torch._C._functorch import is_functorch_wrapped_tensor  # private, hence not at the top
+            from torch._C._functorch import is_functorch_wrapped_tensor  # private, so not imported at the top
 
-            if is_functorch_wrapped_tensor(s):  # parameters made of it would not outlive the transform
+            if is_functorch_wrapped_tensor(s):  # parameters created here would not outlive the transform
                 raise RuntimeError("RELAX's network has no size yet; estimate once before you map it by vmap.")
             with torch.inference_mode(False), torch.no_grad():
                 self.control(s.clone(), p.clone())

@@ -37,15 +37,16 @@ class RLOO(Group):
     """
 
     ridge: float | None = None
+    """eta, the strength of the ridge regression; None for plain leave-one-out."""
     surrogate: Literal["logits"] | Tensor | None = None
-    """h: the logits, which suit an ELBO, or any [*B, K, C] that does not depend on the samples. It needs a batch of at
-    least two rows, since the rows lend each other their coefficient."""
+    """h: the logits, which suit an ELBO, or any [*B, K, C] that does not depend on the samples. It needs a batch of
+    at least two rows, because each row takes its coefficient from the others."""
 
     unbiased = True
 
     @property
     def couples_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Rows lend each other the surrogate's coefficient."""
+        """With a surrogate, each row takes its coefficient from the others."""
         return self.surrogate is not None
 
     @property

@@ -13,7 +13,7 @@ from arsm.types import Queries
 
 
 class Stein(nn.Module):
-    """psi(u, v) = u + a small network, and the coefficients alpha and beta; the network begins as the constant 0."""
+    """psi(u, v) = u + a small network, and the coefficients alpha and beta; the network starts as the constant 0."""
 
     def __init__(self, alpha: float, beta: float, hidden: int) -> None:
         super().__init__()
@@ -30,27 +30,27 @@ class Stein(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class RODEO(SlopedGroup):
-    """Take off what resampling single variables of a surrogate h explains.
+    """Leave-one-out with control variates made by resampling single variables of a surrogate h.
 
         (A h)(z) = 1/K sum_k sum_c p_kc h(z_{k<-c}) - h(z)
         h_i(z) = mean_{j != i} psi(f'(z_j).(z - z_j), f_j - mean_{m != i} f_m)
         g = 1/n sum_i [(f_i - mean_{j != i} (f_j + alpha (A h_j)(z_j))) x_i + beta A(h_i x)(z_i)]
 
-    with x = z - p for one-hot z. Resampling one variable leaves the distribution of z as it is: A h has mean 0
-    for every h that was made without z: h_i and h_i x are. psi, alpha and beta are learned; g is unbiased for all of
-    them, and `estimate` returns its squared norm as `estimator_loss`. alpha = beta = 0 is RLOO. h costs no evaluation
-    of f beyond the n samples and their slopes. Reference: Shi, Zhou, Hwang, Titsias and Mackey, Gradient estimation
-    with discrete Stein operators, NeurIPS 2022.
+    with x = z - p for one-hot z. Resampling one variable does not change the distribution of z, so A h has mean 0 for
+    every function h that is made without looking at z, such as h_i and h_i x. psi, alpha and beta are learned; g is
+    unbiased for all of them, and `estimate` returns its squared norm as `estimator_loss`. alpha = beta = 0 is RLOO. h
+    costs no evaluation of f beyond the n samples and their slopes. Reference: Shi, Zhou, Hwang, Titsias and Mackey,
+    Gradient estimation with discrete Stein operators, NeurIPS 2022.
     """
 
     alpha: float = 0.5
-    """To begin with."""
+    """Initial value."""
     beta: float = 0.5
-    """To begin with."""
+    """Initial value."""
     hidden: int = 8
     """Width of psi's network."""
     control: Stein = field(init=False, repr=False)
-    """Holds psi, alpha and beta as they are learned."""
+    """Holds psi, alpha and beta, which are learned."""
 
     def new_control(self) -> Stein:
         return Stein(self.alpha, self.beta, self.hidden)

@@ -17,9 +17,9 @@ from arsm.types import Queries
 
 @dataclass(frozen=True, eq=False)
 class SIMPLE(Relaxation):
-    """Take the slope of f at a subset for its slope at the marginals.
+    """Use the slope of f at a subset as if it were the slope at the marginals.
 
-        g = G f'(S),    S by the conditional Poisson law,    G = d mu / d phi,    mu_c = P(c in S)
+        g = G f'(S),    S by the conditional Poisson distribution,    G = d mu / d phi,    mu_c = P(c in S)
 
     The logits are [C] or [*B, 1, C], and f gets 1[c in S] as floating [N, 1, C], with k ones. Biased unless f is linear
     in them; k = 1 is `StraightThrough`. Reference: Ahmed, Zeng, Niepert and Van den Broeck, SIMPLE: a gradient
@@ -27,6 +27,7 @@ class SIMPLE(Relaxation):
     """
 
     k: int
+    """Number of chosen categories."""
 
     given_sample = False
 

@@ -1,4 +1,4 @@
-"""What estimators that compare a group of samples and use f's slope at each of them share."""
+"""Common base of estimators that compare a group of samples and use f's slope at each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from arsm.types import Estimator, Queries, at_most_all
 
 @dataclass(frozen=True, eq=False)
 class SlopedGroup(Estimator):
-    """n independent samples with f's slopes; `control` holds what is learned, and `tell` says how they are compared."""
+    """n independent samples with f's slopes; `control` holds the learned parts, and `tell` compares the samples."""
 
     samples: int = 4
+    """n, the number of samples."""
     control: nn.Module = field(init=False, repr=False)
     learned: nn.ModuleList = field(init=False, repr=False)
 
@@ -33,7 +34,7 @@ class SlopedGroup(Estimator):
         self._learn(self.new_control())
 
     def new_control(self) -> nn.Module:
-        """The learned part, as it begins."""
+        """The initial learned part."""
         raise NotImplementedError
 
     def _learn(self, control: nn.Module) -> None:
@@ -45,7 +46,7 @@ class SlopedGroup(Estimator):
 
     def ask(self, logits: Tensor, noise: Draws) -> Queries:
         z = samples(logits, noise)
-        # attached to the logits at no slope: what is compiled cannot begin a graph of its own
+        # attached to the logits with zero slope: compiled code cannot start a graph of its own
         no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
         points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
         if not points.requires_grad:
@@ -61,7 +62,7 @@ class SlopedGroup(Estimator):
         return resized
 
     def slopes(self, queries: Queries, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """df/dz at every sample, detached where f is: [n, *B, K, C]. Equal samples share the mean of their slopes."""
+        """df/dz at every sample, detached: [n, *B, K, C]. Equal samples share the mean of their slopes."""
         slopes, same_as = slopes_at_queries(queries, values).to(dtype), queries.same_as
         where = same_as[..., None, None].expand_as(slopes)
         total = torch.zeros_like(slopes).scatter_add(0, where, slopes)

@@ -15,7 +15,7 @@ from arsm.types import Queries
 
 @dataclass(frozen=True, eq=False)
 class StraightThrough(Relaxation):
-    """Take the slope of f at the hard sample for its slope at the probabilities.
+    """Use the slope of f at the hard sample as if it were the slope at the probabilities.
 
         g_k = (diag(p_k) - p_k p_k') df(z)/dz_k,    z_k ~ Cat(p_k) one-hot,    p_k = softmax(phi_k)
 

@@ -18,17 +18,19 @@ from arsm.types import Estimator, Queries
 
 @dataclass(frozen=True, eq=False)
 class SubsetRLOO(Estimator):
-    """Leave-one-out REINFORCE over n independent subsets of k categories, drawn by the conditional Poisson law.
+    """Leave-one-out REINFORCE over n independent subsets of k categories (conditional Poisson distribution).
 
         g = 1/n sum_i (f_i - mean_{m != i} f_m) (1[c in S_i] - mu_c),    mu_c = P(c in S)
 
     The logits are [C] or [*B, 1, C], and f gets the members of each subset in ascending order, int64 [N, k]. k = 1 is
-    `RLOO`. Reference for the law: Chen, Dempster and Liu, Weighted finite population sampling to maximize entropy,
-    Biometrika 1994.
+    `RLOO`. Reference for the distribution: Chen, Dempster and Liu, Weighted finite population sampling to maximize
+    entropy, Biometrika 1994.
     """
 
     k: int
+    """Number of chosen categories."""
     samples: int = 4
+    """n, the number of sampled subsets."""
     live: int | None = None
     """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 

@@ -27,10 +27,10 @@ class PairAndFlip(NamedTuple):
 
 
 class Flip(NamedTuple):
-    """What `tell` needs."""
+    """Data for `tell`."""
 
     pair: object
-    """What DisARM's `tell` needs."""
+    """Data for DisARM's `tell`."""
     flipped: Tensor
     """[*B, K] bool: the variable that was flipped, at most one."""
     certain: Tensor

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.kernels import eager
-
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """PyTorch for CUDA brings Triton along, except on Windows."""
 FEW = 32
 """Up to this many categories, comparing all pairs is faster than ordering."""
 STATE = 9
 """How many numbers of a race Triton's kernels keep."""
+BUCKETS = 8192
+"""Most buckets of a row that Triton's kernels sort into."""
 
 torch.library.define(
     "arsm::order", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -31,17 +31,21 @@ torch.library.define(
 torch.library.define(
     "arsm::merge",
     "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, Tensor rank, Tensor f)"
-    " -> Tensor",
+    " -> (Tensor, Tensor)",
 )
 
 
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
+torch.library.define(
+    "arsm::log_dirichlet", "(Tensor like, ScalarType dtype) -> Tensor", tags=torch.Tag.nondeterministic_seeded
+)
 
 
 class Order(NamedTuple):
     """What `order` finds: [..., C], if nothing else is said; empty, [..., 0], where this device's `merge` does without.
 
-    Triton's kernels keep the race's state and look up the rest again.
+    Triton's kernels keep the race's state and look up the rest again; their `wins` are where the buckets of the order
+    start and their `rank` the members of the order, see `gpu_order`.
     """
 
     ahead: Tensor
@@ -60,20 +64,32 @@ class Order(NamedTuple):
 
 def order(logits: Tensor, log_pi: Tensor) -> Order:
     """Run the race and order its noise: logits and ln pi [..., C]."""
-    return Order(*torch.ops.arsm.order(logits, log_pi))
+    return Order(*(_order if _plain(logits) else torch.ops.arsm.order)(logits, log_pi))
 
 
-def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> Tensor:
-    """The ARSM gradient, in f's dtype, from what `order` found and f at every category: [..., C] each."""
-    ahead, _, *rest = found
-    return torch.ops.arsm.merge(logits, log_pi, ahead, *rest, f)
+def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums R, in f's dtype, from what `order` found and f at every category, [..., C], and their mean [..., 1].
+
+    Their difference is the ARSM gradient; a compiler computes it together with what comes next.
+    """
+    ahead, _, state, with_z, wins, rank = found
+    operator = _merge if _plain(f) else torch.ops.arsm.merge
+    return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """z, then z^{c<->j} of all pairs as `swap.pair_table` has them, and the first that equals each: [*B, K, C] ->
     [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
     """
-    return torch.ops.arsm.pairs(logits, log_pi)
+    return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi)
+
+
+def log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """ln pi in a dtype with pi ~ Dir(1_C), [..., C], from torch's global random numbers: for tensors `on_gpu`.
+
+    PyTorch's own kernel draws four exponentials from one random number of 128 bits; compiled code draws one.
+    """
+    return torch.ops.arsm.log_dirichlet(like, dtype)
 
 
 def has_pairs(logits: Tensor) -> bool:
@@ -87,63 +103,93 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON
 
 
+def _plain(x: Tensor) -> bool:
+    """Whether nobody traces or maps x: then an operator may be called without PyTorch's dispatch, which takes longer
+    than a small kernel."""
+    tracked = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return type(x) is Tensor and not tracked
+
+
+def buckets_of(categories: int) -> int:
+    """Buckets per row that Triton's kernels sort into: a power of 2, for few elements each."""
+    return max(16, min(BUCKETS, 1 << (categories // 16).bit_length()))
+
+
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-@torch.library.impl("arsm::order", ("cpu", "cuda"))
 def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
-    batch = logits.shape[:-1]
+    batch, categories = logits.shape[:-1], logits.shape[-1]
     if on_gpu(logits):
-        found = _kernel("order", logits.shape[-1])(logits.contiguous(), log_pi.contiguous())
-        return *found, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED)
-    ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in eager.order(_rows(logits), _rows(log_pi)))
-    return ahead, can_win, logits.new_empty((*batch, 0), dtype=torch.float64), *ordered
+        ahead, can_win, state, *ordered = _kernel("order", categories)(logits.contiguous(), log_pi.contiguous())
+    else:
+        found = _in("eager").order(_rows(logits), _rows(log_pi))
+        ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
+        state = logits.new_empty((*batch, 0), dtype=torch.float64)
+    lacking = _ORDERED[: len(_ORDERED) - len(ordered)]
+    return ahead, can_win, state, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in lacking), *ordered
 
 
-@torch.library.impl("arsm::merge", ("cpu", "cuda"))
 def _merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     if on_gpu(f):
-        return _kernel("merge", f.shape[-1])(*(x.contiguous() for x in (logits, log_pi, ahead, state, f)))
-    return eager.merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f))).view(f.shape)
+        own = (logits, log_pi, ahead, state) if f.shape[-1] <= FEW else (logits, log_pi, ahead, state, wins, rank)
+        return _kernel("merge", f.shape[-1])(*(x.contiguous() for x in (*own, f)))
+    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
+    return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
-@torch.library.impl("arsm::pairs", ("cpu", "cuda"))
 def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     if on_gpu(logits):
-        from arsm.kernels.gpu_pairs import pairs
+        return _in("gpu_pairs").pairs(logits.contiguous(), log_pi.contiguous())
+    return _in("eager").pairs(logits, log_pi)
 
-        return pairs(logits.contiguous(), log_pi.contiguous())
-    return eager.pairs(logits, log_pi)
+
+def _log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return _in("gpu_noise").log_dirichlet(like.new_empty(like.shape, dtype=dtype).exponential_())
 
 
 def _kernel(name: str, categories: int) -> Any:
-    module = "gpu_few" if categories <= FEW else f"gpu_{name}"
-    return getattr(importlib.import_module(f"arsm.kernels.{module}"), name)
+    return getattr(_in("gpu_few" if categories <= FEW else f"gpu_{name}"), name)
+
+
+def _in(module: str) -> Any:
+    """A module of this package, loaded when it is first needed: it may need Triton, or what needs the operators."""
+    return importlib.import_module(f"arsm.kernels.{module}")
 
 
 _ORDERED = (torch.int8, torch.int32, torch.int32)
 
 
+torch.library.impl("arsm::order", ("cpu", "cuda"), _order)
+torch.library.impl("arsm::merge", ("cpu", "cuda"), _merge)
+torch.library.impl("arsm::pairs", ("cpu", "cuda"), _pairs)
+torch.library.impl("arsm::log_dirichlet", "cuda", _log_dirichlet)
+
+
 @torch.library.register_fake("arsm::order")
 def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     *batch, categories = logits.shape
-    on_triton = on_gpu(logits)
+    sizes = (0, categories, categories, categories)
+    if on_gpu(logits):
+        sizes = (STATE, 0, 0, 0) if categories <= FEW else (STATE, 0, buckets_of(categories) + 1, categories)
     return (
         logits.new_empty((*batch, 3), dtype=torch.int64),
         logits.new_empty((*batch, categories), dtype=torch.bool),
-        logits.new_empty((*batch, STATE if on_triton else 0), dtype=torch.float64),
-        *(logits.new_empty((*batch, 0 if on_triton else categories), dtype=dtype) for dtype in _ORDERED),
+        *(
+            logits.new_empty((*batch, size), dtype=dtype)
+            for size, dtype in zip(sizes, (torch.float64, *_ORDERED), strict=True)
+        ),
     )
 
 
 @torch.library.register_fake("arsm::merge")
 def _(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
-) -> Tensor:
-    return f.new_empty(f.shape)
+) -> tuple[Tensor, Tensor]:
+    return f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
 
 
 @torch.library.register_fake("arsm::pairs")
@@ -151,6 +197,11 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     *batch, variables, categories = logits.shape
     shape = (1 + categories * (categories - 1) // 2, *batch)
     return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("arsm::log_dirichlet")
+def _(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return like.new_empty(like.shape, dtype=dtype)
 
 
 def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any]]:
@@ -171,3 +222,18 @@ def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any
 torch.library.register_vmap("arsm::order", _map(torch.ops.arsm.order))
 torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
 torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))
+
+
+def _map_noise(
+    info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, int | None]:
+    if info.randomness == "error":
+        raise RuntimeError('Noise is drawn inside torch.vmap; call it with randomness="different" or "same".')
+    place = in_dims[0]
+    one = like if place is None else like.select(place, 0)
+    if info.randomness == "same":
+        return log_dirichlet(one, dtype), None
+    return log_dirichlet(one.expand(info.batch_size, *one.shape), dtype), 0
+
+
+torch.library.register_vmap("arsm::log_dirichlet", _map_noise)

@@ -1,10 +1,10 @@
 """`arsm.kernels.merge` as Triton kernels: static shapes, no synchronisation.
 
-The elements below the limit are picked and put in order by a counting sort: they fall into buckets that are evenly
-filled, since pi is uniform below a small limit, and are compared exactly within a bucket. Atomics decide which element
-takes which place of a bucket, and nothing else depends on them. One pass over all categories then looks each theta up
-in that order. Sums over categories are int64 in fixed point, the same in every order of summation, so that a run
-repeats to the bit.
+The elements below the limit, which `order` picked, are put in order by a counting sort: they fall into buckets that are
+evenly filled, since pi is uniform below a small limit, and are compared exactly within a bucket. Atomics decide which
+element takes which place of a bucket, and nothing else depends on them. One pass over all categories then looks each
+theta up in that order. Sums that atomics add up are int64 in fixed point, the same in every order of summation, so that
+a run repeats to the bit.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -20,28 +20,30 @@ from torch import Tensor
 from arsm.kernels import STATE
 from arsm.kernels.gpu_order import (
     HIGHEST,
+    LARGEST,
     LIMIT,
+    bucket_of,
     chunks_of,
+    fixed_noise,
+    last_of,
+    load_bounds,
+    logit_at,
     noise_at,
-    swaps_of,
+    swaps,
 )
 
 AT_ONCE = 1 << 23
-"""Categories whose order and sums are held at one time, 28 bytes each."""
-BUCKETS = 8192
-"""Most buckets per row."""
-BINS = tl.constexpr(8)
-"""Most categories win against fewer references than this: each chunk adds those up by itself before all chunks do."""
-PER_LN2 = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _bucket(x, limit, count: tl.constexpr):
-    """A bucket that never decreases with x <= limit, near count e^(x - limit): 2^-n (1 - r/2) for n + r nats / ln 2."""
-    s = tl.minimum((limit - x) * PER_LN2, 1000.0)
-    n = tl.floor(s)
-    power = ((1023 - n.to(tl.int64)) << 52).to(tl.float64, bitcast=True)
-    return tl.minimum((power * (1 - 0.5 * (s - n)) * count).to(tl.int32), count - 1)
+"""Categories whose order and sums are held at one time, 24 bytes each."""
+BINS = tl.constexpr(6)
+"""Most categories win against no more references than this: their sums need no look-up in memory."""
+EACH, PROGRAMS, REGISTERS = 2, 4096, 96
+"""Of the kernel that takes most of the time, as in `gpu_order`."""
+CURSORS = tl.constexpr(1)
+"""Where a row's scratch has the number of elements that each bucket holds so far."""
+UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
+"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
+ranks, and the sums of w up to them."""
+SCALES = tl.constexpr(15)
 
 
 @triton.jit
@@ -70,259 +72,323 @@ def _per_value(state, spread, C, P, BLOCK_P: tl.constexpr):
 
 
 @triton.jit
-def _select(log_pi, ahead, state, f, totals, members, spread, C, P, S, BLOCK: tl.constexpr):
-    """The elements below the limit, in any order, and the largest |d|: members [R, C], totals [R], spread [R, P]."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = chunk * BLOCK + tl.arange(0, BLOCK)
-    mask = c < C
-    at = row * C + c
-    z = tl.load(ahead + row * 3)
-    f_z = tl.load(f + row * C + z).to(tl.float64)
-    d = tl.where(mask, tl.load(f + at, mask=mask, other=0.0).to(tl.float64) - f_z, 0.0)
-    tl.store(spread + row * P + chunk, tl.max(tl.abs(d), 0))
-    active = mask & (c != z) & (noise_at(log_pi, at, mask) < tl.load(state + row * S + LIMIT))
-    found = active.to(tl.int32)
-    total = tl.sum(found, 0)
-    if total > 0:
-        start = tl.atomic_add(totals + row, total)
-        tl.store(members + row * C + start + tl.cumsum(found, 0) - 1, c, mask=active)
-
-
-@triton.jit
-def _count(log_pi, state, totals, members, counts, C, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
-    """How many elements fall into each bucket: counts [R, BUCKETS]."""
-    row, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
-    total = tl.load(totals + row)
-    if start < total:
-        k = start + tl.arange(0, BLOCK)
-        c = tl.load(members + row * C + k, mask=k < total, other=0)
-        limit = tl.load(state + row * S + LIMIT)
-        bucket = _bucket(tl.minimum(noise_at(log_pi, row * C + c, k < total), limit), limit, BUCKETS)
-        tl.atomic_add(counts + row * BUCKETS + bucket, 1, mask=k < total)
-
-
-@triton.jit
-def _starts(counts, starts, cursors, BUCKETS: tl.constexpr):
-    """Where each bucket starts, and their total: [R, BUCKETS + 1]; cursors [R, BUCKETS] start there."""
-    row = tl.program_id(0).to(tl.int64)
-    b = tl.arange(0, BUCKETS)
-    count = tl.load(counts + row * BUCKETS + b)
-    start = tl.cumsum(count, 0) - count
-    tl.store(starts + row * (BUCKETS + 1) + b, start)
-    tl.store(starts + row * (BUCKETS + 1) + BUCKETS, tl.sum(count, 0))
-    tl.store(cursors + row * BUCKETS + b, start)
-
-
-@triton.jit
 def _fill(
-    log_pi, state, starts, cursors, members, bucketed, value_sums, C, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr
+    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, P, SPAN, N, S,
+    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Put the elements into their buckets, bucketed [R, C], and zeros where values will be summed, [R, C + 1]."""
-    row, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
-    k = start + tl.arange(0, BLOCK)
-    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    if start <= count:
-        tl.store(value_sums + row * (C + 1) + k, tl.zeros([BLOCK], tl.int64), mask=k <= count)
-    if start < count:
-        mask = k < count
-        c = tl.load(members + row * C + k, mask=mask, other=0)
-        limit = tl.load(state + row * S + LIMIT)
-        bucket = _bucket(tl.minimum(noise_at(log_pi, row * C + c, mask), limit), limit, BUCKETS)
-        place = tl.atomic_add(cursors + row * BUCKETS + bucket, 1, mask=mask)
+    """Put the members into their buckets, bucketed [R, C], and zeros where values will be summed, [R, C].
+
+    spread [R, P] is the largest |d| of each chunk.
+    """
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    starts += row * (BUCKETS + 1)
+    f += row * C
+    count, limit = tl.load(starts + BUCKETS), tl.load(state + row * S + LIMIT)
+    own = tl.load(f + tl.load(ahead + row * 3))
+    low = tl.full([BLOCK], 0.0, own.dtype) + own
+    high = low
+    for i in range(SPAN):
+        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(f + c, mask=c < C, other=own)
+        low, high = tl.minimum(low, value), tl.maximum(high, value)
+    f_z = own.to(tl.float64)
+    above, below = tl.max(high, 0).to(tl.float64) - f_z, f_z - tl.min(low, 0).to(tl.float64)
+    tl.store(spread + row * P + chunk, tl.maximum(above, below))
+    start = chunk * SPAN * BLOCK
+    stop = tl.minimum(start + SPAN * BLOCK, C)
+    while (start < stop) & (start <= count):
+        k = start + tl.arange(0, BLOCK)
+        tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=(k <= count) & (k < stop))
+        start += BLOCK
+    start = chunk * SPAN * BLOCK
+    while start < stop:
+        k = start + tl.arange(0, BLOCK)
+        c = tl.load(members + row * C + k, mask=k < stop, other=-1)
+        end = tl.min(tl.where(c < 0, k, stop), 0)
+        mask = k < end
+        c = tl.where(mask, c, 0)
+        bucket = bucket_of(tl.minimum(noise_at(log_pi, row * C + c, mask), limit), limit, BUCKETS)
+        first = tl.load(starts + bucket, mask=mask, other=0)
+        place = first + tl.atomic_add(scratch + row * N + CURSORS + bucket, 1, mask=mask, sem="relaxed")
         tl.store(bucketed + row * C + place, c, mask=mask)
+        start = tl.where(end < start + BLOCK, stop, start + BLOCK)
 
 
 @triton.jit
 def _rank(
-    log_pi, state, starts, bucketed, members, ordered, noise_sums, C, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr
+    log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales, C, P, SPAN, N, S,
+    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Put index, a and w at their ranks: members and ordered [R, C], noise_sums [R, C + 1]."""
-    row, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
-    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    if start < count:
-        k = start + tl.arange(0, BLOCK)
-        mask = k < count
-        c = tl.load(bucketed + row * C + k, mask=mask, other=0)
-        a, limit = noise_at(log_pi, row * C + c, mask), tl.load(state + row * S + LIMIT)
-        at = starts + row * (BUCKETS + 1) + _bucket(tl.minimum(a, limit), limit, BUCKETS)
-        first = tl.load(at, mask=mask, other=0)
-        stop = tl.load(at + 1, mask=mask, other=0)
-        rank = first
-        longest = tl.max(stop - first, 0)
-        i = 0
-        while i < longest:
-            inside = first + i < stop
-            member = tl.load(bucketed + row * C + first + i, mask=inside, other=0)
-            other = noise_at(log_pi, row * C + member, inside)
-            rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
-            i += 1
-        tl.store(members + row * C + rank, c, mask=mask)
-        tl.store(ordered + row * C + rank, a, mask=mask)
-        w = weight_at(log_pi, row * C + c, mask, C) * _per_weight(state + row * S, C)
-        tl.store(noise_sums + row * (C + 1) + rank, w.to(tl.int64), mask=mask)
+    """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    starts += row * (BUCKETS + 1)
+    log_pi += row * C
+    bucketed += row * C
+    ranked += row * C
+    noise_sums += row * C
+    state += row * S
+    count, limit = tl.load(starts + BUCKETS), tl.load(state + LIMIT)
+    length = SPAN * BLOCK
+    if (chunk * length < count) | (chunk == 0):
+        per_weight = _per_weight(state, C)
+        start = chunk * length
+        stop = tl.minimum(start + length, count)
+        while start < stop:
+            k = start + tl.arange(0, BLOCK)
+            mask = k < count
+            c = tl.load(bucketed + k, mask=mask, other=0)
+            a = noise_at(log_pi, c, mask)
+            at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
+            first = tl.load(at, mask=mask, other=0)
+            end = tl.load(at + 1, mask=mask, other=0)
+            rank = first
+            longest = tl.max(end - first, 0)
+            j = 0
+            while j < longest:
+                inside = first + j < end
+                member = tl.load(bucketed + first + j, mask=inside, other=0)
+                other = noise_at(log_pi, member, inside)
+                rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
+                j += 1
+            tl.store(ranked + rank, c, mask=mask)
+            w = weight_at(log_pi, c, mask, C) * per_weight
+            tl.store(noise_sums + rank, w.to(tl.int64), mask=mask)
+            start += BLOCK
+        if last_of(scratch + row * N, tl.maximum(tl.cdiv(count, length), 1)):
+            _prefix(noise_sums, count, BLOCK)
+            tl.debug_barrier()
+            scales += row * SCALES
+            tl.store(scales + UNIT, 1 / per_weight)
+            tl.store(scales + PER_VALUE, _per_value(state, spread + row * P, C, P, BLOCK_P))
+            tl.store(scales + WEIGHT_Z, weight_at(log_pi, tl.load(ahead + row * 3), True, C))
+            k = tl.arange(0, 8)
+            c = tl.load(ranked + k, mask=k < count, other=0)
+            a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
+            tl.store(scales + NOISES + k, a, mask=k < BINS)
+            w = tl.load(noise_sums + k + 1, mask=k < count, other=0).to(tl.float64) / per_weight
+            tl.store(scales + WEIGHTS + k, w, mask=k < BINS)
 
 
 @triton.jit
-def _prefix(
-    log_pi, ahead, state, spread, starts, noise_sums, scales, C, P, S,
-    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
-    """In place: the sum of w over the ranks below r, r = 0..count; scales [R, 3]: the units of both sums, and w_z."""
-    row = tl.program_id(0).to(tl.int64)
-    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    k = tl.arange(0, BLOCK)
+def _prefix(sums, count, BLOCK: tl.constexpr):
+    """In place: the sum of the elements before each, up to the one after the last."""
     before = tl.zeros([1], tl.int64)
     start = 0
     while start <= count:
-        at = noise_sums + row * (C + 1) + start + k
-        w = tl.load(at, mask=start + k < count, other=0)
-        tl.store(at, before + tl.cumsum(w, 0) - w, mask=start + k <= count)
+        k = start + tl.arange(0, BLOCK)
+        w = tl.load(sums + k, mask=k < count, other=0)
+        tl.store(sums + k, before + tl.cumsum(w, 0) - w, mask=k <= count)
         before += tl.sum(w, 0)
         start += BLOCK
-    own = state + row * S
-    tl.store(scales + row * 3, 1 / _per_weight(own, C))
-    tl.store(scales + row * 3 + 1, _per_value(own, spread + row * P, C, P, BLOCK_P))
-    tl.store(scales + row * 3 + 2, weight_at(log_pi, row * C + tl.load(ahead + row * 3), True, C))
 
 
 # ---------------------------------------------------------------- the sums
 
 
 @triton.jit
-def _sum(
-    logits, log_pi, ahead, state, f, scales, starts, ordered, noise_sums, value_sums, sums, parts, C, P, S,
-    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
-    """R_c without its second sum, whose terms w d are added at place r_c of value_sums.
+def _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C):
+    """theta, d, w, and d of the winner of the pair (z, c)."""
+    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
+    noise = tl.load(log_pi + c, mask=mask, other=0.0)
+    phi = logit_at(logits, c, mask, tl.load(state + LARGEST))
+    d = tl.load(f + c, mask=mask, other=0.0).to(tl.float64) - f_z
+    theta, code = swaps(c, fixed_noise(noise), phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+    w = tl.full([], 1.0, tl.float64) / C - tl.exp(noise.to(tl.float64))
+    swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
+    return theta, d, w, tl.where(mask, swapped, 0.0)
 
-    sums [R, C] are zero for z; parts [R, 2, P] are this chunk's shares of sum_c R_c and of R_z.
+
+@triton.jit
+def _sum(
+    logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
+    C, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    """R_c without its second sum: sums [R, C].
+
+    parts [R, BINS + 2, P] are this chunk's shares of the second sum of the first ranks, of sum_c R_c and of R_z. The
+    terms w d of the others are added at place r_c of value_sums; they wait in queue [R, C] until their chunk is done.
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = chunk * BLOCK + tl.arange(0, BLOCK)
-    mask = c < C
-    at = row * C + c
-    z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
-    theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
+    third = tl.load(ahead + row * 3 + 2)
+    z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
+    logits += row * C
+    log_pi += row * C
+    f += row * C
+    sums += row * C
+    ranked += row * C
+    noise_sums += row * C
+    value_sums += row * C
+    queue += row * C
+    starts += row * (BUCKETS + 1)
+    state += row * S
+    scales += row * SCALES
+    f_z = tl.load(f + z).to(tl.float64)
+    d_second, d_third = tl.load(f + second).to(tl.float64) - f_z, tl.load(f + third).to(tl.float64) - f_z
+    w_z = tl.load(scales + WEIGHT_Z)
+    a0, w0 = tl.load(scales + NOISES), tl.load(scales + WEIGHTS)
+    a1, w1 = tl.load(scales + NOISES + 1), tl.load(scales + WEIGHTS + 1)
+    a2, w2 = tl.load(scales + NOISES + 2), tl.load(scales + WEIGHTS + 2)
+    a3, w3 = tl.load(scales + NOISES + 3), tl.load(scales + WEIGHTS + 3)
+    a4, w4 = tl.load(scales + NOISES + 4), tl.load(scales + WEIGHTS + 4)
+    a5, w5 = tl.load(scales + NOISES + 5), tl.load(scales + WEIGHTS + 5)
+    total = tl.zeros([BLOCK], tl.float64)
+    of_z = total
+    s0 = total
+    s1 = total
+    s2 = total
+    s3 = total
+    s4 = total
+    s5 = total
+    begin = chunk * SPAN * BLOCK
+    end = begin
+    for i in range(SPAN):
+        c = begin + i * BLOCK + tl.arange(0, BLOCK)
+        mask = c < C
+        theta, d, w, swapped = _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C)
+        of_z += swapped * w
+        value = w * d
+        first = tl.where(a0 < theta, w0, 0.0)
+        first = tl.where(a1 < theta, w1, first)
+        first = tl.where(a2 < theta, w2, first)
+        first = tl.where(a3 < theta, w3, first)
+        first = tl.where(a4 < theta, w4, first)
+        first = tl.where(a5 < theta, w5, first)
+        s0 += tl.where(a0 < theta, value, 0.0)
+        s1 += tl.where(a1 < theta, value, 0.0)
+        s2 += tl.where(a2 < theta, value, 0.0)
+        s3 += tl.where(a3 < theta, value, 0.0)
+        s4 += tl.where(a4 < theta, value, 0.0)
+        s5 += tl.where(a5 < theta, value, 0.0)
+        result = tl.where(mask & (c != z), d * first + swapped * w_z, 0.0)
+        total += result
+        tl.store(sums + c, result, mask=mask)
+        more = mask & (a5 < theta) & (c != z)
+        found = more.to(tl.int32)
+        count = tl.sum(found, 0)
+        if count > 0:
+            tl.store(queue + end + tl.cumsum(found, 0) - 1, c, mask=more)
+            end += count
 
-    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    r = tl.zeros([BLOCK], tl.int32)  # how many of the ordered a lie below theta, by bisection
-    length = count
-    while length > 0:
-        half = (length + 1) // 2
-        r += tl.where(tl.load(ordered + row * C + r + half - 1) < theta, half, 0)
-        length -= half
+    tl.debug_barrier()
+    limit, unit, per_value = tl.load(state + LIMIT), tl.load(scales + UNIT), tl.load(scales + PER_VALUE)
+    while begin < end:
+        place = begin + tl.arange(0, BLOCK)
+        mask = place < end
+        c = tl.load(queue + place, mask=mask, other=0)
+        theta, d, w, swapped = _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C)
+        # r: how many of the ordered a lie below theta
+        at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
+        r = tl.load(at, mask=mask, other=0)
+        stop = tl.load(at + 1, mask=mask, other=0)
+        k = r
+        while tl.max(stop - k, 0) > 0:
+            member = tl.load(ranked + k, mask=k < stop, other=0)
+            below = (k < stop) & (noise_at(log_pi, member, k < stop) < theta)
+            r += below.to(tl.int32)
+            k = tl.where(below, k + 1, stop)  # in order of rank: the first that is not below ends it
+        more = mask & (r > BINS)
+        first = tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit
+        tl.store(sums + c, d * first + swapped * w_z, mask=more)
+        total += tl.where(more, d * (first - w5), 0.0)
+        tl.atomic_add(value_sums + r, (w * d * per_value).to(tl.int64), mask=more, sem="relaxed")
+        begin += BLOCK
 
-    f_z = tl.load(f + row * C + z).to(tl.float64)
-    d = tl.load(f + at, mask=mask, other=0.0).to(tl.float64) - f_z
-    d_second = tl.load(f + row * C + second).to(tl.float64) - f_z
-    d_third = tl.load(f + row * C + third).to(tl.float64) - f_z
-    swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
-    w, w_z = weight_at(log_pi, at, mask, C), tl.load(scales + row * 3 + 2)
-    wins = mask & (r > 0)
-    first = tl.load(noise_sums + row * (C + 1) + r, mask=wins, other=0).to(tl.float64)
-    result = d * (first * tl.load(scales + row * 3)) + swapped * w_z
-    result = tl.where(mask & (c != z), result, 0.0)
-    tl.store(sums + at, result, mask=mask)
-    tl.store(parts + row * 2 * P + chunk, tl.sum(result, 0))
-    tl.store(parts + (row * 2 + 1) * P + chunk, tl.sum(tl.where(mask, swapped * w, 0.0), 0))
-
-    value = (w * d * tl.load(scales + row * 3 + 1)).to(tl.int64)
-    place = value_sums + row * (C + 1)
-    bins = 1 + tl.arange(0, BINS)
-    binned = tl.sum(tl.where(wins[:, None] & (r[:, None] == bins[None, :]), value[:, None], 0), 0)
-    tl.atomic_add(place + bins, binned, mask=(bins <= count) & (binned != 0))
-    tl.atomic_add(place + r, value, mask=wins & (r > BINS) & (value != 0))
+    part = parts + row * (BINS + 2) * P + chunk
+    tl.store(part, tl.sum(s0, 0))
+    tl.store(part + P, tl.sum(s1, 0))
+    tl.store(part + 2 * P, tl.sum(s2, 0))
+    tl.store(part + 3 * P, tl.sum(s3, 0))
+    tl.store(part + 4 * P, tl.sum(s4, 0))
+    tl.store(part + 5 * P, tl.sum(s5, 0))
+    tl.store(part + 6 * P, tl.sum(total, 0))
+    tl.store(part + 7 * P, tl.sum(of_z, 0))
 
 
 @triton.jit
 def _beaten(
-    scales, starts, members, value_sums, sums, parts, centre, C, P,
+    ahead, starts, ranked, value_sums, sums, parts, scales, centre, C, P,
     BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Add the second sum of the ordered elements, from the last rank down; centre [R, 2]: R_z and mean(R)."""
+    """Add the second sum of the ordered elements, from the last rank down, put R_z in its place, and find mean(R)."""
     row = tl.program_id(0).to(tl.int64)
-    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
-    unit = tl.load(scales + row * 3 + 1)
-    k = tl.arange(0, BLOCK)
+    count, per_value = tl.load(starts + row * (BUCKETS + 1) + BUCKETS), tl.load(scales + row * SCALES + PER_VALUE)
+    ranked += row * C
+    value_sums += row * C
+    sums += row * C
+    parts += row * (BINS + 2) * P
+    p, q = tl.arange(0, BLOCK_P), tl.arange(0, BINS + 2)
+    found = tl.sum(tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :], other=0.0), 1)
+    ordered = (q < BINS) & (q < count)
+    one = sums + tl.load(ranked + q, mask=ordered, other=0)
+    tl.store(one, tl.load(one, mask=ordered, other=0.0).to(tl.float64) + found, mask=ordered)
+    of_z = tl.sum(tl.where(q == BINS + 1, found, 0.0), 0)
+    total = tl.sum(tl.where(ordered | (q >= BINS), found, 0.0), 0)
     above = tl.zeros([1], tl.int64)
-    total = tl.zeros([1], tl.float64)
-    start = count // BLOCK * BLOCK
+    rest = tl.zeros([BLOCK], tl.float64)
+    start = tl.where(count > BINS, count // BLOCK * BLOCK, -1)
     while start >= 0:
-        value = tl.load(value_sums + row * (C + 1) + start + k, mask=start + k <= count, other=0)
+        k = start + tl.arange(0, BLOCK)
+        value = tl.load(value_sums + k, mask=k <= count, other=0)
         here = tl.sum(value, 0)
-        second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / unit
-        mask = start + k < count
-        place = sums + row * C + tl.load(members + row * C + start + k, mask=mask, other=0)
+        second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / per_value
+        mask = (k >= BINS) & (k < count)
+        place = sums + tl.load(ranked + k, mask=mask, other=0)
         tl.store(place, tl.load(place, mask=mask, other=0.0).to(tl.float64) + second, mask=mask)
-        total += tl.sum(tl.where(mask, second, 0.0), 0)
+        rest += tl.where(mask, second, 0.0)
         above += here
         start -= BLOCK
-    p = tl.arange(0, BLOCK_P)
-    others = tl.sum(tl.load(parts + row * 2 * P + p, mask=p < P, other=0.0), 0)
-    of_z = tl.sum(tl.load(parts + (row * 2 + 1) * P + p, mask=p < P, other=0.0), 0)
-    tl.store(centre + row * 2, of_z)
-    tl.store(centre + row * 2 + 1 + tl.zeros([1], tl.int32), (others + of_z + total) / C)
+    tl.store(sums + tl.load(ahead + row * 3), of_z)
+    tl.store(centre + row, (total + tl.sum(rest, 0)) / C)
 
 
-@triton.jit
-def _subtract_mean(ahead, centre, sums, C, BLOCK: tl.constexpr):
-    """Put R_z in its place and subtract the mean."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    result = tl.load(sums + row * C + c, mask=c < C, other=0.0).to(tl.float64)
-    result = tl.where(c == tl.load(ahead + row * 3), tl.load(centre + row * 2), result)
-    tl.store(sums + row * C + c, result - tl.load(centre + row * 2 + 1), mask=c < C)
-
-
-def merge(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f: Tensor) -> Tensor:
+def merge(
+    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor, members: Tensor, f: Tensor
+) -> tuple[Tensor, Tensor]:
     """`arsm.kernels.merge` for contiguous [..., C]."""
-    sums = torch.empty_like(f)
-    whole = [x.view(-1, x.shape[-1]) for x in (logits, log_pi, ahead, state, f, sums)]
+    sums, centre = torch.empty_like(f), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
+    whole = [x.view(-1, x.shape[-1]) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)]
     rows = len(whole[0])
     step = triton.cdiv(rows, triton.cdiv(f.numel(), AT_ONCE))
+    chunked = chunks_of(rows, f.shape[-1])  # as `order` left the members
     for start in range(0, rows, step):
-        _merge_rows(*(x[start : start + step] for x in whole))
-    return sums
+        _merge_rows(*(x[start : start + step] for x in whole), *chunked)
+    return sums, centre
 
 
-def _merge_rows(logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, f: Tensor, sums: Tensor) -> None:
+def _merge_rows(
+    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor, members: Tensor, f: Tensor,
+    sums: Tensor, centre: Tensor, block: int, warps: int, span: int, chunks: int,
+) -> None:  # fmt: skip
     rows, categories = f.shape
-    block, chunks = chunks_of(categories)
-    grid = (rows, chunks)
-    size = {"BLOCK": block, "num_warps": 8}
-    buckets = min(BUCKETS, max(16, triton.next_power_of_2(categories)))
-    block_p = max(16, triton.next_power_of_2(chunks))
+    buckets = starts.shape[-1] - 1
+    taken = CURSORS.value + buckets
+    parallel = triton.cdiv(categories, 4096)
+    own_block, own_warps, own_span, own_chunks = chunks_of(rows, categories, EACH, PROGRAMS)
 
-    zeros = f.new_zeros(rows * (buckets + 1), dtype=torch.int32)
-    totals, counts = zeros[:rows], zeros[rows:]
-    starts, cursors, members = (
-        f.new_empty((rows, count), dtype=torch.int32) for count in (buckets + 1, buckets, categories)
+    scratch = f.new_zeros(rows * taken, dtype=torch.int32)
+    ranked, queue = (f.new_empty((rows, categories), dtype=torch.int32) for _ in range(2))
+    noise_sums, value_sums = (f.new_empty((rows, categories), dtype=torch.int64) for _ in range(2))
+    spread, scales, parts = (
+        f.new_empty(rows * count, dtype=torch.float64)
+        for count in (chunks, SCALES.value, (2 + BINS.value) * own_chunks)
     )
-    ordered, spread, scales, parts, centre = (
-        f.new_empty((rows, count), dtype=torch.float64) for count in (categories, chunks, 3, 2 * chunks, 2)
-    )
-    noise_sums, value_sums = (f.new_empty((rows, categories + 1), dtype=torch.int64) for _ in range(2))
     bucketed = sums.view(torch.int32)  # nothing is summed before the order is known
 
-    _select[grid](log_pi, ahead, state, f, totals, members, spread, categories, chunks, STATE, **size)
-    _count[grid](log_pi, state, totals, members, counts, categories, STATE, BUCKETS=buckets, **size)
-    _starts[(rows,)](counts, starts, cursors, BUCKETS=buckets, num_warps=16)
-    _fill[(rows, triton.cdiv(categories + 1, block))](
-        log_pi, state, starts, cursors, members, bucketed, value_sums, categories, STATE, BUCKETS=buckets, **size
-    )
-    _rank[grid](
-        log_pi, state, starts, bucketed, members, ordered, noise_sums, categories, STATE, BUCKETS=buckets, **size
-    )
-    _prefix[(rows,)](
-        log_pi, ahead, state, spread, starts, noise_sums, scales, categories, chunks, STATE,
-        BLOCK=2048, BLOCK_P=block_p, BUCKETS=buckets, num_warps=8,
+    _fill[(rows, chunks)](
+        log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
+        categories, chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
     )  # fmt: skip
-    _sum[grid](
-        logits, log_pi, ahead, state, f, scales, starts, ordered, noise_sums, value_sums, sums, parts,
-        categories, chunks, STATE, BUCKETS=buckets, maxnreg=128, **size,
+    _rank[(rows, parallel)](
+        log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales,
+        categories, chunks, 4, taken, STATE,
+        BLOCK=1024, BLOCK_P=max(16, triton.next_power_of_2(chunks)), BUCKETS=buckets, num_warps=8,
+    )  # fmt: skip
+    _sum[(rows, own_chunks)](
+        logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
+        categories, own_chunks, own_span, STATE,
+        BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
     )  # fmt: skip
     _beaten[(rows,)](
-        scales, starts, members, value_sums, sums, parts, centre, categories, chunks,
-        BLOCK=2048, BLOCK_P=block_p, BUCKETS=buckets, num_warps=8,
+        ahead, starts, ranked, value_sums, sums, parts, scales, centre, categories, own_chunks,
+        BLOCK=2048, BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), BUCKETS=buckets, num_warps=8,
     )  # fmt: skip
-    _subtract_mean[grid](ahead, centre, sums, categories, **size)

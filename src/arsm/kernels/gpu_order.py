@@ -13,23 +13,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from arsm.kernels import STATE
+from arsm.kernels import STATE, buckets_of
 from arsm.noise import LOWEST, RESOLUTION
 
-CHUNKS = 2048
+CHUNKS = 1024
 """Most chunks per row: one program reduces what they found."""
-UNIT = tl.constexpr(1 / RESOLUTION)
+PROGRAMS = 8192
+"""Enough to keep a GPU busy; a chunk has as many blocks as then remain."""
+EACH = 4
+"""Elements per thread."""
 STEP = tl.constexpr(RESOLUTION)
 LEAST_LOGIT = tl.constexpr(LOWEST)
 LEAST_NOISE = tl.constexpr(LOWEST / 2)
-INTEGERS = tl.constexpr(1.5 * 2.0**52)
-"""Added and subtracted, it rounds to an integer, half to even."""
+TO_FIXED = tl.constexpr(1.5 * 2.0**52 * RESOLUTION)
+"""Added and subtracted, it rounds to a multiple of the resolution, half to even."""
 
 # what `order` keeps of a race for `merge`: the places of state [R, STATE]
-BEST, SECOND, THIRD = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""The values o of the first three."""
-NOISE_Z, LOGIT_Z = tl.constexpr(3), tl.constexpr(4)
-"""a and phi of the winner."""
+BEST = tl.constexpr(0)
+"""o_z."""
+SUM_Z = tl.constexpr(1)
+"""a_z + phi_z."""
+BOUND_C = tl.constexpr(2)
+"""a_z - o of the second: c beats the second, in the pair (z, c), if phi_c is above."""
+BOUND_Z = tl.constexpr(3)
+"""The second beats z, in the pair (z, c), if a_c is above."""
+WITH_SECOND = tl.constexpr(4)
+"""Who wins the pair (z, second), as `winner_with_z` says it."""
 LIMIT = tl.constexpr(5)
 """Above every theta but z's."""
 LEAST = tl.constexpr(6)
@@ -38,6 +47,7 @@ HIGHEST = tl.constexpr(7)
 """max a."""
 LARGEST = tl.constexpr(8)
 """The largest logit."""
+PER_LN2 = tl.constexpr(1.4426950408889634)
 
 
 # ---------------------------------------------------------------- what all kernels compute alike
@@ -46,94 +56,159 @@ LARGEST = tl.constexpr(8)
 @triton.jit
 def noise_at(log_pi, at, mask):
     """a: ln pi in fixed point, as `noise.fixed_point` rounds it."""
-    a = tl.load(log_pi + at, mask=mask, other=0.0).to(tl.float64)
-    return (tl.maximum(a, LEAST_NOISE) * UNIT + INTEGERS - INTEGERS) * STEP
+    return fixed_noise(tl.load(log_pi + at, mask=mask, other=0.0))
+
+
+@triton.jit
+def fixed_noise(x):
+    """a from ln pi."""
+    return tl.maximum(x, LEAST_NOISE).to(tl.float64) + TO_FIXED - TO_FIXED
 
 
 @triton.jit
 def below_largest(x, largest):
-    """phi: a logit below the largest in fixed point; -inf where it is masked."""
-    rounded = (tl.maximum(x - largest, LEAST_LOGIT) * UNIT + INTEGERS - INTEGERS) * STEP
-    return tl.where(x == float("-inf"), float("-inf"), rounded)
+    """phi: a logit below the largest in fixed point. A masked one becomes the lowest, which never wins either."""
+    phi = x.to(tl.float64) - largest
+    return tl.where(phi < LEAST_LOGIT, LEAST_LOGIT, phi) + TO_FIXED - TO_FIXED
 
 
 @triton.jit
 def logit_at(logits, at, mask, largest):
-    """phi of the logits; -inf outside the mask."""
-    return below_largest(tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float64), largest)
+    """phi of the logits."""
+    return below_largest(tl.load(logits + at, mask=mask, other=float("-inf")), largest)
 
 
 @triton.jit
-def winner_with_z(c, a, phi, z, a_z, phi_z, second, of_second, third, of_third):
-    """Who wins the pair (z, c): 0 for z, 1 for c, 2 for the first of the others.
+def bounds_of(a_z, phi_z, z, a_second, phi_second, second, third, of_third):
+    """What `swaps` compares with: the state from BEST to WITH_SECOND. In fixed point, one step breaks a tie."""
+    of_second, lower = a_second - phi_second, tl.where(second < z, STEP, 0.0)
+    # the pair (z, second) gives z the noise of the second and the second that of z; the best of the others is the third
+    of_c, of_z = a_z - phi_second, a_second - phi_z
+    c_wins = (of_c < of_z + lower) & (of_c < of_third + tl.where(second < third, STEP, 0.0))
+    other_wins = of_third < of_z + tl.where(third < z, STEP, 0.0)
+    with_second = tl.where(c_wins, 1, tl.where(other_wins, 2, 0))
+    return a_z - phi_z, a_z + phi_z, a_z - of_second, of_second + phi_z - lower, with_second
 
-    The pair gives c the value a_z - phi_c and z the value a_c - phi_z; in fixed point, one step breaks a tie.
+
+@triton.jit
+def keep_bounds(state, best, sum_z, bound_c, bound_z, with_second):
+    """Write them."""
+    tl.store(state + BEST, best)
+    tl.store(state + SUM_Z, sum_z)
+    tl.store(state + BOUND_C, bound_c)
+    tl.store(state + BOUND_Z, bound_z)
+    tl.store(state + WITH_SECOND, with_second.to(tl.float64))
+
+
+@triton.jit
+def load_bounds(state):
+    """Read them."""
+    bound_c, bound_z = tl.load(state + BOUND_C), tl.load(state + BOUND_Z)
+    with_second = tl.load(state + WITH_SECOND).to(tl.int32)
+    return tl.load(state + BEST), tl.load(state + SUM_Z), bound_c, bound_z, with_second
+
+
+@triton.jit
+def swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second):
+    """theta_c, and who wins the pair (z, c): 0 for z, 1 for c, 2 for the first of the others.
+
+    The pair gives c the value a_z - phi_c and z the value a_c - phi_z.
     """
-    other = tl.where(c == second, third, second)
-    of_other = tl.where(c == second, of_third, of_second)
-    of_c, of_z = a_z - phi, a - phi_z
-    c_wins = (of_c < of_z + tl.where(c < z, STEP, 0.0)) & (of_c < of_other + tl.where(c < other, STEP, 0.0))
-    other_wins = of_other < of_z + tl.where(other < z, STEP, 0.0)
-    return tl.where(c == z, 0, tl.where(c_wins, 1, tl.where(other_wins, 2, 0)))
-
-
-@triton.jit
-def threshold(c, phi, z, best):
-    """theta_c; -inf for z."""
-    return tl.where(c == z, float("-inf"), best + phi + tl.where(c < z, STEP, 0.0))
-
-
-@triton.jit
-def swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S):
-    """Of a row's categories c: theta and who wins the pair (z, c)."""
-    z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
-    own, at = state + row * S, row * C + c
-    phi = logit_at(logits, at, mask, tl.load(own + LARGEST))
-    a_z, phi_z = tl.load(own + NOISE_Z), tl.load(own + LOGIT_Z)
-    of_second, of_third = tl.load(own + SECOND), tl.load(own + THIRD)
-    code = winner_with_z(c, noise_at(log_pi, at, mask), phi, z, a_z, phi_z, second, of_second, third, of_third)
-    return threshold(c, phi, z, tl.load(own + BEST)), code
+    raised = phi + tl.where(c < z, STEP, 0.0)
+    c_wins = (sum_z < a + raised) & (phi > tl.where(c < second, bound_c - STEP, bound_c))
+    code = tl.where(c_wins, 1, tl.where(a > bound_z, 2, 0))
+    return best + raised, tl.where(c == second, with_second, code)
 
 
 # ---------------------------------------------------------------- order
 
 
 @triton.jit
-def _largest(logits, tops, C, P, BLOCK: tl.constexpr):
-    """The largest logit of each chunk: [R, P]."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = chunk * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * C + c, mask=c < C, other=float("-inf"))
-    if x.dtype != tl.float64:
-        x = x.to(tl.float32)
-    tl.store(tops + row * P + chunk, tl.max(x, 0).to(tl.float64))
+def last_of(counter, count):
+    """Whether this program is the last of `count` to arrive; it sees what the others stored before they arrived."""
+    tl.debug_barrier()
+    return tl.atomic_add(counter, 1) == count - 1
 
 
 @triton.jit
-def _first(logits, log_pi, tops, values, indices, C, P, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr):
+def bucket_of(x, limit, count: tl.constexpr):
+    """A bucket that never decreases with x <= limit, near count e^(x - limit): 2^-n (1 - r/2) for n + r nats / ln 2."""
+    s = tl.minimum((limit - x) * PER_LN2, 1000.0)
+    n = tl.floor(s)
+    power = ((1023 - n.to(tl.int64)) << 52).to(tl.float64, bitcast=True)
+    return tl.minimum((power * (1 - 0.5 * (s - n)) * count).to(tl.int32), count - 1)
+
+
+@triton.jit
+def _largest(logits, tops, counts, C, P, SPAN, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
+    """The largest logit of each chunk: tops [R, P]; zeros in counts [R, BUCKETS]."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * C
+    k = tl.arange(0, BLOCK)
+    largest = _native(logits, chunk * SPAN * BLOCK + k, chunk * SPAN * BLOCK + k < C)
+    for i in range(1, SPAN):
+        c = (chunk * SPAN + i) * BLOCK + k
+        largest = tl.maximum(largest, _native(logits, c, c < C))
+    tl.store(tops + row * P + chunk, tl.max(largest, 0).to(tl.float64))
+    start = chunk * BLOCK
+    while start < BUCKETS:
+        tl.store(counts + row * BUCKETS + start + k, tl.zeros([BLOCK], tl.int32), mask=start + k < BUCKETS)
+        start += P * BLOCK
+
+
+@triton.jit
+def _native(x, at, mask):
+    """Values to compare: float32 or float64, -inf outside the mask."""
+    found = tl.load(x + at, mask=mask, other=float("-inf"))
+    if found.dtype != tl.float64:
+        found = found.to(tl.float32)
+    return found
+
+
+@triton.jit
+def _first(logits, log_pi, tops, values, indices, C, P, SPAN, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr):
     """The first of each chunk's race, its least and its largest noise: values [R, 3, P], indices [R, P]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = chunk * BLOCK + tl.arange(0, BLOCK)
-    mask = c < C
+    logits += row * C
+    log_pi += row * C
     p = tl.arange(0, BLOCK_P)
     largest = tl.max(tl.load(tops + row * P + p, mask=p < P, other=float("-inf")), 0)
-    phi, a = logit_at(logits, row * C + c, mask, largest), noise_at(log_pi, row * C + c, mask)
-    o = tl.where(mask, a - phi, float("inf"))
-    best, place = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
+    first = chunk * SPAN * BLOCK + tl.arange(0, BLOCK)
+    noise = tl.load(log_pi + first, mask=first < C, other=0.0)
+    least, highest = noise, tl.where(first < C, noise, float("-inf"))
+    best = tl.full([BLOCK], float("inf"), tl.float64)
+    for i in range(SPAN):
+        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
+        noise = tl.load(log_pi + c, mask=c < C, other=0.0)
+        o = fixed_noise(noise) - logit_at(logits, c, c < C, largest)
+        first = tl.where(o < best, c, first)
+        best = tl.where(o < best, o, best)
+        least = tl.minimum(least, noise)
+        highest = tl.maximum(highest, tl.where(c < C, noise, float("-inf")))
+    value, index = _least_of(best, first)
     at = values + row * 3 * P + chunk
-    tl.store(at, best)
-    tl.store(at + P, tl.min(tl.where(mask, a, float("inf")), 0))
-    tl.store(at + 2 * P, tl.max(tl.where(mask, a, float("-inf")), 0))
-    tl.store(indices + row * P + chunk, chunk * BLOCK + place)
+    tl.store(at, value)
+    tl.store(at + P, fixed_noise(tl.min(least, 0)))
+    tl.store(at + 2 * P, fixed_noise(tl.max(highest, 0)))
+    tl.store(indices + row * P + chunk, index)
+
+
+@triton.jit
+def _least_of(values, indices):
+    """The least value and the lowest of its indices."""
+    least = tl.min(values, 0)
+    return least, tl.min(tl.where(values == least, indices, 2147483647), 0)
 
 
 @triton.jit
 def _finish(
-    logits, log_pi, tops, values, indices, ahead, state, C, P, S, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr
+    logits, log_pi, tops, values, indices, ahead, state, C, P, LENGTH, S, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr
 ):  # fmt: skip
     """Reduce the chunks: ahead [R, 3] and state [R, S]; a chunk that loses its first is looked at again."""
     row = tl.program_id(0).to(tl.int64)
-    own = state + row * S
+    logits += row * C
+    log_pi += row * C
+    state += row * S
     p = tl.arange(0, BLOCK_P)
     value = values + row * 3 * P + p
     top = tl.load(tops + row * P + p, mask=p < P, other=float("-inf"))
@@ -143,78 +218,155 @@ def _finish(
     least = tl.load(value + P, mask=p < P, other=float("inf"))
     z = -1
     second = -1
+    third = -1
+    of_third = tl.full([], 0.0, tl.float64)
     for place in tl.static_range(3):
-        best, chunk = tl.min(o, 0, return_indices=True, return_indices_tie_break_left=True)
-        winner = tl.minimum(tl.sum(tl.where(p == chunk, first, 0), 0), C - 1)
+        best, winner = _least_of(o, first)
+        winner = tl.minimum(winner, C - 1)
         tl.store(ahead + row * 3 + place, winner.to(tl.int64))
-        tl.store(own + place, best)
-        if place < 2:
-            if place == 0:
-                z = winner
+        if place == 0:
+            z = winner
+        if place == 1:
             second = winner
-            c = chunk * BLOCK + tl.arange(0, BLOCK)
-            left = (c < C) & (c != z) & (c != second)
-            x = tl.load(logits + row * C + c, mask=left, other=float("-inf")).to(tl.float64)
-            phi, a = below_largest(x, largest), noise_at(log_pi, row * C + c, left)
+        if place == 2:
+            third = winner
+            of_third = best
+        if place < 2:
+            start = winner // LENGTH * LENGTH
+            again = tl.full([BLOCK], float("inf"), tl.float64)
+            index = start + tl.arange(0, BLOCK)
+            noise = again
+            logit = -again
+            for i in range(0, LENGTH, BLOCK):
+                c = start + i + tl.arange(0, BLOCK)
+                left = (c < C) & (i + tl.arange(0, BLOCK) < LENGTH) & (c != z) & (c != second)
+                x = tl.load(logits + c, mask=left, other=float("-inf")).to(tl.float64)
+                a = noise_at(log_pi, c, left)
+                of_c = tl.where(left, a - logit_at(logits, c, left, largest), float("inf"))
+                index = tl.where(of_c < again, c, index)
+                again = tl.where(of_c < again, of_c, again)
+                noise = tl.minimum(noise, tl.where(left, a, float("inf")))
+                logit = tl.maximum(logit, x)
+            chunk = winner // LENGTH
             if place == 0:
-                least = tl.where(p == chunk, tl.min(tl.where(left, a, float("inf")), 0), least)
-                top = tl.where(p == chunk, tl.max(x, 0), top)
-            again, at = tl.min(
-                tl.where(left, a - phi, float("inf")), 0, return_indices=True, return_indices_tie_break_left=True
-            )
-            o = tl.where(p == chunk, again, o)
-            first = tl.where(p == chunk, chunk * BLOCK + at, first)
-    a_z = noise_at(log_pi, row * C + z, True)
-    phi_z = logit_at(logits, row * C + z, True, largest)
-    tl.store(own + NOISE_Z, a_z)
-    tl.store(own + LOGIT_Z, phi_z)
-    tl.store(own + LIMIT, a_z - phi_z + below_largest(tl.max(top, 0), largest) + STEP)
-    tl.store(own + LEAST, tl.min(least, 0))
-    tl.store(own + HIGHEST, tl.max(tl.load(value + 2 * P, mask=p < P, other=float("-inf")), 0))
-    tl.store(own + LARGEST, largest)
+                least = tl.where(p == chunk, tl.min(noise, 0), least)
+                top = tl.where(p == chunk, tl.max(logit, 0), top)
+            next_value, next_index = _least_of(again, index)
+            o = tl.where(p == chunk, next_value, o)
+            first = tl.where(p == chunk, next_index, first)
+    a_z, phi_z = noise_at(log_pi, z, True), logit_at(logits, z, True, largest)
+    a_second, phi_second = noise_at(log_pi, second, True), logit_at(logits, second, True, largest)
+    phi_second = tl.where(second == z, float("-inf"), phi_second)  # there is one category alone
+    best, sum_z, bound_c, bound_z, with_second = bounds_of(a_z, phi_z, z, a_second, phi_second, second, third, of_third)
+    keep_bounds(state, best, sum_z, bound_c, bound_z, with_second)
+    tl.store(state + LIMIT, a_z - phi_z + below_largest(tl.max(top, 0), largest) + STEP)
+    tl.store(state + LEAST, tl.min(least, 0))
+    tl.store(state + HIGHEST, tl.max(tl.load(value + 2 * P, mask=p < P, other=float("-inf")), 0))
+    tl.store(state + LARGEST, largest)
 
 
 @triton.jit
-def _who_can_win(logits, log_pi, ahead, state, can_win, C, S, BLOCK: tl.constexpr):
-    """Write ones into can_win [R, C]: z, who wins against some reference or against z, and the first of the others."""
+def _who_can_win(
+    logits, log_pi, ahead, state, can_win, flags, counts, members, C, P, SPAN, S,
+    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    """can_win [R, C]: z, and who wins against some reference or against z; flags [R, P]: whether the second wins.
+
+    Elements below the limit are counted by their buckets and go to members [R, C]: those of a chunk from its start on,
+    then -1.
+    """
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
+    logits += row * C
+    log_pi += row * C
+    can_win += row * C
+    members += row * C
+    state += row * S
+    counts += row * BUCKETS
+    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
+    largest, limit, least = tl.load(state + LARGEST), tl.load(state + LIMIT), tl.load(state + LEAST)
+    second_wins = tl.zeros([BLOCK], tl.int1)
+    end = chunk * SPAN * BLOCK
+    for i in range(SPAN):
+        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
+        mask = c < C
+        a, phi = noise_at(log_pi, c, mask), logit_at(logits, c, mask, largest)
+        theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+        wins = (theta > least) | (code == 1) | (c == z)
+        tl.store(can_win + c, wins.to(tl.int8), mask=mask)
+        second_wins = second_wins | (mask & (code == 2) & (c != second))
+        active = mask & (c != z) & (a < limit)
+        found = active.to(tl.int32)
+        total = tl.sum(found, 0)
+        if total > 0:
+            tl.store(members + end + tl.cumsum(found, 0) - 1, c, mask=active)
+            bucket = bucket_of(tl.minimum(a, limit), limit, BUCKETS)
+            tl.atomic_add(counts + bucket, 1, mask=active, sem="relaxed")
+            end += total
+    tl.store(members + end, -1, mask=end < tl.minimum((chunk + 1) * SPAN * BLOCK, C))
+    tl.store(flags + row * P + chunk, tl.max(second_wins.to(tl.int32), 0))
+
+
+@triton.jit
+def _starts(
+    ahead, state, can_win, flags, counts, starts, C, P, S, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr
+):  # fmt: skip
+    """Where each bucket starts, and the number of members: starts [R, BUCKETS + 1]; the second and third that win."""
     row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = c < C
-    z, second, third = tl.load(ahead + row * 3), tl.load(ahead + row * 3 + 1), tl.load(ahead + row * 3 + 2)
-    theta, code = swaps_of(logits, log_pi, ahead, state, row, c, mask, C, S)
-    wins = (theta > tl.load(state + row * S + LEAST)) | (code == 1) | (c == z)
-    tl.store(can_win + row * C + c, tl.full([BLOCK], 1, tl.int8), mask=mask & wins)
-    other_wins = mask & (code == 2)
-    second_wins = tl.max((other_wins & (c != second)).to(tl.int32), 0)
-    third_wins = tl.max((other_wins & (c == second)).to(tl.int32), 0)
+    b = tl.arange(0, BUCKETS)
+    count = tl.load(counts + row * BUCKETS + b)
+    tl.store(starts + row * (BUCKETS + 1) + b, tl.cumsum(count, 0) - count)
+    tl.store(starts + row * (BUCKETS + 1) + BUCKETS, tl.sum(count, 0))
+    p = tl.arange(0, BLOCK_P)
+    second_wins = tl.max(tl.load(flags + row * P + p, mask=p < P, other=0), 0)
     one = tl.full([], 1, tl.int8)
-    tl.store(can_win + row * C + second, one, mask=second_wins > 0)
-    tl.store(can_win + row * C + third, one, mask=third_wins > 0)
+    tl.store(can_win + row * C + tl.load(ahead + row * 3 + 1), one, mask=second_wins > 0)
+    third_wins = tl.load(state + row * S + WITH_SECOND) == 2.0
+    tl.store(can_win + row * C + tl.load(ahead + row * 3 + 2), one, mask=third_wins)
 
 
-def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """ahead [..., 3], can_win [..., C] and state [..., STATE] for contiguous [..., C]."""
+def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """ahead [..., 3], can_win [..., C], state [..., STATE], starts [..., buckets + 1] and members [..., C]: the inputs
+    are [..., C] and contiguous.
+    """
     batch, categories = logits.shape[:-1], logits.shape[-1]
-    rows = batch.numel()
-    block, chunks = chunks_of(categories)
-    grid, size = (rows, chunks), {"BLOCK": block, "num_warps": 8}
+    rows, buckets = batch.numel(), buckets_of(categories)
+    block, warps, span, chunks = chunks_of(rows, categories)
+    grid, size = (rows, chunks), {"BLOCK": block, "num_warps": warps}
     block_p = max(16, triton.next_power_of_2(chunks))
     tops, values = (logits.new_empty(rows * count * chunks, dtype=torch.float64) for count in (1, 3))
-    indices = logits.new_empty(rows * chunks, dtype=torch.int32)
+    indices, flags, counts = (logits.new_empty(rows * count, dtype=torch.int32) for count in (chunks, chunks, buckets))
     ahead = logits.new_empty((*batch, 3), dtype=torch.int64)
     state = logits.new_empty((*batch, STATE), dtype=torch.float64)
-    can_win = logits.new_zeros(logits.shape, dtype=torch.bool)
-    _largest[grid](logits, tops, categories, chunks, **size)
-    _first[grid](logits, log_pi, tops, values, indices, categories, chunks, BLOCK_P=block_p, **size)
+    can_win = logits.new_empty(logits.shape, dtype=torch.bool)
+    starts = logits.new_empty((*batch, buckets + 1), dtype=torch.int32)
+    members = logits.new_empty(logits.shape, dtype=torch.int32)
+    wins = can_win.view(torch.int8)
+    _largest[grid](logits, tops, counts, categories, chunks, span, BUCKETS=buckets, **size)
+    _first[grid](logits, log_pi, tops, values, indices, categories, chunks, span, BLOCK_P=block_p, **size)
     _finish[(rows,)](
-        logits, log_pi, tops, values, indices, ahead, state, categories, chunks, STATE, BLOCK_P=block_p, **size
-    )
-    _who_can_win[grid](logits, log_pi, ahead, state, can_win.view(torch.int8), categories, STATE, **size)
-    return ahead, can_win, state
+        logits, log_pi, tops, values, indices, ahead, state, categories, chunks, span * block, STATE,
+        BLOCK=1024, BLOCK_P=block_p, num_warps=8,
+    )  # fmt: skip
+    _who_can_win[grid](
+        logits, log_pi, ahead, state, wins, flags, counts, members, categories, chunks, span, STATE,
+        BUCKETS=buckets, **size,
+    )  # fmt: skip
+    _starts[(rows,)](
+        ahead, state, wins, flags, counts, starts, categories, chunks, STATE,
+        BLOCK_P=block_p, BUCKETS=buckets, num_warps=8,
+    )  # fmt: skip
+    return ahead, can_win, state, starts, members
 
 
-def chunks_of(categories: int) -> tuple[int, int]:
-    """Categories per chunk and chunks per row."""
-    block = max(1024, triton.next_power_of_2(triton.cdiv(categories, CHUNKS)))
-    block = min(block, max(16, triton.next_power_of_2(categories)))
-    return block, triton.cdiv(categories, block)
+def chunks_of(rows: int, categories: int, each: int = EACH, programs: int | None = None) -> tuple[int, int, int, int]:
+    """Categories per block, warps per program, blocks per chunk and chunks per row.
+
+    Where there is enough to do, a program is one warp, which never waits for others.
+    """
+    programs = programs or PROGRAMS
+    warps = 1 if rows * categories >= programs * 32 * each else 8
+    block = min(32 * warps * each, max(16, triton.next_power_of_2(categories)))
+    blocks = triton.cdiv(categories, block)
+    span = min(blocks, max(triton.cdiv(blocks, CHUNKS), rows * blocks // programs, 1))
+    return block, warps, span, triton.cdiv(blocks, span)

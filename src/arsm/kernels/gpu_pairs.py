@@ -10,9 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from arsm.kernels.gpu_order import STEP, below_largest, noise_at
-
-ODD = tl.constexpr(6364136223846793005)
+from arsm.kernels.gpu_order import STEP, below_largest, logit_at, noise_at
 
 
 @triton.jit
@@ -27,8 +25,7 @@ def _pair(m, C):
 @triton.jit
 def _value(logits, log_pi, own, of_noise, of_logit, largest, mask):
     """a_i - phi_j in fixed point, i = of_noise and j = of_logit."""
-    x = tl.load(logits + own + of_logit, mask=mask, other=float("-inf")).to(tl.float64)
-    return noise_at(log_pi, own + of_noise, mask) - below_largest(x, largest)
+    return noise_at(log_pi, own + of_noise, mask) - logit_at(logits, own + of_logit, mask, largest)
 
 
 @triton.jit
@@ -77,17 +74,15 @@ def _pairs(
     place = (m[:, None] * R + row) * K + k[None, :]
     tl.store(table + place, found.to(tl.int64), mask=mask)
 
-    # equal codes are compared in full: a collision costs an evaluation and never a wrong value
-    power = (k.to(tl.int64) * 2 + 1) * ODD
-    power = (power ^ (power >> 29)) * ODD
-    code = tl.sum(tl.where(mask, found.to(tl.int64) * power[None, :], 0), 1)
-    equal = (code[:, None] == code[None, :]) & (m < M)[None, :]
+    # four bits per variable tell two vectors apart exactly, 16 variables at a time
+    equal = (m < M)[None, :] & (m < M)[:, None]
+    for start in tl.static_range(0, BLOCK_K, 16):
+        inside = mask & (k >= start)[None, :] & (k < start + 16)[None, :]
+        shift = ((k - start) * 4).to(tl.int64)[None, :]
+        code = tl.sum(tl.where(inside, found.to(tl.int64) << shift, 0), 1)
+        equal = equal & (code[:, None] == code[None, :])
     first = tl.min(tl.where(equal, m[None, :], BLOCK_M), 1)
-    low, high = _pair(first, C)
-    low, high = low[:, None], high[:, None]
-    other = _swap(logits, log_pi, own, low, high, largest, z, best, second, of_second, third, of_third, mask)
-    differs = tl.max(tl.where(mask, (found != other).to(tl.int32), 0), 1)
-    tl.store(same_as + m * R + row, tl.where(differs > 0, m, first).to(tl.int64), mask=m < M)
+    tl.store(same_as + m * R + row, first.to(tl.int64), mask=m < M)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:

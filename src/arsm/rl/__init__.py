@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from arsm.rl.agent import Evaluation, Iteration, PolicyGradient
     from arsm.rl.branching import EnvironmentFailure
     from arsm.rl.environments import make_environment
-    from arsm.rl.learners import ActionConditioned, ActorCritic
+    from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
     from arsm.rl.rollouts import WorkerFailure, make_engine
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Iteration",
     "Learning",
     "PolicyGradient",
+    "Proximal",
     "Settings",
     "WorkerFailure",
     "make_engine",
@@ -38,6 +39,7 @@ _LATE = {
     "make_environment": "environments",
     "ActionConditioned": "learners",
     "ActorCritic": "learners",
+    "Proximal": "learners",
     "WorkerFailure": "rollouts",
     "make_engine": "rollouts",
 }

@@ -15,11 +15,10 @@ import numpy as np
 from torch import nn
 
 from arsm.checks import check_estimator
-from arsm.estimators import RLOO
 from arsm.rl import files
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
-from arsm.rl.learners import ActionConditioned, ActorCritic
+from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
 from arsm.rl.play import Branches, Played, play_episodes
 from arsm.rl.policies import Policy, act
 from arsm.rl.progress import Progress
@@ -46,7 +45,7 @@ class Evaluation:
 
 
 class PolicyGradient(Training):
-    """A policy that learns from true episodes and from rollouts of the actions that it might have taken.
+    """A policy that learns from true episodes and, by choice, from rollouts of the actions that it might have taken.
 
         agent = PolicyGradient("CartPole-v1")
         agent.learn(seconds=20)
@@ -55,8 +54,9 @@ class PolicyGradient(Training):
 
     Args:
         environment: the name of a Gymnasium environment, or a function that makes one, or a PettingZoo parallel one.
-        estimator: one that `arsm.policy.plan` takes, such as ARSM or RLOO, by default RLOO(2); or `ActorCritic()` or
-            `ActionConditioned()` for a learned critic.
+        estimator: `Proximal()` by default, which learns from true episodes and a learned value, and is biased as far as
+            the value is wrong; or an estimator that `arsm.policy.plan` takes, such as ARSM or RLOO, on the returns of
+            rollouts to the end, whose gradient is unbiased; or `ActorCritic()` or `ActionConditioned()`.
         policy: a module from observations [N, *shape] to the logits [N, K C] of K actions; by default an MLP in NumPy.
             It is used in evaluation mode and on its own device.
         settings: what to learn with; single settings may be given by name.
@@ -76,7 +76,7 @@ class PolicyGradient(Training):
     def __init__(
         self,
         environment: str | Callable[[], Any],
-        estimator: Estimator | ActorCritic | ActionConditioned | None = None,
+        estimator: Estimator | Proximal | ActorCritic | ActionConditioned | None = None,
         *,
         policy: nn.Module | None = None,
         settings: Settings | None = None,
@@ -91,7 +91,7 @@ class PolicyGradient(Training):
         address: str | None = None,
         **changes: Any,
     ) -> None:
-        estimator = estimator or RLOO(2)
+        estimator = estimator or Proximal()
         _check_parts(estimator, policy)
         settings = replace(settings or Settings(), **changes)
         world = make_environment(
@@ -298,8 +298,8 @@ class PolicyGradient(Training):
         self.environment.close()
 
 
-def _check_parts(estimator: Estimator | ActorCritic | ActionConditioned, policy: object) -> None:
-    if not isinstance(estimator, ActorCritic | ActionConditioned):
+def _check_parts(estimator: Estimator | Proximal | ActorCritic | ActionConditioned, policy: object) -> None:
+    if not isinstance(estimator, Proximal | ActorCritic | ActionConditioned):
         check_estimator(estimator)
         if len(estimator.learned):
             raise ValueError(

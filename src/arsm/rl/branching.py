@@ -26,6 +26,15 @@ def check_finite(environment: str, what: str, values: Array) -> None:
         raise EnvironmentFailure(f"{environment} gave {what} of {values[~finite][0]}; it must be a finite number.")
 
 
+def discounted(rewards: Array, gamma: float) -> Array:
+    """[T]: the discounted sum of the rewards [T] from each step on."""
+    sums, total = [], 0.0
+    for reward in rewards[::-1].tolist():
+        total = reward + gamma * total
+        sums.append(total)
+    return np.array(sums[::-1])
+
+
 @dataclass(frozen=True)
 class Trail:
     """How to get back to any step of a true episode."""

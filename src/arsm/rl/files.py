@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arsm.estimators import NAMES
-from arsm.rl.learners import ActionConditioned, ActorCritic
+from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
 from arsm.rl.settings import Settings
 
 if TYPE_CHECKING:
     from arsm.rl.agent import PolicyGradient
 
-KNOWN: dict[str, Any] = {kind.__name__: kind for kind in (*NAMES.values(), ActorCritic, ActionConditioned)}
+KNOWN: dict[str, Any] = {kind.__name__: kind for kind in (*NAMES.values(), ActorCritic, ActionConditioned, Proximal)}
 PLAIN = (int, float, str, bool, type(None))
 UNHELD = ("encoder", "snapshot", "policy")
 """Arguments that a file cannot hold."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from arsm import policy
+from arsm.categorical import one_hot
 from arsm.estimators import RELAX, Reinforce
+from arsm.rl.branching import Array, discounted
 from arsm.rl.networks import mlp
 from arsm.types import Estimator
 
@@ -22,6 +27,8 @@ class Batch:
     """[T, D], without masks."""
     logits: Tensor
     """[T, K, C], detached."""
+    actions: Tensor
+    """[T, K]."""
     rewards: Tensor
     """[T]."""
     returns: Tensor
@@ -56,26 +63,49 @@ class Tries:
     """[R]: the discount of what would follow; 0 where the episode ended by itself."""
 
 
+Loss = Callable[[], Tensor] | None
+
+
 class Learner(Protocol):
     """An estimator in a training loop, with what it learns itself."""
 
     estimator: Estimator
     cut: int | None
     """The most steps of a rollout; None plays to the end of the episode."""
+    updates: int
+    """The most updates of an iteration."""
+    divergence: float
+    """The mean KL divergence from the policy that played, at which the policy's updates end after the first."""
+    epsilon: float
+    """Of the optimizer."""
 
     def parameters(self) -> list[nn.Parameter]:
         """What it learns besides the policy."""
         ...
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
-        """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters."""
+    def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
+        """[T] bool: the steps, logits [T, K, C], at which the estimator has rollouts; None leaves it to the walk."""
+        ...
+
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+        """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters as they are at a call."""
         ...
 
 
-class TryAndSee:
-    """An estimator of the contract, on the returns of true episodes and rollouts."""
+class Single:
+    """One update per iteration, with the steps that the budget's walk chooses."""
 
     cut: int | None = None
+    updates: int = 1
+    divergence: float = 0.0
+    epsilon: float = 1e-8
+
+    def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
+        return None
+
+
+class TryAndSee(Single):
+    """An estimator of the contract, on the returns of true episodes and rollouts."""
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator = estimator
@@ -83,7 +113,7 @@ class TryAndSee:
     def parameters(self) -> list[nn.Parameter]:
         return []
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
         return batch.gradient(self.estimator, rollouts, batch.returns, tries.returns), None
 
 
@@ -107,7 +137,7 @@ class ActorCritic:
             raise ValueError(f"steps must be at least 1, or None for the whole return, but is {self.steps}.")
 
 
-class Critic:
+class Critic(Single):
     """Actor-critic's value network, and the gradient from it."""
 
     def __init__(
@@ -120,34 +150,126 @@ class Critic:
     def parameters(self) -> list[nn.Parameter]:
         return list(self.value.parameters())
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
-        value = self.value(batch.observations).squeeze(-1)
-        baseline = value.detach()
-        targets, tried = self._targets(batch, baseline), tries.returns
-        if self.cut is not None:
-            with torch.no_grad():
-                tried = tried + tries.left * self.value(tries.ends).squeeze(-1)
-        grad = batch.gradient(self.estimator, rollouts, targets - baseline, tried - baseline[rollouts.step])
-        return grad, (value - targets).square().sum() / 2
-
-    def _targets(self, batch: Batch, value: Tensor) -> Tensor:
-        if self.kind.steps is None:
-            return batch.returns
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
         with torch.no_grad():
-            last = self.value(batch.last_observations).squeeze(-1)
-        parts = []
-        rows = zip(batch.rewards.split(batch.lengths), value.split(batch.lengths), last, batch.terminated, strict=True)
-        for rewards, values, final, terminated in rows:
-            ahead = torch.cat([values, (0.0 if terminated else 1.0) * final.view(1)])
-            length, n = len(rewards), self.kind.steps
-            end = (torch.arange(length) + n).clamp_max(length)
-            # the discounted sums from t to the end of the episode, of which those beyond t + n are taken away
-            sums = torch.zeros(length + 1, dtype=rewards.dtype)
-            for t in range(length - 1, -1, -1):
-                sums[t] = rewards[t] + self.gamma * sums[t + 1]
-            distance = self.gamma ** (end - torch.arange(length))
-            parts.append(sums[:-1] + distance * (ahead[end] - sums[end]))
-        return torch.cat(parts)
+            baseline, last, following = (
+                self.value(seen).squeeze(-1) for seen in (batch.observations, batch.last_observations, tries.ends)
+            )
+        targets, tried = batch.returns, tries.returns
+        if self.cut is not None:
+            targets = n_step_returns(batch, baseline, last, self.cut, self.gamma)
+            tried = tried + tries.left * following
+        grad = batch.gradient(self.estimator, rollouts, targets - baseline, tried - baseline[rollouts.step])
+        return grad, lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
+
+
+def n_step_returns(batch: Batch, value: Tensor, last: Tensor, n: int, gamma: float) -> Tensor:
+    """[T]: the rewards of n steps and the value after them, from the values [T] and those [episodes] after the end."""
+    parts = []
+    for rewards, ahead in _by_episode(batch, value, last):
+        length = len(rewards)
+        time = np.arange(length)
+        end = np.minimum(time + n, length)
+        # the discounted sums from t to the end of the episode, of which those beyond t + n are taken away
+        sums = np.append(discounted(rewards, gamma), 0.0)
+        parts.append(sums[:-1] + gamma ** (end - time) * (ahead[end] - sums[end]))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def generalized_advantages(batch: Batch, value: Tensor, last: Tensor, gamma: float, trace: float) -> Tensor:
+    """[T]: sum_i (gamma lambda)^i delta_{t+i} with delta_t = r_t + gamma V(s_{t+1}) - V(s_t)."""
+    parts = []
+    for rewards, ahead in _by_episode(batch, value, last):
+        parts.append(discounted(rewards + gamma * ahead[1:] - ahead[:-1], gamma * trace))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _by_episode(batch: Batch, value: Tensor, last: Tensor) -> list[tuple[Array, Array]]:
+    """Each episode's rewards [L] and the values [L + 1] of its states; after an end by itself the value is 0."""
+    edges = np.cumsum([0, *batch.lengths])
+    rewards, values = batch.rewards.numpy(), value.numpy()
+    after = np.where(batch.terminated, 0.0, last.numpy())
+    rows = zip(pairwise(edges.tolist()), after, strict=True)
+    return [(rewards[begin:end], np.append(values[begin:end], final)) for (begin, end), final in rows]
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """Generalized advantages at every true step, and several cautious updates per iteration.
+
+        delta_t = r_t + gamma V(s_{t+1}) - V(s_t),    A_t = sum_i (gamma lambda)^i delta_{t+i},
+        g_t = A_t dln pi(a_t|s_t)/dphi_t,    or the estimator's on returns of n steps that go on with V
+
+    V of a state where the episode ended by itself is 0. The gradient is biased as far as the learned V is wrong. An
+    iteration makes several updates along sum_t phi_t g_t, until the mean KL divergence from the policy that played
+    exceeds a bound; V learns on. All but the first are biased besides, as g_t is not estimated again. An estimator with
+    rollouts, such as RLOO(2), has them at some steps, drawn at random before the estimator draws anything; all others
+    take A_t. References: Schulman et al., High-dimensional continuous control using generalized advantage estimation,
+    ICLR 2016; Schulman et al., Proximal policy optimization algorithms, 2017.
+    """
+
+    trace: float = 0.95
+    """lambda."""
+    updates: int = 10
+    """The most updates per iteration."""
+    divergence: float = 0.02
+    """The bound of the KL divergence, in nats, summed over the actions of a step."""
+    estimator: Estimator = field(default_factory=Reinforce)
+    """Of the steps with rollouts; `Reinforce()` has none."""
+    every: int = 16
+    """One step in so many has rollouts, and fewer if the budget is too small."""
+    steps: int = 8
+    """n, the most steps of a rollout."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trace <= 1:
+            raise ValueError(f"trace must lie in [0, 1], but is {self.trace}.")
+        if self.divergence < 0:
+            raise ValueError(f"divergence must not be negative, but is {self.divergence}.")
+        for name in ("steps", "every", "updates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}.")
+
+
+class ProximalCritic:
+    """The value network of `Proximal`, and the gradient from it."""
+
+    cut: int | None
+    epsilon: float = 0.001
+    """Gradients below it, noise where rewards are rare, do not move the policy at the full rate."""
+
+    def __init__(
+        self, kind: Proximal, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
+    ) -> None:
+        self.kind, self.gamma, self.cut = kind, gamma, kind.steps
+        self.estimator, self.updates, self.divergence = kind.estimator, kind.updates, kind.divergence
+        self.value = mlp(inputs, hidden, 1, generator)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.value.parameters())
+
+    def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
+        most = self.estimator.most_queries(logits) - 1
+        count = len(logits) // self.kind.every
+        if most and budget is not None:
+            count = min(count, budget // most)
+        return torch.randperm(len(logits), generator=generator) < max(count, 1)
+
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+        with torch.no_grad():
+            baseline, last, following = (
+                self.value(seen).squeeze(-1) for seen in (batch.observations, batch.last_observations, tries.ends)
+            )
+        advantages = generalized_advantages(batch, baseline, last, self.gamma, self.kind.trace)
+        own = n_step_returns(batch, baseline, last, self.kind.steps, self.gamma) - baseline
+        tried = tries.returns + tries.left * following - baseline[rollouts.step]
+        grad = batch.gradient(self.estimator, rollouts, own, tried)
+        chosen = one_hot(batch.actions, batch.logits.shape[-1], torch.float64) - batch.logits.softmax(-1)
+        weighted = advantages if batch.discount is None else batch.discount * advantages
+        elsewhere = torch.ones(len(own), dtype=torch.float64).index_fill(0, rollouts.played, 0.0)
+        grad = grad + (elsewhere * weighted)[:, None, None] * chosen
+        targets = advantages + baseline
+        return grad, lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
 
 
 @dataclass(frozen=True)
@@ -158,21 +280,19 @@ class ActionConditioned:
 
 
 class ActionValue(nn.Module):
-    """c(state, relaxed action): `RELAX`'s control variate, whose states are set before each use."""
+    """c(state, relaxed action): `RELAX`'s control variate. Each call takes the next of the states set before."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
         super().__init__()
         self.network = mlp(inputs, hidden, 1, generator)
-        self.observations = torch.empty(0)
+        self.observations: Iterator[Tensor] = iter(())
 
     def forward(self, s: Tensor, p: Tensor) -> Tensor:
-        return self.network(torch.cat([self.observations, s.flatten(1)], -1)).squeeze(-1)
+        return self.network(torch.cat([next(self.observations), s.flatten(1)], -1)).squeeze(-1)
 
 
-class Relax:
+class Relax(Single):
     """RELAX, and the training of its control variate on the squared norm of the gradient."""
-
-    cut: int | None = None
 
     def __init__(
         self, kind: ActionConditioned, inputs: int, hidden: tuple[int, ...], generator: torch.Generator
@@ -183,7 +303,8 @@ class Relax:
     def parameters(self) -> list[nn.Parameter]:
         return list(self.control.parameters())
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Tensor | None]:
-        self.control.observations = batch.observations
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+        sizes = [part.z.shape[0] for part in rollouts.queries]
+        self.control.observations = iter(batch.observations[rollouts.played].split(sizes))  # told part by part
         grad = batch.gradient(self.estimator, rollouts, batch.returns, tries.returns)
-        return grad.detach(), grad.square().sum()
+        return grad.detach(), lambda: grad.square().sum()

@@ -12,7 +12,7 @@ from time import process_time
 
 import numpy as np
 
-from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Trail, check_finite
+from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Trail, check_finite, discounted
 from arsm.rl.environments import Environment
 from arsm.rl.policies import Policy, act
 from arsm.rl.streams import OwnNoise, SharedNoise, Still, Tape
@@ -40,11 +40,7 @@ class Episode:
 
     def returns(self, gamma: float) -> Array:
         """[T]: discounted, from each step on."""
-        returns, total = [], 0.0
-        for reward in self.rewards[::-1].tolist():
-            total = reward + gamma * total
-            returns.append(total)
-        return np.array(returns[::-1])
+        return discounted(self.rewards, gamma)
 
 
 def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still) -> list[Episode]:

@@ -20,7 +20,18 @@ from arsm.checks import legal_rows
 from arsm.diagnostics import MovingVariance
 from arsm.rl.branching import Array
 from arsm.rl.environments import Environment
-from arsm.rl.learners import ActionConditioned, ActorCritic, Batch, Critic, Learner, Relax, Tries, TryAndSee
+from arsm.rl.learners import (
+    ActionConditioned,
+    ActorCritic,
+    Batch,
+    Critic,
+    Learner,
+    Proximal,
+    ProximalCritic,
+    Relax,
+    Tries,
+    TryAndSee,
+)
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
 from arsm.rl.play import Branches, Episode, Played, play_episodes
 from arsm.rl.policies import ModulePolicy, Policy
@@ -68,7 +79,7 @@ class Training(ABC):
     def __init__(
         self,
         environment: Environment,
-        estimator: Estimator | ActorCritic | ActionConditioned,
+        estimator: Estimator | Proximal | ActorCritic | ActionConditioned,
         policy: nn.Module | None,
         settings: Settings,
         *,
@@ -80,7 +91,7 @@ class Training(ABC):
         self._made = policy is None
         self.learner = self._learner(estimator, settings.hidden, generator)
         self._optimizers = [
-            KINDS[settings.optimizer](parameters, lr=settings.learning_rate, foreach=True)
+            KINDS[settings.optimizer](parameters, lr=settings.learning_rate, eps=self.learner.epsilon, foreach=True)
             for parameters in (list(self.network.parameters()), self.learner.parameters())
             if parameters
         ]
@@ -110,11 +121,13 @@ class Training(ABC):
 
     def _learner(
         self,
-        estimator: Estimator | ActorCritic | ActionConditioned,
+        estimator: Estimator | Proximal | ActorCritic | ActionConditioned,
         hidden: tuple[int, ...],
         generator: torch.Generator,
     ) -> Learner:
         inputs, choices = self.environment.observations, self.environment.choices
+        if isinstance(estimator, Proximal):
+            return ProximalCritic(estimator, inputs, hidden, self.settings.gamma, generator)
         if isinstance(estimator, ActorCritic):
             return Critic(estimator, inputs, hidden, self.settings.gamma, generator)
         if isinstance(estimator, ActionConditioned):
@@ -183,7 +196,7 @@ class Training(ABC):
                 f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
                 f"{settings.learning_rate:g}."
             )
-        plan = self._plan(batch, torch.from_numpy(np.concatenate([one.actions for one in played])), generator)
+        plan = self._plan(batch, generator)
         branches = self._branches(plan, played, branched, true if settings.common_random_numbers else None)
         tried = self._play(current, branches)
         tries = Tries(*map(torch.from_numpy, (scale * tried.returns, tried.ends, tried.left)))
@@ -208,13 +221,16 @@ class Training(ABC):
             cpu_seconds=time.process_time() - begin_cpu + tried.cpu_seconds,
         )
 
-    def _plan(self, batch: Batch, actions: Tensor, generator: torch.Generator) -> rollouts.Rollouts:
-        """The rollouts to play: all true episodes are one of T steps, whose actions are [T, K]."""
+    def _plan(self, batch: Batch, generator: torch.Generator) -> rollouts.Rollouts:
+        """The rollouts to play: all true episodes are one of T steps."""
+        budget = self._budget(len(batch.lengths))
+        tried = self.learner.tried(batch.logits, budget, generator)
         return rollouts.plan(
             self.learner.estimator,
             batch.logits.unsqueeze(0),
-            actions.unsqueeze(0),
-            budget=self._budget(len(batch.lengths)),
+            batch.actions.unsqueeze(0),
+            mask=None if tried is None else tried.unsqueeze(0),
+            budget=budget if tried is None else None,
             generator=generator,
             weighted=self.settings.weighted,
         )
@@ -259,6 +275,7 @@ class Training(ABC):
         return Batch(
             observations=join([one.observations for one in played])[:, : self.environment.observations],
             logits=join([one.logits for one in played]),
+            actions=join([one.actions for one in played]),
             rewards=scale * join([one.rewards for one in played]),
             returns=scale * join([one.returns(gamma) for one in played]),
             discount=discount,
@@ -276,25 +293,28 @@ class Training(ABC):
         return module.outputs(batch.observations).cpu().masked_fill(batch.logits == -torch.inf, -torch.inf)
 
     def _update(self, batch: Batch, plan: rollouts.Rollouts, tries: Tries) -> float:
-        """One step uphill; returns the policy's entropy."""
+        """The updates; returns the entropy of the policy that played."""
         grad, loss = self.learner.gradient(batch, plan, tries)
-        logits = self._logits(batch)
-        total_entropy = entropy(logits).sum()
-        scale = 1 / len(batch.lengths)
-        for optimizer in self._optimizers:
-            optimizer.zero_grad()
-        objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
-        if self.settings.entropy:
-            objective = objective + self.settings.entropy * total_entropy
-        (-scale * objective).backward()
-        if loss is not None:
-            (scale * loss).backward()
-        self._variance.update([p.grad.cpu() for p in self.network.parameters() if p.grad is not None])
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate
-            optimizer.step()
-        return float(total_entropy.detach()) / (batch.logits.shape[0] * batch.logits.shape[1])
+        played_entropy, scale = entropy(batch.logits).sum(), 1 / len(batch.lengths)
+        for number in range(self.learner.updates):
+            for optimizer in self._optimizers:
+                optimizer.zero_grad()
+                for group in optimizer.param_groups:
+                    group["lr"] = self._learning_rate
+            logits = self._logits(batch)
+            near = not number or divergence(batch.logits, logits.detach()) <= self.learner.divergence
+            if near:
+                objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
+                if self.settings.entropy:
+                    objective = objective + self.settings.entropy * entropy(logits).sum()
+                (-scale * objective).backward()
+            if loss is not None:
+                (scale * loss()).backward()
+            if not number:
+                self._variance.update([p.grad.cpu() for p in self.network.parameters() if p.grad is not None])
+            for optimizer in self._optimizers[0 if near else 1 :]:
+                optimizer.step()
+        return float(played_entropy) / (batch.logits.shape[0] * batch.logits.shape[1])
 
     def state_dict(self) -> dict[str, Any]:
         """All that learning goes on from."""
@@ -327,3 +347,10 @@ class Training(ABC):
         self._returns = state["returns"].clone()
         counters = map(int, state["counters"])
         self.iteration, self.episodes, self.steps, self.replayed, self._length = counters
+
+
+def divergence(played: Tensor, logits: Tensor) -> float:
+    """KL(played || now), summed over the actions of a step and averaged over the steps: logits [T, K, C] each."""
+    before, now = played.log_softmax(-1), logits.log_softmax(-1)
+    ratio = (before - now).masked_fill(before == -torch.inf, 0)
+    return float((before.exp() * ratio).sum()) / len(played)

@@ -1,4 +1,4 @@
-"""What the demo shows. Every part runs for real and says what it found from its own numbers."""
+"""The parts of the demo. Each one really runs, and its sentences are written from its own numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from arsm_experiments.report.figures import COLOURS, Figure, Level, Panel, Serie
 from arsm_experiments.sequences.transformer import Transformer
 
 Tick = Callable[[float], None]
-"""Told the share of a part that is done."""
+"""Called with the fraction of a part that is done."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Part:
 
     title: str
     found: str
-    """One sentence, written from the numbers."""
+    """One sentence, written from its numbers."""
     code: str
-    """The call that the part is about."""
+    """The code that the part shows."""
     figures: Sequence[Figure] = ()
     images: Sequence[tuple[str, str]] = ()
-    """Pictures as markup, with a caption each."""
+    """Pictures as markup, each with a caption."""
     printed: str = ""
 
 
@@ -139,7 +139,7 @@ def latent_code(scale: float, tick: Tick) -> Part:
         shown = test[:12]
         again = model.decode(model.encode(shown).argmax(-1)).sigmoid()
         prior = model.decode(torch.randint(C, (12, K), generator=generator)).sigmoid()
-    caption = "Rows: test images; the same after their code; images from random codes."
+    caption = "Rows: test images, their reconstructions, and images decoded from random codes."
     panel = Panel("-ELBO of 1,000 test images, nats", {"step": [Series("VAE", COLOURS[0], places, curve)]})
     return Part(
         "One latent code",
@@ -172,7 +172,7 @@ def right(prompts: Tensor, tokens: Tensor) -> Tensor:
 
 
 def accuracy(model: Transformer) -> float:
-    """The share of right answers among 500 samples."""
+    """Fraction of right answers among 500 samples."""
     generator = torch.Generator().manual_seed(1)
     prompts, _ = questions(500, generator)
     with torch.no_grad():
@@ -182,7 +182,7 @@ def accuracy(model: Transformer) -> float:
 
 
 def sequence_task(scale: float, tick: Tick) -> Part:
-    """Sort digits: imitate until some answers are right, then learn from right or wrong alone."""
+    """Sort digits: imitate until some answers are right, then learn only from right or wrong."""
     imitation, tokens = max(5, int(100 * scale)), max(2000, int(90_000 * scale))
     torch.manual_seed(0)
     start = Transformer(12, 2 * DIGITS + 2, width=48, layers=2, heads=4)
@@ -209,7 +209,7 @@ def sequence_task(scale: float, tick: Tick) -> Part:
     panel = Panel("share of right answers", {"generated token": curves})
     return Part(
         "One sequence task",
-        f"A transformer sorts {DIGITS} digits and hears only right or wrong. From {first:.0%} and with {tokens:,} "
+        f"A transformer sorts {DIGITS} digits and is only told right or wrong. From {first:.0%} and with {tokens:,} "
         f"generated tokens each, {branching} reaches {token:.0%}, {group} {answer:.0%}.",
         "credit = sequences.Branch(arsm.RLOO(8), budget=360)\n"
         "out = sequences.estimate(credit, model, prompts, reward, max_tokens=7, eos=END)\n"
@@ -221,7 +221,7 @@ def sequence_task(scale: float, tick: Tick) -> Part:
 def _reward(
     model: Transformer, strategy: sequences.Strategy, batch: int, tokens: int, tick: Tick
 ) -> tuple[list[float], list[float]]:
-    """Policy gradients for so many tokens: tokens spent and accuracy, along the way."""
+    """Train by policy gradients for this many tokens. Returns tokens used and accuracy during training."""
     generator, optimiser = torch.Generator().manual_seed(0), torch.optim.Adam(model.parameters(), 5e-4)
     spent, shown = 0, []
     while spent < tokens:
@@ -241,7 +241,7 @@ def _reward(
 
 
 def one_agent(scale: float, tick: Tick) -> Part:
-    """CartPole by trying the actions that were nearly taken; the pole before and after."""
+    """CartPole, by trying the actions that were nearly taken; the pole before and after."""
     from arsm.rl import PolicyGradient
 
     agent = PolicyGradient("CartPole-v1", horizon=300)
@@ -255,7 +255,7 @@ def one_agent(scale: float, tick: Tick) -> Part:
     panel = Panel("return per episode, at most 300", {"episode": [Series("mean", COLOURS[0], played, means)]})
     captions = (
         f"before learning: {len(before)} steps until it falls",
-        f"after {played[-1]} episodes: {len(after)} steps" + (", the most there are" if len(after) == 300 else ""),
+        f"after {played[-1]} episodes: {len(after)} steps" + (", the maximum" if len(after) == 300 else ""),
     )
     return Part(
         "One agent",
@@ -263,13 +263,13 @@ def one_agent(scale: float, tick: Tick) -> Part:
         f"episodes ({history[-1].steps:,} simulator steps with rollouts) the pole stays up for {len(after)} steps "
         f"instead of {len(before)}.",
         f'agent = arsm.rl.PolicyGradient("CartPole-v1", horizon=300)\nagent.learn(steps={steps:_})',
-        [Figure("Learning", "Mean return of the episodes of an update.", [panel], {})],
+        [Figure("Learning", "Mean return of the episodes in each update.", [panel], {})],
         [(cart_pole(path, words), words) for path, words in zip((before, after), captions, strict=True)],
     )
 
 
 def watch(act: Callable[..., int]) -> list[tuple[float, float]]:
-    """The cart's place and the pole's angle along one episode of at most 300 steps."""
+    """The cart's position and the pole's angle during one episode of at most 300 steps."""
     import gymnasium
 
     world = gymnasium.make("CartPole-v1", max_episode_steps=300)
@@ -296,12 +296,12 @@ def surrogate(logits: Tensor, f: Callable[[Tensor], Tensor], share: float = 1.0)
 
 
 def mended(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    """The same, divided by n - 1."""
+    """The same, but divided by n - 1."""
     return surrogate(logits, f, 4 / 3)
 
 
 def referee(scale: float, tick: Tick) -> Part:
-    """A baseline that every textbook warns of, and what the audit says about it."""
+    """A common mistake, a baseline that includes the sample itself, and what the audit says about it."""
     samples = max(1024, int(4096 * scale))
     problems = [problem for problem in PROBLEMS if problem.role]
     torch.manual_seed(0)
@@ -313,11 +313,11 @@ def referee(scale: float, tick: Tick) -> Part:
         Series(
             name, colour, [row.worst.relative for row in audit.rows if row.worst], range(len(audit.rows)), mark="dots"
         )
-        for name, colour, audit in (("as written", COLOURS[1], wrong), ("mended", COLOURS[0], better))
+        for name, colour, audit in (("as written", COLOURS[1], wrong), ("corrected", COLOURS[0], better))
     ]
     names = [row.problem for row in wrong.rows]
     axis = "bias / half-width of its interval"
-    caption = "The worst entry of each problem, against enumeration; beyond -1 or 1 is wrong."
+    caption = "The worst entry of each problem, compared with enumeration; outside -1 to 1 is wrong."
     finding = wrong.findings[0].sentence if wrong.findings else "Nothing found."
     return Part(
         "A wrong gradient, caught",

@@ -1,4 +1,4 @@
-"""Pictures of the demo as markup: a sheet of digits, and an animated cart with its pole."""
+"""The demo's pictures as markup: a sheet of digits, and an animated cart with its pole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arsm_experiments.training.pictures import save_sheet
 SECOND = 50
 """Steps of CartPole."""
 PAUSE = 40
-"""Steps for which the last position is held."""
+"""Number of steps that the last position is held."""
 
 
 def sheet(images: Tensor, words: str) -> Markup:
@@ -34,7 +34,7 @@ def _image(content: bytes, words: str) -> Markup:
 
 
 def cart_pole(path: Sequence[tuple[float, float]], words: str) -> Markup:
-    """The cart's place (-2.4 to 2.4) and the pole's angle (radians), step by step: an animation without a script."""
+    """Animate the cart's position (-2.4 to 2.4) and the pole's angle (radians) without a script."""
     held = [*path, *[path[-1]] * PAUSE]
     seconds = len(held) / SECOND
     places = ";".join(f"{100 * x:.1f} 0" for x, _ in held)

@@ -33,6 +33,7 @@ def trl_advantages(kind: str, **options: Any) -> Callable[[], Found]:
 
         def trainer(n: int) -> Any:
             if n not in trainers:
+                trainers.clear()  # a new trainer's arguments reset what the old ones share
                 model = transformers.GPT2LMHeadModel(
                     transformers.GPT2Config(
                         vocab_size=4, n_positions=8, n_embd=4, n_layer=1, n_head=1, bos_token_id=1, eos_token_id=1

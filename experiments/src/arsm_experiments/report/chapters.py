@@ -1,4 +1,4 @@
-"""Which experiment has which chapter of the report."""
+"""The chapters of the report, one per experiment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arsm_experiments.report.toy import toy_sections
 from arsm_experiments.report.vae import vae_sections
 from arsm_experiments.runs.reader import Record
 
-# An experiment takes part in the report by an entry here: its chapter's title; its runs in, sections out.
+# To add an experiment to the report, add an entry: its chapter's title, and a function from its runs to sections.
 CHAPTERS: dict[str, tuple[str, Callable[[Sequence[Record]], list[Section]]]] = {
     "toy": ("Toy problem", toy_sections),
     "vae": ("Categorical VAE", vae_sections),
@@ -34,7 +34,7 @@ class Chapter:
 
 
 def make_chapters(records: Sequence[Record]) -> dict[str, Chapter]:
-    """Each experiment's chapter, from all its runs that have something to show."""
+    """Each experiment's chapter, from all its runs that have metrics."""
     found: dict[str, Chapter] = {}
     for experiment, (title, make_sections) in CHAPTERS.items():
         own = [record for record in records if record.experiment == experiment and record.metrics]

@@ -23,7 +23,7 @@ class Report:
     root: Path = Path("runs")
     """Folder of run folders or of archives of runs."""
     out: Path | None = None
-    """Page to write; default: ROOT/report.html."""
+    """Page to write; None for ROOT/report.html."""
     export: Path | None = None
     """Also write table.csv and figures under EXPORT/<experiment>; if a README.md is there, only those that it shows."""
 
@@ -35,7 +35,7 @@ class Report:
             )
 
     def run(self, console: Console) -> None:
-        """Read every run, write the page and what is to be exported."""
+        """Read all runs, write the page, and export if asked."""
         chapters = make_chapters(read_runs(self.root))
         if not chapters:
             raise RunError(
@@ -54,7 +54,7 @@ class Report:
 
 
 def export_sections(sections: Sequence[Section], folder: Path) -> None:
-    """table.csv, and the images that the folder's README.md shows; all of them where it has none."""
+    """Write table.csv and the images that the folder's README.md shows, or all images if it has no README.md."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "table.csv", lambda file: file.write(results_csv(sections).encode()))
     page = folder / "README.md"

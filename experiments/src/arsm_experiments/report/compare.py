@@ -1,4 +1,4 @@
-"""The equal-cost comparison's part of the report: a ranked table and a figure for every problem."""
+"""The equal-cost comparison's part of the report: a ranked table and a figure per problem."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _place(runs: Sequence[Record]) -> tuple[int, float]:
 
 
 def _section(runs: Sequence[Record]) -> Section:
-    """The first run names the problem; a later one's figures replace an earlier one's of the same estimator."""
+    """The first run names the problem; for the same estimator, a later run's numbers replace an earlier one's."""
     first, config = runs[0], runs[0].config
     found = {run.config["estimators"][line["step"] - 1]: (run, line) for run in runs for line in run.metrics}
     ranked = sorted(found.items(), key=lambda each: each[1][1]["cost"])

@@ -1,4 +1,4 @@
-"""Make the tables of results/compare/README.md again: `python -m arsm_experiments.report.compare_page`."""
+"""Update the tables of results/compare/README.md: `python -m arsm_experiments.report.compare_page`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GROUPS = {
     "binary": ("binary-1", "binary-3"),
     "toy": ("toy-30", "toy-1000"),
 }
-"""Problems that share a table; every VAE has one of its own."""
+"""Problems that share a table; every VAE has its own."""
 
 Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
 """numbers[problem][words][metric]."""
 
 
 def read_numbers(table: Path) -> Numbers:
-    """Every metric of table.csv; the cost is relative to that of plain leave-one-out."""
+    """All metrics of table.csv; costs are relative to plain leave-one-out."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for line in csv.DictReader(table.open()):
         problem, _, label = line["row"].removeprefix("Comparison, ").partition(": ")
@@ -52,7 +52,7 @@ def _kind(words: str) -> str:
 
 
 def _by_problem(numbers: Numbers, problems: Sequence[str]) -> str:
-    """Relative costs in one column per problem, the estimators ranked by their geometric mean."""
+    """Relative costs, one column per problem; estimators are ranked by the geometric mean."""
     costs = {
         words: [numbers[problem].get(words, {}).get("cost", math.nan) for problem in problems]
         for words in dict.fromkeys(words for problem in problems for words in numbers[problem])

@@ -28,14 +28,14 @@ STATE = (
 
 
 def conditional_sections(records: Sequence[Record]) -> list[Section]:
-    """One section for every group, the paper's protocol first."""
+    """One section per group, the paper's protocol first."""
     ordered = sorted((r for r in records if r.metrics), key=lambda r: r.group)
     return [_section(group, list(runs)) for group, runs in groupby(ordered, key=lambda r: r.group)]
 
 
 def _section(group: str, records: list[Record]) -> Section:
     headline = _test(PAPER_SAMPLES)
-    paper = {words: {headline: figure} for words, figure in PAPER.items()}
+    paper = {words: {headline: number} for words, number in PAPER.items()}
     rows = make_rows(records, paper, "measure_samples", "test_samples")
     config = rows[0].chosen.config
     size = config["variables"] * config["categories"]
@@ -45,7 +45,7 @@ def _section(group: str, records: list[Record]) -> Section:
         "-ln p(x_l | x_u) in nats from S samples, -ln 1/S sum_s p(x_l | z_s), mean and standard deviation over seeds; "
         "more samples give a lower number. Train is the training objective: one sample per image unless the row says "
         "bound samples, relaxed where the estimator relaxes. The learning rate is the one at which the first seed's "
-        "best validation loss was lowest; all numbers but the last epoch's belong to each seed's epoch of "
+        "best validation loss was lowest; all numbers except the last epoch's are from each seed's epoch of "
         f"best validation. {SECONDS} The paper does not say how it binarized its images, and its numbers are not like "
         f"for like: {_papers()}."
     ) + ("" if group else not_run(rows, paper, headline))
@@ -57,7 +57,7 @@ def _section(group: str, records: list[Record]) -> Section:
         records,
         [result for row in rows for result in _results(row)],
         figures(rows, group or "protocol", "-ln p(lower half | upper half)", titles, STATE),
-        pictures(rows, "test images, the halves given, and drawn completions"),
+        pictures(rows, "test images, their upper halves, and sampled completions"),
         headline=headline,
         headline_words=f"{headline}, -ln p in nats",
     )
@@ -74,7 +74,7 @@ def _test(samples: int) -> str:
 
 
 def _results(row: Row) -> list[Result]:
-    """What an estimator came to at its rate, over all seeds."""
+    """Results of an estimator at its rate, over all seeds."""
     record, config = row.chosen, row.chosen.config
     few = config["measure_samples"]
     found = {
@@ -88,8 +88,8 @@ def _results(row: Row) -> list[Result]:
     }
     spread = PAPER_SPREAD.get(config["estimator"])
     return [
-        Result(row.label, metric, seeds, record, figure, spread if figure is not None else None, like_for_like=False)
+        Result(row.label, metric, seeds, record, number, spread if number is not None else None, like_for_like=False)
         for metric, seeds in found.items()
         if seeds
-        for figure in [row.paper.get(metric)]
+        for number in [row.paper.get(metric)]
     ]

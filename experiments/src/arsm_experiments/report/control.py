@@ -1,4 +1,4 @@
-"""Control's part of the report: the paper's curves, and when each method held the task's completion line."""
+"""Control's part of the report: the paper's curves, and when each method reached the task's completion line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from arsm_experiments.runs.merge import merge_seeds
 from arsm_experiments.runs.reader import Record
 
 NO_VARIANCE = math.log(sys.float_info.min)
-"""What is recorded for the logarithm of zero."""
+"""The value recorded for the logarithm of zero."""
 # seconds to the end of the paper's figure
 PAPER_SECONDS = {
     "CartPole-v0": {"arsm": 677.0, "relax": 139.0, "a2c": 92.0},
@@ -43,7 +43,7 @@ def completion_line(environment: str) -> float | None:
     """The average return over 100 episodes at which Gymnasium calls a task solved."""
     try:
         import gymnasium
-    except ModuleNotFoundError:  # runs may be read where none are made
+    except ModuleNotFoundError:  # reading runs must not need gymnasium
         return None
     try:
         return gymnasium.spec(environment).reward_threshold
@@ -52,9 +52,9 @@ def completion_line(environment: str) -> float | None:
 
 
 def control_sections(records: Sequence[Record]) -> list[Section]:
-    """One section for every task, comparing the methods that ran on it."""
+    """One section per task, comparing the methods that ran on it."""
     ordered = sorted((r for r in records if r.metrics), key=_task)
-    # seeds are split over commands to run side by side
+    # several commands may share the seeds of one setting
     return [_section(merge_seeds(list(runs), _alike, seconds=max)) for _, runs in groupby(ordered, key=_task)]
 
 
@@ -63,7 +63,7 @@ def _task(record: Record) -> tuple[Any, ...]:
 
 
 def _alike(record: Record) -> tuple[Any, ...]:
-    """What runs have in common that differ in their seeds only."""
+    """Key of runs that differ only in their seeds."""
     config = record.config
     return record.label, config["optimizer"], config["learning_rate"], config["episodes"]
 
@@ -74,7 +74,7 @@ def _section(records: list[Record]) -> Section:
     line = completion_line(environment)
     levels = [Level("completion line", line)] if line is not None else []
     text = (
-        "Average return over the last 100 true episodes: the median over seeds, and their 10th to 90th percentile as a "
+        "Average return over the last 100 true episodes: the median over seeds, with the 10th to 90th percentile as a "
         "band. "
         + (f"The dotted line is the task's completion line, {line:g}. " if line is not None else "")
         + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged over all parameters."
@@ -83,7 +83,7 @@ def _section(records: list[Record]) -> Section:
     shown = best_settings(records)
     is_grid = len(records) > 2 * len(shown)
     if is_grid:
-        text += " The curves are those of each method's best setting: by the final average, then by the whole curve's."
+        text += " The curves show each method's best setting, by the final average, then by the mean of the curve."
         figures.append(_rates(records, slug, levels))
     else:
         shown = records
@@ -93,7 +93,7 @@ def _section(records: list[Record]) -> Section:
     state = [Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE]
     along = Figure(
         "Along training",
-        "Environment steps count those of rollouts; the way back to a branch is not counted.",
+        "Environment steps include rollouts, but not replays up to a branch.",
         [returns, *state],
         {f"{slug}-curves": tuple(AXES)},
     )
@@ -104,7 +104,7 @@ def _section(records: list[Record]) -> Section:
 
 
 def best_settings(records: Sequence[Record]) -> list[Record]:
-    """Of the runs that differ in optimizer and learning rate only, the best."""
+    """The best of the runs that differ only in optimizer and learning rate."""
 
     def merit(record: Record) -> tuple[int, float]:
         averages = [s["average_return"] for s in seed_series(record)]
@@ -117,7 +117,7 @@ def best_settings(records: Sequence[Record]) -> list[Record]:
 
 
 def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Figure:
-    """Every setting's final average, against the learning rate."""
+    """Final averages of all settings against the learning rate."""
     found: dict[str, dict[str, dict[float, float]]] = {}
     for record in records:
         config = record.config
@@ -136,7 +136,7 @@ def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Fig
 
 
 def _labels(records: Sequence[Record]) -> dict[Path, str]:
-    """A run's settings in words, by its folder; how long it was where others have the same; how far its seeds are."""
+    """A run's settings in words, by folder; with its length if others have the same, and progress if unfinished."""
     plain = {}
     for record in records:
         config = record.config
@@ -158,7 +158,7 @@ def _labels(records: Sequence[Record]) -> dict[Path, str]:
 
 
 def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]]:
-    """Each seed's metrics as columns, where `key` is known: a single gradient has no variance."""
+    """Each seed's metrics as columns, at the lines that have `key`: a single gradient has no variance."""
     by_seed: dict[int, list[dict[str, Any]]] = {}
     for line in record.metrics:
         if key != "log_variance" or line[key] > NO_VARIANCE:
@@ -167,7 +167,7 @@ def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]
 
 
 def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
-    """The place of the first full average that reaches the line."""
+    """Index of the first full average that reaches the line."""
     reached = ((series["average_return"] >= line) & (series["step"] >= WINDOW)).nonzero()[0]
     return int(reached[0]) if len(reached) else None
 
@@ -202,15 +202,15 @@ def _results(record: Record, label: str, line: float | None, *, beside_paper: bo
 def _views(
     records: Sequence[Record], labels: dict[Path, str], colours: dict[Any, str], key: str, axes: dict[str, str]
 ) -> dict[str, list[Series]]:
-    """Each run's median over seeds and their spread, against each axis."""
+    """Each run's median over seeds and its spread, against each axis."""
     views: dict[str, list[Series]] = {axis: [] for axis in axes}
     for record in records:
         seeds = [s for s in seed_series(record, key) if len(s["step"]) > 1]
-        if not seeds or not any(s[key].any() for s in seeds):  # a critic tries no pseudo actions
+        if not seeds or not any(s[key].any() for s in seeds):  # actor-critic has no pseudo actions
             continue
         for axis, x in axes.items():
-            # every seed has its own places on the axis of steps or seconds: read all of them at the same ones, those
-            # that are done at their last
+            # seeds have different steps and seconds: interpolate all of them at the same points, and hold
+            # finished ones at their last value
             grid = np.linspace(min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200)
             values = [np.interp(grid, s[x], s[key]).tolist() for s in seeds]
             views[axis].append(band(labels[record.folder], colours[record.folder], grid.tolist(), values, "median"))

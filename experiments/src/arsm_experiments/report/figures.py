@@ -1,4 +1,4 @@
-"""Figures as data: series in panels, and all words on them. `picture.py` and `interactive.py` draw them."""
+"""Figures as data: panels, their series, and all text. `picture.py` and `interactive.py` draw them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ COLOURS = (
 NEUTRAL = "#8a8f98"
 INK = "#1c1f24"
 TITLE, ENTRY = 44, 64
-"""The most letters in one line of a panel's title, and of a legend's entry."""
+"""Maximum characters per line of a panel's title and of a legend's entry."""
 
 Mark = Literal["line", "linked", "dots", "ring"]
-"""A line, a line through dots, dots alone, or a ring around a point."""
+"""A line, a line with dots, only dots, or a ring around a point."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve, with a band around it where `low` and `high` are given; all of one length."""
+    """One curve, with a band around it if `low` and `high` are given; all have the same length."""
 
     name: str
     """Series of one name share a colour and an entry in the figure's legend."""
@@ -41,13 +41,13 @@ class Series:
     mark: Mark = "line"
 
     def thinned(self, points: int) -> Series:
-        """At most so many points, evenly spread, the first and the last among them."""
+        """At most this many points, evenly spread, including the first and the last."""
         if len(self.x) <= points:
             return self
         return self.at(np.linspace(0, len(self.x) - 1, points).round().astype(int).tolist())
 
     def at(self, places: Sequence[int]) -> Series:
-        """The points at these places alone."""
+        """Only the points at these indices."""
         x, y, low, high = ([v[i] for i in places] if len(v) else () for v in (self.x, self.y, self.low, self.high))
         return replace(self, x=x, y=y, low=low, high=high)
 
@@ -58,7 +58,7 @@ class Series:
 
     @property
     def dots(self) -> bool:
-        """Whether its points are marked; a run that was measured once has nothing but a dot to show."""
+        """Whether its points are marked; a run with one measurement is a dot."""
         return self.mark != "line" or len(self.x) == 1
 
 
@@ -70,9 +70,9 @@ class Level:
     y: float
     colour: str = NEUTRAL
     name: str = ""
-    """The series that it comes and goes with, if any."""
+    """The series that it is shown and hidden with, if any."""
     label: str = ""
-    """What stands beside the line."""
+    """The label beside the line."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,20 @@ class Panel:
     views: Mapping[str, Sequence[Series]]
     """The series against each horizontal axis, by its label."""
     log: Literal["", "x", "y"] = ""
-    """The axis with a log scale, which leaves out values of zero."""
+    """Whether the axis has a log scale, which omits zeros."""
     floor: float | None = None
-    """The lowest height that is shown."""
+    """Lower limit of the vertical axis."""
     ceiling: float | None = None
-    """The greatest height that is shown."""
+    """Upper limit of the vertical axis."""
     levels: Sequence[Level] = ()
     names: Sequence[str] = ()
-    """What the heights 0, 1, 2... stand for, from the top, where they are not numbers."""
+    """Names of the heights 0, 1, 2..., from the top, for a categorical axis."""
 
     def drawn(self, axis: str) -> list[Series]:
-        """The series against an axis, without points that have no place there: no numbers, and no 0 on a log scale.
+        """The series against an axis, without points that cannot be drawn: NaN, and 0 on a log scale.
 
-        On a log scale what lies below the floor counts as 0, a line has a gap there, and a band that reaches there ends
-        at its line. Of a line's pieces those of one point are left out.
+        On a log scale, values below the floor count as 0: a line has a gap there, and a band that reaches there ends at
+        its line. Pieces of a line with only one point are left out.
         """
         least = self.floor if self.log == "y" and self.floor is not None else 0.0
 
@@ -117,7 +117,7 @@ class Panel:
         return [piece for series in self.views[axis] for piece in pieces(series)]
 
     def from_zero(self, axis: str) -> bool:
-        """Whether the horizontal axis begins at 0: where the series nearly do."""
+        """Whether the horizontal axis starts at 0: if the series nearly do."""
         x = [value for series in self.views[axis] for value in series.x]
         return self.log != "x" and bool(x) and 0 <= min(x) < 0.1 * max(x)
 
@@ -130,7 +130,7 @@ class Figure:
     caption: str
     panels: Sequence[Panel]
     files: Mapping[str, Sequence[str]]
-    """The PNG files to export, by name, each with the horizontal axes that it shows."""
+    """PNG files to export, by name, with the horizontal axes that each shows."""
 
     @property
     def axes(self) -> list[str]:
@@ -144,7 +144,7 @@ class Figure:
         return {series.name: series.colour for series in views}
 
     def in_words(self) -> Figure:
-        """The same with names for people instead of the words that a command takes."""
+        """The same figure with readable names instead of the words that a command takes."""
 
         def renamed(panel: Panel) -> Panel:
             views = {axis: [replace(s, name=readable(s.name)) for s in view] for axis, view in panel.views.items()}
@@ -156,23 +156,23 @@ class Figure:
 
     @property
     def meanings(self) -> list[str]:
-        """What dotted lines stand for."""
+        """The meanings of dotted lines."""
         return list(dict.fromkeys(level.meaning for panel in self.panels for level in panel.levels))
 
 
 def grid(panels: int) -> tuple[int, int]:
-    """How many rows and columns so many panels stand in."""
+    """Numbers of rows and columns for this many panels."""
     columns = 2 if panels in (2, 4) else min(3, panels)
     return -(-panels // columns), columns
 
 
 def lines(words: str, letters: int) -> list[str]:
-    """Words in lines of at most so many letters."""
+    """Text wrapped to lines of at most this many characters."""
     return textwrap.wrap(words, letters) or [""]
 
 
 def palette(methods: Sequence[str]) -> list[str]:
-    """A colour for each, ARSM's the same in every figure; they repeat where there are more than colours."""
+    """A colour for each name; ARSM's is the same in every figure. Colours repeat if there are too few."""
     first = methods.index("arsm") if "arsm" in methods else 0
     others = itertools.cycle(COLOURS[1:])
     return [COLOURS[0] if place == first else next(others) for place in range(len(methods))]
@@ -185,7 +185,7 @@ def band(
     seeds: Sequence[Sequence[float]],
     middle: Literal["mean", "median"] = "mean",
 ) -> Series:
-    """The mean or median over seeds as a line, their 10th to 90th percentile as a band."""
+    """The mean or median over seeds as a line, the 10th to 90th percentile as a band."""
     values = np.asarray(seeds, dtype=float)
     if not len(x):
         return Series(name, colour, (), ())

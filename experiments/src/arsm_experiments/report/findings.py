@@ -1,4 +1,4 @@
-"""A section of the report in one or two sentences, written from its numbers."""
+"""One or two sentences that summarise a section of the report, written from its numbers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MEASURES = (
     Measure(r"error x evaluations", "mean squared error x evaluations", False),
 )
 REFERENCE = "true gradient"
-"""A row that is no estimator."""
+"""A row that is not an estimator."""
 
 
 def finding(results: Sequence[Result]) -> str:
-    """Who is best, who follows, where ARSM stands, and how ours compares with the paper's."""
+    """The best method, the second, ARSM's rank, and how our numbers compare with the paper's."""
     measure, rows = _measured(results)
     if measure is None:
         return ""
@@ -49,7 +49,7 @@ def finding(results: Sequence[Result]) -> str:
     ranked = sorted(best_rows.items(), key=lambda item: -item[1].mean if measure.higher else item[1].mean)
     (name, best), *others = ranked
     extreme = "highest" if measure.higher else "lowest"
-    words = [f"{name} comes to a {measure.words} of {best.ours}"]
+    words = [f"{name} reaches a {measure.words} of {best.ours}"]
     if others:
         words = [f"{name} has the {extreme} {measure.words}, {best.ours}"]
         words.append(f"{others[0][0]} follows with {others[0][1].ours}" + _apart(best, others[0][1]))
@@ -62,7 +62,7 @@ def finding(results: Sequence[Result]) -> str:
 
 
 def _method(row: Result) -> str:
-    """Its name without settings, which the table has."""
+    """Its name without the settings, which the table shows."""
     biased = " (biased)" if row.row.endswith(" (biased)") else ""
     return readable(row.row.partition(", ")[0].partition(" (")[0]) + biased
 
@@ -77,7 +77,7 @@ def _measured(results: Sequence[Result]) -> tuple[Measure | None, list[Result]]:
 
 
 def _apart(best: Result, second: Result) -> str:
-    """Whether their means lie two standard errors apart; nothing where one seed cannot tell."""
+    """Whether their means differ by two standard errors; empty if there is only one seed."""
     if best.std is None or second.std is None:
         return ""
     noise = math.hypot(*(row.std / math.sqrt(len(row.values)) for row in (best, second) if row.std is not None))
@@ -88,5 +88,5 @@ def _beside_the_paper(rows: Sequence[Result]) -> str:
     verdicts = Counter(row.verdict for row in rows if row.papers)
     if not verdicts:
         return ""
-    counts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
-    return f" Of the rows that the paper has, {' and '.join(', '.join(counts).rsplit(', ', 1))}."
+    counts = [f"{number} {'row' if number == 1 else 'rows'} {verdict}" for verdict, number in verdicts.most_common()]
+    return f" Compared with the paper: {', '.join(counts)}."

@@ -1,6 +1,6 @@
-"""A figure as Plotly draws it on the page: legend, zoom, buttons and hovering are Plotly's own.
+"""A figure for Plotly on the page, which provides legend, zoom, buttons and hover text.
 
-Colours of text and grid are the page's, set by its style sheet for light and dark.
+The page's style sheet sets the colours of text and grid for light and dark mode.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import Any, NamedTuple
 from arsm_experiments.report.figures import ENTRY, NEUTRAL, TITLE, Figure, Level, Panel, Series, grid, lines
 
 POINTS = 120
-"""The most points of one curve."""
+"""Maximum points per curve."""
 DIGITS = 5
 FONT = 11
 CLOSE = 0.03
-"""Levels that differ by a smaller share of their height have their labels on opposite sides."""
+"""Levels that are closer than this fraction of their height have their labels on opposite sides."""
 LETTER, LINE, SAMPLE = 6.0, 17, 45
-"""Pixels: a letter's width, a line's height, and a legend's entry without its words."""
+"""In pixels: width of a character, height of a line, width of a legend entry without its text."""
 BUTTONS, TITLE_HEIGHT, AXIS = 36, 22, 44
-"""Pixels: the row of buttons, a line of a panel's title, and what is below an axis."""
+"""In pixels: height of the buttons, of a title line, and of the space below an axis."""
 PANEL, NAME = 210, 19
-"""Pixels: the height of a panel, or of each name where it has names."""
+"""In pixels: height of a panel, or per name on a categorical axis."""
 
 
 class Width(NamedTuple):
     """A window's width."""
 
     pixels: int
-    """About what a figure then has."""
+    """Approximate width of a figure."""
     columns: int
-    """At most."""
+    """Maximum number of columns."""
 
 
 WIDE, NARROW = Width(940, 3), Width(330, 1)
 
 
 def interactive(figure: Figure) -> dict[str, Any]:
-    """What the page's script draws: the data, the buttons, and a layout for wide and one for narrow windows."""
+    """Data for the page's script: traces, buttons, and one layout for wide and one for narrow windows."""
     figure = figure.in_words()
     traces = [trace for place, panel in enumerate(figure.panels) for trace in _panel_traces(panel, place)]
     traces = _with_legend(traces, figure)
@@ -48,7 +48,7 @@ def interactive(figure: Figure) -> dict[str, Any]:
 
 
 def _panel_traces(panel: Panel, place: int, axis: str = "") -> list[dict[str, Any]]:
-    """A panel's curves against an axis, the first if it is not one of the panel's, each with its band before it."""
+    """A panel's curves against an axis (the first if the panel does not have it), each preceded by its band."""
     axis = axis if axis in panel.views else next(iter(panel.views))
     series = [each.thinned(POINTS) for each in panel.drawn(axis)]
     on = {"xaxis": f"x{number(place)}", "yaxis": f"y{number(place)}"}
@@ -90,7 +90,7 @@ def _series_traces(series: Series, panel: Panel, axis: str) -> list[dict[str, An
 
 
 def _level_trace(level: Level, ends: Sequence[float], position: str) -> dict[str, Any]:
-    """A dotted line across what the series span, with its label at the right end."""
+    """A dotted line across the range of the series, with its label at the right end."""
     words = html.escape(", ".join(filter(None, (level.meaning, level.name))))
     return {
         "type": "scatter",
@@ -109,7 +109,7 @@ def _level_trace(level: Level, ends: Sequence[float], position: str) -> dict[str
 
 
 def _with_legend(traces: list[dict[str, Any]], figure: Figure) -> list[dict[str, Any]]:
-    """One entry for each name, and one for each meaning of dotted lines."""
+    """One entry per name, and one per meaning of dotted lines."""
     on = {"type": "scatter", "x": [None], "y": [None], "mode": "lines", "xaxis": "x", "yaxis": "y"}
     entries = [
         on
@@ -136,7 +136,7 @@ def _layout(figure: Figure, width: Width) -> dict[str, Any]:
     inside = sum(heights) + sum(titles[1:]) + AXIS * (len(rows) - 1)
     longest = max(len(name) for panel in figure.panels for name in (*panel.names, ""))
     left = (int(LETTER * longest) + 16 if width == WIDE else 16) if longest else 46
-    entrywidth, legend = _legend(figure, width.pixels - left)  # Plotly lets a legend be as wide as the panels
+    entrywidth, legend = _legend(figure, width.pixels - left)  # in Plotly a legend is as wide as the panels
     above = BUTTONS * (len(figure.axes) > 1) + legend
     margin = {"t": above + titles[0], "b": AXIS, "l": left, "r": 10, "autoexpand": False}
     whole = inside + margin["t"] + margin["b"]
@@ -209,14 +209,16 @@ def _legend(figure: Figure, width: int) -> tuple[float, int]:
 def _x_axis(panel: Panel, axis: str) -> dict[str, Any]:
     made: dict[str, Any] = {"title": {"text": html.escape(axis), "standoff": 6}, "zeroline": False}
     made["rangemode"] = "tozero" if panel.from_zero(axis) else "normal"
+    if panel.log != "x":
+        made["nticks"] = 7
     return made | _scale(panel, "x", [x for series in panel.drawn(axis) for x in series.x])
 
 
 def _y_axis(panel: Panel, width: Width) -> dict[str, Any]:
     if panel.names:
-        where = "outside" if width == WIDE else "inside top"
+        where, room = ("outside", 0.5) if width == WIDE else ("inside top", 1.2)  # a name inside lies above its line
         names = {"tickvals": list(range(len(panel.names))), "ticktext": [html.escape(name) for name in panel.names]}
-        return {"autorange": "reversed", "zeroline": False, "ticklabelposition": where, **names}
+        return {"range": [len(panel.names) - 0.5, -room], "zeroline": False, "ticklabelposition": where, **names}
     heights = [y for view in panel.views for series in panel.drawn(view) for y in series.y]
     limits = {"minallowed": panel.floor, "maxallowed": panel.ceiling}
     if panel.log == "y":
@@ -226,7 +228,7 @@ def _y_axis(panel: Panel, width: Width) -> dict[str, Any]:
 
 
 def _scale(panel: Panel, which: str, values: Sequence[float]) -> dict[str, Any]:
-    """A log scale that spans decades has these alone as ticks; large numbers are spelled 20k."""
+    """Ticks: only decades on a long log scale; large numbers are written as 20k."""
     if panel.log != which:
         return {"exponentformat": "SI" if any(abs(value) >= 10_000 for value in values) else "power"}
     values = [value for value in values if panel.floor is None or which == "x" or value >= panel.floor]
@@ -236,7 +238,7 @@ def _scale(panel: Panel, which: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _buttons(figure: Figure) -> list[dict[str, Any]]:
-    """One for each horizontal axis; it moves the curves and leaves what is hidden hidden."""
+    """One button per horizontal axis; it moves the curves, and hidden curves stay hidden."""
     first = len(figure.legend) + len(figure.meanings)
     buttons = []
     for axis in figure.axes:
@@ -258,11 +260,11 @@ def _buttons(figure: Figure) -> list[dict[str, Any]]:
 
 
 def number(place: int) -> str:
-    """How Plotly numbers the axes of the panel at a place: none, 2, 3, ..."""
+    """Plotly's suffix for the axes of the panel at this index: none, 2, 3, ..."""
     return str(place + 1) if place else ""
 
 
 def _rounded(values: Sequence[float]) -> list[float | int]:
-    """As many digits as can be seen."""
+    """As many digits as are visible."""
     short = [float(f"{value:.{DIGITS}g}") for value in values]
     return [int(value) if value.is_integer() else value for value in short]

@@ -1,4 +1,4 @@
-"""The report as one HTML page that holds all it needs: text, tables, curves, pictures, and the script that draws."""
+"""The report as one self-contained HTML page: text, tables, curves, pictures, and the script that draws them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render(chapters: Sequence[Chapter]) -> str:
 
 
 def render_page(template: str, **content: object) -> str:
-    """A page with the style and the script that the report and the demo share."""
+    """A page with the style and script that the report and the demo share."""
     environment = Environment(
         loader=PackageLoader("arsm_experiments"),
         autoescape=select_autoescape(),
@@ -47,18 +47,18 @@ def render_page(template: str, **content: object) -> str:
 
 
 def anchor(title: str) -> str:
-    """A title as a link's target."""
+    """A title as an anchor."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def caption(words: str) -> str:
-    """A picture's caption, "LABEL: WHAT", with the label in words for people."""
+    """A picture's caption, "LABEL: WHAT", with a readable label."""
     label, colon, rest = words.partition(": ")
     return readable(label) + colon + rest
 
 
 def seeds(record: Record) -> str:
-    """A run's seeds, as they are in its metrics."""
+    """A run's seeds, from its metrics."""
     found = sorted({line["seed"] for line in record.metrics if "seed" in line})
     if not found:
         return str(record.config.get("seed", ""))
@@ -67,6 +67,6 @@ def seeds(record: Record) -> str:
 
 
 def data_uri(picture: Picture) -> str:
-    """An image file as a link that holds it."""
+    """An image file as a data URL."""
     kind = mimetypes.guess_type(picture.file)[0] or "image/png"
     return f"data:{kind};base64,{base64.b64encode(picture.content).decode()}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 INK = "#1c1f24"
 CLOSE = 0.055
-"""The least distance between two labels, as a share of the panel's height."""
+"""Minimum distance between two labels, as a fraction of the panel's height."""
 SETTINGS = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "grid.color": INK,
@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def save_figure(figure: Figure, name: str, folder: Path) -> None:
-    """One of the figure's files, on white."""
+    """Draw one of the figure's files, on white."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
     from matplotlib.lines import Line2D
@@ -45,7 +45,7 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
     entries = {"\n".join(lines(words, ENTRY)): colour for words, colour in figure.legend.items()}
     entries |= dict.fromkeys(figure.meanings, NEUTRAL)
     longest = max((len(line) for words in entries for line in words.split("\n")), default=0)
-    fit = int(width * columns / (0.5 + 0.08 * longest))  # inches of a line's sample and of a letter
+    fit = int(width * columns / (0.5 + 0.08 * longest))  # widths in inches: a legend's line sample, a character
     ncols = max(1, min(len(entries), 5, fit))
     tallest = max((words.count("\n") + 1 for words in entries), default=1)
     above = (0.06 + 0.14 * tallest) * -(-len(entries) // ncols)
@@ -62,7 +62,7 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
 
 
 def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
-    """One view of a panel on matplotlib's axes."""
+    """Draw one view of a panel on matplotlib axes."""
     from matplotlib.ticker import AutoLocator, NullLocator, ScalarFormatter
 
     axes.set_title("\n".join(lines(panel.title, TITLE)), loc="left")
@@ -88,7 +88,7 @@ def draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
 
 
 def _draw_levels(axes: Axes, panel: Panel) -> None:
-    """Dotted lines with their labels on the right, those of close lines moved apart."""
+    """Dotted lines with labels on the right; labels of close lines are moved apart."""
     for level in panel.levels:
         axes.axhline(level.y, color=level.colour, linewidth=1, linestyle=":")
     to_axes = axes.transData + axes.transAxes.inverted()

@@ -1,4 +1,4 @@
-"""What a report is made of: results, which become tables, beside the paper's; figures; and pictures."""
+"""The parts of a report: results, shown as tables next to the paper's; figures; and pictures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from arsm_experiments.runs.reader import Record
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
 
 Verdict = Literal["better", "worse", "undecided", "noise unknown", "not like for like"]
-"""Ours beside the paper's: "better" and "worse" where seeds alone would not make the difference; "undecided", where so
-few seeds cannot tell, is no agreement."""
+"""Our number compared with the paper's: "better" or "worse" if seeds alone do not explain the difference; "undecided"
+if there are too few seeds to tell."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Result:
     metric: str
     values: Sequence[float]
     record: Record
-    """The run that it comes from."""
+    """The run that it is from."""
     paper: float | None = None
     """The paper's number; lower is better for all of them."""
     paper_std: float | None = None
-    """Its spread, where the paper gives one."""
+    """Its spread, if the paper gives one."""
     like_for_like: bool = True
-    """Whether the paper measured the same thing; seconds on other hardware are not, nor other images."""
+    """Whether the paper measured the same thing; not so for seconds on other hardware, or other images."""
 
     @property
     def name(self) -> str:
-        """The row in words for people."""
+        """The row in readable words."""
         return readable(self.row)
 
     @property
@@ -88,9 +88,9 @@ class Result:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether ours differs from the paper's number by more than another run of ours would, 19 times in 20.
+        """Whether our mean differs from the paper's number by more than chance, at the 5% level.
 
-        Without a spread of its own the paper's number is taken for one run with the spread of ours: the difference then
+        If the paper gives no spread, its number counts as one run with the spread of ours: the difference then
         has variance std^2 (1 + 1/seeds), and Student's distribution gives its quantile.
         """
         if self.paper is None:
@@ -107,7 +107,7 @@ class Result:
 
 
 def student_quantile(freedom: int, inside: float = 0.95) -> float:
-    """How many standard errors from 0 hold that share of Student's distribution.
+    """The number of standard errors around 0 that contains this fraction of Student's distribution.
 
     With t = sqrt(freedom) tan(a) its density is proportional to cos(a)^(freedom - 1).
     """
@@ -117,7 +117,7 @@ def student_quantile(freedom: int, inside: float = 0.95) -> float:
 
 
 def number(mean: float, spread: float | None = None) -> str:
-    """The mean to four digits, or as far as its spread's first: 0.516 ± 0.008, 2.5e6 ± 8e4; a tiny one is left out."""
+    """The mean to its spread's first digit, or four digits: 0.516 ± 0.008, 2.5e6 ± 8e4. Tiny spreads are omitted."""
     if not spread or not math.isfinite(mean + spread) or spread < 1e-5 * abs(mean):
         return _plain_exponent(f"{mean:.4g}")
     if 1e-4 <= abs(mean) < 1e5:
@@ -132,7 +132,7 @@ def _plain_exponent(text: str) -> str:
 
 @dataclass(frozen=True)
 class Headline:
-    """A line of the report's first table: the paper beside ours."""
+    """A line of the report's first table, which compares our results with the paper's."""
 
     what: str
     paper: str
@@ -151,7 +151,7 @@ class Picture:
 
     @property
     def name(self) -> str:
-        """What an export calls it."""
+        """Its name when exported."""
         return f"{self.record.name}-{self.file}"
 
     @property
@@ -171,13 +171,13 @@ class Section:
     figures: Sequence[Figure] = ()
     pictures: Sequence[Picture] = ()
     headline: str = ""
-    """The metric for the report's first table, the paper beside ours."""
+    """The metric for the report's first table."""
     headline_words: str = ""
-    """What that metric is, with its unit, where its name does not say it."""
+    """That metric with its unit, if its name does not say it."""
     claims: Sequence[Headline] = ()
-    """Lines of that table which are no single result."""
+    """Further lines of that table that are not single results."""
     folded: str = ""
-    """Why there is nothing to see, if so: the page then shows this sentence, and the rest when it is opened."""
+    """If not empty, the page shows only this sentence, and the section when it is opened."""
 
     @property
     def finding(self) -> str:

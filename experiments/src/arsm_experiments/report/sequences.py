@@ -1,4 +1,4 @@
-"""The sequences' part of the report: accuracy along the tokens, and what each strategy came to."""
+"""The sequences' part of the report: accuracy by generated tokens, and the results of each strategy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from arsm_experiments.runs.reader import Record
 
 AXES = {"generated token": "tokens", "update": "step", "second of learning": "learning_seconds"}
 SHARED = ("task", "warm_up", "start", "width", "layers", "heads", "tokens")
-"""What runs must have in common to be compared."""
+"""Settings that runs must share to be compared."""
 
 
 def sequences_sections(records: Sequence[Record]) -> list[Section]:
-    """One section for every task and model, comparing the strategies that ran on it."""
+    """One section per task and model, comparing the strategies that ran on it."""
     ordered = sorted((r for r in records if r.metrics), key=lambda r: list(map(str, _problem(r))))
     return [_section(list(group)) for _, group in groupby(ordered, key=_problem)]
 
@@ -56,7 +56,7 @@ def _by_seed(record: Record) -> list[list[dict[str, Any]]]:
 
 
 def _curve(record: Record, key: str, label: str, colour: str) -> Series:
-    """Every seed has its own places on the axis: read all of them at the same ones."""
+    """Seeds have different points on the axis: interpolate all of them at the same ones."""
     seeds = _by_seed(record)
     grid = np.linspace(0, min(lines[-1][key] for lines in seeds), 100)
     values = [np.interp(grid, [x[key] for x in lines], [x["accuracy"] for x in lines]).tolist() for lines in seeds]

@@ -1,4 +1,4 @@
-"""The toy problem's part of the report: the paper's figure, and what each estimator came to."""
+"""The toy problem's part of the report: the paper's figure, and the results of each estimator."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ENDS = (("first category", "first", COLOURS[1]), ("last category", "last", COLOU
 
 
 def toy_sections(records: Sequence[Record]) -> list[Section]:
-    """One section for every problem and step size, comparing the estimators that ran on it."""
+    """One section per problem and step size, comparing the estimators that ran on it."""
     ordered = sorted((r for r in records if r.metrics), key=_problem)
     return [_section(list(group)) for _, group in groupby(ordered, key=_problem)]
 
 
 def _problem(record: Record) -> tuple[Any, ...]:
-    """What runs must have in common to be compared."""
+    """Settings that runs must share to be compared."""
     config = record.config
     return config["categories"], config["step"], config["r"], config["updates"], config["seed"], record.group
 
@@ -44,16 +44,16 @@ def _section(records: list[Record]) -> Section:
     colours = _colours(records)
     slug = f"{group}-" * bool(group) + f"C{config['categories']}-step{config['step']:g}"
     text = (
-        f"Maximise E[f(z)], f(z) = 1/2 + z/(C R), R = {config['r']:g}, by {config['updates']:,} updates on one "
-        f"estimate each; the optimum is {_optimum(config):.4f}. Lines are means over {config['seeds']} seeds, bands "
-        f"their 10th to 90th percentile; variances come from {config['variance_samples']} estimates at each point. "
-        "The gap is what remains to the optimum, relative to what the true gradient leaves."
+        f"Maximise E[f(z)], f(z) = 1/2 + z/(C R), R = {config['r']:g}, by {config['updates']:,} updates with "
+        f"one estimate each. The optimum is {_optimum(config):.4f}. Lines are means over {config['seeds']} seeds, "
+        f"bands the 10th to 90th percentile. Variances are from {config['variance_samples']} estimates at each point. "
+        "The gap is the distance to the optimum at the end, relative to the true gradient's."
     )
     traces = [_traces(records, colours, title, key, log) for title, key, log in TRACES]
     figures = [
         Figure(
             "Along the updates",
-            "The dotted line is the optimum. The true gradient has no variance and is missing there.",
+            "The dotted line is the optimum. The true gradient has no variance and is not drawn there.",
             traces,
             {f"{slug}-traces": ("update",)},
         )
@@ -69,17 +69,17 @@ def _section(records: list[Record]) -> Section:
 
 
 MOVED = 0.05
-"""The least share of the way to the optimum that is worth a look."""
+"""The smallest fraction of the way to the optimum that is worth showing."""
 
 
 def _still(records: Sequence[Record]) -> str:
-    """A sentence where even the true gradient comes nowhere."""
+    """A sentence if even the true gradient hardly moves."""
     for record in records:
         if record.config["estimator"] == "exact":
             first, last = fmean(_first(record, "reward")), fmean(_last(record, "reward"))
             way = (last - first) / (_optimum(record.config) - first)
             if way < MOVED:
-                return f"Little to see: with this step size the true gradient itself goes {way:.1%} of the way."
+                return f"Little to see: with this step size even the true gradient goes only {way:.1%} of the way."
     return ""
 
 
@@ -105,7 +105,7 @@ def _optimum(config: dict[str, Any]) -> float:
 
 
 def _results(records: Sequence[Record]) -> list[Result]:
-    """What each run came to, its gap relative to the true gradient's and its variance to ARSM's where they have one."""
+    """Results of each run; its gap is relative to the true gradient's, its variance to ARSM's, if those were run."""
     by_words = {r.config["estimator"]: r for r in records}
     true, arsm = by_words.get("exact"), by_words.get("arsm")
     results = []
@@ -124,7 +124,7 @@ def _results(records: Sequence[Record]) -> list[Result]:
 
 
 def _gaps(record: Record) -> list[float]:
-    """How far each seed ended below the optimum."""
+    """Distance of each seed's end from the optimum."""
     return [_optimum(record.config) - value for value in _last(record, "reward")]
 
 
@@ -154,7 +154,7 @@ def _claims(config: dict[str, Any], results: Sequence[Result]) -> list[Headline]
     ]
     if not others:
         return []
-    what = "gradient variance of the paper's other estimators / arsm's, least to most"
+    what = "gradient variance of the paper's other estimators, ARSM = 1, lowest to highest"
     return [Headline(what, "10 to 10,000", " to ".join(number(float(f"{x:.1g}")) for x in (min(others), max(others))))]
 
 
@@ -163,7 +163,7 @@ def _traces(records: Sequence[Record], colours: dict[Any, str], title: str, key:
         axis: [band(_label(r), colours[r.folder], _mean(r, along), r.series(key)[1]) for r in records]
         for axis, along in AXES.items()
     }
-    # where an estimator has collapsed its variance is zero up to rounding: no reason to stretch the axis
+    # a collapsed estimator has zero variance up to rounding: do not stretch the axis for it
     means = [fmean(_average(record, key)) for record in records]
     floor = min((mean for mean in means if mean > 0), default=1.0) / 100 if log else None
     levels = [Level("optimum", _optimum(records[0].config))] if key == "reward" else []

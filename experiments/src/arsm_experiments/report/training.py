@@ -15,19 +15,19 @@ from arsm_experiments.runs.merge import merge_seeds
 from arsm_experiments.runs.reader import Record
 
 Places = Callable[[Record], Sequence[Any]]
-"""Where a run's measurements lie on the horizontal axis."""
+"""The keys of a run's measurements for each horizontal axis."""
 HIGHEST = 1.5
 """Curves are drawn up to this many times the lowest loss."""
 PARTS = ("train", "validation", "test")
 SECONDS = (
-    "Seconds are those of the whole command, which trains all its seeds and learning rates together; if several "
-    "commands share a row's seeds, their sum."
+    "Seconds are for the whole command, which trains all its seeds and learning rates together, or the sum if a row's "
+    "seeds come from several commands."
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One label: an estimator, under one set of other settings."""
+    """One label: an estimator with one set of other settings."""
 
     grid: Sequence[Record]
     """Its runs, by learning rate."""
@@ -36,32 +36,32 @@ class Row:
     paper: Mapping[str, float]
     """The paper's numbers by metric, if it has this row."""
     fresh: Record | None = None
-    """Seeds that were trained once the rate was chosen, where there are any."""
+    """Seeds that were trained after the rate was chosen, if any."""
 
     @property
     def label(self) -> str:
-        """The runs' label, and how far all seeds are if one is unfinished."""
+        """The runs' label, with the epochs that all seeds have reached if one is unfinished."""
         return label_of(self.chosen)
 
     @property
     def drawn(self) -> Record:
-        """The run of the curves: that of fresh seeds where there is one, as those that chose the rate flatter it."""
+        """The run to draw: the fresh seeds if there are any, because the seeds that chose the rate flatter it."""
         return self.fresh or self.chosen
 
     @property
     def name(self) -> str:
-        """Its label and learning rate, as curves have it."""
+        """Its label and learning rate, for the legend."""
         fresh = ", fresh seeds" if self.fresh else ""
         return f"{label_of(self.drawn)}, rate {self.chosen.config['rate']:g}{fresh}"
 
     def at_best(self, key: str) -> list[float]:
-        """The metric at each seed's best validation among the epochs that all seeds have come to."""
+        """The metric at each seed's best validation, among the epochs that all seeds have reached."""
         best = [min(range(len(seed)), key=seed.__getitem__) for seed in values(self.chosen, "validation")]
         return [seed[place] for seed, place in zip(values(self.chosen, key), best, strict=True)]
 
 
 def label_of(record: Record) -> str:
-    """The run's label, and how far all seeds are if one is unfinished."""
+    """The run's label, with the epochs that all seeds have reached if one is unfinished."""
     done = last(record, "epoch")[0]
     return record.label + (f" ({done:,} epochs)" if done < record.config["epochs"] else "")
 
@@ -72,7 +72,7 @@ def make_rows(
     *counts: str,
     fresh: Sequence[Record] = (),
 ) -> list[Row]:
-    """The estimators in the paper's order and then by name, each with its grid of rates and the one chosen.
+    """The estimators in the paper's order, then by name, each with its grid of rates and the chosen one.
 
     `paper` has a number by metric for each method, in its order. Seeds that ran in several commands are put together,
     unless these commands differ in the numbers of samples named in `counts`. `fresh` are runs of seeds that were
@@ -103,21 +103,21 @@ def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[
 
 
 def not_run(rows: Sequence[Row], paper: Mapping[str, Mapping[str, float]], metric: str) -> str:
-    """A sentence with the paper's numbers for which there is no run with its settings; empty if there are none."""
+    """A sentence with those of the paper's numbers that no run of ours repeats; empty if there are none."""
     run = {method(row.chosen.config) for row in rows if row.paper}
     absent = [f"{readable(words)} {row[metric]:g}" for words, row in paper.items() if words not in run]
     return f" The paper also has, for {metric}, without a run of ours: {', '.join(absent)}." if absent else ""
 
 
 def method(config: Mapping[str, Any]) -> str:
-    """The estimator in words without its temperature, which the paper leaves open."""
+    """The estimator's words without its temperature, which the paper does not give."""
     name, _, options = config["estimator"].partition(":")
     kept = [option for option in options.split(",") if option and not option.startswith("temperature=")]
     return ":".join(filter(None, (name, ",".join(kept))))
 
 
 def values(record: Record, key: str) -> list[list[float]]:
-    """The metric at the epochs that all seeds have come to, one list per seed."""
+    """The metric at the epochs that all seeds have reached, one list per seed."""
     return record.series(key)[1]
 
 
@@ -127,7 +127,7 @@ def own_curves(record: Record, key: str) -> list[list[float]]:
 
 
 def last(record: Record, key: str) -> list[float]:
-    """The metric at the last epoch that all seeds have come to; none where one seed has not come to it at all."""
+    """The metric at the last epoch that all seeds have reached; empty if one seed never measured it."""
     found = values(record, key)
     return [seed[-1] for seed in found] if len(found) == len(values(record, "epoch")) else []
 
@@ -144,27 +144,27 @@ def pictures(rows: Sequence[Row], what: str) -> list[Picture]:
 def figures(
     rows: Sequence[Row], slug: str, objective: str, titles: Mapping[str, str], state: Sequence[tuple[str, str, bool]]
 ) -> list[Figure]:
-    """The objective's curves, by part with its title; the state of the network; the rates where there are several.
+    """The objective's curves, one panel per part; diagnostics of the network; the rates if there are several.
 
     `state` has a panel's title, its metric, and whether it has a log scale.
     """
     dotted = ", dotted lines the paper's numbers" if any(set(row.paper) & {*titles} for row in rows) else ""
-    again = " Where a rate was chosen by one seed, the fresh seeds trained at it afterwards are drawn."
+    again = " If one seed chose the rate, the curves show the fresh seeds that were trained afterwards."
     again *= any(row.fresh is not None for row in rows)
     ceiling = _ceiling(rows)
     cut = _cut(rows, ceiling)
     made = [
         Figure(
             objective,
-            f"Lines are means over seeds, bands their 10th to 90th percentile{dotted}; the scale is logarithmic.{cut}"
-            f"{again} All seeds and learning rates of a command train together and share their seconds, which include "
-            "compilation; the axis has their mean over seeds. Evaluations are the distinct ones of f on all images so "
-            "far; those of a relaxing estimator each come with a gradient of f.",
+            f"Lines are means over seeds, bands the 10th to 90th percentile{dotted}; the scale is logarithmic.{cut}"
+            f"{again} All seeds and learning rates of a command train together, so seconds are for all of them, with "
+            "compilation; the axis has the mean over seeds. Evaluations are distinct evaluations of f on all images so "
+            "far; for a relaxing estimator each one includes a gradient of f.",
             [_panel(rows, title, part, log=True, ceiling=ceiling) for part, title in titles.items()],
             {f"{slug}-{name}": (axis,) for axis, name in zip(AXES, FILES, strict=True)},
         ),
         Figure(
-            "Gradient variance and the state of q",
+            "Gradient variance and diagnostics of q",
             "The variance is from moving averages of the gradient's moments (decay 0.999), averaged over the encoder's "
             "parameters, on a log scale.",
             [_panel(rows, title, key, log) for title, key, log in state],
@@ -175,7 +175,7 @@ def figures(
         made.append(
             Figure(
                 "Learning rates",
-                f"Lines are first seeds, whose lowest loss chooses the rate (a ring); dots are the other seeds.{cut}",
+                f"Lines are the first seeds, whose lowest loss chose the rate (ring); dots are the other seeds.{cut}",
                 [_rates(rows, which, titles["validation"], ceiling) for which in ("best", "last")],
                 {f"{slug}-rates": ("learning rate",)},
             )
@@ -192,7 +192,7 @@ def _seconds(record: Record) -> list[float]:
 
 
 def _evaluations(record: Record) -> list[float]:
-    """Evaluations of f so far, mean over seeds: a measurement's count an image holds since the one before it."""
+    """Evaluations of f so far, mean over seeds; each measurement counts per image since the one before."""
     steps, counts = record.series("evaluations")
     images = [record.config["batch"] * (after - before) for before, after in pairwise((0, *steps))]
     each = [fmean(seeds) for seeds in zip(*counts, strict=True)]
@@ -216,18 +216,18 @@ def _panel(rows: Sequence[Row], title: str, key: str, log: bool = False, ceiling
 
 
 def _ceiling(rows: Sequence[Row]) -> float | None:
-    """Where to cut the curves: rows far above the best one, and their beginnings, would leave the contest no room."""
+    """Where to cut the curves: rows far above the best one, and early epochs, would squeeze the rest."""
     best = min(min(seed) for row in rows for seed in values(row.chosen, "validation"))
     return HIGHEST * best if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best else None
 
 
 def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
-    """A sentence on what the scale leaves out; none where it leaves out nothing."""
+    """A sentence that says what the scale cuts off; empty if nothing."""
     if ceiling is None:
         return ""
     above = [readable(row.label) for row in rows if min(map(min, values(row.drawn, "validation"))) >= ceiling]
-    wholly = f", {', '.join(above)} wholly" if above else ""
-    return f" The scale ends at {ceiling:.0f} nats: what is above it is cut{wholly}."
+    wholly = f", {', '.join(above)} entirely" if above else ""
+    return f" The scale ends at {ceiling:.0f} nats; higher values are cut off{wholly}."
 
 
 def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -> Panel:

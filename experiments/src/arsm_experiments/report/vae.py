@@ -22,9 +22,9 @@ PAPER = {
     },
     2: {"gumbel-softmax": (91.3, 98.3), "arsm, first logit fixed False, afresh True": (78.3, 89.5)},
 }
-"""By estimator where it has the defaults, else by the whole label of the runs with the paper's settings."""
+"""By estimator if it has the default settings, else by the whole label of the runs with the paper's settings."""
 FRESH = "fresh"
-"""The group of runs with seeds that had no part in choosing their rate."""
+"""The group of runs whose seeds were not used to choose the rate."""
 STATE = (
     ("variance of the encoder's gradient", "gradient_variance", True),
     ("entropy of q(z | x) per variable (nats)", "entropy", False),
@@ -33,7 +33,7 @@ STATE = (
 
 
 def vae_sections(records: Sequence[Record]) -> list[Section]:
-    """One section for every group and number of layers, the paper's protocol first."""
+    """One section per group and number of layers, the paper's protocol first."""
     ordered = sorted((r for r in records if r.metrics), key=_group)
     runs = {key: list(group) for key, group in groupby(ordered, key=_group)}
     labels = {record.label for record in ordered}
@@ -67,14 +67,14 @@ def _section(group: str, layers: int, records: list[Record], fresh: list[Record]
         records,
         [result for row in rows for result in _results(row)],
         figures(rows, slug, "-ELBO", titles, STATE),
-        pictures(rows, "test images, their reconstructions, samples of the prior"),
+        pictures(rows, "test images, their reconstructions, samples from the prior"),
         headline="test",
         headline_words="test -ELBO in nats",
     )
 
 
 def _results(row: Row) -> list[Result]:
-    """What an estimator came to at its rate, over all seeds."""
+    """Results of an estimator at its rate, over all seeds."""
     record = row.chosen
     found = {
         "learning rate": [record.config["rate"]],
@@ -85,5 +85,5 @@ def _results(row: Row) -> list[Result]:
         f"bound, {record.config['bound_samples']:,} samples": last(record, "bound"),
         "seconds": [record.seconds],
     }
-    paper = {} if row.fresh else row.paper  # which then stands beside the fresh seeds
+    paper = {} if row.fresh else row.paper  # shown next to the fresh seeds
     return [Result(row.label, metric, seeds, record, paper.get(metric)) for metric, seeds in found.items() if seeds]

@@ -38,14 +38,14 @@ Files = Mapping[str, bytes]
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """What a report needs of a run folder: configuration, metrics and pictures."""
+    """The files of a run folder that a report needs: configuration, metrics and pictures."""
     pictures = (path for pattern in ("*.png", "*.gif") for path in folder.glob(pattern))
     paths = [path for name in KEPT if (path := folder / name).is_file()]
     return {path.name: path.read_bytes() for path in (*paths, *sorted(pictures))}
 
 
 def for_archive(files: Files) -> dict[str, bytes]:
-    """Without all pictures but the first of each kind: an archive holds those of one seed."""
+    """Keep only the first picture of each kind: an archive holds those of one seed."""
     kinds = {Path(name).suffix: name for name in sorted(files, reverse=True) if name not in KEPT}
     return {name: content for name, content in files.items() if name in (*KEPT, *kinds.values())}
 

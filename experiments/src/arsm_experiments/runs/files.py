@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, and names that a folder can have."""
+"""Atomic file writes, and valid folder names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 
 class RunError(Exception):
-    """Something about a run folder that its user can put right."""
+    """A problem with a run folder that the user can fix."""
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write path whole or not at all: a file beside it, flushed to the disk, then renamed."""
+    """Write a file atomically: a temporary file next to it, flushed to disk, then renamed."""
     beside = path.with_name(f".{path.name}.tmp")
     try:
         with beside.open("wb") as file:
@@ -30,7 +30,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put a rename on the disk."""
+    """Flush a rename to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,5 +39,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def plain_name(words: str) -> str:
-    """Words as a part of a folder's name: rloo:samples=4 as rloo-samples=4, 4*arsm as 4xarsm."""
+    """An estimator's words as part of a folder's name: rloo-samples=4 for rloo:samples=4, 4xarsm for 4*arsm."""
     return words.translate(str.maketrans({":": "-", ",": "-", "/": "-", "*": "x", " ": "", "^": ""}))

@@ -1,4 +1,4 @@
-"""Putting the seeds of several runs together."""
+"""Merging the seeds of several runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def merge_seeds(
     alike: Callable[[Record], Hashable],
     seconds: Callable[[Iterable[float]], float] = sum,
 ) -> list[Record]:
-    """One record for all runs that are `alike`: those that differ in their seeds only.
+    """Merge all runs that are `alike`, that is, differ only in their seeds, into one record.
 
-    It is the one with the smallest seed, with the metrics and sessions of all; a seed that ran twice counts once.
+    It is the record with the smallest seed, with the metrics and sessions of all; a seed that ran twice counts once.
     `seconds` combines their seconds: the sum if they ran one after another.
     """
     groups: dict[Hashable, list[Record]] = {}

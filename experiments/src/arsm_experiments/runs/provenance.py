@@ -1,4 +1,4 @@
-"""Where and with what a run was made: commit, hardware and versions."""
+"""The provenance of a run: commit, hardware and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def provenance(device: torch.device | str) -> dict[str, Any]:
-    """Where and with what this process runs."""
+    """Commit, hardware and versions of this process."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -26,7 +26,7 @@ def provenance(device: torch.device | str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source this runs from, "-dirty" if changed since; None if installed or not under git."""
+    """The commit of this source, with "-dirty" if changed since; None if installed or not under git."""
     if "ARSM_COMMIT" in os.environ:  # for a copy of the source without its history
         return os.environ["ARSM_COMMIT"]
     here = Path(__file__).resolve()

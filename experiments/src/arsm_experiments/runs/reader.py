@@ -19,15 +19,15 @@ PICTURES = (".png", ".gif")
 
 @dataclass(frozen=True)
 class Record:
-    """A run as the report reads it."""
+    """A run, as the report reads it."""
 
     folder: Path
-    """Where it lies: a folder, or ARCHIVE/NAME."""
+    """Its path: a folder, or ARCHIVE/NAME."""
     experiment: str
     group: str
-    """Which runs of the experiment it is shown with; empty for the paper's own settings."""
+    """The section of the report that shows it; empty for the paper's own settings."""
     label: str
-    """The method, and the settings in which it differs from the paper's, in words."""
+    """The method, and the settings that differ from the paper's, in words."""
     config: dict[str, Any]
     sessions: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
@@ -42,7 +42,7 @@ class Record:
         return self.folder.name
 
     def by_seed(self, key: str) -> dict[int | None, dict[int, float]]:
-        """The metric by step, along each seed's own run."""
+        """The metric by step, for each seed."""
         found: dict[int | None, dict[int, float]] = {}
         for line in self.metrics:
             if key in line:
@@ -50,14 +50,14 @@ class Record:
         return found
 
     def series(self, key: str) -> tuple[list[int], list[list[float]]]:
-        """(steps, one list of values per seed): the metric at the steps that all seeds have reached."""
+        """The metric at the steps that all seeds have reached: (steps, one list of values per seed)."""
         by_seed = self.by_seed(key)
         steps = sorted(set.intersection(*(set(x) for x in by_seed.values()))) if by_seed else []
         return steps, [[values[step] for step in steps] for values in by_seed.values()]
 
 
 def read_runs(root: Path) -> list[Record]:
-    """All runs under root, by experiment and name; a folder is read instead of an archived run of its name."""
+    """All runs under root, by experiment and name; a folder takes precedence over an archived run of the same name."""
     found: dict[Path, Files] = {}
     for archive in sorted(root.glob(f"*{SUFFIX}")):
         runs = read_archive(archive)
@@ -67,7 +67,7 @@ def read_runs(root: Path) -> list[Record]:
 
 
 def read_run(folder: Path) -> Record:
-    """A run folder, finished or not; a last line that a killed run left unfinished is passed over."""
+    """Read a run folder, finished or not; an incomplete last line of a killed run is skipped."""
     return make_record(folder, read_folder(folder))
 
 
@@ -89,7 +89,7 @@ def make_record(folder: Path, files: Files) -> Record:
 
 
 def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a run of these settings, among others perhaps, that has come to its end."""
+    """Whether the folder holds a finished run with these settings."""
     try:
         header = read_header(folder)
     except RunError:
@@ -99,15 +99,15 @@ def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """What config.json holds."""
+    """The content of config.json."""
     path = folder / "config.json"
     return parse_header(folder, path.read_bytes() if path.is_file() else None)
 
 
 def parse_header(folder: Path, content: bytes | None) -> dict[str, Any]:
-    """What config.json holds, from its content; None stands for a folder without one."""
+    """Parse config.json; None means a folder without one."""
     if content is None:
-        raise RunError(f"{folder} is no run folder: it has no config.json; choose another --root, or delete it.")
+        raise RunError(f"{folder} is not a run folder: it has no config.json; choose another --root, or delete it.")
     try:
         header = json.loads(content)
         if header["format"] != FORMAT or not {"experiment", "group", "label", "config", "sessions"} <= header.keys():
@@ -121,7 +121,7 @@ def parse_header(folder: Path, content: bytes | None) -> dict[str, Any]:
 
 
 def parse_metrics(path: Path, content: bytes) -> list[dict[str, Any]]:
-    """The whole lines of a metrics.jsonl, from its content."""
+    """Parse the complete lines of a metrics.jsonl."""
     metrics = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
@@ -130,20 +130,20 @@ def parse_metrics(path: Path, content: bytes) -> list[dict[str, Any]]:
                 raise KeyError
         except (ValueError, KeyError, AttributeError):
             raise RunError(
-                f"{path} is damaged in line {number}; resume the run if that line is younger than its checkpoint, or "
+                f"{path} is damaged in line {number}; resume the run if that line is newer than its checkpoint, or "
                 "delete its folder."
             ) from None
     return metrics
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What `Run.save` wrote to a checkpoint.pt: its `step`, its `state` and more, on the CPU."""
+    """The content of a checkpoint.pt written by `Run.save`: `step`, `state` and more, on the CPU."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if checkpoint["format"] != FORMAT:
             raise KeyError
         return checkpoint
-    except Exception:  # torch.load has no one exception for files that it cannot read
+    except Exception:  # torch.load raises various exceptions for files that it cannot read
         raise RunError(
             f"{path} is damaged or not one that this version of arsm writes; delete it to start this run again."
         ) from None

@@ -25,7 +25,7 @@ NO_CHECKPOINT = {"step": 0, "seconds": 0.0, "metrics_bytes": 0, "rng": None, "st
 
 
 class Run:
-    """An open run folder, made by `open_run`; a context manager, and left without an exception the run is finished."""
+    """An open run folder, made by `open_run`; as a context manager it marks the run finished if nothing is raised."""
 
     def __init__(self, folder: Path, header: dict[str, Any]) -> None:
         self.folder = folder
@@ -36,9 +36,9 @@ class Run:
         path = folder / "checkpoint.pt"
         checkpoint = load_checkpoint(path) if path.exists() else NO_CHECKPOINT
         self.step: int = checkpoint["step"]
-        """The step of the last checkpoint, 0 without one."""
+        """The step of the last checkpoint; 0 without one."""
         self.state: dict[str, Any] | None = checkpoint["state"]
-        """What was saved then, None without a checkpoint."""
+        """The state saved then; None without a checkpoint."""
         self._seconds_before: float = checkpoint["seconds"]
         self._started = time.monotonic()
         self._cut_metrics(checkpoint["metrics_bytes"])
@@ -60,11 +60,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds spent, those before a resume included up to its checkpoint."""
+        """Wall-clock seconds, including those before a resume, up to the checkpoint."""
         return self._seconds_before + time.monotonic() - self._started
 
     def log(self, step: int, metrics: Mapping[str, float], seed: int | None = None) -> None:
-        """Append a flat dict of numbers, for one seed where the run holds several."""
+        """Append a flat dict of numbers, for one seed if the run has several."""
         place = {"step": step} if seed is None else {"step": step, "seed": seed}
         line = {**place, "seconds": round(self.seconds, 3), **metrics}
         events = self._begin()
@@ -75,7 +75,7 @@ class Run:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Checkpoint a dict of tensors, numbers, strings, lists and dicts.
 
-        The state of torch's global random numbers is kept with it; that of your generators belongs into `state`.
+        The state of torch's global generator is saved too; put those of your own generators into `state`.
         """
         os.fsync(self._metrics.fileno())
         checkpoint = {
@@ -90,12 +90,12 @@ class Run:
             "state": state,
         }
         whole = io.BytesIO()
-        torch.save(checkpoint, whole)  # not into the file: torch does not say that a disk is full
+        torch.save(checkpoint, whole)  # not directly into the file: torch does not report a full disk
         write_atomically(self.folder / "checkpoint.pt", lambda file: file.write(whole.getbuffer()))
         self._begin().flush()
 
     def _begin(self) -> SummaryWriter | NoEvents:
-        """Note the session at its first sign of life, so that opening a finished run leaves it as it is."""
+        """Record the session when it first writes: opening a finished run must not change it."""
         if self._events is None:
             self._finished = False
             self._write_header()
@@ -104,7 +104,7 @@ class Run:
             except ModuleNotFoundError:
                 self._events = NoEvents()
             else:
-                for old in self.folder.glob("events.out.tfevents.*"):  # they may go further than the checkpoint
+                for old in self.folder.glob("events.out.tfevents.*"):  # they may extend beyond the checkpoint
                     old.unlink()
                 self._events = SummaryWriter(self.folder)
                 path = self.folder / "metrics.jsonl"
@@ -127,7 +127,7 @@ class Run:
 
 
 def add_events(events: SummaryWriter | NoEvents, line: Mapping[str, float]) -> None:
-    """What a line of metrics says, for TensorBoard."""
+    """A line of metrics for TensorBoard."""
     for key, value in line.items():
         if key not in ("step", "seed", "seconds"):
             events.add_scalar(f"{key}/{line['seed']}" if "seed" in line else key, value, int(line["step"]))
@@ -154,10 +154,10 @@ def open_run(
     resume: bool = False,
     device: torch.device | str = "cpu",
 ) -> Run:
-    """Make `root/experiment/name`, or with `resume` go on with it where it exists.
+    """Create `root/experiment/name`; with `resume`, continue it if it exists.
 
-    `config` is what decides the results, seeds included, as JSON can hold it; resuming refuses one that differs.
-    `group` and `label` say where and under which words a report shows the run; `Record` explains them.
+    `config` holds all settings that determine the results, including seeds, as JSON; resuming with different ones is
+    refused. `group` and `label` are the run's section and name in a report; see `Record`.
     """
     folder = root / experiment / name
     config = json.loads(json.dumps(config))
@@ -168,7 +168,7 @@ def open_run(
         _create(folder, header)
         return Run(folder, header)
     if not resume:
-        raise RunError(f"{folder} exists; pass --resume to go on with it, or choose another --root.")
+        raise RunError(f"{folder} exists; pass --resume to continue it, or choose another --root.")
     header = read_header(folder)
     if header["experiment"] != experiment:
         raise RunError(f"{folder} holds a run of {header['experiment']}, not of {experiment}; choose another --root.")
@@ -182,7 +182,7 @@ def open_run(
 
 
 def _create(folder: Path, header: dict[str, Any]) -> None:
-    """Make the folder with its config.json in one rename, so that no half of it is ever seen."""
+    """Create the folder with its config.json in one rename, so that no incomplete folder is ever seen."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as beside:
         made = Path(beside) / folder.name
@@ -197,7 +197,7 @@ def _pretty(header: dict[str, Any]) -> bytes:
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """metrics.jsonl, which one process at a time may hold."""
+    """Open metrics.jsonl, locked by this process."""
     file = (folder / "metrics.jsonl").open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,7 +35,16 @@ from arsm_experiments.sequences.trainer import Trainer, imitate, named_strategy
 from arsm_experiments.sequences.transformer import Transformer
 from arsm_experiments.training.processes import process_group, share_checkpoint
 
-TaskName = Literal["digit_sorting", "number_sorting", "spell_backward", "chain_sum", "number_filtering"]
+TaskName = Literal[
+    "digit_sorting",
+    "number_sorting",
+    "spell_backward",
+    "chain_sum",
+    "number_filtering",
+    "small_sorting",
+    "small_filtering",
+    "spiral_matrix",
+]
 SMALLEST = {"tokens": 1, "tokens_per_update": 1, "parts": 1, "width": 1, "layers": 1, "heads": 1, "tested": 1}
 FOLDER_WORDS = ("kl", "warm_up", "parts", "tokens_per_update", "engine")
 """Settings that a run folder's name and label tell where they are not the default."""
@@ -45,12 +54,12 @@ FOLDER_WORDS = ("kl", "warm_up", "parts", "tokens_per_update", "engine")
 class Sequences:
     """Train a small language model on right or wrong answers, by policy gradients with credit for every token.
 
-    Writes one run folder for every strategy and learning rate, holding all seeds. Run it under torchrun to share each
-    update among several processes.
+    Writes one run folder per strategy and learning rate, with all seeds in it. Run it under torchrun to split each
+    update over several processes.
     """
 
     task: TaskName = "digit_sorting"
-    """digit_sorting needs nothing else; the others are reasoning-gym's, whose files --data has."""
+    """digit_sorting needs no files; the others are reasoning-gym's, with files in the folder --data."""
     strategies: tuple[str, ...] = ("chance:local-expectation",)
     """branch:ESTIMATOR gives credit token by token, with an estimator in words.
     chance:ESTIMATOR does the same with rollouts that are played as often as they are likely.
@@ -58,52 +67,52 @@ class Sequences:
     rates: tuple[float, ...] = (3e-4,)
     """Adam's learning rates."""
     seeds: tuple[int, ...] = (0,)
-    """Independent runs of each, one after the other."""
+    """Seeds of independent runs, one after the other."""
     tokens: int = 300_000
-    """Generated tokens of a run, those of rollouts included."""
+    """Generated tokens per run, including rollouts."""
     tokens_per_update: int = 2_000
-    """Generated tokens of an update, on average."""
+    """Mean number of generated tokens per update."""
     kl: float = 0.0
-    """Cost per token of ln p - ln p of the model at the start."""
+    """Penalty per token on ln p minus ln p under the initial model."""
     warm_up: float = 0.4
-    """Accuracy up to which the model first imitates right answers; 0 for none."""
+    """First imitate right answers until this accuracy is reached; 0 for no imitation."""
     start: Path | None = None
-    """Weights to start from instead: a run folder of this command, or a file of weights."""
+    """Start from these weights instead: a run folder of this command, or a file of weights."""
     width: int = 64
     """Width of the transformer."""
     layers: int = 2
-    """Its layers."""
+    """Number of layers."""
     heads: int = 4
-    """Its attention heads."""
+    """Number of attention heads."""
     parts: int = 1
     """Parts of an update, computed one after the other, or by several processes with the same result."""
     max_rows: int = 4096
-    """Most sequences that the model is called with at once."""
+    """Maximum sequences per call of the model."""
     engine: str = "in-process"
-    """Who samples: in-process, ray for a Ray cluster, or a server's address such as http://localhost:8000."""
+    """Where rollouts are sampled: in-process, ray (a Ray cluster), or a server such as http://localhost:8000."""
     workers: int | None = None
-    """Number of Ray actors, by default one per CPU."""
+    """Number of Ray actors; None for one per CPU."""
     address: str | None = None
-    """Of the Ray cluster, HOST:PORT; a local one is started if not given."""
+    """Address of the Ray cluster, HOST:PORT; None starts a local one."""
     tested: int = 512
-    """Held-out questions that accuracies are measured on."""
+    """Number of held-out questions for measuring accuracy."""
     measure_every: int = 10
     """Updates between measurements and checkpoints."""
     data: Path = Path("runs/sequences/data")
     """Folder with reasoning-gym's tasks, as `python -m arsm_experiments.sequences.tasks FOLDER` writes them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model is; auto takes a GPU where there is one."""
+    """Device of the model; auto: cuda if there is one."""
     root: Path = Path("runs")
-    """Where run folders go, as ROOT/sequences/NAME."""
+    """Folder for the run folders, ROOT/sequences/NAME."""
     name: str = ""
-    """The beginning of the run folders' names."""
+    """Prefix of the run folders' names."""
     resume: bool = False
-    """Go on with the run folders that exist, from their last checkpoints."""
+    """Continue existing run folders from their last checkpoints."""
 
     experiment: ClassVar[str] = "sequences"
 
     def check(self) -> None:
-        """Refuse what cannot run, before anything does."""
+        """Refuse options that cannot run, before anything runs."""
         check_name(self.name)
         check_least(self, **SMALLEST, measure_every=1, max_rows=2, workers=1, kl=0, warm_up=0)
         check_some(strategies=self.strategies, rates=self.rates, seeds=self.seeds)
@@ -131,9 +140,9 @@ class Sequences:
             raise ValueError(f"--start must be a run folder or a file of weights, but there is none at {self.start}.")
 
     def run(self, console: Console) -> None:
-        """Train every combination in turn."""
+        """Train all combinations, one after the other."""
         if not self.resume and (there := [folder for folder in self.runs() if folder.exists()]):
-            raise RunError(f"{there[0]} exists; pass --resume to go on with it, or choose another --root.")
+            raise RunError(f"{there[0]} exists; pass --resume to continue it, or choose another --root.")
         best = "cuda" if torch.cuda.is_available() else "cpu"
         with process_group(torch.device(best if self.device == "auto" else self.device)) as device:
             if device.type == "cpu":
@@ -154,13 +163,13 @@ class Sequences:
                             show(done)
 
     def runs(self) -> dict[Path, dict[str, Any]]:
-        """The run folders that it makes, each with what decides its results."""
+        """The run folders of this command, each with the settings that determine its results."""
         pairs = itertools.product(self.strategies, self.rates)
         configs = [self.config(*pair) for pair in pairs]
         return {self.root / "sequences" / self.folder_name(config): config for config in configs}
 
     def config(self, strategy: str, rate: float) -> dict[str, Any]:
-        """What decides the results of one run folder."""
+        """The settings that determine the results of one run folder."""
         apart = ("strategies", "rates", "workers", "address", "data", "device", "root", "name", "resume")
         everything = {key: value for key, value in dataclasses.asdict(self).items() if key not in apart}
         everything["start"] = None if self.start is None else str(self.start)
@@ -249,7 +258,7 @@ class Sampling:
 def train(
     command: Sequences, config: dict[str, Any], name: str, policy: Transformer, data: Data, engine: Engine | None
 ) -> Iterator[int]:
-    """Train every seed in turn, recorded in one run folder; yields the tokens done."""
+    """Train all seeds one after the other, in one run folder; yields the tokens done."""
     start = copy.deepcopy(policy.state_dict())
     words = {"group": command.name, "label": ", ".join((config["strategy"], *variant(config)))}
     questions, held_out = data.split(command.size(data).held_out)

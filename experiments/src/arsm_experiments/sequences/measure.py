@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from arsm import sequences
+from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import (
     METHODS,
     SMALL,
@@ -24,13 +25,14 @@ from arsm_experiments.sequences.methods import (
     add_line,
     cross_entropy,
     draw_rows,
+    estimate,
     load_policy,
     new_policy,
     read_lines,
     save_policy,
     train_critics,
 )
-from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch, load
+from arsm_experiments.sequences.tasks import TASKS, Data, ExactMatch, load
 from arsm_experiments.sequences.transformer import Transformer
 
 LEVELS = (0.1, 0.45, 0.8)
@@ -74,7 +76,7 @@ def pretrain(
         optimiser.step()
         warm.step()
         step += 1
-        if step % (10 if last < 0.01 else 2) == 0:  # accuracy rises fast once it rises
+        if step % (10 if last < missing[0] - 0.08 else 2) == 0:  # accuracy rises fast once it rises
             last = accuracy(policy, task, test, torch.Generator(device).manual_seed(1))
             while missing and last >= missing[0]:
                 save_policy(policy, checkpoint_path(folder, task, missing[0]))
@@ -94,7 +96,7 @@ def pretrain(
 
 
 def one_gradient(
-    strategy: sequences.Strategy,
+    strategy: sequences.Strategy | Likeliest,
     policy: Transformer,
     prompts: Tensor,
     reward: Callable[[Tensor, Tensor], Tensor],
@@ -103,9 +105,7 @@ def one_gradient(
     width: int,
 ) -> tuple[Tensor, int]:
     """The mean reward's gradient in all parameters [D], and the tokens that it took."""
-    out = sequences.estimate(
-        strategy, policy, prompts, reward, max_tokens=width, eos=EOS, max_rows=max_rows, generator=generator
-    )
+    out = estimate(strategy, policy, prompts, reward, width, max_rows, generator)
     grads = torch.autograd.grad(out.value.mean(), list(policy.parameters()))
     return torch.cat([grad.flatten() for grad in grads]), int(out.info["generated"])
 
@@ -163,6 +163,47 @@ def _now(device: str) -> float:
     return time.time()
 
 
+def measure_level(
+    task: str,
+    level: float,
+    methods: Sequence[str],
+    data: Data,
+    size: Size,
+    folder: Path,
+    device: str,
+    max_rows: int,
+    deadline: float,
+) -> None:
+    """Measure the methods that were not yet measured at a checkpoint."""
+    path, weights = folder / f"variance-{task}.jsonl", checkpoint_path(folder, task, level)
+    done = {record["method"] for record in read_lines(path) if record["level"] == level}
+    names = [name for name in methods if name not in done]
+    if not weights.exists() or not names:
+        return
+    train, held_out = data.split(size.held_out)
+    torch.manual_seed(0)
+    policy = load_policy(task, size, weights, device)
+    generator = torch.Generator(device).manual_seed(2)
+    reached = accuracy(policy, task, held_out, generator)
+    critics = train_critics(policy, task, train, size.critic_steps, size.batch, generator)
+    arguments = (critics, policy, task, held_out, size, device, max_rows)
+    truth_record, truth = measure("branch rloo 8", *arguments, None, seed=99)
+    for number, name in enumerate(names):
+        if time.time() > deadline:
+            print(f"{task}: out of time before {name} at {level}; run the command again.", flush=True)
+            return
+        fresh = name.endswith(FRESH)
+        record, _ = measure(name.removesuffix(FRESH), *arguments, truth, seed=100 + number, fresh=fresh)
+        square = truth_record["squared_norm"]
+        record["agreement"] = record.pop("projection") / square if square > 0 else float("nan")
+        add_line(path, {"task": task, "level": level, "accuracy": reached, "method": name, **record})
+        print(
+            f"{task} {reached:.2f} {name}: trace x tokens {record['trace'] * record['tokens']:.0f}, "
+            f"agreement {record['agreement']:.2f}, {record['seconds']:.3f} s",
+            flush=True,
+        )
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -188,37 +229,10 @@ def main() -> None:
         pretrain(options.task, data, size, options.out, options.device, deadline, tuple(options.levels))
     if options.only == "pretrain":
         return
-    train, held_out = data.split(size.held_out)
-    path = options.out / f"variance-{options.task}.jsonl"
-    done = {(record["level"], record["method"]) for record in read_lines(path)}
     for level in (*LEVELS[1:], LEVELS[0]):  # the first is the least telling
-        if level not in options.levels:
-            continue
-        weights = checkpoint_path(options.out, options.task, level)
-        names = [name for name in options.methods if (level, name) not in done]
-        if not weights.exists() or not names:
-            continue
-        torch.manual_seed(0)
-        policy = load_policy(options.task, size, weights, options.device)
-        generator = torch.Generator(options.device).manual_seed(2)
-        reached = accuracy(policy, options.task, held_out, generator)
-        critics = train_critics(policy, options.task, train, size.critic_steps, size.batch, generator)
-        arguments = (critics, policy, options.task, held_out, size, options.device, options.max_rows)
-        truth_record, truth = measure("branch rloo 8", *arguments, None, seed=99)
-        for number, name in enumerate(names):
-            if time.time() > deadline:
-                print(f"{options.task}: out of time before {name} at {level}; run the command again.", flush=True)
-                return
-            fresh = name.endswith(FRESH)
-            record, _ = measure(name.removesuffix(FRESH), *arguments, truth, seed=100 + number, fresh=fresh)
-            square = truth_record["squared_norm"]
-            record["agreement"] = record.pop("projection") / square if square > 0 else float("nan")
-            add_line(path, {"task": options.task, "level": level, "accuracy": reached, "method": name, **record})
-            print(
-                f"{options.task} {reached:.2f} {name}: trace x tokens {record['trace'] * record['tokens']:.0f}, "
-                f"agreement {record['agreement']:.2f}, {record['seconds']:.3f} s",
-                flush=True,
-            )
+        if level in options.levels:
+            arguments = (data, size, options.out, options.device, options.max_rows, deadline)
+            measure_level(options.task, level, options.methods, *arguments)
 
 
 if __name__ == "__main__":

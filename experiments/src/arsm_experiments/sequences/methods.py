@@ -14,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
+from arsm import sequences
 from arsm.sequences import Branch, Decoding, Group, Prefixes, Strategy, by_likelihood, complete
 from arsm.sequences.decode import live_tokens
+from arsm_experiments.sequences import likeliest
+from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY, Data, ExactMatch
 from arsm_experiments.sequences.transformer import Transformer
@@ -33,7 +36,11 @@ UNLIMITED = 1 << 40
 """A budget that every rollout fits into; with a budget, `Branch` uses the true sequences' returns alone."""
 
 
-METHODS: dict[str, Callable[[Critics], Strategy]] = {
+def _no_baseline(prompts: Tensor, tokens: Tensor) -> Tensor:
+    return torch.zeros_like(tokens, dtype=torch.float32)
+
+
+METHODS: dict[str, Callable[[Critics], Strategy | Likeliest]] = {
     "group 2": lambda _: Group(2),
     "group 4": lambda _: Group(4),
     "group 8": lambda _: Group(8),
@@ -61,8 +68,26 @@ METHODS: dict[str, Callable[[Critics], Strategy]] = {
     "branch rloo 16, critic": lambda critics: Branch(arsm.RLOO(16), critic=critics.action),
     "branch rloo 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
     "branch arsm": lambda _: Branch(arsm.ARSM()),
+    "likeliest": lambda _: Likeliest(ValueHead(_no_baseline)),
+    "likeliest, greedy": lambda _: Likeliest(ValueHead(_no_baseline), tries=0),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
 }
+
+
+def estimate(
+    strategy: Strategy | Likeliest,
+    policy: Transformer,
+    prompts: Tensor,
+    reward: Callable[[Tensor, Tensor], Tensor],
+    width: int,
+    max_rows: int,
+    generator: torch.Generator,
+) -> sequences.Estimate:
+    """The gradient of the expected reward of answers of at most `width` tokens."""
+    options: dict[str, Any] = {"max_tokens": width, "eos": EOS, "max_rows": max_rows, "generator": generator}
+    if isinstance(strategy, Likeliest):
+        return likeliest.estimate(strategy, policy, prompts, reward, **options)
+    return sequences.estimate(strategy, policy, prompts, reward, **options)
 
 
 @dataclass(frozen=True)

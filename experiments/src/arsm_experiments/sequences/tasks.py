@@ -1,6 +1,6 @@
 """Tasks as characters: questions in a short form, answers to be matched exactly.
 
-Four are reasoning-gym's: `python -m arsm_experiments.sequences.tasks FOLDER` writes one file per task; it needs
+All but one are reasoning-gym's: `python -m arsm_experiments.sequences.tasks FOLDER` writes one file per task; it needs
 reasoning-gym, reading the files does not. `digit_sorting` needs neither.
 """
 
@@ -67,6 +67,8 @@ class Task:
     prompt_tokens: int = 32
     own: Callable[[int, int], Iterable[tuple[str, str]]] | None = None
     """(size, seed) to questions and answers, instead of reasoning-gym's."""
+    generator: str | None = None
+    """reasoning-gym's name of the task, where it is another."""
 
 
 TASKS = {
@@ -104,6 +106,36 @@ TASKS = {
         _numbers,
         answer_tokens=32,
         prompt_tokens=40,
+    ),
+    "small_sorting": Task(
+        {"min_numbers": 8, "max_numbers": 8, "min_decimals": 0, "max_decimals": 0, "min_value": 0, "max_value": 9},
+        _sorting,
+        _numbers,
+        answer_tokens=16,
+        prompt_tokens=17,
+        generator="number_sorting",
+    ),
+    "small_filtering": Task(
+        {
+            "min_numbers": 8,
+            "max_numbers": 8,
+            "min_decimals": 0,
+            "max_decimals": 0,
+            "min_value": -9.0,
+            "max_value": 9.0,
+        },
+        _filtering,
+        _numbers,
+        answer_tokens=24,
+        prompt_tokens=30,
+        generator="number_filtering",
+    ),
+    "spiral_matrix": Task(
+        {"min_n": 4, "max_n": 4},
+        lambda question: re.sub(r"[^\d]", "", question.rpartition("?")[2]),
+        lambda answer: answer.replace(" ", ""),
+        answer_tokens=17,
+        prompt_tokens=17,
     ),
 }
 
@@ -177,7 +209,8 @@ def generate(name: str, size: int, seed: int) -> Data:
 def _ask_reasoning_gym(name: str, size: int, seed: int) -> Iterable[tuple[str, str]]:
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
-    for entry in reasoning_gym.create_dataset(name, size=size, seed=seed, **TASKS[name].options):
+    task = TASKS[name]
+    for entry in reasoning_gym.create_dataset(task.generator or name, size=size, seed=seed, **task.options):
         yield entry["question"], entry["answer"]
 
 

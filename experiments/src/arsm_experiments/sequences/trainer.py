@@ -15,7 +15,7 @@ import torch.distributed as dist
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Engine, Group, Strategy, by_likelihood
-from arsm_experiments.engine import seed_of
+from arsm_experiments.replicas import seed_of
 from arsm_experiments.sequences.methods import Size, accuracy, cross_entropy, draw_rows
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY, Data, ExactMatch
 from arsm_experiments.sequences.transformer import Transformer

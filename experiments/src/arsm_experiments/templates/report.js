@@ -1,9 +1,9 @@
 "use strict";
-// Each figure is Plotly's, given as JSON behind its place on the page. It is drawn when it comes near the window.
+// Each figure is JSON for Plotly, next to its place on the page. It is drawn when it comes near the window.
 (() => {
   const narrow = matchMedia("(max-width: 48rem)");
-  const touch = matchMedia("(pointer: coarse)").matches; // there a finger moves the page, not a rectangle to zoom into
-  const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const touch = matchMedia("(pointer: coarse)").matches; // there a finger scrolls the page instead of zooming, and Plotly's tools would cover the buttons
+  const options = { responsive: true, displaylogo: false, displayModeBar: touch ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   const draw = (plot) => {
     plot.drawn ??= JSON.parse(plot.nextElementSibling.textContent);
     const layout = structuredClone(narrow.matches ? plot.drawn.narrow : plot.drawn.wide);

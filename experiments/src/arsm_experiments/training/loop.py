@@ -16,7 +16,7 @@ from torch import Tensor
 from arsm.checks import NotFiniteError
 from arsm_experiments.checks import pick_device
 from arsm_experiments.data import Mnist, load_mnist
-from arsm_experiments.engine import Engine, compiles_slopes, pack, seed_of
+from arsm_experiments.replicas import Replicas, compiles_slopes, pack, seed_of
 from arsm_experiments.runs.writer import Run, open_run
 from arsm_experiments.training.pictures import save_sheet
 from arsm_experiments.training.processes import process_group, share_checkpoint
@@ -32,7 +32,7 @@ class Group:
     """The replicas of one run folder."""
 
     run: Run | None
-    """None in all processes but the first."""
+    """None except in the first process."""
     rate: float
     dropout: float
     epoch: int
@@ -40,9 +40,9 @@ class Group:
 
 
 def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: None) -> list[Path]:
-    """Train all replicas to the end, from their checkpoints where there are any; returns the run folders.
+    """Train all replicas to the end, resuming from checkpoints. Returns the run folders.
 
-    A checkpoint holds the last weights and, as `best`, each replica's best on the validation images.
+    A checkpoint holds the last weights and, as `best`, each replica's best weights on the validation images.
     """
     config.check()
     with contextlib.ExitStack() as stack:
@@ -61,7 +61,7 @@ def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: No
                 run = stack.enter_context(open_run(config.root, config.experiment, folder.name, own, **options))
             step, state = share_checkpoint(run)
             groups.append(Group(run, own["rate"], own["dropout"], step // steps_per_epoch, state))
-        # a process killed between two checkpoints leaves folders at different epochs: the last ones catch up first
+        # a process killed between two checkpoints leaves folders at different epochs: let the others catch up
         while unfinished := [group for group in groups if group.epoch < config.epochs]:
             start = min(group.epoch for group in unfinished)
             until = min([group.epoch for group in unfinished if group.epoch > start], default=config.epochs)
@@ -81,26 +81,26 @@ def train_together(
             rank = dist.get_rank() if dist.is_initialized() else 0
             words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
             torch.cuda.manual_seed(seed_of(words))
-    replicas = [(group, seed) for group in groups for seed in config.seeds]
+    members = [(group, seed) for group in groups for seed in config.seeds]
     count = len(config.seeds)
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
     module = config.model(dense=on_gpu).to(device)
-    # what cannot be stacked takes turns on a GPU too, inside the same CUDA graph
+    # replicas that cannot be stacked run one after the other on a GPU too, inside the same CUDA graph
     stacked = on_gpu and module.estimator.vmappable
     settings = {
-        "rate": torch.tensor([group.rate for group, _ in replicas]),
-        "dropout": torch.tensor([group.dropout for group, _ in replicas]),
-        "input_dropout": torch.full((len(replicas),), config.input_dropout),
+        "rate": torch.tensor([group.rate for group, _ in members]),
+        "dropout": torch.tensor([group.dropout for group, _ in members]),
+        "input_dropout": torch.full((len(members),), config.input_dropout),
     }
     steps_per_epoch = len(data.train) // config.batch
-    engine = Engine(
+    replicas = Replicas(
         module,
         type(module).encode,
         module.losses,
         initial_parameters(config, data.train).repeat(len(groups), 1),
         data.train,
         settings,
-        [seed for _, seed in replicas],
+        [seed for _, seed in members],
         batch=config.batch,
         watched=module.encoder_size,
         schedule=config.schedule,
@@ -111,33 +111,33 @@ def train_together(
         compiled=stacked or (on_gpu and compiles_slopes()),
         steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY) if on_gpu and not dist.is_initialized() else 0,
     )
-    best = engine.weights.clone()
-    best_validation = torch.full((len(replicas),), torch.inf, device=device)
+    best = replicas.weights.clone()
+    best_validation = torch.full((len(members),), torch.inf, device=device)
     for group, own in zip(groups, rows, strict=True):
         if group.state is not None:
-            engine.load_state_dict(own, group.state)
+            replicas.load_state_dict(own, group.state)
             best[own].copy_(group.state["best"])
             best_validation[own].copy_(group.state["best_validation"])
 
     def checkpoint(own: slice) -> dict[str, Any]:
-        return engine.state_dict(own) | {"best": best[own].clone(), "best_validation": best_validation[own].clone()}
+        return replicas.state_dict(own) | {"best": best[own].clone(), "best_validation": best_validation[own].clone()}
 
     for epoch in range(groups[0].epoch + 1, until + 1):
         try:
-            metrics = engine.epoch()
+            metrics = replicas.epoch()
         except NotFiniteError as error:
             raise not_finite_in(epoch) from error
         for group in groups:
             group.epoch = epoch
         if epoch % config.measure_every == 0 or epoch == config.epochs:
             step = epoch * steps_per_epoch
-            metrics = metrics | config.measure(engine, engine.weights, data, step)
+            metrics = metrics | config.measure(replicas, replicas.weights, data, step)
             improved = metrics["validation"] < best_validation
             best_validation = torch.where(improved, metrics["validation"], best_validation)
-            best = torch.where(improved.unsqueeze(-1), engine.weights, best)
+            best = torch.where(improved.unsqueeze(-1), replicas.weights, best)
             if epoch == config.epochs:
-                metrics = metrics | config.final_metrics(engine, best, data, step)
-                for (group, seed), sheet in zip(replicas, config.pictures(engine, best, data, step), strict=True):
+                metrics = metrics | config.final_metrics(replicas, best, data, step)
+                for (group, seed), sheet in zip(members, config.pictures(replicas, best, data, step), strict=True):
                     if group.run is not None:
                         save_sheet(sheet, group.run.folder / f"pictures-seed{seed}.png")
             check_finite(metrics.pop("not_finite"), epoch)
@@ -151,7 +151,7 @@ def train_together(
 
 
 def initial_parameters(config: Training, images: Tensor) -> Tensor:
-    """[seeds, P]: each seed's own, before it has trained on images [N, 784]."""
+    """[seeds, P]: the initial parameters of each seed, for training on images [N, 784]."""
     rows = []
     for seed in config.seeds:
         with torch.random.fork_rng(devices=[]):
@@ -161,17 +161,17 @@ def initial_parameters(config: Training, images: Tensor) -> Tensor:
 
 
 def check_finite(not_finite: Tensor, epoch: int) -> None:
-    """The flag that a step keeps on the device, read once a measurement."""
+    """Check the flag that training steps keep on the device; read once per measurement."""
     if bool((not_finite > 0).any()):
         raise not_finite_in(epoch)
 
 
 def not_finite_in(epoch: int) -> FloatingPointError:
-    """What to raise, with what to do."""
+    """The error to raise; it says what to do."""
     return FloatingPointError(f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate.")
 
 
 def log(run: Run, step: int, epoch: int, config: Training, metrics: dict[str, list[float]]) -> None:
-    """One line a seed: metrics hold a list over the seeds each."""
+    """Write one line per seed; each metric is a list over seeds."""
     for i, seed in enumerate(config.seeds):
         run.log(step, {"epoch": epoch, **{name: values[i] for name, values in metrics.items()}}, seed)

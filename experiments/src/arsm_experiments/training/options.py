@@ -1,4 +1,4 @@
-"""The options that experiments share, and what an experiment says of itself."""
+"""The options that experiments share, and the methods that each must define."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import Tensor
 import arsm
 from arsm_experiments.checks import check_asks, check_device, check_least, check_name, check_positive
 from arsm_experiments.data import TRAINING, VALIDATION, Mnist
-from arsm_experiments.engine import Engine, Schedule
 from arsm_experiments.model import Model
 from arsm_experiments.progress import progress_bars
+from arsm_experiments.replicas import Replicas, Schedule
 from arsm_experiments.runs.files import plain_name
 from arsm_experiments.training.loop import train
 from arsm_experiments.training.measure import BLOCK_DRAWS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Training(ABC):
-    """The options that all experiments have, and what an experiment says of itself."""
+    """The options that all experiments share, and the methods that each must define."""
 
     estimator: str = "arsm"
     """Estimator, such as "arsm", "arsm:pooled=True", "rloo:samples=46,live=1" or "gumbel-softmax"."""
@@ -53,7 +53,7 @@ class Training(ABC):
     input_dropout: float = 0.0
     """Dropout rate of the encoder's input."""
     averaging: float = 0.0
-    """Decay of a moving average of the weights, which replaces them in evaluation; 0 for none."""
+    """Decay of a moving average of the weights, used for evaluation; 0 for none."""
     schedule: Schedule = "constant"
     """Schedule of the learning rate."""
     precision: Literal["float32", "tf32", "bf16"] = "tf32"
@@ -61,7 +61,7 @@ class Training(ABC):
     measure_every: int = 10
     """Epochs between measurements and checkpoints."""
     data: Path | None = None
-    """Folder with MNIST's original files; default: the images that ship with the package."""
+    """Folder with MNIST's original files; None for the images that ship with the package."""
     sampled_pixels: bool = False
     """Binarize by drawing each pixel once, with its grey value as the probability; needs --data."""
     device: str = "auto"
@@ -80,23 +80,23 @@ class Training(ABC):
 
     @abstractmethod
     def model(self, *, dense: bool = False) -> Model:
-        """A model with fresh parameters; `dense`, with the static shapes that a GPU and vmap need."""
+        """A model with fresh parameters; `dense` gives it the static shapes that a GPU and vmap need."""
 
     def begin(self, images: Tensor) -> Model:
-        """A model as it is before it has trained on images [N, 784]."""
+        """The initial model, for training on images [N, 784]."""
         return self.model()
 
     @abstractmethod
-    def measure(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Metrics of weights [R, P] along the run, [R] each; `validation`, the lower the better, among them."""
+    def measure(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Metrics of weights [R, P] during the run, [R] each; must contain `validation`, where lower is better."""
 
     @abstractmethod
-    def final_metrics(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
-        """Metrics of the weights that were best on the validation images, [R] each."""
+    def final_metrics(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> dict[str, Tensor]:
+        """Metrics of the best weights by validation, [R] each."""
 
     @abstractmethod
-    def pictures(self, engine: Engine, weights: Tensor, data: Mnist, step: int) -> Tensor:
-        """A sheet of images of the best weights: [R, rows, columns, 784] in 0..1."""
+    def pictures(self, replicas: Replicas, weights: Tensor, data: Mnist, step: int) -> Tensor:
+        """A sheet of images made with the best weights: [R, rows, columns, 784] in 0..1."""
 
     def check(self) -> None:
         """Refuse options that cannot run, before anything runs."""
@@ -111,15 +111,15 @@ class Training(ABC):
             raise ValueError("--dropouts, --input-dropout and --averaging must lie in [0, 1).")
         check_least(self, images=self.batch)
         if self.images > (most := TRAINING - VALIDATION):
-            raise ValueError(f"--images must be at most the {most:,} that are trained on, but is {self.images}.")
+            raise ValueError(f"--images must be at most {most:,}, the number of training images, but is {self.images}.")
         if self.batch % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
             raise ValueError(f"--batch must be a multiple of the {processes} processes, but is {self.batch}.")
-        # some are for one variable alone
+        # some estimators only take one variable
         check_asks(self.estimator, torch.zeros(2, self.paths * self.variables, self.categories))
         if self.data is not None and not self.data.is_dir():
             raise ValueError(f"--data must be a folder with MNIST's original files, but there is none at {self.data}.")
         if self.sampled_pixels and self.data is None:
-            raise ValueError("--sampled-pixels needs grey values; name a folder with MNIST's original files by --data.")
+            raise ValueError("--sampled-pixels needs grey values; pass a folder with MNIST's original files as --data.")
         check_device(self.device)
 
     def check_draws(self, field: str) -> None:
@@ -136,19 +136,19 @@ class Training(ABC):
             train(self, on_epoch=lambda epoch: progress.update(task, completed=epoch))
 
     def runs(self) -> dict[Path, dict[str, Any]]:
-        """The run folders that it makes, each with what decides its results."""
+        """The run folders of this command, each with the settings that determine its results."""
         pairs = itertools.product(self.rates, self.dropouts)
         return {self.root / self.experiment / self.folder_name(*pair): self.config(*pair) for pair in pairs}
 
     def config(self, rate: float, dropout: float) -> dict[str, Any]:
-        """What decides the results of one run folder."""
+        """The settings that determine the results of one run folder."""
         everything = dataclasses.asdict(self)
         apart = ("rates", "dropouts", "data", "device", "root", "name", "resume")
         return {"rate": rate, "dropout": dropout, **{k: v for k, v in everything.items() if k not in apart}}
 
     @classmethod
     def label(cls, config: Mapping[str, Any]) -> str:
-        """A run's estimator, and the settings in which it differs from the defaults, which are the paper's."""
+        """A run's estimator, and the settings that differ from the defaults, which are the paper's."""
         defaults = cls().config(rate=0.0, dropout=0.0)
         changed = [key for key in defaults if key not in cls.unlabelled and config[key] != defaults[key]]
         words = [f"{key.replace('_', ' ')} {config[key]}" for key in changed]
@@ -156,12 +156,12 @@ class Training(ABC):
 
     @property
     def kind(self) -> str:
-        """What run folders' names begin with, after `name`; may be empty."""
+        """Prefix of run folders' names, after `name`; may be empty."""
         return ""
 
     @property
     def paths(self) -> int:
-        """How many samples of all variables f sees side by side, as one sample of so many times the variables."""
+        """Number of samples that f sees side by side, as one sample with that many times the variables."""
         return 1
 
     def folder_name(self, rate: float, dropout: float) -> str:

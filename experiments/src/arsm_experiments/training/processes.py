@@ -1,4 +1,4 @@
-"""Several processes that share each batch, as torchrun starts them."""
+"""Several processes, started by torchrun, that split each batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arsm_experiments.runs.writer import Run
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[torch.device]:
-    """Join the other processes where torchrun started several; this process's own device."""
+    """Join the other processes if torchrun started several. Yields this process's device."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield device
         return
@@ -30,7 +30,7 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
 
 
 def share_checkpoint(run: Run | None) -> tuple[int, dict[str, Any] | None]:
-    """The first process's checkpoint, in all processes."""
+    """Send the first process's checkpoint to all processes."""
     found: list[Any] = [run.step, run.state] if run is not None else [0, None]
     if dist.is_initialized():
         dist.broadcast_object_list(found)

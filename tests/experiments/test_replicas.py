@@ -19,7 +19,7 @@ import arsm
 from arsm.noise import dirichlet
 from arsm.types import Noise
 from arsm_experiments.data import load_mnist
-from arsm_experiments.engine import Engine, Layout, pack
+from arsm_experiments.replicas import Layout, Replicas, pack
 from arsm_experiments.training.loop import check_finite, initial_parameters
 from arsm_experiments.vae import Vae, VaeNetwork
 from tests.experiments.training_runs import total_loss
@@ -49,12 +49,12 @@ class FixedNoise(arsm.Estimator):
 
 def make(
     config: Vae, replicas: list[int], *, stacked: bool, estimator: Any = None, device: str = "cpu", **options: Any
-) -> Engine:
+) -> Replicas:
     module = VaeNetwork(config, dense=stacked or "compiled" in options).to(device)
     if estimator is not None:
         module.estimator = estimator
     chosen, images = torch.tensor(replicas), load_mnist().train[:IMAGES]
-    return Engine(
+    return Replicas(
         module,
         VaeNetwork.encode,
         module.losses,
@@ -76,25 +76,25 @@ def make(
 def test_an_epoch_trains_each_replica_on_every_image_once_in_an_order_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = make(SMALL, [0, 1], stacked=True)
-    taken = Engine.next_batch
+    replicas = make(SMALL, [0, 1], stacked=True)
+    taken = Replicas.next_batch
     batches: list[Tensor] = []
-    monkeypatch.setattr(Engine, "next_batch", lambda self, where: batches.append(taken(self, where)) or batches[-1])
-    engine.epoch()
-    engine.epoch()
+    monkeypatch.setattr(Replicas, "next_batch", lambda self, where: batches.append(taken(self, where)) or batches[-1])
+    replicas.epoch()
+    replicas.epoch()
     assert [batch.shape[1] for batch in batches] == [SMALL.batch] * (2 * IMAGES // SMALL.batch)
     epochs = torch.cat(batches, 1).unflatten(1, (2, IMAGES)).flatten(0, 1)  # [replicas and epochs, images, 784]
-    numbers = (epochs.unsqueeze(2) == engine.data.float()).all(-1).long().argmax(-1)
+    numbers = (epochs.unsqueeze(2) == replicas.data.float()).all(-1).long().argmax(-1)
     assert torch.equal(numbers.sort(-1).values, torch.arange(IMAGES).expand(4, -1))
     assert len({tuple(order) for order in numbers.tolist()}) == 4
 
 
 def test_a_step_that_is_not_finite_is_noticed_without_being_waited_for() -> None:
-    engine = make(SMALL, [0, 1], stacked=True)
-    check_finite(engine.epoch()["not_finite"], epoch=1)
+    replicas = make(SMALL, [0, 1], stacked=True)
+    check_finite(replicas.epoch()["not_finite"], epoch=1)
     with torch.no_grad():
-        engine.parameters[1] = torch.nan
-    flags = engine.epoch()["not_finite"]
+        replicas.parameters[1] = torch.nan
+    flags = replicas.epoch()["not_finite"]
     assert flags.tolist() == [0.0, 1.0]
     with pytest.raises(FloatingPointError, match="in epoch 2; try a smaller learning rate"):
         check_finite(flags, epoch=2)
@@ -122,7 +122,7 @@ def test_stacked_replicas_under_fixed_noise_equal_single_runs(words: str) -> Non
             assert many["evaluations"][r] == one["evaluations"][0]
 
 
-def test_replicas_in_turn_are_bit_for_bit_what_they_are_alone() -> None:
+def test_replicas_one_by_one_are_bit_for_bit_what_they_are_alone() -> None:
     config = replace(SMALL, dropouts=(0.2,), layers=2, estimator="ars")
     together = make(config, [0, 1, 2], stacked=False)
     together.epoch()
@@ -135,35 +135,35 @@ def test_replicas_in_turn_are_bit_for_bit_what_they_are_alone() -> None:
 
 def test_every_replica_has_its_own_noise_and_order() -> None:
     config = replace(SMALL, seeds=(0, 1))
-    engine = make(config, [0, 1], stacked=True)
+    replicas = make(config, [0, 1], stacked=True)
     with torch.no_grad():
-        engine.parameters[1].copy_(engine.parameters[0])
-    engine.settings["rate"].fill_(1e-3)
-    engine.epoch()
-    assert not torch.equal(engine.order[0], engine.order[1])
-    assert sorted(engine.order[1].tolist()) == list(range(IMAGES))
+        replicas.parameters[1].copy_(replicas.parameters[0])
+    replicas.settings["rate"].fill_(1e-3)
+    replicas.epoch()
+    assert not torch.equal(replicas.order[0], replicas.order[1])
+    assert sorted(replicas.order[1].tolist()) == list(range(IMAGES))
     x = load_mnist().validation[:50].float().expand(2, -1, -1)
-    same = engine.parameters.detach()[:1].expand(2, -1)
-    first, second = engine.run(VaeNetwork.negative_elbo, same, x, generators=[])
+    same = replicas.parameters.detach()[:1].expand(2, -1)
+    first, second = replicas.run(VaeNetwork.negative_elbo, same, x, generators=[])
     assert first != second
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_adam_is_torchs_adam(schedule: Any) -> None:
     config = exact(seeds=(0,))
-    engine = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
+    replicas = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
     reference = VaeNetwork(config)
-    start = initial_parameters(config, engine.data)[0]
+    start = initial_parameters(config, replicas.data)[0]
     for p, value in zip(reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True):
         p.data.copy_(value)
     optimiser = torch.optim.Adam(reference.parameters(), lr=RATES[0])
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 8)
     average, gradients = start, []
     for step in range(1, 9):
-        if step % engine.steps_per_epoch == 1:
-            engine.order.copy_(torch.randperm(IMAGES, generator=torch.Generator().manual_seed(step)))
-        x = engine.next_batch(engine.order[0])
-        engine.train_step()
+        if step % replicas.steps_per_epoch == 1:
+            replicas.order.copy_(torch.randperm(IMAGES, generator=torch.Generator().manual_seed(step)))
+        x = replicas.next_batch(replicas.order[0])
+        replicas.train_step()
         optimiser.zero_grad()
         reference(total_loss, x, {})[0].backward()
         gradients.append(torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None]).double())
@@ -171,13 +171,13 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
         if schedule == "cosine":
             cosine.step()
         average = average.lerp(pack(reference), max(1 / step, 0.4))
-    torch.testing.assert_close(engine.parameters[0].detach(), pack(reference), rtol=1e-4, atol=2e-6)
-    torch.testing.assert_close(engine.weights[0], average, rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(replicas.parameters[0].detach(), pack(reference), rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(replicas.weights[0], average, rtol=1e-4, atol=2e-6)
 
     weight = torch.tensor([0.999 ** (8 - i) for i in range(1, 9)], dtype=torch.float64)
-    seen = torch.stack(gradients)[:, : engine.watched]
+    seen = torch.stack(gradients)[:, : replicas.watched]
     first, second = ((weight[:, None] * seen**n).sum(0) / weight.sum() for n in (1, 2))
-    torch.testing.assert_close(engine.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(replicas.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -197,31 +197,31 @@ def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch:
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    engine = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=stacked, compiled=True)
-    assert not engine.epoch()["not_finite"].any()
-    assert len(graphs) == 5  # all turns share them: the code, two losses, Adam and its scale
-    for half in engine.state["first_moment"].tensor_split([engine.watched], -1):
+    replicas = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=stacked, compiled=True)
+    assert not replicas.epoch()["not_finite"].any()
+    assert len(graphs) == 5  # all stacks share them: the code, two losses, Adam and its scale
+    for half in replicas.state["first_moment"].tensor_split([replicas.watched], -1):
         assert bool((half != 0).any(-1).all())
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_learned_parts_learn(stacked: bool) -> None:
-    engine = make(replace(SMALL, estimator="relax"), [0, 1], stacked=stacked)
-    start = engine.parameters.detach().clone()
-    engine.epoch()
-    for moved in engine.parameters.detach() - start:
-        parts = engine.layout.unpack(moved)
+    replicas = make(replace(SMALL, estimator="relax"), [0, 1], stacked=stacked)
+    start = replicas.parameters.detach().clone()
+    replicas.epoch()
+    for moved in replicas.parameters.detach() - start:
+        parts = replicas.layout.unpack(moved)
         assert all(bool((parts[f"learned.0.{name}"] != 0).any()) for name in ("hidden.weight", "out.weight"))
 
 
 @pytest.mark.slow
 def test_one_process_compiles_as_many_engines_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    engines = []
+    trained = []
     with torch._dynamo.config.patch(recompile_limit=4):
         for batch in (4, 5, 10, 20):
-            engines.append(make(replace(SMALL, batch=batch), [0, 1], stacked=True, compiled=True))
-            assert not engines[-1].epoch()["not_finite"].any()
+            trained.append(make(replace(SMALL, batch=batch), [0, 1], stacked=True, compiled=True))
+            assert not trained[-1].epoch()["not_finite"].any()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -232,7 +232,7 @@ def test_on_a_gpu_compiled_and_captured_epochs_equal_eager_ones(options: dict[st
     eager = make(exact(), [0, 1, 2], stacked=True, device="cuda")
     faster = make(exact(), [0, 1, 2], stacked=True, device="cuda", **options)
     for _ in range(2):
-        means = [engine.epoch()["train"] for engine in (eager, faster)]
+        means = [replicas.epoch()["train"] for replicas in (eager, faster)]
         torch.testing.assert_close(*means, rtol=1e-4, atol=0)
     assert int(faster.state["step"]) == 2 * faster.steps_per_epoch
     torch.testing.assert_close(eager.parameters, faster.parameters, rtol=1e-3, atol=1e-5)
@@ -259,10 +259,10 @@ class TwoLosses(torch.nn.Module):
         return loss, {"decoder": loss.detach()}
 
 
-def two_losses(device: str, **options: Any) -> Engine:
+def two_losses(device: str, **options: Any) -> Replicas:
     torch.manual_seed(0)
     modules = [TwoLosses() for _ in range(3)]
-    return Engine(
+    return Replicas(
         modules[0].to(device),
         TwoLosses.encode,
         (TwoLosses.code_loss, TwoLosses.decoder_loss),
@@ -293,17 +293,17 @@ def test_the_second_loss_learns_from_the_code_and_does_not_change_it() -> None:
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
 )
 def test_losses_side_by_side_learn_what_they_learn_in_turn(device: str) -> None:
-    """On a GPU each has its stream, and so have replicas in turn."""
+    """On a GPU each loss and each unstacked replica has its own stream."""
     expected = two_losses(device, stacked=False)
     ways: list[dict[str, Any]] = [{"stacked": True}]
     if device == "cuda":
         ways += [{"stacked": False, "steps_per_replay": 2}, {"stacked": True, "compiled": True, "steps_per_replay": 4}]
-    engines = [two_losses(device, **way) for way in ways]
+    trained = [two_losses(device, **way) for way in ways]
     for _ in range(3):
         means = expected.epoch()
-        for engine in engines:
-            torch.testing.assert_close(engine.epoch(), means, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(engine.parameters, expected.parameters, rtol=1e-3, atol=1e-5)
+        for replicas in trained:
+            torch.testing.assert_close(replicas.epoch(), means, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(replicas.parameters, expected.parameters, rtol=1e-3, atol=1e-5)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
@@ -317,17 +317,17 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 
 def worker(rank: int, folder: str) -> None:
-    """One of two processes: an epoch of the engine, then DDP with the estimator inside the wrapped module."""
+    """One of two processes: an epoch of the replicas, then DDP with the estimator inside the wrapped module."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    engine = make(exact(), [0, 1, 2], stacked=False)
-    means = engine.epoch()
+    replicas = make(exact(), [0, 1, 2], stacked=False)
+    means = replicas.epoch()
     x, noise = shared_batch()
     model = DistributedDataParallel(Wrapped(noise.chunk(2)[rank]))
     model(x.chunk(2)[rank]).backward()
     gradients = [p.grad for p in model.parameters()]
-    torch.save((engine.state["first_moment"], means["train"], gradients), f"{folder}/{rank}.pt")
+    torch.save((replicas.state["first_moment"], means["train"], gradients), f"{folder}/{rank}.pt")
     own = [torch.rand(8, generator=generator) for generator in make(SMALL, [0, 1, 2], stacked=False).noise_generators]
     torch.save(torch.stack(own), f"{folder}/noise-{rank}.pt")
     dist.destroy_process_group()

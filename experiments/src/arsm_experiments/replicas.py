@@ -1,13 +1,12 @@
 """Training R replicas of one model at once: seeds, learning rates, dropout rates.
 
-All parameters of a replica lie in one row of a tensor [R, P], so that Adam, averaging and checkpoints are a few
-operations on one tensor. A replica has its own noise and its own order of the data, and learns what it would learn
-alone.
+One tensor [R, P] holds all parameters, one row per replica, so Adam, averaging and checkpoints are a few operations on
+one tensor. Each replica has its own noise and its own order of the data, and learns exactly what it would learn alone.
 
-On a CPU the replicas take turns, eagerly, each with its own generator. Stacked (`stacked=True`), one `torch.vmap` does
-all of them at once. On a GPU both are compiled, and whole training steps, from picking the images to Adam, are
-captured in a CUDA graph: between the start of an epoch and its end the host only launches graphs. What does not depend
-on one another, replicas in turn and the losses of one replica, runs side by side there, on streams of its own.
+On a CPU the replicas are trained one after the other, eagerly, each with its own generator. With `stacked=True` one
+`torch.vmap` trains all of them at once. On a GPU both ways are compiled, and whole training steps, from picking the
+images to Adam, are captured in a CUDA graph: during an epoch the host only launches graphs. Independent work (separate
+replicas, the losses of one replica) overlaps there on separate streams.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torch.func import functional_call
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 WARM_UP = 3
-# how matrix products round depends on where their factors lie: all replicas begin at a multiple of 64 bytes
+# the rounding of matrix products depends on memory alignment: every replica starts at a multiple of 64 bytes
 ALIGNMENT = 16
 STATE = ("first_moment", "second_moment", "slow_moment", "average")
 
@@ -48,14 +47,14 @@ class Layout(NamedTuple):
         return cls(names, tuple(p.shape for p in parameters))
 
     def unpack(self, *vectors: Tensor) -> dict[str, Tensor]:
-        """[P], or the vectors that it was cut into between two parameters -> views, by name."""
+        """Views by name of a vector [P], which may be given in several pieces."""
         sizes = iter([shape.numel() for shape in self.shapes])
         parts: list[Tensor] = []
         for vector in vectors:
             own: list[int] = []
             while sum(own) < vector.shape[0] and (size := next(sizes, None)):
                 own.append(size)
-            parts += vector.split([*own, vector.shape[0] - sum(own)])[: len(own)]  # what is left over is padding
+            parts += vector.split([*own, vector.shape[0] - sum(own)])[: len(own)]  # the rest is padding
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
 
@@ -75,53 +74,53 @@ def padded(vector: Tensor) -> Tensor:
 
 
 def seed_of(words: str) -> int:
-    """A generator's seed, 63 bits that differ in all places: a CPU's generator reads the low 32 alone."""
+    """A well-mixed seed of 63 bits: a CPU generator only reads the lower 32."""
     return random.Random(words).getrandbits(63)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The replicas that train in one turn: all of them stacked, or one."""
+class Stack:
+    """Replicas that are trained by one call: all of them stacked, or a single one."""
 
     where: slice | int
-    """Their rows; all below are views of these, in the engine's memory."""
+    """Their rows; all fields below are views of these rows."""
     parameters: Tensor
     """[R, P] or [P]."""
     halves: Sequence[Tensor]
-    """Their watched parameters and the others."""
+    """The watched parameters and the others."""
     state: Sequence[Tensor]
-    """What STATE names."""
+    """The tensors that STATE lists."""
     settings: Mapping[str, Tensor]
     order: Tensor
     """[R, N] or [N]: which image comes when."""
     generator: torch.Generator | None
-    """Their noise; None for torch's global random numbers."""
+    """Source of noise; None for torch's global generator."""
 
     def leaves(self) -> list[Tensor]:
-        """The halves to differentiate in: fresh ones, as torch ties a leaf to the stream of its first use."""
+        """Fresh leaves to differentiate: torch ties a leaf to the stream of its first use."""
         return [half.detach().requires_grad_() for half in self.halves]
 
 
-class Engine:
+class Replicas:
     """R replicas in training.
 
     Args:
         module: the model; `module(task, *args)` runs one of its tasks.
-        encode: the task that all losses begin with: `encode(x, settings, generator=...) -> code`, a tensor, for images
+        encode: the first task of every loss: `encode(x, settings, generator=...) -> code`, a tensor, for images
             x [B, D] and a dict of this replica's settings.
-        losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], {name: [] to
-            average})`. The first one's gradient goes on into the code; the others have it detached.
-        parameters: [R, P], as `pack` makes them from the module.
+        losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], {name: metric
+            []})`. Only the first loss has a gradient through the code; the others get it detached.
+        parameters: [R, P], made by `pack`.
         data: uint8 [N, D].
-        settings: [R] each, the learning rate `rate` among them.
+        settings: [R] each; must contain the learning rate, `rate`.
         seeds: R numbers, for the order of the data and the noise.
-        batch: images per step, summed over all processes.
-        watched: the gradient's variance is taken over the first so many parameters; they end where a parameter does.
+        batch: images per step, over all processes.
+        watched: number of leading parameters for the gradient's variance; must end at a parameter's end.
         schedule: the learning rate along `total_steps`.
         averaging: decay of the moving average of the parameters, 0 for none.
-        paces: [P], each parameter's learning rate relative to the others'; None where all are equal.
-        stacked: all replicas in one vmap instead of in turns.
-        compiled: compile it. Like stacked replicas, compiled ones draw from torch's global random numbers.
+        paces: [P], relative learning rate of each parameter; None if all are equal.
+        stacked: train all replicas in one vmap instead of one after the other.
+        compiled: compile the steps. Stacked and compiled replicas draw from torch's global generator.
         steps_per_replay: steps in one CUDA graph, 0 for none; must divide the steps of an epoch.
     """
 
@@ -180,7 +179,7 @@ class Engine:
         self._seed_noise()
         self.totals: dict[str, Tensor] = {}
         rows = [slice(None)] if stacked else range(replicas)
-        self.turns = [self._turn(where, own_noise=not compiled) for where in rows]
+        self.stacks = [self._make_stack(where, own_noise=not compiled) for where in rows]
         self._ones = torch.ones(replicas, device=self.device)
         self._streams: dict[tuple[torch.cuda.Stream, str, int], torch.cuda.Stream] = {}
         self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
@@ -188,7 +187,7 @@ class Engine:
         self._scale: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._adam_scale
         self._update: Callable[..., None] = self._adam
         if compiled:
-            torch.compiler.reset()  # steps that earlier engines compiled count against this one's limit
+            torch.compiler.reset()  # steps compiled earlier count against the limit
             if compiles_slopes():
                 torch._dynamo.config.trace_autograd_ops = True
             build = partial(torch.compile, fullgraph=True, dynamic=False)
@@ -199,11 +198,11 @@ class Engine:
 
     @property
     def weights(self) -> Tensor:
-        """[R, P]: what to evaluate with, the moving average where there is one."""
+        """[R, P]: the weights to evaluate: the moving average if there is one, else the parameters."""
         return self.state["average"] if self.averaging else self.parameters
 
     def epoch(self) -> dict[str, Tensor]:
-        """Train on all images once; the mean of every metric, [R] each, still on the device."""
+        """Train on all images once. Returns the mean of every metric, [R] each, still on the device."""
         for row, generator in zip(self.order, self.order_generators, strict=True):
             row.copy_(torch.randperm(self.data.shape[0], generator=generator, device=self.device))
         if self.steps_per_replay and self._graph is None:
@@ -225,29 +224,29 @@ class Engine:
 
     def train_step(self) -> None:
         """One step of all replicas."""
-        with self._side_by_side("turn", len(self.turns)) as contexts:
-            for turn, context in zip(self.turns, contexts, strict=True):
+        with self._side_by_side("stack", len(self.stacks)) as contexts:
+            for stack, context in zip(self.stacks, contexts, strict=True):
                 with context:
-                    self._train(turn)
+                    self._train(stack)
         self.state["step"] += 1
 
     def next_batch(self, order: Tensor) -> Tensor:
-        """[R, B, D], or [B, D] of one replica, as float32: this process's share, by the order [R, N] or [N]."""
+        """This process's share as float32: [R, B, D], or [B, D] of one replica, by the order [R, N] or [N]."""
         share = self.batch // self.processes
         within = torch.arange(share, device=self.device) + self.rank * share
         position = self.state["step"] % self.steps_per_epoch * self.batch + within
         return self.data[order.index_select(-1, position)].float()
 
     def run(self, task: Task, weights: Tensor, *args: Tensor, generators: list[torch.Generator]) -> Any:
-        """A task of every replica without gradients: weights [R, P], other tensors [R, ...]; results [R, ...].
+        """Run a task for every replica without gradients: weights [R, P], other tensors [R, ...]; results [R, ...].
 
-        Stacked replicas draw from torch's global random numbers instead of the generators.
+        Stacked replicas draw from torch's global generator instead of `generators`.
         """
         with torch.no_grad():
             if self.stacked:
                 return self._each(task, None, [weights], *args)
             rows = zip(generators, weights, *args, strict=True)
-            return _stack([self._each(task, generator, [row], *own) for generator, row, *own in rows])
+            return _stack_results([self._each(task, generator, [row], *own) for generator, row, *own in rows])
 
     def gradient_variance(self) -> Tensor:
         """[R]: the mean over the watched parameters of v - m^2, moving averages of the gradient with decay 0.999.
@@ -258,11 +257,11 @@ class Engine:
         weight = (1 - BETA2**count).clamp_min(torch.finfo(torch.float64).tiny)
         first = self.state["slow_moment"].double() / weight
         second = self.state["second_moment"][:, : self.watched].double() / weight
-        # row by row, so that a replica's rounding does not depend on the others
+        # row by row: a replica's rounding must not depend on the others
         return torch.stack([row.mean() for row in second - first.square()])
 
     def state_dict(self, replicas: slice) -> dict[str, Any]:
-        """Everything that the next epoch of these replicas depends on, but for torch's global random numbers."""
+        """Everything that the next epoch of these replicas depends on, except torch's global generator."""
         return {
             "parameters": self.parameters[replicas].clone(),
             "step": self.state["step"].clone(),
@@ -279,16 +278,16 @@ class Engine:
         for generators, saved in ((self.order_generators, state["order"]), (self.noise_generators, state["noise"])):
             for generator, own in zip(generators[replicas], saved, strict=True):
                 generator.set_state(own)
-        if self.rank > 0:  # the states saved are the first process's
+        if self.rank > 0:  # the saved states are those of the first process
             self._seed_noise()
 
     def _seed_noise(self) -> None:
         for seed, generator in zip(self.seeds, self.noise_generators, strict=True):
             generator.manual_seed(seed_of(f"noise {seed} {self.rank} {int(self.state['step'])}"))
 
-    def _turn(self, where: slice | int, *, own_noise: bool) -> Turn:
+    def _make_stack(self, where: slice | int, *, own_noise: bool) -> Stack:
         parameters = self.parameters[where]
-        return Turn(
+        return Stack(
             where,
             parameters,
             parameters.tensor_split([self.watched], -1),
@@ -298,24 +297,24 @@ class Engine:
             self.noise_generators[where] if own_noise and isinstance(where, int) else None,
         )
 
-    def _train(self, turn: Turn) -> None:
-        settings, leaves = turn.settings, turn.leaves()
-        x, code = self._begin(turn.order, turn.generator, leaves, settings)
+    def _train(self, stack: Stack) -> None:
+        settings, leaves = stack.settings, stack.leaves()
+        x, code = self._begin(stack.order, stack.generator, leaves, settings)
         found: list[tuple[Tensor | None, ...]] = []
         with self._side_by_side("loss", len(self._losses)) as contexts:
             for loss, context in zip(self._losses, contexts, strict=True):
                 with context:
-                    values, metrics = loss(turn.generator, leaves, x, code, settings)
-                    found.append(torch.autograd.grad(values, leaves, self._ones[turn.where], allow_unused=True))
-                    self._count(turn.where, metrics)
-                leaves, code = turn.leaves(), code.detach()
+                    values, metrics = loss(stack.generator, leaves, x, code, settings)
+                    found.append(torch.autograd.grad(values, leaves, self._ones[stack.where], allow_unused=True))
+                    self._count(stack.where, metrics)
+                leaves, code = stack.leaves(), code.detach()
         gradients = [reduce(torch.add, [g for g in half if g is not None]) for half in zip(*found, strict=True)]
         if self.processes > 1:
             for gradient in gradients:
                 dist.all_reduce(gradient)
                 gradient /= self.processes
         with torch.no_grad():
-            self._update(turn.parameters, turn.state, gradients, *self._scale(settings["rate"]))
+            self._update(stack.parameters, stack.state, gradients, *self._scale(settings["rate"]))
 
     def _encode_next_batch(
         self,
@@ -329,7 +328,7 @@ class Engine:
         return x, self._each(encode, generator, halves, x, settings)
 
     def _each(self, task: Task, generator: torch.Generator | None, vectors: list[Tensor], *args: Any) -> Any:
-        """A task of stacked replicas or of one, whose parameters are cut into these vectors."""
+        """Run a task for the stacked replicas or for one; `vectors` are pieces of its parameters."""
 
         def one(vectors: list[Tensor], *args: Any) -> Any:
             return functional_call(self.module, self.layout.unpack(*vectors), (task, *args), {"generator": generator})
@@ -345,9 +344,9 @@ class Engine:
             torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
 
     def _adam_scale(self, rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """This step's size of an update, what is added to its denominator, and the weight of an average's new member.
+        """The step size, the epsilon of the denominator, and the weight of the new value in the moving average.
 
-        Apart from `_adam`: compiled into it, every parameter would compute them again.
+        Separate from `_adam`: compiled into it, they would be computed again for every parameter.
         """
         step = (self.state["step"] + 1).double()
         rate = rate.double()
@@ -380,7 +379,7 @@ class Engine:
 
     @contextmanager
     def _side_by_side(self, what: str, count: int) -> Iterator[list[AbstractContextManager[object]]]:
-        """Contexts whose work overlaps on a GPU; what follows has all of it behind it."""
+        """Contexts whose work overlaps on a GPU; work after the `with` waits for all of it."""
         first: list[AbstractContextManager[object]] = [nullcontext()]
         if self.device.type != "cuda":
             yield first * count
@@ -396,7 +395,7 @@ class Engine:
             main.wait_stream(stream)
 
     def _capture(self) -> None:
-        """Record `steps_per_replay` steps as a CUDA graph, leaving all state as it was."""
+        """Record `steps_per_replay` steps as a CUDA graph; all state is restored afterwards."""
         kept = {name: tensor.clone() for name, tensor in self.state.items()}
         parameters, random = self.parameters.clone(), torch.cuda.get_rng_state(self.device)
         noise = [generator.get_state() for generator in self.noise_generators]
@@ -421,11 +420,11 @@ class Engine:
             generator.set_state(state)
 
 
-def _stack(parts: list[Any]) -> Any:
-    """Results of single replicas, tensors or tuples and dicts of them, as [R, ...]."""
+def _stack_results(parts: list[Any]) -> Any:
+    """Stack results of single replicas (tensors, or tuples and dicts of them) as [R, ...]."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.stack(parts)
     if isinstance(first, dict):
-        return {name: _stack([part[name] for part in parts]) for name in first}
-    return tuple(_stack(list(column)) for column in zip(*parts, strict=True))
+        return {name: _stack_results([part[name] for part in parts]) for name in first}
+    return tuple(_stack_results(list(column)) for column in zip(*parts, strict=True))
