@@ -1,4 +1,4 @@
-"""Time, memory and hardware, measured and printed alike by every benchmark."""
+"""Measuring and printing time, memory and hardware, shared by all benchmarks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Timing:
 
 
 def seconds(x: float) -> str:
-    """A duration in the unit that suits it."""
+    """A duration with a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if x >= size:
             return f"{x / size:.3g} {unit}"
@@ -38,9 +38,9 @@ def seconds(x: float) -> str:
 def interleaved(
     calls: dict[str, Callable[[], object]], repetitions: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Timing]:
-    """Time the calls in turn, so that a busy moment of the machine hits all of them; the first round only warms up.
+    """Time the calls alternately, so that a busy moment of the machine affects all of them; the first round warms up.
 
-    With one thread, `time.process_time` leaves out the time that others take on a shared machine.
+    With one thread, `time.process_time` excludes the time of other processes on a shared machine.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for repetition in range(repetitions + 1):
@@ -53,13 +53,13 @@ def interleaved(
 
 
 def peak_memory() -> int:
-    """The most memory that this process has held, in bytes (Linux); `ru_maxrss` would count its parent's too."""
+    """Peak memory of this process in bytes (Linux); `ru_maxrss` would include its parent's."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 
 def in_subprocess(module: str, *arguments: str) -> str:
-    """What `python -m module arguments` prints: a process whose peak memory nobody else has raised."""
+    """The output of `python -m module arguments`: a fresh process, whose peak memory is its own."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

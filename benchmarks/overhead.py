@@ -1,8 +1,7 @@
-"""What an estimator costs besides f: forward and backward with an f that costs nothing, beside other libraries.
+"""Overhead of an estimator: forward and backward with an f that costs nothing, compared with other libraries.
 
-Storchastic replaces functions of torch when it is imported, which slows everybody down, so that it runs in a process of
-its own, in turns with torch's `gumbel_softmax` there. Times are of one thread's processor, without those of other
-processes.
+Storchastic replaces functions of torch when it is imported, which slows everything down, so it runs in its own
+process, alternating with torch's `gumbel_softmax` there. Times are CPU times of one thread.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def nothing(z: Tensor) -> Tensor:
 
 
 def estimate(estimator: arsm.Estimator, logits: Tensor) -> arsm.Estimate:
-    """Forward and backward, that of learned parts included."""
+    """Forward and backward, including learned parts."""
     out = arsm.estimate(estimator, logits.clone().requires_grad_(), nothing, max_rows=None)
     loss = out.value.sum()
     (loss if out.estimator_loss is None else loss + out.estimator_loss).backward()
@@ -53,7 +52,7 @@ def relax(draw: Callable[[Tensor], Tensor], logits: Tensor) -> None:
 
 
 def leave_one_out(logits: Tensor, samples: int = 4) -> None:
-    """RLOO as one writes it by hand with torch.distributions."""
+    """RLOO written by hand with torch.distributions."""
     q = Categorical(logits=logits.clone().requires_grad_())
     z = q.sample((samples,))
     f = nothing(z.flatten(0, -2)).view(z.shape[:-1])
@@ -113,7 +112,7 @@ def ours(logits: Tensor) -> tuple[dict[str, Call], dict[str, int], dict[str, str
 
 
 def storchastic() -> tuple[dict[str, Timing], Timing]:
-    """Timings in a process of their own, and torch's `gumbel_softmax` there."""
+    """Timings in a separate process, with torch's `gumbel_softmax` for comparison."""
     times = {name: Timing(*values) for name, values in json.loads(in_subprocess("benchmarks.overhead")).items()}
     return times, times.pop(BASE)
 
@@ -131,7 +130,7 @@ def time_storchastic() -> None:
 
 
 def small() -> str:
-    """A problem so small that only the number of kernels counts."""
+    """A problem so small that only the number of kernels matters."""
     logits = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
     by_hand = "leave-one-out by hand, 4 samples"
     calls: dict[str, Call] = {by_hand: partial(leave_one_out, logits)}
@@ -156,7 +155,7 @@ def main() -> None:
             call()
     except ModuleNotFoundError:
         lines["reinmax"] = MISSING
-    except Exception as error:  # whatever another library raises on a torch that does not suit it
+    except Exception as error:  # another library may raise anything on an unsupported torch
         lines["reinmax"] = f"does not run here: {type(error).__name__}: {error}"
     else:
         calls |= others

@@ -1,4 +1,4 @@
-"""Policy gradients: what an iteration and an environment step cost, and how long a task takes to be solved."""
+"""Policy gradients: cost of an iteration and of an environment step, and time to solve a task."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WINDOW = 100
 
 
 def paper(**changes: Any) -> Settings:
-    """The paper's settings but for these."""
+    """The paper's settings, except these."""
     return Settings(**{**asdict(Learning()), "decay_over": None, **changes})
 
 
 def uniform_policy(environment: Environment) -> Perceptron:
-    """A network of the usual size whose every action is as likely."""
+    """A network of the usual size with a uniform policy."""
     generator = np.random.default_rng(0)
     sizes = (environment.observations, 10, 10, len(environment.choices) * max(environment.choices))
     scales = (0.3, 0.3, 0.0)
@@ -67,7 +67,7 @@ def iteration() -> None:
 
 
 def engines() -> None:
-    """Environment steps per second of every engine, the way back to a branch counted where it is played again."""
+    """Environment steps per second of every engine; replays up to a branch count."""
     rows = []
     for name, count in (("CartPole-v0", 16), ("CartPole-v0", 1024), ("Acrobot-v1", 64), ("LunarLander-v3", 64)):
         environment = make_environment(name)
@@ -89,14 +89,14 @@ def engines() -> None:
 
 
 def variance(iterations: int = 300) -> None:
-    """The gradient's variance at one fixed policy, half-way to holding the pole; critics go on learning."""
+    """The gradient's variance at one fixed, half-trained policy; critics keep learning."""
     trained = PolicyGradient("CartPole-v0", arsm.ARSM(), settings=paper(learning_rate=0.03))
     trained.learn(40)
     fixed = {name: tensor.clone() for name, tensor in trained.network.state_dict().items()}
     methods: dict[str, tuple[arsm.Estimator | ActorCritic | ActionConditioned, bool]] = {
         "ARSM": (arsm.ARSM(), False),
         "ARSM, common random numbers": (arsm.ARSM(), True),
-        "RLOO, 4 draws a state": (arsm.RLOO(4), False),
+        "RLOO, 4 draws per state": (arsm.RLOO(4), False),
         "every action": (arsm.LocalExpectation(), False),
         "A2C": (ActorCritic(), False),
         "REINFORCE, value baseline": (ActorCritic(None), False),
@@ -170,7 +170,7 @@ class Task(NamedTuple):
     environment: str
     line: float
     limit: float
-    """CPU seconds at most."""
+    """Maximum CPU seconds."""
     agents: dict[str, tuple[arsm.Estimator | ActorCritic, Settings]]
     """Of this library, by name; none where results/control says what it takes."""
     steps: int
@@ -181,7 +181,7 @@ class Task(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Until the line was held, or until time or steps were over."""
+    """Time until the line was reached, or until time or steps ran out."""
 
     wall: float
     cpu: float

@@ -44,7 +44,7 @@ def by_table(logits: Tensor, log_pi: Tensor) -> Tensor:
 
 
 def compare() -> str:
-    """One estimate under the same noise, both ways in turn."""
+    """One estimate under the same noise, in both ways, alternately."""
     torch.set_num_threads(1)
     logits = torch.zeros(COMPARED)
     log_pi = dirichlet(logits, torch.Generator().manual_seed(0))
@@ -67,7 +67,7 @@ def compare() -> str:
 
 
 def grow() -> str:
-    """Noise, estimate and backward, each size in a process of its own; equal logits want f at every category."""
+    """Noise, estimate and backward, each size in its own process; equal logits need f at every category."""
     rows = []
     for categories in GROWTH:
         result = json.loads(in_subprocess("benchmarks.univariate", str(categories)))

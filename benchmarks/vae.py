@@ -1,4 +1,4 @@
-"""A training step of the categorical VAE: its time beside the matrix products that it cannot do without.
+"""A training step of the categorical VAE: its time compared with that of its matrix products.
 
 CPU: a whole ARSM step, its matrix products alone, and the straightforward way, one decoder call for every swap. GPU:
 eager, compiled and captured in a CUDA graph, for 1 and 15 replicas, beside the floor: the step's operations at the rate
@@ -147,7 +147,7 @@ def floor(config: Vae, replicas: int) -> float:
 
 
 def product_rate(dtype: torch.dtype, size: int = 8192, repetitions: int = 10) -> float:
-    """Operations a second of a large product."""
+    """Operations per second of a large product."""
     a = torch.randn(size, size, device="cuda", dtype=dtype)
     torch.mm(a, a)
     torch.cuda.synchronize()

@@ -1,8 +1,8 @@
 """A training step of the VAE with each estimator, one replica: `python -m benchmarks.vae_estimators [ESTIMATOR ...]`.
 
-It needs a GPU. Every estimator compiles in a process of its own, all at once. When all are ready, each in turn has the
-GPU to itself for some hundred steps of the graph that training replays. One line of JSON per estimator; about a minute
-and a half.
+It needs a GPU. The estimators compile in separate processes, all at once. When all are ready, they run one after the
+other, each alone on the GPU, for some hundred steps of the graph that training replays. Prints one line of JSON per
+estimator; takes about a minute and a half.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CONFIGS = (
 )
 
 
-def time_step(config: Vae, ready: Any, start: Any, turn: Any) -> None:
-    """Compile, say so, wait for the start and one's turn, and print milliseconds per step."""
+def time_step(config: Vae, ready: Any, start: Any, alone: Any) -> None:
+    """Compile, report that, wait for the start and for the lock, and print milliseconds per step."""
     import torch
 
     from benchmarks.vae import make, step_seconds
@@ -53,7 +53,7 @@ def time_step(config: Vae, ready: Any, start: Any, turn: Any) -> None:
     torch.cuda.synchronize()
     ready.release()
     start.wait()
-    with turn:
+    with alone:
         seconds = step_seconds(replicas, EPOCHS)
         found = {"label": Vae.label(config.config(0.0, 0.0)), "milliseconds": 1e3 * seconds}
         print(json.dumps(found | {"hardware": torch.cuda.get_device_name()}), flush=True)
@@ -61,9 +61,9 @@ def time_step(config: Vae, ready: Any, start: Any, turn: Any) -> None:
 
 def main() -> None:
     context = multiprocessing.get_context("spawn")
-    ready, start, turn = context.Semaphore(0), context.Event(), context.Lock()
+    ready, start, alone = context.Semaphore(0), context.Event(), context.Lock()
     chosen = [config for config in CONFIGS if not sys.argv[1:] or config.estimator in sys.argv[1:]]
-    workers = [context.Process(target=time_step, args=(config, ready, start, turn)) for config in chosen]
+    workers = [context.Process(target=time_step, args=(config, ready, start, alone)) for config in chosen]
     for worker in workers:
         worker.start()
     deadline = time.monotonic() + PATIENCE

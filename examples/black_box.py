@@ -73,7 +73,7 @@ def accuracy(z: Tensor, steps: int = 40) -> float:
 
 
 def main(evaluations: int = 160, workers: int = 2) -> dict[str, float]:
-    """Search; returns the best accuracy beside random search's with as many evaluations."""
+    """Search; returns the best accuracy, and that of random search with as many evaluations."""
     rng = random.Random(0)
     points = [torch.tensor([rng.randrange(size) for size in SIZES]) for _ in range(evaluations)]
     with ProcessPoolExecutor(workers) as executor:

@@ -1,7 +1,7 @@
-"""A small language model learns to sort digits from right or wrong alone, with credit for every token.
+"""A small language model learns to sort digits from right or wrong answers, with credit for every token.
 
-The model is any causal model of transformers; this one is tiny and random. It first imitates answers until it is right
-now and then. Then it is rewarded with 1 for a right answer, 0 for a wrong one. `Group(8)` samples eight answers per
+The model is any causal model of transformers; this one is tiny and random. It first imitates answers until some of
+its own are right. Then its reward is 1 for a right answer and 0 for a wrong one. `Group(8)` samples eight answers per
 prompt and gives every token of an answer the same credit, as RLOO and GRPO do. `Branch(RLOO(4))` samples one answer,
 tries other tokens in its place at random steps, and gives each token its own. Both spend the same number of tokens.
 
@@ -55,7 +55,7 @@ def imitate(model: GPT2LMHeadModel, steps: int, generator: torch.Generator) -> N
 
 
 def accuracy(model: sequences.Model) -> float:
-    """The share of right answers among 500 samples."""
+    """Fraction of right answers among 500 samples."""
     generator = torch.Generator().manual_seed(1)
     prompts, _ = questions(500, generator)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def accuracy(model: sequences.Model) -> float:
 
 
 def train(model: GPT2LMHeadModel, strategy: sequences.Strategy, prompts_per_update: int, tokens: int) -> float:
-    """Policy gradients for so many generated tokens; the accuracy that they reach."""
+    """Train by policy gradients for this many generated tokens; returns the accuracy."""
     wrapped = sequences.Transformers(model)
     generator = torch.Generator().manual_seed(0)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-4)
@@ -92,7 +92,7 @@ def train(model: GPT2LMHeadModel, strategy: sequences.Strategy, prompts_per_upda
 
 
 def main(imitation: int = 200, tokens: int = 120_000) -> dict[str, float]:
-    """Accuracy before, and after training with either strategy."""
+    """Returns the accuracy before training, and after training with each strategy."""
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=12, n_positions=2 * DIGITS + 2, n_embd=48, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=END

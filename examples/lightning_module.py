@@ -49,7 +49,7 @@ class Autoencoder(lightning.LightningModule):
         self.decoder = nn.Sequential(nn.Linear(K * C, 64), nn.ReLU(), nn.Linear(64, SIDE**2))
         self.estimator = estimator
         self.learned = estimator.learned  # empty for most
-        self.negative_elbo(estimator, bars())  # RELAX's network takes its size from the first logits that it meets
+        self.negative_elbo(estimator, bars())  # RELAX's network takes its size from the first logits
 
     def log_likelihood(self, z: Tensor, x: Tensor) -> Tensor:
         pixels = self.decoder(arsm.one_hot(z, C).flatten(-2))

@@ -26,7 +26,7 @@ STEPS, MOVES = 32, 5
 class Knobs(gymnasium.Env[Any, Any]):
     """Turn K knobs to their targets; every knob drags its neighbours on the ring along by half of its own move.
 
-    The reward of a step is 1 minus the mean distance to the targets, so that an episode pays at most 32.
+    The reward of a step is 1 minus the mean distance to the targets, so an episode earns at most 32.
     """
 
     def __init__(self, knobs: int = 4) -> None:

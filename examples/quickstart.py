@@ -1,8 +1,8 @@
-"""One 30-way choice, learned from the value of what was chosen.
+"""One 30-way choice, learned from the rewards of sampled choices.
 
 Two things to see: a single ARSM estimate is noisy, but the average of many is the exact gradient; and gradient ascent
-by single estimates gets as far as by the exact gradient. The rewards lie between 0.501 and 0.533, and the last category
-is the best.
+with single estimates gets as far as with the exact gradient. The rewards lie between 0.501 and 0.533, and the last
+category is the best.
 
 Expect E[f] = 0.5327 after 5,000 updates of ARSM and of the exact gradient, 0.5328 of leave-one-out REINFORCE with four
 samples, while plain REINFORCE settles on a wrong category (0.507).
@@ -51,7 +51,7 @@ def main(steps: int = 5000) -> dict[str, float]:
         error = (gradient(arsm.estimator(words)) - exact).norm() / exact.norm()
         print(f"  {words:<12}{error.item():.2f}")
 
-    print(f"E[f] after {steps:,} updates; it begins at {0.5 + 31 / 1800:.4f}, and the best is {0.5 + 1 / 30:.4f}:")
+    print(f"E[f] after {steps:,} updates; it starts at {0.5 + 31 / 1800:.4f}, and the best is {0.5 + 1 / 30:.4f}:")
     reached = {words: ascend(arsm.estimator(words), steps) for words in ("exact", "arsm", "rloo", "reinforce")}
     for words, value in reached.items():
         print(f"  {words:<12}{value:.4f}")

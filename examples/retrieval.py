@@ -1,14 +1,14 @@
-"""A 100,000-way choice: which item to show for a query, when only what was shown earns a reward.
+"""A 100,000-way choice: which item to show for a query, when only the shown item earns a reward.
 
 The policy is a softmax over 100,000 items; its logits are inner products of a learned embedding of the query with the
-items'. The reward of an item is unknown until it is shown, so that evaluations of f are what counts. Two tables:
+items'. The reward of an item is unknown until it is shown, so evaluations of f are what counts. Two tables:
 
-1. squared error x evaluations of each estimator at three policies: uniform, as training begins, and one that knows;
-2. the expected reward, exactly, after training with about eight evaluations per query, and with all that ARSM asks for.
+1. squared error x evaluations of each estimator at three policies: uniform, at the start of training, and trained;
+2. the exact expected reward after training with about eight evaluations per query, and with as many as ARSM needs.
 
-ARSM is not the one to take here. Expect leave-one-out REINFORCE and the unordered set, which draws its noise once
+Do not use ARSM here. Expect leave-one-out REINFORCE and the unordered set, which draws its noise once
 instead of eight times, to be the best: about 0.02, 0.02 and 0.01 at the three policies, and a reward of 0.77 and 0.79
-after training, from 0.555. ARSM is their equal per evaluation at the uniform policy alone, where it evaluates all
+after training, from 0.555. ARSM is as good per evaluation only at the uniform policy, where it evaluates all
 items for one estimate; at the other two it costs 60 to 120 times as much (with `--samples 200`), and it reaches 0.65
 with 4,400 evaluations per query. Four references instead of all bring its evaluations down to a handful, at 3 to 10
 times the cost of the best; it does not learn at all in this time.
@@ -40,7 +40,7 @@ def queries(n: int) -> Tensor:
 
 
 class Catalogue:
-    """The items, and their relevance: nearness to the query after a rotation that the policy has to find."""
+    """The items, and their relevance: closeness to the query after a rotation that the policy has to find."""
 
     def __init__(self) -> None:
         self.items = F.normalize(torch.randn(C, D), dim=-1)
@@ -49,11 +49,11 @@ class Catalogue:
         self.test_queries = queries(32)
 
     def reward(self, z: Tensor, query: Tensor) -> Tensor:
-        """Of the items shown, between 0 and 1: z [N, 1], query [N, D] -> [N]."""
+        """Reward of the items shown, between 0 and 1: z [N, 1], query [N, D] -> [N]."""
         return (self.items[z[:, 0]] * (query @ self.rotation)).sum(-1).clamp_min(0)
 
     def estimate(self, estimator: arsm.Estimator, query: Tensor, weight: Tensor) -> arsm.Estimate:
-        """Of E[reward] with the queries [B, D] embedded by weight [D, D]."""
+        """Estimate E[reward] for the queries [B, D], embedded by weight [D, D]."""
         return arsm.estimate(estimator, self.logits(query, weight), self.reward, query, max_rows=None)
 
     def gradient(self, estimator: arsm.Estimator, query: Tensor, weight: Tensor) -> tuple[Tensor, float]:
@@ -102,7 +102,7 @@ def train(catalogue: Catalogue, estimator: arsm.Estimator, steps: int) -> tuple[
 
 
 def expected_reward(catalogue: Catalogue, weight: Tensor) -> float:
-    """On the test queries, by enumeration of all items."""
+    """Expected reward on the test queries, by enumeration of all items."""
     return catalogue.estimate(arsm.Exact(), catalogue.test_queries, weight).value.mean().item()
 
 

@@ -1,11 +1,11 @@
-"""A router over experts, trained on what is counted: right answers within a latency budget.
+"""A router over experts, trained directly on its goal: right answers within a latency budget.
 
 Eight requests arrive together and share a budget of 40 ms. Four frozen classifiers, from a linear one (1 ms) to a
-large network (16 ms), stand by; the router chooses one for each request, and who is served after the budget is spent
-gets no answer. The objective is the share of right answers: 0 or 1 a request, integers of milliseconds, requests
-coupled by the budget. It has no slope anywhere, and 4^8 combinations rule out enumeration. Nothing in f is relaxed.
+large network (16 ms), are available. The router chooses one for each request; requests after the budget is spent
+get no answer. The objective is the fraction of right answers: 0 or 1 per request, with the requests coupled by the
+budget. It is not differentiable, and there are too many combinations, 4^8, to enumerate. Nothing in f is relaxed.
 
-Every estimator may evaluate f seven times a group, ARSM's own number at C = 4.
+Every estimator may evaluate f seven times per group, ARSM's own number at C = 4.
 
 Expect 0.99 of the answers to be right with ARSM, pooled or not, and with leave-one-out REINFORCE, and 0.965 with
 averaged REINFORCE; the best single expert gives 0.86.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import arsm
 
 K, LATENCY, BUDGET = 8, torch.tensor([1, 2, 6, 16]), 40
-HIDDEN = (2, 8, 64)  # of the experts after the linear one
+HIDDEN = (2, 8, 64)  # widths of the experts after the linear one
 C, CLASSES = len(LATENCY), 3
 ESTIMATORS = ("arsm", "arsm:pooled=True", "rloo:samples=7", "7*reinforce")
 
@@ -50,7 +50,7 @@ def train_experts() -> list[nn.Module]:
 
 
 def answered_right(z: Tensor, right: Tensor) -> Tensor:
-    """The share of right answers within the budget: choices z [N, K], right [N, K, C] whether each expert would be."""
+    """Fraction of right answers within the budget: choices z [N, K]; right [N, K, C]: whether each expert is right."""
     in_time = LATENCY[z].cumsum(-1) <= BUDGET
     return (right.gather(-1, z.unsqueeze(-1)).squeeze(-1) & in_time).float().mean(-1)
 
@@ -64,7 +64,7 @@ def groups(experts: list[nn.Module], n: int) -> tuple[Tensor, Tensor]:
 
 
 def main(steps: int = 1000) -> dict[str, float]:
-    """Train the router with each estimator; returns the share of right answers on fresh requests."""
+    """Train the router with each estimator; returns the fraction of right answers on fresh requests."""
     torch.manual_seed(0)
     experts = train_experts()
     x_test, right_test = groups(experts, 4000)

@@ -1,8 +1,8 @@
 """A black-box simulator as f: a shop's stock, simulated in NumPy.
 
-Every weekday has a stock level that the evening's order fills up to, one of 12; the goods arrive two days later, and
-demand is random, with its weekly rhythm. A week's seven levels are 12^7 plans. f hands the plans to a NumPy function
-and turns the profits back into a tensor; nothing else is asked of a simulator.
+Every weekday has one of 12 stock levels, up to which the shop orders in the evening. The goods arrive two days later,
+and demand is random, with a weekly rhythm. The seven levels of a week make 12^7 plans. f passes the plans to a NumPy
+function and turns the profits back into a tensor; a simulator needs nothing else.
 
 The demand is passed as context. All plans that an estimate compares then meet the same customers (common random
 numbers), and the estimate is still unbiased, because the demand does not depend on the plans.
@@ -49,12 +49,12 @@ def simulate(plan: NDArray[np.int64], demand: NDArray[np.int64]) -> NDArray[np.f
 
 
 def f(z: Tensor, demand: Tensor) -> Tensor:
-    """The simulator as arsm wants it: rows of choices in, a floating tensor out."""
+    """The simulator as f: rows of choices in, a floating tensor out."""
     return torch.from_numpy(simulate(z.numpy(), demand.numpy())).float()
 
 
 def main(steps: int = 300) -> dict[str, float]:
-    """Learn a plan with each estimator; returns the daily profit of the likeliest plan under fresh demand."""
+    """Learn a plan with each estimator; returns the daily profit of the most likely plan under fresh demand."""
     test_demand = draw_demand(np.random.default_rng(1), 2000)
     constant = [simulate(np.full((2000, DAYS), level), test_demand).mean() for level in range(len(LEVELS))]
     reached = {"best constant level": float(max(constant))}

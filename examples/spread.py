@@ -26,14 +26,14 @@ def spread(agents: int = 3) -> Any:
 
 
 def get_state(env: Any) -> Any:
-    """Where everything is and how fast it moves, and the time."""
+    """All positions and velocities, and the time."""
     raw = env.unwrapped
     bodies = [*raw.world.agents, *raw.world.landmarks]
     return [(body.state.p_pos.copy(), body.state.p_vel.copy()) for body in bodies], raw.steps
 
 
 def set_state(env: Any, state: Any) -> None:
-    """Put all that back."""
+    """Restore them."""
     if not env.agents:
         env.reset(seed=0)
     raw = env.unwrapped
@@ -43,7 +43,7 @@ def set_state(env: Any, state: Any) -> None:
 
 
 def main(agents: int = 3, seconds: float = 5.0) -> dict[str, Any]:
-    """Learn for some seconds; the joint action that the agents then begin with."""
+    """Learn for some seconds; returns the agents' first joint action afterwards."""
     torch.set_num_threads(1)
     agent = PolicyGradient(partial(spread, agents), snapshot=(get_state, set_state), seed=1)
     before = agent.evaluate(20, deterministic=False)

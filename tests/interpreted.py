@@ -6,13 +6,16 @@ tests.interpreted`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from hypothesis import Phase, given, settings
 from torch import Tensor
 
 from arsm import kernels
 from arsm.evaluate import share
-from arsm.kernels import eager, gpu_few, gpu_merge, gpu_order, gpu_pairs
+from arsm.kernels import eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs
 from arsm.noise import dirichlet
 from arsm.swap import pair_table, run_race
 from tests.races import Drawn, races
@@ -24,7 +27,7 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
     f = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     f = torch.where(can_win, f, f.gather(-1, first_three[:, :1]))
     gradient = torch.sub(*eager.merge(log_pi, first_three, with_z, wins, rank, f))
-    ways = [(gpu_order.order, gpu_merge.merge)]
+    ways: list[tuple[Callable[..., Any], Callable[..., Any]]] = [(gpu_order.order, gpu_merge.merge)]
     if logits.shape[-1] <= 40:
         ways.append((gpu_few.order, gpu_few.merge))
     for order, merge in ways:
@@ -48,14 +51,17 @@ def compare_races(drawn: Drawn) -> None:
 
 
 def main() -> None:
-    """Few categories of every kind, then several chunks, crowded buckets and several parts of the rows."""
+    """Few categories of every kind, then several chunks, crowded buckets, long chunks and several parts of the rows."""
     compare_races()
     generator = torch.Generator().manual_seed(0)
     kernels.BUCKETS, gpu_merge.AT_ONCE = 64, 1_500
-    for scale, dtype in ((0.0, torch.float32), (1.0, torch.float16), (4.0, torch.float64)):
+    for scale, dtype, programs in ((0.0, torch.float32, 8_192), (1.0, torch.float16, 6), (4.0, torch.float64, 3)):
+        gpu_order.PROGRAMS = gpu_merge.PROGRAMS = programs
         logits = scale * torch.randn(2, 1_100, generator=generator).to(dtype)
         values = torch.float64 if scale else torch.float32
         compare(logits.masked_fill(logits > 1, -torch.inf), dirichlet(logits, generator), values)
+        noise = torch.empty(2, 1_100, dtype=values).exponential_(generator=generator)
+        torch.testing.assert_close(gpu_noise.log_dirichlet(noise.clone()), (noise / noise.sum(-1, keepdim=True)).log())
     print("equal")
 
 

@@ -123,3 +123,13 @@ PROBLEMS: list[Problem] = [
     _problem("one variable, two categories", 70, 1, 1, 2, linear),
     _problem("one category", 80, 1, 2, 1, interacting),
 ]
+
+
+def extreme_logits(dtype: torch.dtype) -> Tensor:
+    """[3, 2, 3]: far apart, far from zero, nearly equal, and masked; they require a gradient."""
+    rows = [
+        [[1e4, -1e4, 0.0], [0.0, -torch.inf, 0.0]],
+        [[-1e4, -1e4, -1e4], [1e4, 1e4, 1e4 - 10]],
+        [[-torch.inf, -torch.inf, 2.0], [0.0, 1e-3, -1e-3]],
+    ]
+    return torch.tensor(rows, dtype=dtype, requires_grad=True)

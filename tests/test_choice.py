@@ -341,8 +341,16 @@ def test_logits_keep_their_graph_after_the_run(estimator: arsm.Estimator) -> Non
     choice: Any = model[2]  # pyright: ignore[reportIndexIssue]
     with arsm.choices(model, estimator) as run:
         run(lambda x: model(x).flatten(1).sum(-1) + 0.0, x)
-        assert choice.logits.requires_grad
         assert len(choice.logits) == len(x) * max(1, estimator.paths)
+        found = torch.autograd.grad(balance(choice.logits), list(model.parameters()))
+    wanted = torch.autograd.grad(balance(model[:2](x)), list(model.parameters()))  # pyright: ignore[reportIndexIssue]
+    for gradient, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+def balance(logits: Tensor) -> Tensor:
+    """Mixes all rows, so it cannot stand in the loss function."""
+    return logits.softmax(-1).mean((0, 1)).square().sum()
 
 
 def test_values_have_their_own_sign_and_dtype() -> None:

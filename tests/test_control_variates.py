@@ -14,6 +14,7 @@ from arsm.estimators.relax import MLPControl
 from arsm.noise import dirichlet
 from arsm.types import Noise
 from tests.by_hand import noise_for, normal
+from tests.problems import extreme_logits
 
 B, K, C = 4, 2, 3
 WORDS = ["muprop", "rebar:temperature=0.4,scale=0.8", "relax:temperature=0.4"]
@@ -308,15 +309,7 @@ def test_a_learned_control_survives_a_checkpoint() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("words", ["muprop", "rebar:temperature=0.05", "relax:temperature=0.05"])
 def test_extreme_logits_masks_and_types(words: str, dtype: torch.dtype) -> None:
-    logits = torch.tensor(
-        [
-            [[1e4, -1e4, 0.0], [0.0, -torch.inf, 0.0]],
-            [[-1e4, -1e4, -1e4], [1e4, 1e4, 1e4 - 10]],
-            [[-torch.inf, -torch.inf, 2.0], [0.0, 1e-3, -1e-3]],
-        ],
-        dtype=dtype,
-        requires_grad=True,
-    )
+    logits = extreme_logits(dtype)
     theta = normal(0, 3, 6).to(dtype)
     made = arsm.estimator(words)
     if isinstance(made, arsm.RELAX) and isinstance(made.control, MLPControl):

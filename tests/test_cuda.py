@@ -80,6 +80,19 @@ def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:
     assert float(deviations(won, logits.softmax(-1).squeeze(0)).max()) <= 1
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("categories", [600, 200_000])
+def test_noise_of_many_categories_has_the_right_distribution(categories: int, compiled: bool) -> None:
+    draw = torch.compile(dirichlet, fullgraph=True) if compiled else dirichlet
+    torch.manual_seed(0)
+    pi = draw(torch.zeros(4_000_000 // categories, 1, categories, device="cuda")).double().exp()
+    torch.testing.assert_close(pi.sum(-1), torch.ones_like(pi[..., 0]), rtol=0, atol=1e-4)
+    # C pi has the distribution function 1 - (1 - x/C)^(C-1)
+    below = torch.stack([(categories * pi < x).double().flatten() for x in (0.01, 0.5, 2.0)], -1)
+    expected = torch.tensor([1 - (1 - x / categories) ** (categories - 1) for x in (0.01, 0.5, 2.0)], device="cuda")
+    assert float(deviations(below, expected.double()).max()) <= 1
+
+
 @pytest.mark.parametrize("entry", WORDS, ids=lambda entry: entry.label)
 def test_dense_evaluation_never_waits_for_the_gpu(entry: Entry) -> None:
     loss = to_gpu(fitting_loss(entry))

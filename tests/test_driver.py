@@ -294,7 +294,7 @@ def test_context_is_checked() -> None:
     fits = "must be a tensor that leads with the batch's shape [2], but is "
     for position, found, context in ((0, [3, 5], [torch.zeros(3, 5)]), (1, [], [torch.zeros(2), torch.zeros(())])):
         call = lambda context=context: arsm.estimate(arsm.ARSM(), GOOD, total, *context)  # noqa: E731
-        refused(f"Context {position} {fits}{found}.", ValueError, call)
+        refused(f"Context {position} {fits}torch.float32 {found}.", ValueError, call)
     refused(
         f"Context 0 {fits}float.",
         ValueError,
@@ -307,7 +307,7 @@ def test_context_is_checked() -> None:
     )
     layer = lambda zs, *context: GOOD  # noqa: E731
     refused(
-        f"Context 1 {fits}[3].",
+        f"Context 1 {fits}torch.float32 [3].",
         ValueError,
         lambda: arsm.estimate_layers(arsm.ARSM(), [layer], total, torch.zeros(2), torch.zeros(3)),
     )

@@ -702,7 +702,7 @@ def test_an_impossible_sample_is_refused() -> None:
         run(model, lambda: pyro.sample("z", categorical(torch.zeros(2))), arsm.LocalExpectation())
 
 
-# ---------------------------------------------------------------- published figures
+# ---------------------------------------------------------------- published numbers
 
 RESULTS = Path(__file__).parent.parent / "results" / "pyro"
 SAME_IMAGES = "the running average with 8 particles, same images in every step"

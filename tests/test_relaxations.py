@@ -16,6 +16,7 @@ from arsm.relaxations import conditional_perturbed
 from arsm.samples import Draws
 from arsm.types import Noise
 from tests.by_hand import given, normal
+from tests.problems import extreme_logits
 from tests.statistics import CRITICAL, FALSE_ALARM
 
 K, C = 3, 4
@@ -235,15 +236,7 @@ def test_gumbel_rao_keeps_the_mean_and_lowers_the_variance() -> None:
     ],
 )
 def test_extreme_logits_masks_and_types(words: str, dtype: torch.dtype) -> None:
-    logits = torch.tensor(
-        [
-            [[1e4, -1e4, 0.0], [0.0, -torch.inf, 0.0]],
-            [[-1e4, -1e4, -1e4], [1e4, 1e4, 1e4 - 10]],
-            [[-torch.inf, -torch.inf, 2.0], [0.0, 1e-3, -1e-3]],
-        ],
-        dtype=dtype,
-        requires_grad=True,
-    )
+    logits = extreme_logits(dtype)
     theta = normal(0, 3, 6).to(dtype)
     seen = []
 

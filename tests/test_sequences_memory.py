@@ -36,7 +36,7 @@ def test_parts_change_nothing(cells: int, masked: bool, monkeypatch: pytest.Monk
     (whole, at_once), (split, in_parts) = results
     for name in ("episode", "step", "action", "query", "weight", "played", "row", "pseudo_actions"):
         assert torch.equal(getattr(whole, name), getattr(split, name)), name
-    assert len(split.queries) > len(whole.queries) == 1
+    assert len(split.ask) > len(whole.ask) == 1
     assert torch.equal(at_once, in_parts)
     assert (at_once != 0).any()
 
@@ -76,3 +76,13 @@ def test_memory_of_planning_and_credit() -> None:
     tried = torch.rand(plans[0].step.shape, dtype=torch.float64)
     used = peak_bytes(lambda: policy.gradient(arsm.RLOO(4), logits, plans[0], returns, tried))
     assert size <= used < 2 * size
+
+
+def test_large_queries_are_asked_again() -> None:
+    """ARSM asks for every category: its plan keeps the noise, in float64, and little else."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(8, 12, 1, 32_000, generator=generator)
+    actions = logits.softmax(-1).flatten(0, 2).multinomial(1, generator=generator).view(8, 12, 1)
+    estimator = arsm.ARSM(references=1)
+    used = peak_bytes(lambda: policy.plan(estimator, logits, actions, generator=generator))
+    assert used < 3 * logits.numel() * logits.element_size()

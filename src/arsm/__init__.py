@@ -10,7 +10,8 @@ from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
 from arsm.choice import Choice, choices
-from arsm.comparison import compare
+from arsm.comparison import Compared, compare
+from arsm.diagnostics import Bias, Moments
 from arsm.driver import estimate
 from arsm.estimators import (
     AR,
@@ -50,7 +51,7 @@ from arsm.estimators import (
 )
 from arsm.evaluate import share
 from arsm.fields import document_fields
-from arsm.layers import estimate_layers
+from arsm.layers import LayersEstimate, estimate_layers
 from arsm.maximize import Maximum, maximize
 from arsm.noise import argmin_sample, dirichlet, race_noise
 from arsm.rows import ragged, rowwise
@@ -131,7 +132,8 @@ __all__ = [
     "weighted_scores",
 ]
 
-document_fields(*(globals()[name] for name in __all__), *vars(sequences).values(), policy.Rollouts)
+document_fields(*(globals()[name] for name in __all__), *vars(sequences).values())
+document_fields(policy.Rollouts, LayersEstimate, Compared, Bias, Moments)
 
 if not TYPE_CHECKING:  # type checkers do not know names of 0.1
 

@@ -30,6 +30,11 @@ def check_estimator(estimator: object) -> None:
     raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; {mend}.")
 
 
+def describe(x: object) -> str:
+    """What was given instead: a tensor's type and shape, or the name of another type."""
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
 def is_whole(count: object) -> bool:
     """Whether it is an integer, also NumPy's, and not a bool."""
     return isinstance(count, Integral) and not isinstance(count, bool)
@@ -122,17 +127,18 @@ def check_context(context: tuple[object, ...], batch: torch.Size) -> None:
     """Require tensors [*B, ...]."""
     for position, x in enumerate(context):
         if not isinstance(x, Tensor) or x.shape[: len(batch)] != batch:
-            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(
-                f"Context {position} must be a tensor that leads with the batch's shape {list(batch)}, but is {found}."
+                f"Context {position} must be a tensor that leads with the batch's shape {list(batch)}, but is "
+                f"{describe(x)}."
             )
 
 
 def check_given(logits: Tensor, z: Tensor) -> None:
     """Require a sample z [*B, K] that these logits [*B, K, C] can draw."""
     if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.shape != logits.shape[:-1]:
-        found = f"{z.dtype} {list(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        raise ValueError(f"The sample z must be int64 {list(logits.shape[:-1])} for these logits, but is {found}.")
+        raise ValueError(
+            f"The sample z must be int64 {list(logits.shape[:-1])} for these logits, but is {describe(z)}."
+        )
     categories = logits.shape[-1]
     outside = (z < 0) | (z >= categories)
     if bool(outside.any()):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from arsm.checks import NotFiniteError, check_count, check_estimator, legal_rows
+from arsm.checks import NotFiniteError, check_count, check_estimator, describe, legal_rows
 from arsm.choice_run import Run, draw
 from arsm.types import Estimator
 
@@ -129,9 +129,8 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
 
 def _check(choice: Choice, logits: Tensor) -> None:
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 3 or 0 in logits.shape:
-        found = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
-            f"A Choice takes floating logits [N, K, C], but got {found}; none empty; for one choice use [N, 1, C]."
+            f"A Choice takes floating logits [N, K, C], but got {describe(logits)}; for one choice use [N, 1, C]."
         )
     if not bool(legal_rows(logits.detach()).all()):
         raise NotFiniteError("A Choice got logits that are NaN, +inf, or -inf in every category of a variable.")

@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from arsm.bound import signals
 from arsm.categorical import log_prob
-from arsm.checks import NotFiniteError
+from arsm.checks import NotFiniteError, describe
 from arsm.driver import attach, full_precision
 from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
 from arsm.samples import sample
@@ -106,10 +106,9 @@ class Run:
         finally:
             self._chooser = None
         if not isinstance(values, Tensor) or values.shape != (rows,) or not values.is_floating_point():
-            found = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
-                f"The loss function must return one floating value per row, [{rows}] here, but returned {found}; leave "
-                'its mean to the caller, as in F.cross_entropy(..., reduction="none").'
+                f"The loss function must return one floating value per row, [{rows}] here, but returned "
+                f'{describe(values)}; leave its mean to the caller, as in F.cross_entropy(..., reduction="none").'
             )
         if not bool(values.detach().isfinite().all()):
             where = int((~values.detach().isfinite()).nonzero()[0])
@@ -224,11 +223,11 @@ def _log_prob(logits: Tensor, z: Tensor, k: int | None) -> Tensor:
 
 
 def _batch_rows(batch: tuple[Tensor, ...]) -> int:
-    shapes = [list(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in batch]
     if not all(isinstance(x, Tensor) and x.ndim > 0 for x in batch) or len({len(x) for x in batch}) != 1:
-        raise ValueError(
-            f"run(function, *batch) takes tensors [N, ...] with the same N, at least one, but got {shapes}."
-        )
+        found = ", ".join(map(describe, batch)) or "none"
+        raise ValueError(f"run(function, *batch) takes tensors [N, ...] with the same N, but got {found}.")
+    if len(batch[0]) == 0:
+        raise ValueError("run(function, *batch) takes a batch of at least one row, but got an empty one.")
     return len(batch[0])
 
 

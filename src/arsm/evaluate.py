@@ -124,7 +124,7 @@ def evaluate(
     everything = values if graph == "all" else [value.detach() for value in values]
     if evaluation == "packed":
         everything = [_join(everything)]
-        _check_finite(everything[0].detach(), points, asked, rows)
+        _check_finite(everything[0].detach() if graph == "all" else everything[0], points, asked, rows)
     if place is not None:
         of_queries = _join(everything).index_select(0, place).view(same_as.shape)
     elif evaluation == "packed":

@@ -12,20 +12,21 @@ from pathlib import Path
 
 WIDTH = 116
 CLASS_OR_FIELD = re.compile(
-    r'''^class (?P<cls>\w+)|^    (?P<field>\w+): .*\n    """(?P<text>(?:[^"]|"(?!""))*)"""''', re.MULTILINE
+    r'''^class (?P<cls>\w+)|^    (?P<field>\w+): .*\n    """(?P<text>(?=\S)(?:[^"]|"(?!""))*)"""''', re.MULTILINE
 )
 """A regular expression, because a parser would take ten times as long at every import."""
 
 
 def document_fields(*names: object) -> None:
-    """Add the strings below the fields of dataclasses to their docstrings, as "Attributes:"; skip all other names."""
+    """Add the strings below the fields of dataclasses and named tuples to their docstrings; skip all other names."""
     for cls in names:
-        if not isinstance(cls, type) or not dataclasses.is_dataclass(cls) or "\nAttributes:\n" in (cls.__doc__ or ""):
+        if not isinstance(cls, type) or "\nAttributes:\n" in (cls.__doc__ or ""):
             continue
         words: dict[str, str] = {}
         for base in reversed(cls.__mro__):
             words |= _strings_below(base.__module__).get(base.__qualname__, {})
-        known = [field.name for field in dataclasses.fields(cls) if field.name in words]
+        fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        known = [name for name in fields or getattr(cls, "_fields", ()) if name in words]
         if known:
             lines = [textwrap.fill(f"{name}: {words[name]}", WIDTH, subsequent_indent="    ") for name in known]
             section = textwrap.indent("\n".join(lines), "    ")

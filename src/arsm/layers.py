@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from arsm.checks import check_context, check_estimator, check_logits
+from arsm.checks import check_context, check_estimator, check_logits, describe
 from arsm.driver import check_evaluation, estimate_rows
 from arsm.evaluate import Evaluation
 from arsm.noise import argmin_sample, dirichlet, given_winner
@@ -201,10 +201,9 @@ def run_layer(layer: Layer, path: Path) -> tuple[Tensor, Any]:
         logits, state = made
     known = (*zs, *path.context)
     if not isinstance(logits, Tensor) or logits.ndim != 3 or (known and logits.shape[0] != known[0].shape[0]):
-        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         expected = known[0].shape[0] if known else "N"
         raise ValueError(
-            f"Layer {t} must return logits [{expected}, K, C], one row for each path, but returned {found}."
+            f"Layer {t} must return logits [{expected}, K, C], one row for each path, but returned {describe(logits)}."
         )
     return logits, state
 

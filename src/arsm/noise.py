@@ -19,7 +19,7 @@ MANY = 512
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float64 if the input is float64, else float32."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def race_noise(
@@ -107,12 +107,12 @@ def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """
     logits, log_pi = logits.detach(), log_pi.detach()
     phi = _round(logits.double() - logits.amax(-1, keepdim=True), LOWEST).masked_fill_(logits == -torch.inf, -torch.inf)
-    return phi, _round(log_pi.double(), LOWEST / 2)
+    return phi, _round(log_pi.to(torch.float64, copy=True), LOWEST / 2)
 
 
 def _round(x: Tensor, lowest: float) -> Tensor:
     """x in fixed point, clamped to the lowest value; in place, since a CPU takes longer to allocate than to round."""
-    return x.clamp_min(lowest).mul_(1 / RESOLUTION).round_().mul_(RESOLUTION)
+    return x.clamp_min_(lowest).mul_(1 / RESOLUTION).round_().mul_(RESOLUTION)
 
 
 def argmin_sample(logits: Tensor, log_pi: Tensor) -> Tensor:

@@ -21,19 +21,20 @@ Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 4.2 and Algorithm 3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole
+from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole, describe
 from arsm.driver import attach
 from arsm.types import Estimator, Queries
 
 PARTS = 16
-"""The logits are planned in at most this many parts, which limits the estimator's memory."""
+"""The logits are planned in about this many parts, which limits the estimator's memory."""
 CELLS = 1 << 17
 """Minimum number of logits per part."""
 
@@ -58,8 +59,9 @@ class Rollouts:
     """[R] int64: index of each rollout's step among those S."""
     pseudo_actions: Tensor
     """[S] int64: the number of pseudo actions of each played step, before the budget."""
-    queries: tuple[Queries, ...]
-    """The estimator's queries [M, ., K] at the S played steps, in parts."""
+    ask: tuple[Callable[[], Queries], ...]
+    """The estimator's queries [M, ., K] at the S played steps, in parts. Queries that are larger than their logits are
+    not kept, but asked again from the same noise."""
 
 
 def plan(
@@ -91,10 +93,9 @@ def plan(
         raise ValueError("Give a budget or keep-probabilities, not both.")
     played = _played(logits, mask)
     every, actions = logits.detach().flatten(0, 1), actions.flatten(0, 1)
-    parts = _parts(played, logits)
-    queries = tuple(_asked(estimator, every[part], actions[part], budget, generator) for part in parts)
-    pseudo = [_distinct_from_first(part.same_as) for part in queries]
-    counts = torch.cat([part.sum(0) for part in pseudo])
+    parts = _parts(estimator, played, logits)
+    ask, pseudo = zip(*(_ask(estimator, every, actions, part, budget, generator) for part in parts), strict=True)
+    counts = torch.cat([part.counts for part in pseudo])
     if keep is not None:
         weight = _tossed(counts, _check_keep(keep, logits).flatten()[played], generator)
     else:
@@ -102,10 +103,10 @@ def plan(
         order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
         weight = walk(counts, order, budget, weighted=weighted)
     sizes = [part.shape[0] for part in parts]
-    found = [(some & kept).T.nonzero().unbind(-1) for some, kept in zip(pseudo, (weight > 0).split(sizes), strict=True)]
-    action = torch.cat([part.points[query, row] for part, (row, query) in zip(queries, found, strict=True)])
-    row = torch.cat([row + first for (row, _), first in zip(found, _starts(sizes), strict=True)])
-    query = torch.cat([query for _, query in found])
+    row = torch.cat([part.row + first for part, first in zip(pseudo, _starts(sizes), strict=True)])
+    kept = (weight > 0)[row]
+    query, action = torch.cat([part.query for part in pseudo])[kept], torch.cat([part.action for part in pseudo])[kept]
+    row = row[kept]
     place = played[row]
     episodes, length = logits.shape[:2]
     whole = torch.zeros(episodes * length, dtype=torch.float64, device=logits.device).index_put((played,), weight)
@@ -118,25 +119,46 @@ def plan(
         played=played,
         row=row,
         pseudo_actions=counts,
-        queries=queries,
+        ask=ask,
     )
 
 
-def _parts(played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-    """The played steps [S] in parts."""
-    return played.split(max(1, max(CELLS, logits.numel() // PARTS) // logits.shape[2:].numel()))
+def _parts(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """The played steps [S] in parts, twice as many where a step can have as many queries as categories."""
+    parts = PARTS if estimator.most_queries(logits[:1, 0]) < logits.shape[-1] else 2 * PARTS
+    return played.split(max(1, max(CELLS, logits.numel() // parts) // logits.shape[2:].numel()))
 
 
 def _starts(sizes: list[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
 
 
-def _asked(
-    estimator: Estimator, steps: Tensor, true: Tensor, budget: int | None, generator: torch.Generator | None
-) -> Queries:
-    """The queries at some steps, logits [S, K, C] and actions [S, K]; the true action comes first."""
+class Pseudo(NamedTuple):
+    """The n pseudo actions of some steps, ordered by step."""
+
+    row: Tensor
+    """[n] int64: the step of each."""
+    query: Tensor
+    """[n] int64."""
+    action: Tensor
+    """[n, K] int64."""
+    counts: Tensor
+    """[S] int64: how many each step has."""
+
+
+def _ask(
+    estimator: Estimator,
+    every: Tensor,
+    actions: Tensor,
+    part: Tensor,
+    budget: int | None,
+    generator: torch.Generator | None,
+) -> tuple[Callable[[], Queries], Pseudo]:
+    """The queries at some steps of logits [B T, K, C] and actions [B T, K]; the true action comes first."""
+    steps, true = every[part], actions[part]
     check_logits(steps, read=True)
-    queries = estimator.ask(steps, estimator.noise(steps, generator, true))
+    noise = estimator.noise(steps, generator, true)
+    queries = estimator.ask(steps, noise)
     if not torch.equal(queries.points[0], true):
         raise ValueError(
             f"{estimator} did not ask for the given action first; its noise(logits, generator, z) must make z the "
@@ -144,7 +166,12 @@ def _asked(
         )
     if budget is not None:
         _check_budget(estimator, steps, budget)
-    return queries
+    evaluated = _distinct_from_first(queries.same_as)
+    row, query = evaluated.T.nonzero().unbind(-1)
+    pseudo = Pseudo(row, query, queries.points[query, row], evaluated.sum(0))
+    if queries.points.numel() > steps.numel():
+        return lambda: estimator.ask(every[part], noise), pseudo
+    return lambda: queries, pseudo
 
 
 def _distinct_from_first(same_as: Tensor) -> Tensor:
@@ -195,14 +222,12 @@ def gradient(
     every, true = logits.detach().flatten(0, 1), returns.detach().flatten()
     rollout_returns = rollout_returns.detach().to(returns.dtype)
     whole = torch.zeros_like(every)
-    parts = _parts(rollouts.played, logits)
+    parts = _parts(estimator, rollouts.played, logits)
     sizes = [part.shape[0] for part in parts]
     edges = torch.tensor([*_starts(sizes), sum(sizes)], device=logits.device)
     edges = torch.searchsorted(rollouts.row, edges).tolist()  # the rollouts are ordered by step
-    for part, queries, start, first, last in zip(
-        parts, rollouts.queries, _starts(sizes), edges[:-1], edges[1:], strict=True
-    ):
-        steps = every[part]
+    for part, ask, start, first, last in zip(parts, rollouts.ask, _starts(sizes), edges[:-1], edges[1:], strict=True):
+        steps, queries = every[part], ask()
         answered = rollouts.query[first:last], rollouts.row[first:last] - start
         values = true[part].expand(queries.same_as.shape).index_put(answered, rollout_returns[first:last])
         estimate = estimator.tell(steps, queries, values.gather(0, queries.same_as))
@@ -255,13 +280,11 @@ def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask:
             "logits.unsqueeze(-2), and one episode logits.unsqueeze(0)."
         )
     if not isinstance(actions, Tensor) or actions.dtype != torch.int64 or actions.shape != logits.shape[:3]:
-        found = f"{actions.dtype} {list(actions.shape)}" if isinstance(actions, Tensor) else type(actions).__name__
-        raise ValueError(f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are {found}.")
+        raise ValueError(f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are {describe(actions)}.")
     if mask is not None and (
         not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != logits.shape[:2]
     ):
-        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {found}.")
+        raise ValueError(f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {describe(mask)}.")
 
 
 def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -276,8 +299,7 @@ def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 def _check_keep(keep: Tensor, logits: Tensor) -> Tensor:
     if not isinstance(keep, Tensor) or not keep.is_floating_point() or keep.shape != logits.shape[:2]:
-        found = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
-        raise ValueError(f"keep must be floating [B, T] = {list(logits.shape[:2])}, but is {found}.")
+        raise ValueError(f"keep must be floating [B, T] = {list(logits.shape[:2])}, but is {describe(keep)}.")
     if not bool(((keep > 0) & (keep <= 1)).all()):
         raise ValueError("keep must lie in (0, 1]; a step that is never kept would bias the gradient.")
     return keep.detach().double()
@@ -296,8 +318,9 @@ def _check_budget(estimator: Estimator, logits: Tensor, budget: int) -> None:
 def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor, discount: Tensor | None) -> None:
     for what, values in (("returns", returns), ("rollout_returns", rollout_returns)):
         if not isinstance(values, Tensor) or not values.is_floating_point():
-            found = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            raise TypeError(f"{what} must be a floating tensor, but are {found}; convert them with .float().")
+            raise TypeError(
+                f"{what} must be a floating tensor, but are {describe(values)}; convert them with .float()."
+            )
     if returns.shape != rollouts.weight.shape or rollout_returns.shape != rollouts.step.shape:
         raise ValueError(
             f"One return per step, {list(rollouts.weight.shape)}, and one per rollout, {list(rollouts.step.shape)}, "

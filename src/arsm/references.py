@@ -28,10 +28,10 @@ class Swapped(NamedTuple):
     weight: Tensor
     """[*B, J, K]: 1 - C pi_kj."""
     pseudo: Tensor
-    """[*B, J, K, C]: z_k^{c<->j}."""
-    cells: Tensor
+    """[*B, J, K, C]: z_k^{c<->j}, in `swap.index_dtype`."""
+    cells: Tensor | None
     """[1 + J C, *B]: each query's share of a distinct pair, for pooling: z is asked once more for every reference, a
-    pair of two references twice."""
+    pair of two references twice. None for one variable, which needs no pooling."""
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,17 +73,19 @@ def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Querie
     references = references.expand(*references.shape[:-1], variables)
     count = references.shape[-2]
     each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))
-    pseudo = swap_with(each, references).movedim(0, -1).long()
+    pseudo = swap_with(each, references).movedim(0, -1)
     pi = log_pi.detach().double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
     if variables == 1:
         won = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2), True)
+        won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2).long(), True)
         points, same_as = by_category(race.z, won)
+        cells = None
     else:
-        points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1)])
+        points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
         same_as = share(points)
-    aux = Swapped(1 - categories * pi, pseudo, _cells(references, categories))
-    return Queries(points, race.z, same_as, torch.ones(1, device=logits.device), aux, first_for_rest=variables == 1)
+        cells = _cells(references, categories)
+    aux, one = Swapped(1 - categories * pi, pseudo, cells), torch.ones(1, device=logits.device)
+    return Queries(points, race.z, same_as, one, aux, first_for_rest=variables == 1)
 
 
 def _cells(references: Tensor, categories: int) -> Tensor:
@@ -103,9 +105,9 @@ def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor
         f = values[1:].unflatten(0, (count, categories)).movedim((0, 1), (-2, -1)).unsqueeze(-2)
     else:
         q = values_by_category(values)
-        if variables > 1:
+        if cells is not None:
             q = pool(queries.points, values - values[0], cells.to(values.dtype), categories)
-        f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo)
+        f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo.long())
     f = f - f[..., :1]  # equal values give exactly zero
     f = f - f.mean(-1, keepdim=True)
     return (f * weight.unsqueeze(-1)).mean(-3)

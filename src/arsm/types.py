@@ -87,7 +87,8 @@ class Estimator(ABC):
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """The value [*B] from f at the live queries [L, *B]: their weighted sum."""
         weight = queries.weight.to(live.dtype)
-        return (weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live).sum(0)
+        weighted = weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live
+        return weighted.squeeze(0) if len(weight) == 1 else weighted.sum(0)
 
     def most_queries(self, logits: Tensor) -> int:
         """The maximum number of distinct evaluations that a row of these logits can need."""

@@ -25,13 +25,13 @@ from torch import Tensor
 from arsm import kernels
 from arsm.kernels import FEW
 from arsm.noise import LOWEST, RESOLUTION
+from arsm.swap import SMALL as SMALL_RACE
+from arsm.swap import Race, run_race, swap_with, without_winner
 
 INDEX = 1023
 """The bits of a key that hold its category."""
 NEVER = 2**62
 """A key that loses to all others."""
-FEW_KEYS = 1 << 12
-"""Up to this many keys, one sort takes less time than launching three reductions."""
 SMALL = 1 << 14
 """From this many numbers on, a CPU takes longer to allocate C times as many than to add them up one by one."""
 
@@ -53,29 +53,42 @@ class Swaps(NamedTuple):
     """What `kernels.order` found: many categories, or a GPU."""
 
 
-def swap_all(logits: Tensor, log_pi: Tensor) -> Swaps:
-    """Find the winner of each pair: [..., C]."""
+def swap_all(logits: Tensor, log_pi: Tensor, race: Race | None = None) -> Swaps:
+    """Find the winner of each pair: [..., C]; `race`, if it was run already."""
     logits, log_pi = logits.detach(), log_pi.detach()
-    if logits.shape[-1] > FEW or kernels.on_gpu(logits):
+    categories = logits.shape[-1]
+    if categories > FEW or kernels.on_gpu(logits):
         found = kernels.order(logits, log_pi)
         return Swaps(logits, log_pi, found.ahead[..., 0], found.can_win, None, found)
+    if categories >= 3 and logits.numel() < SMALL_RACE and not torch.compiler.is_compiling():
+        z, with_z, a, theta = _with_keys(logits, log_pi)
+    else:
+        race = race or run_race(logits, log_pi)
+        z, with_z = race.z, swap_with(race, race.z).long()
+        a, theta = without_winner(race)
+    can_win = (theta > a.amin(0)).scatter(0, with_z, True).movedim(0, -1)
+    return Swaps(logits, log_pi, z, can_win, (with_z, a < theta.unsqueeze(1)), None)
+
+
+def _with_keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """z [...], z^{z<->c} [C, ...], and a and theta [C, ...] as `swap.without_winner` has them, by fewer operations.
+
+    A key has a value in fixed point, as an integer, and below it the category: the least of several keys says who wins,
+    ties included. For few numbers: a CPU finds the least of many integers slowly.
+    """
     phi, a = _keys(logits, log_pi)
     o = a - phi
-    best, second, third = _first_three(o)
+    best, second, third = o.sort(0).values[:3]
     z = (best & INDEX).unsqueeze(0)
     of_c, of_z = a.gather(0, z) - phi, a - phi.gather(0, z)
     with_z = torch.minimum(of_c, of_z).minimum(torch.where(o == second, third, second)).bitwise_and_(INDEX)
-    a, theta = a.scatter(0, z, NEVER), phi + best
-    can_win = (theta > a.amin(0)).scatter(0, with_z, True).movedim(0, -1)
-    return Swaps(logits, log_pi, z.squeeze(0), can_win, (with_z, a < theta.unsqueeze(1)), None)
+    return z.squeeze(0), with_z, a.scatter(0, z, NEVER), phi + best
 
 
 def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
-    """phi and a in `noise.fixed_point`, as integers: [..., C] -> [C, ...] int64.
+    """phi and a of `noise.fixed_point` as integers, [..., C] -> [C, ...]: a_j - phi_c is the key of c with j's noise.
 
-    They are multiples of INDEX + 1, and phi has its category subtracted: then a_j - phi_c says in one number what c
-    would have with the noise of j, and, where two values tie, which category is lower. Masked logits become the lowest:
-    both lose to whoever has the largest logit.
+    Masked logits become the lowest: both lose to whoever has the largest logit.
     """
     phi, a = (x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format) for x in (logits, log_pi))
     phi, a = (
@@ -84,16 +97,6 @@ def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     )
     c = torch.arange(len(phi), device=phi.device)
     return phi.sub_(c.view(-1, *(1,) * (phi.ndim - 1))), a
-
-
-def _first_three(o: Tensor) -> Tensor | list[Tensor]:
-    """The three lowest keys [...] of [C, ...]; NEVER where there are fewer."""
-    if len(o) >= 3 and o.numel() < FEW_KEYS and not torch.compiler.is_compiling():
-        return o.sort(0).values[:3]
-    found = [o.amin(0)]
-    for _ in range(2):
-        found.append(torch.where(o > found[-1], o, NEVER).amin(0))
-    return found
 
 
 def merge(swaps: Swaps, f: Tensor) -> Tensor:

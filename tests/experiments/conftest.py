@@ -1,11 +1,15 @@
-"""The published runs, read once for all tests."""
+"""What tests share: the published runs, read once, and a browser."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from arsm_experiments.report.chapters import Chapter, make_chapters
 from arsm_experiments.runs.reader import Record, read_runs
+from tests.experiments.browser import Browser, find_chromium
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +20,13 @@ def records() -> list[Record]:
 @pytest.fixture(scope="session")
 def chapters(records: list[Record]) -> dict[str, Chapter]:
     return make_chapters(records)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium; skips the test if there is none."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip("There is no Chromium; `apt-get install chromium`.")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser

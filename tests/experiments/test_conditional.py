@@ -1,4 +1,4 @@
-"""Half to half: its likelihood and gradients against enumeration, its run folders, being killed and going on."""
+"""Half to half: its likelihood and gradients against enumeration, its run folders, killing and resuming."""
 
 from __future__ import annotations
 

@@ -222,5 +222,5 @@ def test_a_policy_as_gif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_cannot_be_drawn_is_refused_before_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gymnasium.registry, "Undrawn-v0", EnvSpec("Undrawn-v0", WALK, max_episode_steps=5))
     Control("Undrawn-v0").check()
-    with pytest.raises(ValueError, match=r"--gif cannot draw Undrawn-v0 \(.*render_mode.*\); mend that, or"):
+    with pytest.raises(ValueError, match=r"--gif cannot draw Undrawn-v0 \(.*render_mode.*\); fix that, or"):
         Control("Undrawn-v0", gif=True).check()

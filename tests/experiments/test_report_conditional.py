@@ -1,4 +1,4 @@
-"""Conditional MNIST's table: the 1,000-sample figure beside the paper's, and the rows that belong there."""
+"""Conditional MNIST's table: the 1,000-sample number beside the paper's, and the rows that belong there."""
 
 import csv
 from functools import partial

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -14,15 +13,11 @@ from arsm_experiments.compare import Compare
 from arsm_experiments.report.command import Report
 from arsm_experiments.runs.reader import Record, read_run
 from arsm_experiments.toy import Toy
-from tests.experiments.browser import Browser, find_chromium
+from tests.experiments.browser import Browser
 
-PROGRAM = find_chromium()
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="There is no Chromium to open the page with; install one with `apt-get install chromium`."
-)
 UPDATES = 20
 TRACES = "#toy-c-30-step-1 details.figure"
-"""The first figure of the toy: expected reward, variance, places and pseudo actions."""
+"""The first figure of the toy: expected reward, variance, entropy and pseudo actions."""
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +31,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Compare(problems=("toy-30",), estimators=kinds, samples=20, training=0, root=root).run(quiet)
     Report(root=root).run(quiet)
     return root
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    assert PROGRAM is not None
-    with Browser(PROGRAM, tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The VAE's tables: the learning rate that validation chose, and the figures of each seed's best epoch."""
+"""The VAE's tables: the learning rate that validation chose, and the numbers of each seed's best epoch."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""`arsm reproduce`: it goes on wherever it was stopped, outlives failing runs, and its plans are what they claim."""
+"""`arsm reproduce`: it resumes wherever it was stopped, survives failing runs, and its plans are what they claim."""
 
 import contextlib
 import dataclasses

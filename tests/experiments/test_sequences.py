@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from itertools import product
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
-from arsm_experiments.sequences import curves, likeliest, measure, speed, tasks
+from arsm_experiments.sequences import likeliest, measure, schedule, speed, tasks
 from arsm_experiments.sequences.likeliest import Likeliest
-from arsm_experiments.sequences.methods import METHODS, Critics, read_lines
+from arsm_experiments.sequences.methods import METHODS, SMALL, Critics, new_policy, read_lines, save_policy
+from arsm_experiments.sequences.publish import Record
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.transformer import Transformer
 from tests.statistics import deviations
@@ -189,20 +191,39 @@ def test_every_method_gives_a_gradient(name: str) -> None:
     assert tokens >= 4
 
 
-def test_curves_are_trained_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small"]
-    words += ["--tokens", 900, "--per-update", 200, "--seeds", 1, "--rates", 1e-3]
+def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "SETTINGS", {"spell_backward": schedule.Setting(200, (1e-3, 1e-4), seeds=(1,))})
+    monkeypatch.setattr(schedule, "FIRST", ("likeliest", "group", "value head", "branch rloo 64, chance"))
+    monkeypatch.setattr(schedule, "SECOND", ())
+    monkeypatch.setattr(schedule, "TRIAL", 2)
+    monkeypatch.setattr(schedule, "LONGEST", 4)
+    monkeypatch.setattr(schedule, "MEASURED", ("group 2", "likeliest"))
+    for level in measure.LEVELS:
+        save_policy(new_policy("spell_backward", SMALL, "cpu"), measure.checkpoint_path(data, "spell_backward", level))
+    (data / "claims").mkdir()
     path = data / "curves-spell_backward.jsonl"
-    run(curves.main, monkeypatch, *words)
-    records = read_lines(path)
-    assert {record["method"] for record in records if record["end"]} == set(curves.TRAINED)
-    assert all(record["tokens"] >= 900 for record in records if record["end"])
-    of_groups = [record["tokens"] for record in records if record["end"] and record["method"].startswith("group")]
-    assert max(of_groups) < 1400
+
+    def work() -> list[Record]:
+        schedule.Worker(data / "data", data, "cpu", SMALL, time.time() + 100, 1).work(schedule.jobs(seeds=1))
+        return read_lines(path)
+
+    records = work()
+    ends = [record for record in records if record["end"]]
+    rates = {(record["method"], record["seed"]): record["rate"] for record in ends}
+    assert len(ends) == 4 * 3
+    assert {name for name, _ in rates} == {"likeliest", "group 4", "value head", "branch rloo 64, chance"}
+    for name, seed in rates:
+        tried = {record["rate"]: record for record in ends if (record["method"], record["seed"]) == (name, 0)}
+        assert set(tried) == {1e-3, 1e-4}
+        if seed:
+            assert tried[rates[name, seed]]["accuracy"] == max(record["accuracy"] for record in tried.values())
+    assert all(record["tokens"] >= (800 if record["seed"] else 400) or record["accuracy"] >= 0.95 for record in ends)
+    assert len(read_lines(data / "variance-spell_backward.jsonl")) == 2 * len(measure.LEVELS)
     with path.open("a") as file:
         file.write(json.dumps(records[0])[:20])  # a run that was killed while it wrote
-    run(curves.main, monkeypatch, *words)
-    assert read_lines(path) == records
+    for claim in (data / "claims").iterdir():
+        claim.unlink()
+    assert work() == records, "what is done is not done again"
 
 
 @pytest.mark.slow  # imports transformers

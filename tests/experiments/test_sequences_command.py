@@ -1,4 +1,4 @@
-"""`arsm sequences`: its run folders, being killed and going on, several processes, engines, and what it refuses."""
+"""`arsm sequences`: its run folders, killing and resuming, several processes, engines, and what it refuses."""
 
 from __future__ import annotations
 

@@ -17,13 +17,15 @@ def test_the_table_is_made_from_the_records(tmp_path: Path) -> None:
     assert (tmp_path / "table.csv").read_bytes() == (RESULTS / "table.csv").read_bytes()
 
 
-def quoted(pattern: str) -> list[tuple[tuple[str, ...], list[str]]]:
-    """The page's table rows whose first cell matches: the cell's groups, and the other cells, one per task."""
-    found = []
+def quoted(pattern: str) -> list[tuple[tuple[str, ...], str, str]]:
+    """The page's table cells of rows whose first cell matches: that cell's groups, the column's task, the cell."""
+    found, tasks = [], []
     for line in (RESULTS / "README.md").read_text().splitlines():
         first, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
-        if (matched := re.fullmatch(pattern, first)) and len(cells) == len(TASKS):
-            found.append((matched.groups(), cells))
+        if cells and set(cells) <= set(TASKS):
+            tasks = [TASKS[cell] for cell in cells]
+        elif matched := re.fullmatch(pattern, first):
+            found += [(matched.groups(), task, cell) for task, cell in zip(tasks, cells, strict=True)]
     return found
 
 
@@ -35,21 +37,30 @@ def published(pattern: str) -> dict[tuple[str, ...], float]:
 
 
 def test_the_page_quotes_variances() -> None:
-    found = published(r"(\w+), accuracy \S+ \(level (\S+)\), (.*): trace x tokens / best group")
-    lines = quoted(r"(0\.\d+), `(.*)`")
-    assert len(lines) >= 6
-    for (level, method), cells in lines:
-        for task, cell in zip(TASKS, cells, strict=True):
-            value = found.get((task, level, method))
-            assert cell == ("not measured" if value is None else f"{value:.2g}"), (task, level, method)
+    metric = r"(trace x tokens / best group|the same, fresh prompts)"
+    found = published(r"(\w+), accuracy \S+ \(level (\S+)\), (.*): " + metric)
+    cells = quoted(r"(0\.\d+), `(.*)`(, fresh prompts)?")
+    assert len(cells) >= 40
+    for (level, method, fresh), task, cell in cells:
+        value = found.get((task, level, method, "the same" + fresh if fresh else "trace x tokens / best group"))
+        assert cell == ("not measured" if value is None else f"{value:.2g}"), (task, level, method)
 
 
 def test_the_page_quotes_tokens() -> None:
     """Thousands of tokens; a dash where not every seed got there."""
     found = published(r"(\w+), from (\S+), (.*), rate \S+: tokens to (\S+)")
-    lines = quoted(r"from (0\.\d+) to (0\.\d+), `(.*)`")
-    assert len(lines) >= 4
-    for (start, level, method), cells in lines:
-        for task, cell in zip(TASKS, cells, strict=True):
-            value = found.get((task, start, method, level))
-            assert cell == ("-" if value is None else f"{value / 1000:.3g}"), (task, start, level, method)
+    cells = quoted(r"from (0\.\d+) to (0\.\d+), `(.*)`")
+    assert len(cells) >= 40
+    for (start, level, method), task, cell in cells:
+        value = found.get((task, start, method, level))
+        assert cell == ("-" if value is None else f"{value / 1000:.3g}"), (task, start, level, method)
+
+
+def test_the_page_quotes_ratios() -> None:
+    """Tokens relative to the best rival's; a dash where no rival got there with every seed."""
+    found = published(r"(\w+), from (\S+), (.*): tokens to (\S+) / best rival")
+    cells = quoted(r"`(.*)` / best rival, (0\.\d+)")
+    assert len(cells) >= 8
+    for (method, level), task, cell in cells:
+        value = found.get((task, "0.1", method, level))
+        assert cell == ("-" if value is None else f"{value:.2g}"), (task, level, method)

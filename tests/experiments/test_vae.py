@@ -1,4 +1,4 @@
-"""The VAE experiment: its objective against enumeration, its run folders, being killed and going on."""
+"""The VAE experiment: its objective against enumeration, its run folders, killing and resuming."""
 
 from __future__ import annotations
 

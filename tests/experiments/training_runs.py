@@ -37,7 +37,7 @@ def write_run(
     evaluations: float,
     at_end: Mapping[str, float],
 ) -> Record:
-    """A run folder of one rate with these validation figures, one list per seed.
+    """A run folder of one rate with these validation losses, one list per seed.
 
     Train and test lie at a distance from validation, and so do the metrics `at_end` of a finished run from its best.
     """
@@ -46,8 +46,8 @@ def write_run(
     group, label = options.name, options.label(config)
     with open_run(root, options.experiment, folder_name, config, group=group, label=label) as run:
         for place, epoch in enumerate(epochs or (10, options.epochs // 2, options.epochs)):
-            for seed, figures in zip(options.seeds, validation, strict=True):
-                value = figures[place]
+            for seed, losses in zip(options.seeds, validation, strict=True):
+                value = losses[place]
                 metrics = {
                     "epoch": epoch,
                     "train": value + train_gap,
@@ -59,7 +59,7 @@ def write_run(
                     "gradient_variance": 0.01,
                 }
                 if epoch == options.epochs:
-                    metrics |= {name: min(figures) + gap for name, gap in at_end.items()}
+                    metrics |= {name: min(losses) + gap for name, gap in at_end.items()}
                 run.log(epoch * (options.images // options.batch), metrics, seed)
     return read_run(run.folder)
 

@@ -84,7 +84,7 @@ class ARSM(Estimator):
             return Queries(points, points[0], same_as, one, Merged(noise, swaps))
         race = run_race(logits, noise)
         table = pair_table(race)
-        swaps = swap_all(logits, noise) if self.pooled else None
+        swaps = swap_all(logits, noise, race) if self.pooled else None
         return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:

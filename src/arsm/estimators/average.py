@@ -30,7 +30,9 @@ class Average(Estimator):
     """n independent draws of an estimator, averaged: 1/n of its variance at n times its evaluations."""
 
     estimator: Estimator
+    """The estimator to average."""
     n: int
+    """Number of draws."""
     learned: nn.ModuleList = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -47,6 +47,7 @@ class CARMS(Estimator):
     """
 
     samples: int = 4
+    """n, the number of antithetic samples."""
     live: int | None = None
     """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from arsm.checks import check_temperature
+from arsm.estimators.relaxation import Relaxation
 from arsm.relaxations import hard_point, softmax_tangent
-from arsm.samples import Draws, draw, samples
+from arsm.samples import Draws, samples
 from arsm.scores import probabilities
-from arsm.types import Estimator, Queries
+from arsm.types import Queries
 
 
 @dataclass(frozen=True, eq=False)
-class DecoupledStraightThrough(Estimator):
+class DecoupledStraightThrough(Relaxation):
     """Straight-through with a temperature for each direction.
 
         z_k ~ Cat(softmax(phi_k / tau_f)) one-hot,    p_k = softmax(phi_k / tau_b)
@@ -31,19 +31,10 @@ class DecoupledStraightThrough(Estimator):
     backward: float = 1.0
     """tau_b."""
 
-    unbiased = False
-    needs_gradient = True
-
     def __post_init__(self) -> None:
         check_temperature(self.forward)
         check_temperature(self.backward)
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, 1, generator, z)
-
     def ask(self, logits: Tensor, noise: Draws) -> Queries:
         z = samples(logits / self.forward, noise).squeeze(-2)
         return hard_point(logits, z, softmax_tangent(logits, probabilities(logits, self.backward)) / self.backward)
-
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
-        return None

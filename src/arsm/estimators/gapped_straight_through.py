@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_temperature
+from arsm.estimators.relaxation import Relaxation
 from arsm.noise import working_dtype
 from arsm.relaxations import hard_point, softmax_tangent
-from arsm.samples import Draws, draw, samples
-from arsm.types import Estimator, Queries
+from arsm.samples import Draws, samples
+from arsm.types import Queries
 
 
 @dataclass(frozen=True, eq=False)
-class GappedStraightThrough(Estimator):
+class GappedStraightThrough(Relaxation):
     """Shift the logits, without noise, until the sample leads by a gap.
 
         zeta_z = max phi,    zeta_i = min(phi_i, max phi - gap) for i != z,    s = softmax(zeta / tau)
@@ -26,19 +27,14 @@ class GappedStraightThrough(Estimator):
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the softmax."""
     gap: float = 1.0
-
-    unbiased = False
-    needs_gradient = True
-    pathwise = True
+    """Minimum lead of the sample's logit over the others."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if not self.gap >= 0:
             raise ValueError(f"gap must not be negative, but is {self.gap}.")
-
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, 1, generator, z)
 
     def ask(self, logits: Tensor, noise: Draws) -> Queries:
         z = samples(logits, noise).squeeze(-2)
@@ -48,6 +44,3 @@ class GappedStraightThrough(Estimator):
         zeta = torch.where(wins, 0, below.clamp_max(-self.gap))
         tangent = softmax_tangent(logits, (zeta / self.temperature).softmax(-1)) / self.temperature
         return hard_point(logits, z, tangent)
-
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
-        return None

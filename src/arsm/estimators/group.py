@@ -1,4 +1,4 @@
-"""What estimators that compare a group of independent samples share."""
+"""Common base of estimators that compare a group of independent samples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from arsm.types import Estimator, Queries, at_most_all
 
 @dataclass(frozen=True, eq=False)
 class Group(Estimator):
-    """n independent samples; `tell` says how they are compared."""
+    """n independent samples; `tell` compares them."""
 
     samples: int = 4
+    """n, the number of samples."""
     live: int | None = field(default=None, kw_only=True)
     """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 

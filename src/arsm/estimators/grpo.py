@@ -23,6 +23,7 @@ class GRPO(Group):
     """
 
     epsilon: float = 1e-4
+    """Added to the standard deviation."""
 
     unbiased = False
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_temperature, check_whole
+from arsm.estimators.relaxation import Relaxation
 from arsm.noise import dirichlet
 from arsm.relaxations import conditional_perturbed, hard_point, softmax_tangent
 from arsm.samples import Draws, draw, samples
-from arsm.types import Estimator, Queries
+from arsm.types import Queries
 
 
 class RaoNoise(NamedTuple):
@@ -27,22 +28,20 @@ class RaoNoise(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class GumbelRao(Estimator):
+class GumbelRao(Relaxation):
     """Straight-through Gumbel-Softmax, Rao-Blackwellised: its Jacobian is averaged over the noise given z.
 
         g_k = 1/n sum_m (diag(s_km) - s_km s_km') / tau  df(z)/dz_k,    s_km = softmax(zeta_km / tau)
 
     with zeta_km the noisy logits of variable k, drawn n times given their argmax z_k. The bias of
-    `GumbelSoftmax(tau, hard=True)` and less variance, at one evaluation of f all the same. Reference: Paulus, Maddison
+    `GumbelSoftmax(tau, hard=True)` and less variance, still with one evaluation of f. Reference: Paulus, Maddison
     and Krause, Rao-Blackwellizing the straight-through Gumbel-Softmax gradient estimator, ICLR 2021.
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the relaxed samples."""
     samples: int = 10
-
-    unbiased = False
-    needs_gradient = True
-    pathwise = True
+    """Number of noise samples to average; f is still evaluated once."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -59,6 +58,3 @@ class GumbelRao(Estimator):
         zeta = conditional_perturbed(each, z.unsqueeze(-2).expand(noise.conditional.shape[:-1]), noise.conditional)
         tangent = softmax_tangent(each, (zeta / self.temperature).softmax(-1)) / self.temperature
         return hard_point(logits, z, tangent.mean(-3))
-
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
-        return None

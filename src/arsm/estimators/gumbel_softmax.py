@@ -9,13 +9,14 @@ from torch import Tensor
 
 from arsm.categorical import one_hot
 from arsm.checks import check_temperature
+from arsm.estimators.relaxation import Relaxation
 from arsm.noise import argmin_sample, race_noise
 from arsm.relaxations import one_point, perturbed
-from arsm.types import Estimator, Queries
+from arsm.types import Queries
 
 
 @dataclass(frozen=True, eq=False)
-class GumbelSoftmax(Estimator):
+class GumbelSoftmax(Relaxation):
     """Replace the argmax of the noisy logits by a softmax, and differentiate through it.
 
         s_k = softmax((phi_k - ln pi_k) / tau),    g = ds/dphi' df(s)/ds
@@ -27,11 +28,9 @@ class GumbelSoftmax(Estimator):
     """
 
     temperature: float = 1.0
+    """tau, the temperature of the relaxed sample."""
     hard: bool = False
-
-    unbiased = False
-    needs_gradient = True
-    pathwise = True
+    """Evaluate f at the one-hot sample (straight-through) instead of the relaxed one."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -46,6 +45,3 @@ class GumbelSoftmax(Estimator):
         if self.hard:
             soft = one_hot(z, logits.shape[-1], logits.dtype) + (soft - soft.detach())
         return one_point(soft, z)
-
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
-        return None

@@ -51,6 +51,7 @@ class RELAX(Estimator):
     """c(s, p) -> [N], row by row and twice differentiable in s: the relaxed sample s [N, K, C] and the probabilities
     p = softmax(phi) [N, K, C], by which it can tell the rows of a batch apart."""
     temperature: float = 0.5
+    """tau, the temperature of the relaxed sample."""
 
     learned: nn.ModuleList = field(init=False, repr=False)
 

@@ -37,6 +37,7 @@ class RLOO(Group):
     """
 
     ridge: float | None = None
+    """eta, the strength of the ridge regression; None for plain leave-one-out."""
     surrogate: Literal["logits"] | Tensor | None = None
     """h: the logits, which suit an ELBO, or any [*B, K, C] that does not depend on the samples. It needs a batch of
     at least two rows, because each row takes its coefficient from the others."""

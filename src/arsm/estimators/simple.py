@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_count
+from arsm.estimators.relaxation import Relaxation
 from arsm.relaxations import one_point
 from arsm.sampling import uniforms
 from arsm.subsets import check_subset, draw_subsets, members, subset_marginals
-from arsm.types import Estimator, Queries
+from arsm.types import Queries
 
 
 @dataclass(frozen=True, eq=False)
-class SIMPLE(Estimator):
+class SIMPLE(Relaxation):
     """Use the slope of f at a subset as if it were the slope at the marginals.
 
         g = G f'(S),    S by the conditional Poisson distribution,    G = d mu / d phi,    mu_c = P(c in S)
@@ -26,11 +27,9 @@ class SIMPLE(Estimator):
     """
 
     k: int
+    """Number of chosen categories."""
 
-    unbiased = False
-    needs_gradient = True
     given_sample = False
-    pathwise = True
 
     def __post_init__(self) -> None:
         check_count("k", self.k)
@@ -51,6 +50,3 @@ class SIMPLE(Estimator):
         mu = subset_marginals(logits, self.k)
         point = members(z, logits.shape[-1]).unsqueeze(-2) + (mu - mu.detach())
         return one_point(point.to(logits.dtype), z)
-
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
-        return None

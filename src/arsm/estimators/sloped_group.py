@@ -21,6 +21,7 @@ class SlopedGroup(Estimator):
     """n independent samples with f's slopes; `control` holds the learned parts, and `tell` compares the samples."""
 
     samples: int = 4
+    """n, the number of samples."""
     control: nn.Module = field(init=False, repr=False)
     learned: nn.ModuleList = field(init=False, repr=False)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from arsm.estimators.relaxation import Relaxation
 from arsm.relaxations import hard_point, softmax_tangent
-from arsm.samples import Draws, draw, samples
+from arsm.samples import Draws, samples
 from arsm.scores import probabilities
-from arsm.types import Estimator, Queries
+from arsm.types import Queries
 
 
 @dataclass(frozen=True, eq=False)
-class StraightThrough(Estimator):
+class StraightThrough(Relaxation):
     """Use the slope of f at the hard sample as if it were the slope at the probabilities.
 
         g_k = (diag(p_k) - p_k p_k') df(z)/dz_k,    z_k ~ Cat(p_k) one-hot,    p_k = softmax(phi_k)
@@ -23,15 +23,5 @@ class StraightThrough(Estimator):
     through stochastic neurons for conditional computation, 2013.
     """
 
-    unbiased = False
-    needs_gradient = True
-    pathwise = True
-
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, 1, generator, z)
-
     def ask(self, logits: Tensor, noise: Draws) -> Queries:
         return hard_point(logits, samples(logits, noise).squeeze(-2), softmax_tangent(logits, probabilities(logits)))
-
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
-        return None

@@ -28,7 +28,9 @@ class SubsetRLOO(Estimator):
     """
 
     k: int
+    """Number of chosen categories."""
     samples: int = 4
+    """n, the number of sampled subsets."""
     live: int | None = None
     """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 

@@ -29,6 +29,7 @@ class VIMCO(Estimator):
     """
 
     samples: int = 4
+    """n, the number of samples in the bound."""
 
     unbiased = True
     target = "bound"

@@ -72,8 +72,9 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
 
     Their difference is the ARSM gradient; a compiler computes it together with what comes next.
     """
-    ahead, _, *rest = found
-    return (_merge if _plain(f) else torch.ops.arsm.merge)(logits, log_pi, ahead, *rest, f)
+    ahead, _, state, with_z, wins, rank = found
+    operator = _merge if _plain(f) else torch.ops.arsm.merge
+    return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +119,6 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-@torch.library.impl("arsm::order", ("cpu", "cuda"))
 def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     batch, categories = logits.shape[:-1], logits.shape[-1]
     if on_gpu(logits):
@@ -131,7 +131,6 @@ def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     return ahead, can_win, state, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in lacking), *ordered
 
 
-@torch.library.impl("arsm::merge", ("cpu", "cuda"))
 def _merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -142,14 +141,12 @@ def _merge(
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
-@torch.library.impl("arsm::pairs", ("cpu", "cuda"))
 def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     if on_gpu(logits):
         return _in("gpu_pairs").pairs(logits.contiguous(), log_pi.contiguous())
     return _in("eager").pairs(logits, log_pi)
 
 
-@torch.library.impl("arsm::log_dirichlet", "cuda")
 def _log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
     return _in("gpu_noise").log_dirichlet(like.new_empty(like.shape, dtype=dtype).exponential_())
 
@@ -164,6 +161,12 @@ def _in(module: str) -> Any:
 
 
 _ORDERED = (torch.int8, torch.int32, torch.int32)
+
+
+torch.library.impl("arsm::order", ("cpu", "cuda"), _order)
+torch.library.impl("arsm::merge", ("cpu", "cuda"), _merge)
+torch.library.impl("arsm::pairs", ("cpu", "cuda"), _pairs)
+torch.library.impl("arsm::log_dirichlet", "cuda", _log_dirichlet)
 
 
 @torch.library.register_fake("arsm::order")
@@ -221,8 +224,9 @@ torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
 torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))
 
 
-@torch.library.register_vmap("arsm::log_dirichlet")
-def _(info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, int | None]:
+def _map_noise(
+    info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, int | None]:
     if info.randomness == "error":
         raise RuntimeError('Noise is drawn inside torch.vmap; call it with randomness="different" or "same".')
     place = in_dims[0]
@@ -230,3 +234,6 @@ def _(info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dty
     if info.randomness == "same":
         return log_dirichlet(one, dtype), None
     return log_dirichlet(one.expand(info.batch_size, *one.shape), dtype), 0
+
+
+torch.library.register_vmap("arsm::log_dirichlet", _map_noise)

@@ -11,39 +11,70 @@ from arsm.noise import RESOLUTION, fixed_point
 from arsm.swap import pair_table, run_race
 
 SELF, OTHER = 1, 2
+LONG = 1 << 12
+"""From this many categories on, a loop over rows takes less time than a mask of all numbers."""
 
 
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`arsm.kernels.order` for rows [R, C], without a state."""
+    """`arsm.kernels.order` for rows [R, C], without a state; in place, since a CPU takes longer to allocate."""
     phi, a = fixed_point(logits, log_pi)
-    c = torch.arange(phi.shape[-1], dtype=torch.int32, device=phi.device)
-
     o = a - phi
     first_three = []
     for _ in range(3):
         first_three.append(o.min(-1, keepdim=True))
         o.scatter_(-1, first_three[-1].indices, torch.inf)
     (best, z), (of_second, second), (of_third, third) = first_three
+    lower = second < z
 
     # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the others is the second,
     # or the third where c is the second. In fixed point one unit decides a tie.
-    lower, is_second = c < z.int(), c == second.int()
-    other, of_other = torch.where(is_second, third.int(), second.int()), torch.where(is_second, of_third, of_second)
-    of_c, of_z = torch.sub(a.gather(-1, z), phi, out=o), a - phi.gather(-1, z)
-    other_wins = of_z > torch.add(of_other, other < z.int(), alpha=-RESOLUTION)
-    c_wins = of_c < of_z.add_(lower, alpha=RESOLUTION)
-    c_wins.logical_and_(of_c < of_other.add_(c < other, alpha=RESOLUTION)).scatter_(-1, z, False)
-    other_wins.logical_and_(~c_wins).scatter_(-1, z, False)
+    a_z = a.gather(-1, z)
+    phi_z = a_z - best
+    raised = _raise_before(phi, z)
+    c_wins = torch.add(a, raised, out=o) > a_z + phi_z
+    c_wins &= _above(raised, a_z - of_second, z, second)
+    other_wins = a > torch.add(of_second + phi_z, lower, alpha=-RESOLUTION)
+    other_wins &= ~c_wins
+    a_second = a.gather(-1, second)
+    of_c, of_z = a_z - (a_second - of_second), a_second - phi_z
+    wins = (of_c < torch.add(of_z, lower, alpha=RESOLUTION)) & (
+        of_c < torch.add(of_third, second < third, alpha=RESOLUTION)
+    )
+    third_wins = (of_third < torch.add(of_z, third < z, alpha=RESOLUTION)) & ~wins & (second != z)
+    second_wins = other_wins.scatter_(-1, second, False).scatter_(-1, z, False).any(-1, keepdim=True)
+    c_wins.scatter_(-1, second, wins).scatter_(-1, z, False)
+    other_wins.scatter_(-1, second, third_wins)
     with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
-    third_wins = other_wins.gather(-1, second)
-    second_wins = other_wins.scatter_(-1, second, False).any(-1, keepdim=True)
 
-    theta = phi.add_(best).add_(lower, alpha=RESOLUTION).scatter_(-1, z, -torch.inf)
+    theta = raised.add_(best).scatter_(-1, z, -torch.inf)
     wins, rank = _order(a.scatter_(-1, z, torch.inf), theta)
     can_win = c_wins.logical_or_(wins > 0).scatter_(-1, z, True)
     for index, flag in ((second, second_wins), (third, third_wins)):
         can_win.scatter_(-1, index, can_win.gather(-1, index) | flag)
     return torch.cat([z, second, third], -1), can_win, with_z, wins, rank
+
+
+def _raise_before(x: Tensor, z: Tensor) -> Tensor:
+    """x [R, C], with one unit more where c < z [R, 1]; in place."""
+    if x.shape[-1] < LONG:
+        return x.add_(torch.arange(x.shape[-1], device=x.device) < z, alpha=RESOLUTION)
+    for row, end in zip(x, z.flatten().tolist(), strict=True):
+        row[:end] += RESOLUTION
+    return x
+
+
+def _above(raised: Tensor, bound: Tensor, z: Tensor, second: Tensor) -> Tensor:
+    """Whether phi is above the bound [R, 1], less one unit where c < second, from what `_raise_before` left of phi."""
+    if raised.shape[-1] < LONG:
+        c = torch.arange(raised.shape[-1], device=raised.device)
+        return raised > torch.add(bound, (c < z).char() - (c < second).char(), alpha=RESOLUTION)
+    found = raised > bound
+    for row, own, limit, *between in zip(
+        found, raised, bound, z.flatten().tolist(), second.flatten().tolist(), strict=True
+    ):
+        part = slice(*sorted(between))
+        torch.gt(own[part], limit + (RESOLUTION if between[1] < between[0] else -RESOLUTION), out=row[part])
+    return found
 
 
 def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

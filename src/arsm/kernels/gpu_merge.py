@@ -33,7 +33,7 @@ from arsm.kernels.gpu_order import (
 )
 
 AT_ONCE = 1 << 23
-"""Categories whose order and sums are held at one time, 20 bytes each."""
+"""Categories whose order and sums are held at one time, 24 bytes each."""
 BINS = tl.constexpr(6)
 """Most categories win against no more references than this: their sums need no look-up in memory."""
 EACH, PROGRAMS, REGISTERS = 2, 4096, 96
@@ -95,17 +95,23 @@ def _fill(
     above, below = tl.max(high, 0).to(tl.float64) - f_z, f_z - tl.min(low, 0).to(tl.float64)
     tl.store(spread + row * P + chunk, tl.maximum(above, below))
     start = chunk * SPAN * BLOCK
-    stop = start + SPAN * BLOCK
+    stop = tl.minimum(start + SPAN * BLOCK, C)
     while (start < stop) & (start <= count):
         k = start + tl.arange(0, BLOCK)
-        mask = k < count
-        tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=k <= count)
-        c = tl.load(members + row * C + k, mask=mask, other=0)
+        tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=(k <= count) & (k < stop))
+        start += BLOCK
+    start = chunk * SPAN * BLOCK
+    while start < stop:
+        k = start + tl.arange(0, BLOCK)
+        c = tl.load(members + row * C + k, mask=k < stop, other=-1)
+        end = tl.min(tl.where(c < 0, k, stop), 0)
+        mask = k < end
+        c = tl.where(mask, c, 0)
         bucket = bucket_of(tl.minimum(noise_at(log_pi, row * C + c, mask), limit), limit, BUCKETS)
         first = tl.load(starts + bucket, mask=mask, other=0)
         place = first + tl.atomic_add(scratch + row * N + CURSORS + bucket, 1, mask=mask, sem="relaxed")
         tl.store(bucketed + row * C + place, c, mask=mask)
-        start += BLOCK
+        start = tl.where(end < start + BLOCK, stop, start + BLOCK)
 
 
 @triton.jit
@@ -180,14 +186,27 @@ def _prefix(sums, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C):
+    """theta, d, w, and d of the winner of the pair (z, c)."""
+    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
+    noise = tl.load(log_pi + c, mask=mask, other=0.0)
+    phi = logit_at(logits, c, mask, tl.load(state + LARGEST))
+    d = tl.load(f + c, mask=mask, other=0.0).to(tl.float64) - f_z
+    theta, code = swaps(c, fixed_noise(noise), phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+    w = tl.full([], 1.0, tl.float64) / C - tl.exp(noise.to(tl.float64))
+    swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
+    return theta, d, w, tl.where(mask, swapped, 0.0)
+
+
+@triton.jit
 def _sum(
-    logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, sums, parts, C, P, SPAN, S,
-    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+    logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
+    C, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """R_c without its second sum: sums [R, C].
 
-    parts [R, 2 + BINS, P] are this chunk's shares of sum_c R_c, of R_z, and of the second sum of the first ranks. The
-    terms w d of the others are added at place r_c of value_sums.
+    parts [R, BINS + 2, P] are this chunk's shares of the second sum of the first ranks, of sum_c R_c and of R_z. The
+    terms w d of the others are added at place r_c of value_sums; they wait in queue [R, C] until their chunk is done.
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     third = tl.load(ahead + row * 3 + 2)
@@ -199,14 +218,13 @@ def _sum(
     ranked += row * C
     noise_sums += row * C
     value_sums += row * C
+    queue += row * C
     starts += row * (BUCKETS + 1)
     state += row * S
     scales += row * SCALES
     f_z = tl.load(f + z).to(tl.float64)
     d_second, d_third = tl.load(f + second).to(tl.float64) - f_z, tl.load(f + third).to(tl.float64) - f_z
-    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
-    largest, limit, share = tl.load(state + LARGEST), tl.load(state + LIMIT), tl.full([], 1.0, tl.float64) / C
-    unit, per_value, w_z = tl.load(scales + UNIT), tl.load(scales + PER_VALUE), tl.load(scales + WEIGHT_Z)
+    w_z = tl.load(scales + WEIGHT_Z)
     a0, w0 = tl.load(scales + NOISES), tl.load(scales + WEIGHTS)
     a1, w1 = tl.load(scales + NOISES + 1), tl.load(scales + WEIGHTS + 1)
     a2, w2 = tl.load(scales + NOISES + 2), tl.load(scales + WEIGHTS + 2)
@@ -221,19 +239,14 @@ def _sum(
     s3 = total
     s4 = total
     s5 = total
+    begin = chunk * SPAN * BLOCK
+    end = begin
     for i in range(SPAN):
-        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
+        c = begin + i * BLOCK + tl.arange(0, BLOCK)
         mask = c < C
-        noise = tl.load(log_pi + c, mask=mask, other=0.0)
-        phi = logit_at(logits, c, mask, largest)
-        d = tl.load(f + c, mask=mask, other=0.0).to(tl.float64) - f_z
-        theta, code = swaps(c, fixed_noise(noise), phi, z, second, best, sum_z, bound_c, bound_z, with_second)
-        w = share - tl.exp(noise.to(tl.float64))
-        swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
-        swapped = tl.where(mask, swapped, 0.0)
+        theta, d, w, swapped = _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C)
         of_z += swapped * w
         value = w * d
-
         first = tl.where(a0 < theta, w0, 0.0)
         first = tl.where(a1 < theta, w1, first)
         first = tl.where(a2 < theta, w2, first)
@@ -246,33 +259,49 @@ def _sum(
         s3 += tl.where(a3 < theta, value, 0.0)
         s4 += tl.where(a4 < theta, value, 0.0)
         s5 += tl.where(a5 < theta, value, 0.0)
-        more = (a5 < theta) & (c != z)
-        if tl.max(more.to(tl.int32), 0) > 0:
-            # r: how many of the ordered a lie below theta
-            at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
-            r = tl.load(at, mask=more, other=0)
-            end = tl.load(at + 1, mask=more, other=0)
-            k = r
-            while tl.max(end - k, 0) > 0:
-                member = tl.load(ranked + k, mask=k < end, other=0)
-                below = (k < end) & (noise_at(log_pi, member, k < end) < theta)
-                r += below.to(tl.int32)
-                k = tl.where(below, k + 1, end)  # in order of rank: the first that is not below ends it
-            more = more & (r > BINS)
-            first = tl.where(more, tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit, first)
-            tl.atomic_add(value_sums + r, (value * per_value).to(tl.int64), mask=more, sem="relaxed")
-        result = tl.where(c != z, d * first + swapped * w_z, 0.0)
-        total += tl.where(mask, result, 0.0)
+        result = tl.where(mask & (c != z), d * first + swapped * w_z, 0.0)
+        total += result
         tl.store(sums + c, result, mask=mask)
-    part = parts + row * (2 + BINS) * P + chunk
-    tl.store(part, tl.sum(total, 0))
-    tl.store(part + P, tl.sum(of_z, 0))
-    tl.store(part + 2 * P, tl.sum(s0, 0))
-    tl.store(part + 3 * P, tl.sum(s1, 0))
-    tl.store(part + 4 * P, tl.sum(s2, 0))
-    tl.store(part + 5 * P, tl.sum(s3, 0))
-    tl.store(part + 6 * P, tl.sum(s4, 0))
-    tl.store(part + 7 * P, tl.sum(s5, 0))
+        more = mask & (a5 < theta) & (c != z)
+        found = more.to(tl.int32)
+        count = tl.sum(found, 0)
+        if count > 0:
+            tl.store(queue + end + tl.cumsum(found, 0) - 1, c, mask=more)
+            end += count
+
+    tl.debug_barrier()
+    limit, unit, per_value = tl.load(state + LIMIT), tl.load(scales + UNIT), tl.load(scales + PER_VALUE)
+    while begin < end:
+        place = begin + tl.arange(0, BLOCK)
+        mask = place < end
+        c = tl.load(queue + place, mask=mask, other=0)
+        theta, d, w, swapped = _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C)
+        # r: how many of the ordered a lie below theta
+        at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
+        r = tl.load(at, mask=mask, other=0)
+        stop = tl.load(at + 1, mask=mask, other=0)
+        k = r
+        while tl.max(stop - k, 0) > 0:
+            member = tl.load(ranked + k, mask=k < stop, other=0)
+            below = (k < stop) & (noise_at(log_pi, member, k < stop) < theta)
+            r += below.to(tl.int32)
+            k = tl.where(below, k + 1, stop)  # in order of rank: the first that is not below ends it
+        more = mask & (r > BINS)
+        first = tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit
+        tl.store(sums + c, d * first + swapped * w_z, mask=more)
+        total += tl.where(more, d * (first - w5), 0.0)
+        tl.atomic_add(value_sums + r, (w * d * per_value).to(tl.int64), mask=more, sem="relaxed")
+        begin += BLOCK
+
+    part = parts + row * (BINS + 2) * P + chunk
+    tl.store(part, tl.sum(s0, 0))
+    tl.store(part + P, tl.sum(s1, 0))
+    tl.store(part + 2 * P, tl.sum(s2, 0))
+    tl.store(part + 3 * P, tl.sum(s3, 0))
+    tl.store(part + 4 * P, tl.sum(s4, 0))
+    tl.store(part + 5 * P, tl.sum(s5, 0))
+    tl.store(part + 6 * P, tl.sum(total, 0))
+    tl.store(part + 7 * P, tl.sum(of_z, 0))
 
 
 @triton.jit
@@ -286,15 +315,14 @@ def _beaten(
     ranked += row * C
     value_sums += row * C
     sums += row * C
-    parts += row * (2 + BINS) * P
-    p = tl.arange(0, BLOCK_P)
-    of_z = tl.sum(tl.load(parts + P + p, mask=p < P, other=0.0), 0)
-    total = tl.sum(tl.load(parts + p, mask=p < P, other=0.0), 0) + of_z
-    for rank in tl.static_range(BINS):
-        of_rank = tl.sum(tl.load(parts + (2 + rank) * P + p, mask=p < P, other=0.0), 0)
-        one = sums + tl.load(ranked + rank, mask=rank < count, other=0)
-        tl.store(one, tl.load(one, mask=rank < count, other=0.0).to(tl.float64) + of_rank, mask=rank < count)
-        total += tl.where(rank < count, of_rank, 0.0)
+    parts += row * (BINS + 2) * P
+    p, q = tl.arange(0, BLOCK_P), tl.arange(0, BINS + 2)
+    found = tl.sum(tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :], other=0.0), 1)
+    ordered = (q < BINS) & (q < count)
+    one = sums + tl.load(ranked + q, mask=ordered, other=0)
+    tl.store(one, tl.load(one, mask=ordered, other=0.0).to(tl.float64) + found, mask=ordered)
+    of_z = tl.sum(tl.where(q == BINS + 1, found, 0.0), 0)
+    total = tl.sum(tl.where(ordered | (q >= BINS), found, 0.0), 0)
     above = tl.zeros([1], tl.int64)
     rest = tl.zeros([BLOCK], tl.float64)
     start = tl.where(count > BINS, count // BLOCK * BLOCK, -1)
@@ -321,24 +349,24 @@ def merge(
     whole = [x.view(-1, x.shape[-1]) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)]
     rows = len(whole[0])
     step = triton.cdiv(rows, triton.cdiv(f.numel(), AT_ONCE))
+    chunked = chunks_of(rows, f.shape[-1])  # as `order` left the members
     for start in range(0, rows, step):
-        _merge_rows(*(x[start : start + step] for x in whole))
+        _merge_rows(*(x[start : start + step] for x in whole), *chunked)
     return sums, centre
 
 
 def _merge_rows(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor, members: Tensor, f: Tensor,
-    sums: Tensor, centre: Tensor,
+    sums: Tensor, centre: Tensor, block: int, warps: int, span: int, chunks: int,
 ) -> None:  # fmt: skip
     rows, categories = f.shape
     buckets = starts.shape[-1] - 1
     taken = CURSORS.value + buckets
-    block, warps, span, chunks = chunks_of(rows, categories)
     parallel = triton.cdiv(categories, 4096)
     own_block, own_warps, own_span, own_chunks = chunks_of(rows, categories, EACH, PROGRAMS)
 
     scratch = f.new_zeros(rows * taken, dtype=torch.int32)
-    ranked = f.new_empty((rows, categories), dtype=torch.int32)
+    ranked, queue = (f.new_empty((rows, categories), dtype=torch.int32) for _ in range(2))
     noise_sums, value_sums = (f.new_empty((rows, categories), dtype=torch.int64) for _ in range(2))
     spread, scales, parts = (
         f.new_empty(rows * count, dtype=torch.float64)
@@ -356,7 +384,7 @@ def _merge_rows(
         BLOCK=1024, BLOCK_P=max(16, triton.next_power_of_2(chunks)), BUCKETS=buckets, num_warps=8,
     )  # fmt: skip
     _sum[(rows, own_chunks)](
-        logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, sums, parts,
+        logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
         categories, own_chunks, own_span, STATE,
         BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
     )  # fmt: skip

@@ -1,7 +1,6 @@
 """`arsm.kernels.order` as Triton kernels: static shapes, no synchronisation.
 
 Rows are cut into chunks, one program each. Two passes find the first of each chunk's race, a third says who can win.
-The last program of a row to finish does what is left to do for the row.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -17,7 +16,7 @@ from torch import Tensor
 from arsm.kernels import STATE, buckets_of
 from arsm.noise import LOWEST, RESOLUTION
 
-CHUNKS = 2048
+CHUNKS = 1024
 """Most chunks per row: one program reduces what they found."""
 PROGRAMS = 8192
 """Enough to keep a GPU busy; a chunk has as many blocks as then remain."""
@@ -48,8 +47,6 @@ HIGHEST = tl.constexpr(7)
 """max a."""
 LARGEST = tl.constexpr(8)
 """The largest logit."""
-TOTAL, COUNTS = tl.constexpr(1), tl.constexpr(2)
-"""Where a row's scratch has the number of elements below the limit, and their number in each bucket."""
 PER_LN2 = tl.constexpr(1.4426950408889634)
 
 
@@ -143,19 +140,19 @@ def bucket_of(x, limit, count: tl.constexpr):
 
 
 @triton.jit
-def _largest(logits, tops, can_win, scratch, C, P, SPAN, N, BLOCK: tl.constexpr):
-    """The largest logit of each chunk: tops [R, P]; zeros in can_win [R, C] and scratch [R, N]."""
+def _largest(logits, tops, counts, C, P, SPAN, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
+    """The largest logit of each chunk: tops [R, P]; zeros in counts [R, BUCKETS]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * C
     k = tl.arange(0, BLOCK)
-    largest = _native(logits, row * C + chunk * SPAN * BLOCK + k, chunk * SPAN * BLOCK + k < C)
-    for i in range(SPAN):
+    largest = _native(logits, chunk * SPAN * BLOCK + k, chunk * SPAN * BLOCK + k < C)
+    for i in range(1, SPAN):
         c = (chunk * SPAN + i) * BLOCK + k
-        largest = tl.maximum(largest, _native(logits, row * C + c, c < C))
-        tl.store(can_win + row * C + c, tl.zeros([BLOCK], tl.int8), mask=c < C)
+        largest = tl.maximum(largest, _native(logits, c, c < C))
     tl.store(tops + row * P + chunk, tl.max(largest, 0).to(tl.float64))
     start = chunk * BLOCK
-    while start < N:
-        tl.store(scratch + row * N + start + k, tl.zeros([BLOCK], tl.int32), mask=start + k < N)
+    while start < BUCKETS:
+        tl.store(counts + row * BUCKETS + start + k, tl.zeros([BLOCK], tl.int32), mask=start + k < BUCKETS)
         start += P * BLOCK
 
 
@@ -270,54 +267,62 @@ def _finish(
 
 @triton.jit
 def _who_can_win(
-    logits, log_pi, ahead, state, can_win, scratch, starts, members, C, P, SPAN, N, S,
-    BLOCK: tl.constexpr, BUCKETS: tl.constexpr, PIECE: tl.constexpr,
+    logits, log_pi, ahead, state, can_win, flags, counts, members, C, P, SPAN, S,
+    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Ones in can_win [R, C]: z, who wins against some reference or against z, and the first of the others.
+    """can_win [R, C]: z, and who wins against some reference or against z; flags [R, P]: whether the second wins.
 
-    Elements below the limit go to members [R, C], in any order, and are counted by their buckets: starts [R,
-    BUCKETS + 1] says where each bucket starts, and their total.
+    Elements below the limit are counted by their buckets and go to members [R, C]: those of a chunk from its start on,
+    then -1.
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
-    third = tl.load(ahead + row * 3 + 2)
     logits += row * C
     log_pi += row * C
     can_win += row * C
     members += row * C
     state += row * S
-    scratch += row * N
-    starts += row * (BUCKETS + 1)
+    counts += row * BUCKETS
     best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
     largest, limit, least = tl.load(state + LARGEST), tl.load(state + LIMIT), tl.load(state + LEAST)
     second_wins = tl.zeros([BLOCK], tl.int1)
+    end = chunk * SPAN * BLOCK
     for i in range(SPAN):
         c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
         mask = c < C
         a, phi = noise_at(log_pi, c, mask), logit_at(logits, c, mask, largest)
         theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
         wins = (theta > least) | (code == 1) | (c == z)
-        tl.store(can_win + c, tl.full([BLOCK], 1, tl.int8), mask=mask & wins)
+        tl.store(can_win + c, wins.to(tl.int8), mask=mask)
         second_wins = second_wins | (mask & (code == 2) & (c != second))
         active = mask & (c != z) & (a < limit)
         found = active.to(tl.int32)
         total = tl.sum(found, 0)
         if total > 0:
-            start = tl.atomic_add(scratch + TOTAL, total, sem="relaxed")
-            tl.store(members + start + tl.cumsum(found, 0) - 1, c, mask=active)
+            tl.store(members + end + tl.cumsum(found, 0) - 1, c, mask=active)
             bucket = bucket_of(tl.minimum(a, limit), limit, BUCKETS)
-            tl.atomic_add(scratch + COUNTS + bucket, 1, mask=active, sem="relaxed")
+            tl.atomic_add(counts + bucket, 1, mask=active, sem="relaxed")
+            end += total
+    tl.store(members + end, -1, mask=end < tl.minimum((chunk + 1) * SPAN * BLOCK, C))
+    tl.store(flags + row * P + chunk, tl.max(second_wins.to(tl.int32), 0))
+
+
+@triton.jit
+def _starts(
+    ahead, state, can_win, flags, counts, starts, C, P, S, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr
+):  # fmt: skip
+    """Where each bucket starts, and the number of members: starts [R, BUCKETS + 1]; the second and third that win."""
+    row = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, BUCKETS)
+    count = tl.load(counts + row * BUCKETS + b)
+    tl.store(starts + row * (BUCKETS + 1) + b, tl.cumsum(count, 0) - count)
+    tl.store(starts + row * (BUCKETS + 1) + BUCKETS, tl.sum(count, 0))
+    p = tl.arange(0, BLOCK_P)
+    second_wins = tl.max(tl.load(flags + row * P + p, mask=p < P, other=0), 0)
     one = tl.full([], 1, tl.int8)
-    tl.store(can_win + second, one, mask=tl.max(second_wins.to(tl.int32), 0) > 0)
-    tl.store(can_win + third, one, mask=(chunk == 0) & (with_second == 2))
-    if last_of(scratch, P):
-        before = tl.zeros([1], tl.int32)
-        for first in range(0, BUCKETS, PIECE):
-            b = first + tl.arange(0, PIECE)
-            count = tl.load(scratch + COUNTS + b)
-            tl.store(starts + b, before + tl.cumsum(count, 0) - count)
-            before += tl.sum(count, 0)
-        tl.store(starts + BUCKETS + tl.arange(0, 1), before)
+    tl.store(can_win + row * C + tl.load(ahead + row * 3 + 1), one, mask=second_wins > 0)
+    third_wins = tl.load(state + row * S + WITH_SECOND) == 2.0
+    tl.store(can_win + row * C + tl.load(ahead + row * 3 + 2), one, mask=third_wins)
 
 
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -329,24 +334,27 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     block, warps, span, chunks = chunks_of(rows, categories)
     grid, size = (rows, chunks), {"BLOCK": block, "num_warps": warps}
     block_p = max(16, triton.next_power_of_2(chunks))
-    taken = COUNTS.value + buckets
     tops, values = (logits.new_empty(rows * count * chunks, dtype=torch.float64) for count in (1, 3))
-    indices, scratch = (logits.new_empty(rows * count, dtype=torch.int32) for count in (chunks, taken))
+    indices, flags, counts = (logits.new_empty(rows * count, dtype=torch.int32) for count in (chunks, chunks, buckets))
     ahead = logits.new_empty((*batch, 3), dtype=torch.int64)
     state = logits.new_empty((*batch, STATE), dtype=torch.float64)
     can_win = logits.new_empty(logits.shape, dtype=torch.bool)
     starts = logits.new_empty((*batch, buckets + 1), dtype=torch.int32)
     members = logits.new_empty(logits.shape, dtype=torch.int32)
-    flags = can_win.view(torch.int8)
-    _largest[grid](logits, tops, flags, scratch, categories, chunks, span, taken, **size)
+    wins = can_win.view(torch.int8)
+    _largest[grid](logits, tops, counts, categories, chunks, span, BUCKETS=buckets, **size)
     _first[grid](logits, log_pi, tops, values, indices, categories, chunks, span, BLOCK_P=block_p, **size)
     _finish[(rows,)](
         logits, log_pi, tops, values, indices, ahead, state, categories, chunks, span * block, STATE,
         BLOCK=1024, BLOCK_P=block_p, num_warps=8,
     )  # fmt: skip
     _who_can_win[grid](
-        logits, log_pi, ahead, state, flags, scratch, starts, members, categories, chunks, span, taken, STATE,
-        BUCKETS=buckets, PIECE=min(buckets, 1024), **size,
+        logits, log_pi, ahead, state, wins, flags, counts, members, categories, chunks, span, STATE,
+        BUCKETS=buckets, **size,
+    )  # fmt: skip
+    _starts[(rows,)](
+        ahead, state, wins, flags, counts, starts, categories, chunks, STATE,
+        BLOCK_P=block_p, BUCKETS=buckets, num_warps=8,
     )  # fmt: skip
     return ahead, can_win, state, starts, members
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from arsm.kernels.gpu_order import STEP, below_largest, logit_at, noise_at
 
-ODD = tl.constexpr(6364136223846793005)
-
 
 @triton.jit
 def _pair(m, C):
@@ -76,17 +74,15 @@ def _pairs(
     place = (m[:, None] * R + row) * K + k[None, :]
     tl.store(table + place, found.to(tl.int64), mask=mask)
 
-    # equal codes are compared in full: a collision costs an evaluation and never a wrong value
-    power = (k.to(tl.int64) * 2 + 1) * ODD
-    power = (power ^ (power >> 29)) * ODD
-    code = tl.sum(tl.where(mask, found.to(tl.int64) * power[None, :], 0), 1)
-    equal = (code[:, None] == code[None, :]) & (m < M)[None, :]
+    # four bits per variable tell two vectors apart exactly, 16 variables at a time
+    equal = (m < M)[None, :] & (m < M)[:, None]
+    for start in tl.static_range(0, BLOCK_K, 16):
+        inside = mask & (k >= start)[None, :] & (k < start + 16)[None, :]
+        shift = ((k - start) * 4).to(tl.int64)[None, :]
+        code = tl.sum(tl.where(inside, found.to(tl.int64) << shift, 0), 1)
+        equal = equal & (code[:, None] == code[None, :])
     first = tl.min(tl.where(equal, m[None, :], BLOCK_M), 1)
-    low, high = _pair(first, C)
-    low, high = low[:, None], high[:, None]
-    other = _swap(logits, log_pi, own, low, high, largest, z, best, second, of_second, third, of_third, mask)
-    differs = tl.max(tl.where(mask, (found != other).to(tl.int32), 0), 1)
-    tl.store(same_as + m * R + row, tl.where(differs > 0, m, first).to(tl.int64), mask=m < M)
+    tl.store(same_as + m * R + row, first.to(tl.int64), mask=m < M)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,6 +94,6 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     _pairs[(rows,)](
         logits, log_pi, table, same_as, rows, queries, variables, categories,
         BLOCK_M=triton.next_power_of_2(queries), BLOCK_K=max(4, triton.next_power_of_2(variables)),
-        BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=8, maxnreg=128,
+        BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=8,
     )  # fmt: skip
     return table, same_as

@@ -174,7 +174,8 @@ def _value_parts(estimator: Estimator, plan: policy.Rollouts, returns: Tensor, t
     """V_t = own_t Q_t + others_t, both [N, T]: the weight of the queries that agree with y_t, and what the rest add."""
     own, others = torch.ones_like(returns).flatten(), torch.zeros_like(returns).flatten()
     start = 0
-    for queries in plan.queries:
+    for ask in plan.ask:
+        queries = ask()
         live, stop = queries.weight.shape[0], start + queries.same_as.shape[1]
         first, last = torch.searchsorted(plan.row, torch.tensor([start, stop], device=plan.row.device)).tolist()
         answered = plan.query[first:last], plan.row[first:last] - start

@@ -209,14 +209,16 @@ def _legend(figure: Figure, width: int) -> tuple[float, int]:
 def _x_axis(panel: Panel, axis: str) -> dict[str, Any]:
     made: dict[str, Any] = {"title": {"text": html.escape(axis), "standoff": 6}, "zeroline": False}
     made["rangemode"] = "tozero" if panel.from_zero(axis) else "normal"
+    if panel.log != "x":
+        made["nticks"] = 7
     return made | _scale(panel, "x", [x for series in panel.drawn(axis) for x in series.x])
 
 
 def _y_axis(panel: Panel, width: Width) -> dict[str, Any]:
     if panel.names:
-        where = "outside" if width == WIDE else "inside top"
+        where, room = ("outside", 0.5) if width == WIDE else ("inside top", 1.2)  # a name inside lies above its line
         names = {"tickvals": list(range(len(panel.names))), "ticktext": [html.escape(name) for name in panel.names]}
-        return {"autorange": "reversed", "zeroline": False, "ticklabelposition": where, **names}
+        return {"range": [len(panel.names) - 0.5, -room], "zeroline": False, "ticklabelposition": where, **names}
     heights = [y for view in panel.views for series in panel.drawn(view) for y in series.y]
     limits = {"minallowed": panel.floor, "maxallowed": panel.ceiling}
     if panel.log == "y":

@@ -1,12 +1,7 @@
-"""Training curves by policy gradients from a checkpoint, at equal tokens per update.
-
-`python -m arsm_experiments.sequences.curves TASK` trains every method with every rate and seed given. Records are lines
-of JSON, one per evaluation; runs that reached their end are not run again.
-"""
+"""A training run by policy gradients from a checkpoint, at equal tokens per update; `schedule` starts them."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from pathlib import Path
@@ -15,10 +10,8 @@ from typing import Any
 import torch
 
 from arsm import sequences
-from arsm_experiments.sequences.measure import LEVELS, checkpoint_path
 from arsm_experiments.sequences.methods import (
     METHODS,
-    SMALL,
     Critics,
     Size,
     accuracy,
@@ -26,23 +19,10 @@ from arsm_experiments.sequences.methods import (
     draw_rows,
     estimate,
     load_policy,
-    new_policy,
-    read_lines,
-    save_policy,
 )
 from arsm_experiments.sequences.rivals import Critic
-from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch, load
+from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch
 
-TRAINED = (
-    "branch all, chance",
-    "token baseline 8",
-    "branch rloo 64, chance",
-    "group 8",
-    "value head",
-    "grpo 8",
-    "branch rloo 16, true returns",
-    "vineppo 2",
-)
 WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
 """Methods whose critic learns along."""
 WARM = 10
@@ -127,57 +107,3 @@ def best_rates(records: list[dict[str, Any]], name: str, start: float) -> list[f
     """The rate of seed 0 with the highest last accuracy, or the one that reached ENOUGH first; none without runs."""
     ends = [r for r in records if (r["method"], r["start"], r["seed"]) == (name, start, 0) and r["end"]]
     return [max(ends, key=lambda r: (min(r["accuracy"], ENOUGH), -r["tokens"]))["rate"]] if ends else []
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", choices=list(TASKS))
-    parser.add_argument("--data", type=Path, default=Path("runs/sequences/data"))
-    parser.add_argument("--out", type=Path, default=Path("runs/sequences"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=480, help="Start no new run after so long")
-    parser.add_argument("--start", type=float, default=LEVELS[0], choices=LEVELS, help="The checkpoint's accuracy")
-    parser.add_argument("--methods", nargs="+", default=list(TRAINED), choices=list(METHODS))
-    parser.add_argument("--rates", nargs="+", type=float, help="None: each method's best rate of seed 0")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--tokens", type=int, default=400_000, help="Generated tokens of a run")
-    parser.add_argument("--per-update", type=int, default=1_000, help="Generated tokens of an update, on average")
-    parser.add_argument("--max-rows", type=int, default=4096)
-    parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
-    options = parser.parse_args()
-    deadline, size = time.time() + options.seconds, SMALL if options.small else Size()
-    data = load(options.data / f"{options.task}.pt", options.device)
-    weights = checkpoint_path(options.out, options.task, options.start)
-    if options.small:
-        save_policy(new_policy(options.task, size, options.device), weights)
-    path = options.out / f"curves-{options.task}.jsonl"
-    records = read_lines(path)
-    done = {(r["start"], r["method"], r["rate"], r["seed"]) for r in records if r["end"]}
-    for seed in options.seeds:
-        for name in options.methods:
-            for rate in options.rates or best_rates(records, name, options.start):
-                if (options.start, name, rate, seed) in done:
-                    continue
-                if time.time() > deadline:
-                    print(f"{options.task}: out of time before {name}; run the command again.", flush=True)
-                    return
-                train(
-                    name,
-                    rate,
-                    seed,
-                    options.task,
-                    options.start,
-                    data,
-                    size,
-                    weights,
-                    path,
-                    options.device,
-                    options.tokens,
-                    options.per_update,
-                    options.max_rows,
-                )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """The sequences' table and figures, from their records: `python -m arsm_experiments.sequences.publish`.
 
-`results/sequences/records.tar.xz` holds the lines of JSON that `measure`, `curves` and `speed` wrote; `provenance.json`
-among them says on which hardware and at which commit. Its folder `earlier` has the first measurements, of methods that
-were not all measured again, and `updates-of-1000` trainings with more tokens per update.
+`results/sequences/records.tar.xz` holds the lines of JSON that `schedule` and `speed` wrote; `provenance.json` among
+them says on which hardware and at which commit. Its folder `larger` has earlier measurements on tasks with larger
+numbers, and `larger/first` the first of them, of methods that were not all measured again.
 """
 
 from __future__ import annotations
@@ -23,45 +23,58 @@ from arsm_experiments.sequences.measure import FRESH
 from arsm_experiments.sequences.methods import read_lines
 
 Record = dict[str, Any]
+Runs = dict[tuple[str, float], dict[int, list[Record]]]
+"""Training runs by (method, rate) and seed."""
 RESULTS = Path("results/sequences")
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
-TASKS = ("number_sorting", "spell_backward", "chain_sum", "number_filtering")
+TASKS = {
+    "spelling": "spell_backward",
+    "spiral": "spiral_matrix",
+    "sorting": "small_sorting",
+    "filtering": "small_filtering",
+    "large sorting": "number_sorting",
+    "sums": "chain_sum",
+    "large filtering": "number_filtering",
+}
+"""Short names of tasks; the first four are drawn."""
+DRAWN_TASKS = tuple(TASKS.values())[:4]
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
 ACCURACIES = (0.5, 0.55, 0.6, 0.7, 0.9)
-PARTS = {"": "", "updates-of-1000": "updates of 1,000 tokens, "}
-"""Folders of training runs, and how their methods are named."""
+PARTS = ("", "larger")
+"""Folders of records."""
+RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
+OURS = ("likeliest", "branch rloo 64, chance")
 COSTS = (
     "plan microseconds per token",
     "gradient microseconds per token",
     "plan memory / logits",
     "gradient memory / logits",
 )
-DRAWN = (
-    "token baseline 8",
-    "critic alone",
-    "branch rloo 16, true returns",
-    "branch rloo 16",
-    "branch rloo 64, chance",
-    "branch all, chance",
-)
-COLOURS = ("#8c8c8c", "#3a8f4d", "#7fb2e5", "#1f5fa8", "#e59a8f", "#b5473c")
+DRAWN = {
+    "token baseline 8": "#6e6e6e",
+    "value head": "#c28f2c",
+    "branch rloo 16, true returns": "#a9cbee",
+    "branch rloo 16": "#5a94d1",
+    "branch rloo 64, chance": "#1f5fa8",
+    "likeliest": "#b5473c",
+}
 CURVES = {
+    "group 4": "#bcbcbc",
     "group 8": "#bcbcbc",
     "token baseline 8": "#6e6e6e",
     "grpo 8": "#9b6fb5",
     "value head": "#c28f2c",
     "vineppo 2": "#3a8f4d",
-    "branch rloo 16, true returns": "#7fb2e5",
-    "branch rloo 64, chance": "#e59a8f",
-    "branch all, chance": "#b5473c",
+    "branch rloo 64, chance": "#1f5fa8",
+    "likeliest": "#b5473c",
 }
 
 
 def variances(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
     """Records by (task, level) and method."""
     found: dict[tuple[str, float], dict[str, Record]] = defaultdict(dict)
-    for task in TASKS:
+    for task in TASKS.values():
         for record in read_lines(folder / f"variance-{task}.jsonl"):
             found[task, record["level"]][record["method"]] = record
     return found
@@ -71,7 +84,7 @@ def earlier(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
     """The first measurements, under today's names: every `Branch` then used the true returns."""
     return {
         key: {name + ", true returns" * name.startswith("branch"): record for name, record in methods.items()}
-        for key, methods in variances(folder / "earlier").items()
+        for key, methods in variances(folder / "larger" / "first").items()
     }
 
 
@@ -83,11 +96,12 @@ def between_prompts(methods: dict[str, Record]) -> float | None:
 
 def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float:
     """(trace + added) x tokens, relative to the best group."""
-    costs = {key: (methods[key]["trace"] + added) * methods[key]["tokens"] for key in (*GROUPS, name) if key in methods}
+    measured = {key: methods[key] for key in (*GROUPS, name) if key in methods}
+    costs = {key: (max(record["trace"], 0) + added) * record["tokens"] for key, record in measured.items()}
     return costs[name] / min(costs[key] for key in GROUPS if key in costs)
 
 
-def runs(folder: Path, task: str, start: float) -> dict[tuple[str, float], dict[int, list[Record]]]:
+def runs(folder: Path, task: str, start: float) -> Runs:
     """Finished training runs of the reported seeds by (method, rate) and seed; seed 0 chose the rates."""
     whole: dict[tuple[str, float, int], list[Record]] = {}
     for record in read_lines(folder / f"curves-{task}.jsonl"):
@@ -97,52 +111,77 @@ def runs(folder: Path, task: str, start: float) -> dict[tuple[str, float], dict[
         if record["update"] == 0:
             whole[key] = []
         whole[key].append(record)
-    found: dict[tuple[str, float], dict[int, list[Record]]] = defaultdict(dict)
+    found: Runs = defaultdict(dict)
     for (method, rate, seed), records in whole.items():
         if seed and records[-1]["end"]:
             found[method, rate][seed] = records
     return found
 
 
-def tokens_to(records: list[Record], level: float) -> float | None:
-    """Generated tokens at which the accuracy crosses a level, between two evaluations by a straight line."""
+def crossing(records: list[Record], level: float) -> tuple[float, float] | None:
+    """Tokens and seconds at which the accuracy crosses a level, by a straight line between two evaluations."""
     for before, after in itertools.pairwise(records):
         if before["accuracy"] < level <= after["accuracy"]:
             share = (level - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
-            return before["tokens"] + share * (after["tokens"] - before["tokens"])
+            tokens, seconds = (before[key] + share * (after[key] - before[key]) for key in ("tokens", "seconds"))
+            return tokens, seconds
     return None
+
+
+def variance_rows(
+    task: str, level: float, methods: dict[str, Record], about: list[str], shown: dict[str, Record] | None = None
+) -> Iterator[list[Any]]:
+    """Variance times tokens at one checkpoint, relative to the best group."""
+    added = between_prompts(methods)
+    for name, record in (methods if shown is None else shown).items():
+        if not name.endswith(FRESH):
+            where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
+            rest = ["", record["repeats"], "", f"{record['seconds']:.3f}", *about]
+            yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *rest]
+            if added is not None:
+                yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *rest]
+
+
+def rival_rows(found: Runs, where: str, about: list[str]) -> Iterator[list[Any]]:
+    """Tokens to an accuracy relative to the best rival's, means over seeds; none where a seed did not get there."""
+    means: dict[tuple[str, float], float] = {}
+    for (method, _), seeds in found.items():
+        for level in ACCURACIES:
+            reached = [crossing(records, level) for records in seeds.values()]
+            if len(seeds) > 1 and None not in reached:
+                means[method, level] = statistics.mean(known[0] for known in reached if known is not None)
+    for method, level in itertools.product(OURS, ACCURACIES):
+        rivals = [means[name, level] for name in RIVALS if (name, level) in means]
+        if (method, level) in means and rivals:
+            ratio = means[method, level] / min(rivals)
+            yield [f"{where}, {method}", f"tokens to {level} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
 
 
 def rows(folder: Path) -> Iterator[list[Any]]:
     """The lines of table.csv."""
     provenance = json.loads((folder / "provenance.json").read_text())
-    found = variances(folder)
-    for (task, level), methods in found.items():
-        added = between_prompts(methods)
-        for name, record in methods.items():
-            where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
-            about = ["", record["repeats"], "", f"{record['seconds']:.3f}", *provenance["variance"]]
-            if not name.endswith(FRESH):
-                yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *about]
-                if added is not None:
-                    yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *about]
+    for part in PARTS:
+        for (task, level), methods in variances(folder / part).items():
+            yield from variance_rows(task, level, methods, provenance[f"variance{part}"])
+    before = variances(folder / "larger")
     for (task, level), methods in earlier(folder).items():
-        for name, record in methods.items():
-            if name not in found.get((task, level), {}):
-                where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
-                about = ["", record["repeats"], "", f"{record['seconds']:.3f}", *provenance["earlier"]]
-                yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *about]
-    for (part, name), task, start in itertools.product(PARTS.items(), TASKS, LEVELS):
-        for (method, rate), seeds in runs(folder / part, task, start).items():
-            where = f"{task}, from {start}, {name}{method}, rate {rate:g}"
+        new = {name: record for name, record in methods.items() if name not in before.get((task, level), {})}
+        yield from variance_rows(task, level, methods, provenance["first"], new)
+    for part, task, start in itertools.product(PARTS, TASKS.values(), LEVELS):
+        found = runs(folder / part, task, start)
+        for (method, rate), seeds in found.items():
+            where = f"{task}, from {start}, {method}, rate {rate:g}"
             ends = [records[-1] for records in seeds.values()]
             seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
-            yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, provenance[f"curves{part}"])
+            about = provenance[f"curves{part}"]
+            yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, about)
             for level in ACCURACIES:
-                reached = [tokens_to(records, level) for records in seeds.values()]
-                if all(reached):
-                    known = [x for x in reached if x is not None]
-                    yield line(where, f"tokens to {level}", known, seconds, provenance[f"curves{part}"])
+                reached = [known for records in seeds.values() if (known := crossing(records, level)) is not None]
+                if len(reached) == len(seeds):
+                    tokens, times = zip(*reached, strict=True)
+                    yield line(where, f"tokens to {level}", list(tokens), f"{statistics.mean(times):.0f}", about)
+        if not part:
+            yield from rival_rows(found, f"{task}, from {start}", provenance["curves"])
     for record in read_lines(folder / "speed.jsonl"):
         about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
@@ -168,20 +207,14 @@ def draw_variances(folder: Path, path: Path) -> None:
     """Each method's cost relative to the best group of whole sequences, by task and accuracy."""
     import matplotlib.pyplot as plt
 
-    found, before = variances(folder), earlier(folder)
-    figure, panels = plt.subplots(1, len(TASKS), figsize=(11, 3.4), sharey=True, layout="constrained")
-    for axes, task in zip(panels, TASKS, strict=True):
-        for name, colour in zip(DRAWN, COLOURS, strict=True):
-            points = []
-            for level in LEVELS:
-                methods = next(
-                    (some[task, level] for some in (found, before) if name in some.get((task, level), {})), {}
-                )
-                if methods:
-                    points.append((methods[name]["accuracy"], relative(methods, name)))
-            if points:
-                x, y = zip(*points, strict=True)
-                axes.plot(x, y, "o-", color=colour, label=name, markersize=4, linewidth=1.4)
+    found = variances(folder)
+    figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.4), sharey=True, layout="constrained")
+    for axes, task in zip(panels, DRAWN_TASKS, strict=True):
+        for name, colour in DRAWN.items():
+            levels = [found[task, level] for level in LEVELS if name in found.get((task, level), {})]
+            x = [methods[name]["accuracy"] for methods in levels]
+            y = [max(relative(methods, name, between_prompts(methods) or 0.0), 1e-3) for methods in levels]
+            axes.plot(x, y, "o-", color=colour, label=name, markersize=4, linewidth=1.4)
         axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set_title(task.replace("_", " "), fontsize=10)
         axes.set_xlabel("accuracy of the model")
@@ -197,10 +230,10 @@ def draw_curves(folder: Path, path: Path) -> None:
     """Accuracy against generated tokens: mean, and the range over the seeds; each method at its best rate."""
     import matplotlib.pyplot as plt
 
-    starts = [start for start in LEVELS if any(runs(folder, task, start) for task in TASKS)]
+    starts = [start for start in LEVELS if any(runs(folder, task, start) for task in DRAWN_TASKS)]
     size = (11, 0.8 + 2.6 * len(starts))
-    figure, panels = plt.subplots(len(starts), len(TASKS), figsize=size, layout="constrained", squeeze=False)
-    for axes, (start, task) in zip(panels.flat, itertools.product(starts, TASKS), strict=True):
+    figure, panels = plt.subplots(len(starts), len(DRAWN_TASKS), figsize=size, layout="constrained", squeeze=False)
+    for axes, (start, task) in zip(panels.flat, itertools.product(starts, DRAWN_TASKS), strict=True):
         best = best_runs(folder, task, start)
         for name, colour in CURVES.items():
             if name not in best:

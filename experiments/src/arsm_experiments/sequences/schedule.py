@@ -79,8 +79,8 @@ class Job:
         return "-".join(str(word).replace(" ", "_") for word in words)
 
 
-def jobs() -> list[Job]:
-    """All jobs, the most important ones first."""
+def jobs(seeds: int = 3) -> list[Job]:
+    """All jobs, the most important ones first; every task has at least `seeds` seeds."""
     found = [Job("pretrain", task, LEVELS[-1]) for task in SETTINGS]
     found += [Job("variance", task, LEVELS[-1]) for task in SETTINGS]
     for methods in (FIRST, SECOND):
@@ -89,11 +89,11 @@ def jobs() -> list[Job]:
             for method, (task, setting) in itertools.product(methods, SETTINGS.items())
         ]
         found += [Job("train", task, method=name, rate=rate) for task, name in pairs for rate in SETTINGS[task].rates]
-        for number in range(3):
+        for number in range(seeds):
             found += [Job("train", task, method=name, seed=SETTINGS[task].seeds[number]) for task, name in pairs]
         if methods == FIRST:
             found += [Job("variance", task, level) for level in LEVELS[:-1] for task in SETTINGS]
-    for number in range(3, max(len(setting.seeds) for setting in SETTINGS.values())):
+    for number in range(seeds, max(len(setting.seeds) for setting in SETTINGS.values())):
         for method, (task, setting) in itertools.product((*FIRST, *SECOND), SETTINGS.items()):
             name = setting.group if method == "group" else method
             found += [Job("train", task, method=name, seed=seed) for seed in setting.seeds[number : number + 1]]
