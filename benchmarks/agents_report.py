@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 import math
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ KINDS = ("sampled", "likeliest")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of the jobs that are done."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The lines of the jobs that are done: those of the published archive beside the file first."""
+    archive = path.with_name(f"{path.name}.xz")
+    text = lzma.decompress(archive.read_bytes()).decode() if archive.exists() else ""
+    text += path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def report(folder: Path, seconds: float) -> str:
