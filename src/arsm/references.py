@@ -39,11 +39,11 @@ def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
-    z, no_pad = z.unsqueeze(0), (0, 0) * z.ndim
+    z = z.unsqueeze(0)
     number = torch.arange(1 + can_win.shape[-1], device=z.device).view(-1, *(1,) * (z.ndim - 1))
     category = number - 1
     # where and pad, unlike cat, are compiled without memory of their own
-    speaks = F.pad(can_win.movedim(-1, 0), (*no_pad, 1, 0), value=True) & (category != z)
+    speaks = F.pad(can_win, (1, 0), value=True).movedim(-1, 0) & (category != z)
     return torch.where(number > 0, category, z), (number * speaks).squeeze(-1)
 
 
