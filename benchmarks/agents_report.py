@@ -6,6 +6,7 @@ import csv
 import json
 import lzma
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _draw(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> Non
 
     rows = list(dict.fromkeys(row for row, _ in cells))
     methods = [name for name in dict.fromkeys(name for _, name in cells) if any((row, name) in cells for row in rows)]
-    figure, axes = plt.subplots(3, math.ceil(len(rows) / 3), figsize=(10, 7.5), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(3, math.ceil(len(rows) / 3), figsize=(10.5, 7), squeeze=False, layout="constrained")
     for axis, row in zip(axes.flat, rows, strict=False):
         for place, method in enumerate(methods):
             if (row, method) in cells:
@@ -85,7 +86,7 @@ def _draw(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> Non
                 axis.plot(np.full(len(values), place), values, "o", color=f"C{place}", alpha=0.6)
                 axis.hlines(np.mean(values), place - 0.3, place + 0.3, color=f"C{place}", linewidth=2)
         axis.set_title(row, fontsize=10)
-        axis.set_xticks(range(len(methods)), [name.replace(", the default", "") for name in methods], fontsize=8)
+        axis.set_xticks(range(len(methods)), [textwrap.fill(name, 11) for name in methods], fontsize=6)
         axis.set_xlim(-0.6, len(methods) - 0.4)
         axis.grid(axis="y", alpha=0.3)
     for axis in axes.flat[len(rows) :]:

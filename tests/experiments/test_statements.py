@@ -49,6 +49,48 @@ def assert_said(name: str, sentence: str) -> None:
     assert " ".join(sentence.split()) in page(name), f"{name} should say: {sentence}"
 
 
+def means(experiment: str) -> dict[tuple[str, str], float]:
+    """A table's means by row and metric."""
+    with (RESULTS / experiment / "table.csv").open() as file:
+        return {(row["row"], row["metric"]): float(row["mean"]) for row in csv.DictReader(file)}
+
+
+def cells(experiment: str, count: int) -> dict[str, list[str]]:
+    """The rows of a page's tables with so many cells after the label, as plain text."""
+    lines = (line.strip("|").split("|") for line in (RESULTS / experiment / "README.md").read_text().splitlines())
+    rows = ([re.sub(r"[*`()]", "", cell).strip() for cell in line] for line in lines if len(line) == 1 + count)
+    return {label: values for label, *values in rows if label and "--" not in label}
+
+
+def test_the_black_boxes_page_quotes_its_table() -> None:
+    found, quoted = means("maximize"), 0
+    budgets = [(family, n) for family in ("pairwise", "MAX-SAT", "architecture") for n in ("1,000", "3,000", "10,000")]
+    for label, values in cells("maximize", 9).items():
+        known = {re.sub(r"[()]", "", row.partition(": ")[2]): row.partition(": ")[2] for row, _ in found}
+        method = {"annealing, one chain, 16 neighbours at a time": "annealing, speculative"}.get(label, label)
+        for (family, n), text in zip(budgets, values, strict=True):
+            value = found.get((f"{family}: {known[method]}", f"best value after {n} evaluations"))
+            assert (value is None) == (text == ""), (label, family, n)
+            if value is not None:
+                assert rounds_to(value, text), f"{label}, {family}, {n}: {value}"
+                quoted += 1
+    assert quoted == len(found)
+
+
+def test_the_routers_page_quotes_its_table() -> None:
+    found = means("router")
+    by_label = {re.sub(r"[()]|Router: ", "", row): row for row, _ in found}
+    rows = cells("router", 6)
+    assert len(rows) == len(by_label)
+    for label, (accuracy, *_, ms, ratio) in rows.items():
+        row = by_label[label.replace("RLOO4 written by hand", "RLOO4 by hand")]
+        assert rounds_to(found[row, "test accuracy"], accuracy.partition(" ")[0]), label
+        if ms:
+            value = found[row, "CPU ms per step"]
+            assert rounds_to(value, ms.removesuffix(" ms")), label
+            assert rounds_to(value / found["Router: RLOO(4) by hand", "CPU ms per step"], ratio), label
+
+
 @pytest.mark.parametrize("experiment", ["toy", "vae", "conditional", "control"])
 def test_numbers_with_a_spread_are_in_the_table(experiment: str) -> None:
     with (RESULTS / experiment / "table.csv").open() as file:

@@ -48,6 +48,7 @@ SEQUENCES = (
     (r"dr\. grpo .*", "Dr. GRPO"),
     (r"vineppo .*", "VinePPO"),
     (r"(token baseline|value head).*", r"\1"),
+    (r"likeliest.*", "likeliest answers"),
 )
 PYRO = ((r"arsm\.pyro\.ELBO, .*", "`arsm.pyro.ELBO`"), (r"(Trace\w+).*", r"Pyro's `\1`"))
 ROUTER = ((r"arsm\.choices, .*", "`arsm.choices`"), (r"RLOO.*by hand", "leave-one-out by hand"))
@@ -68,8 +69,8 @@ TASKS = (
         "Language model sorting numbers",
         "variance x tokens",
         "sequences",
-        "trace x tokens / best group",
-        r"number_sorting, accuracy \S+ \(level 0.8\), (.*)",
+        "the same, fresh prompts",
+        r"small_sorting, accuracy \S+ \(level 0.8\), (.*)",
         names=SEQUENCES,
     ),
     Task(

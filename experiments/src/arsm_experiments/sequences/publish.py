@@ -1,8 +1,9 @@
 """The sequences' table and figures, from their records: `python -m arsm_experiments.sequences.publish`.
 
 `results/sequences/records.tar.xz` holds the lines of JSON that `schedule` and `speed` wrote; `provenance.json` among
-them says on which hardware and at which commit. Its folder `larger` has earlier measurements on tasks with larger
-numbers (of runs that chose a rate only the ends), and `larger/first` still earlier ones at accuracy 0.8.
+them says on which hardware and at which commit. Its folder `small-updates` has trainings on a CPU. `larger` has earlier
+measurements on tasks with larger numbers (of runs that chose a rate only the ends), and `larger/first` still earlier
+ones at accuracy 0.8.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ DRAWN_TASKS = tuple(TASKS.values())[:4]
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
 ACCURACIES = (0.19, 0.5, 0.55, 0.7, 0.8, 0.9)
-PARTS = ("", "larger")
-"""Folders of records."""
+PARTS = {"": "", "small-updates": "small updates, ", "larger": ""}
+"""Folders of records, and how their methods are named."""
 RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
 OURS = ("likeliest", "branch rloo 64, chance")
 COSTS = (
@@ -154,7 +155,7 @@ def rival_rows(found: Runs, where: str, about: list[str]) -> Iterator[list[Any]]
         rivals = [means[name, level] for name in RIVALS if (name, level) in means]
         if (method, level) in means and rivals:
             ratio = means[method, level] / min(rivals)
-            yield [f"{where}, {method}", f"tokens to {level} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
+            yield [f"{where}{method}", f"tokens to {level} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
 
 
 def rows(folder: Path) -> Iterator[list[Any]]:
@@ -165,10 +166,10 @@ def rows(folder: Path) -> Iterator[list[Any]]:
             yield from variance_rows(task, level, methods, provenance[f"variance{part}"])
     for (task, level), methods in earlier(folder).items():
         yield from variance_rows(task, level, methods, provenance["first"])
-    for part, task, start in itertools.product(PARTS, TASKS.values(), LEVELS):
+    for (part, words), task, start in itertools.product(PARTS.items(), TASKS.values(), LEVELS):
         found = runs(folder / part, task, start)
         for (method, rate), seeds in found.items():
-            where = f"{task}, from {start}, {method}, rate {rate:g}"
+            where = f"{task}, from {start}, {words}{method}, rate {rate:g}"
             ends = [records[-1] for records in seeds.values()]
             seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
             about = provenance[f"curves{part}"]
@@ -178,8 +179,8 @@ def rows(folder: Path) -> Iterator[list[Any]]:
                 if len(reached) == len(seeds):
                     tokens, times = zip(*reached, strict=True)
                     yield line(where, f"tokens to {level}", list(tokens), f"{statistics.mean(times):.0f}", about)
-        if not part:
-            yield from rival_rows(found, f"{task}, from {start}", provenance["curves"])
+        if part != "larger":
+            yield from rival_rows(found, f"{task}, from {start}, {words}", provenance[f"curves{part}"])
     for record in read_lines(folder / "speed.jsonl"):
         about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
