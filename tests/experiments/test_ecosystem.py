@@ -94,6 +94,7 @@ def test_the_guide_says_what_was_measured_of_the_audit() -> None:
         error = first["row"].removeprefix(f"{name}, ").removesuffix("% too long")
         assert f"{words} {error} %" in guide
         assert f"in {count(first)} of {first['audits']} audits" in guide
+        assert f"in more than {int(100 * float(first['low']))} % of all audits" in guide
     seconds = [float(row["value"]) for row in rows if row["metric"].startswith("CPU seconds")]
     assert len(seconds) == 20
     assert f"{min(seconds):.1f} to {max(seconds):.1f} CPU seconds" in guide
