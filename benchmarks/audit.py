@@ -129,7 +129,7 @@ def rows(folder: Path) -> Iterator[list[object]]:
         return [row, metric, *numbers, declared, len(own), *place(own)]
 
     def place(own: list[dict[str, Any]]) -> list[str]:
-        return ["; ".join(sorted({x[name] for x in own})) for name in ("hardware", "commit")]
+        return ["; ".join(sorted({x["hardware"] for x in own})), "; ".join(sorted({x["commit"][:10] for x in own}))]
 
     if own := read(folder / "rates.jsonl"):
         for i, rate in enumerate(RATES):

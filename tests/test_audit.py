@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,12 @@ def test_a_length_that_depends_on_the_problem() -> None:
 def test_odd_but_right(loss: Loss) -> None:
     found = arsm.audit(loss, samples=1024, problems=FEW)
     assert found.passed, str(found)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_grad_mode_does_not_matter(mode: Callable[[], AbstractContextManager[object]]) -> None:
+    with mode():
+        assert arsm.audit(group(leave_one_out), samples=2048, problems=PROBLEMS[:2]).passed
 
 
 def test_a_crash_in_one_problem_is_no_pass() -> None:

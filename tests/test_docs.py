@@ -390,11 +390,8 @@ def test_help_shows_the_fields_of_a_class() -> None:
 
 
 def test_help_explains_every_option_of_every_estimator() -> None:
-    classes = {type(arsm.estimator(words)) for words in arsm.estimator_names()} | {
-        arsm.SIMPLE,
-        arsm.SubsetRLOO,
-        arsm.Average,
-    }
+    classes: set[Any] = {type(arsm.estimator(words)) for words in arsm.estimator_names()}
+    classes |= {arsm.SIMPLE, arsm.SubsetRLOO, arsm.Average}
     for cls in classes:
         text = (inspect.getdoc(cls) or "").partition("Attributes:")[2]
         missing = [field.name for field in dataclasses.fields(cls) if field.init and f"{field.name}: " not in text]

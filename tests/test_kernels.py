@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -124,3 +125,16 @@ def test_the_triton_kernels_find_what_pytorch_finds() -> None:
     command = [sys.executable, "-m", "tests.interpreted"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_every_launch_of_a_triton_kernel_compiles_for_gpus() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.offline"], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().endswith("kernels compile"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["order", "merge", "pairs", "log_dirichlet"])
+def test_operators_can_be_called_without_dispatch(name: str) -> None:
+    assert inspect.isfunction(getattr(kernels, f"_{name}"))
+    assert hasattr(torch.ops.arsm, name)

@@ -459,13 +459,14 @@ def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(monkeypatc
     batch = Batch(states, logits, actions, returns, returns, None, (steps,), states[:1], (True,))
     learner = Relax(ActionConditioned(), inputs + variables * categories, (8,), generator)
     plan = policy.plan(learner.estimator, logits.unsqueeze(0), actions.unsqueeze(0), generator=generator)
-    assert [len(part.z) for part in plan.queries] == [4] * 7 + [2]
+    queries = [ask() for ask in plan.ask]
+    assert [len(part.z) for part in queries] == [4] * 7 + [2]
     nothing = Tries(torch.zeros(0, dtype=torch.float64), states[:0], torch.zeros(0, dtype=torch.float64))
     found, loss = learner.gradient(batch, plan, nothing)
     begin = 0
-    for part in plan.queries:
+    for part in queries:
         rows = slice(begin, begin + len(part.z))
-        learner.control.observations = iter([states[rows]])
+        learner.control.observations = states[rows]
         expected = learner.estimator.tell(logits[rows], part, returns[rows].unsqueeze(0))
         assert expected is not None
         torch.testing.assert_close(found[rows], expected.detach())

@@ -17,7 +17,7 @@ from arsm.types import Estimator
 class Choice(nn.Module):
     """A discrete choice inside a module: `z = self.route(logits)` in any `forward`.
 
-    Logits [N, K, C] give int64 [N, K]: K choices for each of the N rows of the batch, a row is whatever has one loss. A
+    Logits [N, K, C] give int64 [N, K]: K choices for each of the N rows of the batch; each row has one loss. A
     router over tokens passes its logits [B, T, E] as they are: K = T choices of E experts per row. In training mode the
     choices are drawn; in evaluation mode they are the most probable ones.
 
@@ -33,7 +33,7 @@ class Choice(nn.Module):
     """
 
     logits: Tensor | None
-    """Those of the last call inside `arsm.choices`, with their graph, for balancing losses."""
+    """The logits of the last call inside `arsm.choices`, with their graph, for balancing losses."""
 
     def __init__(self, k: int | None = None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Choice(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            # a run's state is Python's: a compiled model is cut here
+            # a run keeps Python state, so a compiled model has a graph break here
             eager: Any = torch.compiler.disable
             return eager(self._choose)(logits)
         return self._choose(logits)

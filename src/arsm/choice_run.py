@@ -1,4 +1,4 @@
-r"""What `arsm.choices` gives: a loss function run through a module, with credit for every `Choice` in it.
+r"""The object that `arsm.choices` yields: it runs a loss function through a module and credits every `Choice` in it.
 
     E[f],    z_t ~ Cat(softmax(phi_t)),    t = 1..T in the order of the calls,    phi_t a function of z_1..z_{t-1}
 
@@ -51,7 +51,7 @@ class _Call:
 
 
 class Run:
-    """What `arsm.choices` gives: call it with a loss function and a batch."""
+    """The object that `arsm.choices` yields: call it with a loss function and a batch."""
 
     def __init__(self, model: nn.Module, estimator: Estimator, generator: torch.Generator | None) -> None:
         self.model, self.estimator, self.generator = model, estimator, generator
@@ -79,7 +79,7 @@ class Run:
         return self._over_queries(function, batch, rows)
 
     def choose(self, choice: Choice, logits: Tensor) -> Tensor:
-        """What a Choice returns."""
+        """The value that a Choice returns."""
         if self._chooser is None:
             raise RuntimeError(
                 "A Choice was called inside `arsm.choices` but not by run(function, *batch); call the model in that "
@@ -160,7 +160,7 @@ class Run:
                 raise TypeError(f"{self.estimator!r} tells no gradient but is not declared as pathwise.")
             masked = call.logits == -torch.inf
             value = attach(value, call.logits.masked_fill(masked, 0), gradient.detach().masked_fill(masked, 0))
-        for choice, logits in last.items():  # not those of the queries, which have no graph
+        for choice, logits in last.items():  # not the queries' logits, which have no graph
             choice.logits = logits
         return value
 
@@ -217,7 +217,7 @@ def _log_prob(logits: Tensor, z: Tensor, k: int | None) -> Tensor:
     if k is not None:
         return subset_log_prob(logits.squeeze(1), z)
     masked = logits == -torch.inf
-    # autograd makes NaN of 0 * inf
+    # the gradient of 0 * inf would be NaN
     log_q = logits.masked_fill(masked, torch.finfo(logits.dtype).min).to(working_dtype(logits.dtype)).log_softmax(-1)
     return log_prob(log_q, z).sum(-1)
 

@@ -10,7 +10,7 @@ ANSWER_WITHIN = 5.0
 
 
 def import_ray() -> Any:
-    """Ray, or what to do about its absence."""
+    """Import Ray, or say how to install it."""
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
@@ -21,7 +21,7 @@ def import_ray() -> Any:
 def join_cluster(workers: int | None, address: str | None) -> tuple[Any, bool, int]:
     """Ray, whether it was started here, and the number of workers: `workers`, or one per CPU of the cluster.
 
-    Joins the cluster at HOST:PORT, or starts a local one; a cluster that this process is in already is used as it is.
+    Joins the cluster at HOST:PORT, or starts a local one; an existing connection of this process is reused.
     """
     ray = import_ray()
     start = not ray.is_initialized()
@@ -34,7 +34,7 @@ def join_cluster(workers: int | None, address: str | None) -> tuple[Any, bool, i
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would wait for minutes."""
+    """Check the address first: Ray itself would wait for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         raise ValueError(f'"{address}" is no address of a Ray cluster; write HOST:PORT.')

@@ -130,7 +130,7 @@ def estimate_rows(
             gradient = gradient.detach()
         value = attach(value, logits, gradient)
         gradient = gradient.squeeze(0) if bare else gradient
-    info = _info(queries.same_as, values.all.detach(), logits.detach())
+    info = _info(queries.same_as, values.all.detach() if values.all.requires_grad else values.all, logits)
     return Estimate(value, queries.z, gradient, info, loss, given)
 
 
@@ -138,7 +138,7 @@ def _info(same_as: Tensor, values: Tensor, logits: Tensor) -> Info:
     return Info(
         asked=lambda: torch.full((), same_as.shape[0], device=logits.device),
         distinct=lambda: speakers(same_as).sum(0),
-        finite=lambda: values.isfinite().all(0) & legal_rows(logits).all(-1),
+        finite=lambda: values.isfinite().all(0) & legal_rows(logits.detach()).all(-1),
     )
 
 

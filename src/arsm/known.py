@@ -31,7 +31,7 @@ class Known:
     count: int
     """New points per round."""
     more: Callable[[int], Tensor]
-    """Points [N, K] with which to fill up a round in which so many new ones were drawn."""
+    """Points [N, K] to fill up a round, given the number of new points already drawn."""
     index: dict[tuple[int, ...], int] = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     best: list[float] = field(default_factory=list)
@@ -39,12 +39,12 @@ class Known:
     round_start: int = 0
     """Number of points known before this round; a round may be interrupted and repeated."""
     full: bool = True
-    """Whether the round has at least as many new points as it asked for."""
+    """Whether the round has all its new points."""
     round_values: Tensor = field(default_factory=lambda: torch.zeros(0))
     on_value: Callable[[], None] = lambda: None
 
     def __call__(self, z: Tensor) -> Tensor:
-        """f at z [N, K]; new points are evaluated, as far as the budget goes. A failure counts as the worst."""
+        """f at z [N, K]; new points are evaluated within the budget. A failure counts as the worst value."""
         points = [tuple(row) for row in z.tolist()]
         asked = list(dict.fromkeys(points))
         new = drawn = [point for point in asked if self.is_new(point)]
@@ -53,7 +53,7 @@ class Known:
         self.full = len(new) >= len(asked)
         missing = [point for point in new if point not in self.index][: self.evaluations - len(self.values)]
         if missing:
-            with torch.enable_grad():  # f may train something, also in processes that start here
+            with torch.enable_grad():  # f may train a model, also in worker processes
                 for point, (value, error) in zip(missing, self.evaluate(torch.tensor(missing)), strict=True):
                     self.add(point, value, error)
         if any(point not in self.index for point in points):
@@ -70,7 +70,7 @@ class Known:
         return self.round_values
 
     def is_new(self, point: tuple[int, ...]) -> bool:
-        """Whether the point was unknown when the round began."""
+        """Whether the point was unknown at the start of the round."""
         return self.index.get(point, self.round_start) >= self.round_start
 
     def add(self, point: tuple[int, ...], value: float, error: str | None) -> None:
@@ -88,7 +88,7 @@ class Known:
         self.on_value()
 
     def check(self, space: int) -> None:
-        """End the search where there is nothing left to do."""
+        """End the search if there is nothing left to do."""
         if len(self.values) >= space:
             raise Stop("all points known")
         if len(self.values) >= self.evaluations:
@@ -98,7 +98,7 @@ class Known:
             raise Stop("patience")
 
     def neighbours(self, legal: Tensor) -> Tensor:
-        """New points that differ in one variable from the best one known when the round began: [N, K]."""
+        """New points that differ in one variable from the best point at the start of the round: [N, K]."""
         variable, category = legal.nonzero(as_tuple=True)
         values = torch.tensor(self.values[: self.round_start], dtype=torch.float64).nan_to_num(nan=-math.inf)
         best = torch.tensor(list(self.index)[int(values.argmax())])
@@ -131,7 +131,7 @@ class Guarded:
 def one_by_one(f: Callable[[Tensor], Any], map: Map) -> Evaluate:
     """f of one point, called by `map`."""
     guarded = Guarded(f)
-    # numbers travel to other processes several times faster than tensors, which go through shared memory
+    # numbers reach other processes several times faster than tensors, which use shared memory
 
     def evaluate(z: Tensor) -> Iterator[tuple[float, str | None]]:
         left = len(z)

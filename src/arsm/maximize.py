@@ -33,12 +33,12 @@ from arsm.types import Estimator
 
 SAMPLES = 16
 RATE, FULL_RATE_ROUNDS = 2.0, 64
-"""a in a search of up to this many rounds; with more rounds it falls with their square root."""
+"""Step size a, for searches of up to this many rounds; with more rounds it falls with their square root."""
 LEAST_PROBABILITY = 0.02
-"""By which g is divided at least: a rare category's estimate is rarely not zero, and then large."""
+"""Lower bound of p in the division of g: the estimate of a rare category is mostly zero, and else very large."""
 FORGET = 2.0
 SMALL_SPACE = 4
-"""Times the evaluations: in a space with no more points than that, any new point is taken before logits are divided."""
+"""In a space of at most this many times the evaluations, any new point is tried before the logits are halved."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""For other people's test suites: one line that fails with a page that says what is wrong.
+"""For your own test suite: one line that fails with a page that says what is wrong.
 
 from arsm.testing import assert_unbiased
 

@@ -112,8 +112,8 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
     z = swaps.z.unsqueeze(0)
     w, d = (x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format) for x in (swaps.log_pi, f))
     w, d = 1 / f.shape[-1] - w.exp(), d - d.gather(0, z)
-    swapped, weighted = d.gather(0, with_z), w * d
-    sums = d * _sum_where(wins, w) + _sum_where(wins.transpose(0, 1), weighted) + swapped * w.gather(0, z)
+    swapped = d.gather(0, with_z)
+    sums = _sum_where(wins.transpose(0, 1), w * d).addcmul(d, _sum_where(wins, w)).addcmul_(swapped, w.gather(0, z))
     sums = sums.scatter(0, z, (swapped * w).sum(0, keepdim=True))
     return (sums - sums.mean(0)).movedim(0, -1).to(f.dtype, memory_format=torch.contiguous_format)
 

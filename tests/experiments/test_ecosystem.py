@@ -70,3 +70,31 @@ def test_the_committed_table_is_of_these_entries() -> None:
     for row in rows:
         assert f"| {row['row']} | {row['version']} | {row['verdict']} | {row['scale']} |" in readme
         assert all(row[name] for name in ("version", "claim", "verdict", "seconds", "hardware", "commit", "command"))
+
+
+def test_the_guide_says_what_was_measured_of_the_audit() -> None:
+    """False alarms stay below every declared rate, and would not with shorter intervals."""
+    rows = list(csv.DictReader((TABLE.parent / "referee.csv").open()))
+    guide = (TABLE.parents[2] / "docs" / "guides" / "check_my_gradient.md").read_text()
+    rates = {float(row["declared"]): row for row in rows if row["row"] == "reduced audits of correct losses"}
+    (halved,) = (row for row in rows if "half their length" in row["row"])
+
+    def count(row: dict[str, str]) -> int:
+        return round(float(row["value"]) * int(row["audits"]))
+
+    assert all(int(row["audits"]) == 2000 and float(row["high"]) < rate for rate, row in rates.items())
+    assert float(halved["low"]) > float(halved["declared"])
+    assert f"at most 100 alarms are expected; {count(rates[0.05])} were raised" in guide
+    assert f"the rate is below {100 * float(rates[0.05]['high']):.2f} %" in guide
+    assert f"at most 1,000 are, and {count(rates[0.5])} were raised" in guide
+    assert f"{count(halved)} of 2,000 raised one at 5 %" in guide
+    for name, words in (("leave-one-out, 4 samples", "an error of"), ("score function", "one of")):
+        caught = [row for row in rows if row["metric"] == "caught" and row["row"].startswith(name)]
+        first = next(row for row in caught if float(row["value"]) >= 0.99)
+        error = first["row"].removeprefix(f"{name}, ").removesuffix("% too long")
+        assert f"{words} {error} %" in guide
+        assert f"in {count(first)} of {first['audits']} audits" in guide
+    seconds = [float(row["value"]) for row in rows if row["metric"].startswith("CPU seconds")]
+    assert len(seconds) == 20
+    assert f"{min(seconds):.1f} to {max(seconds):.1f} CPU seconds" in guide
+    assert max(seconds) < 20

@@ -192,7 +192,7 @@ def test_every_method_gives_a_gradient(name: str) -> None:
 
 
 def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "SETTINGS", {"spell_backward": schedule.Setting(200, (1e-3, 1e-4), seeds=(1,))})
+    settings = {"spell_backward": schedule.Setting(200, (1e-3, 1e-4), seeds=(1,))}
     monkeypatch.setattr(schedule, "FIRST", ("likeliest", "group", "value head", "branch rloo 64, chance"))
     monkeypatch.setattr(schedule, "SECOND", ())
     monkeypatch.setattr(schedule, "TRIAL", 2)
@@ -204,7 +204,8 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
     path = data / "curves-spell_backward.jsonl"
 
     def work() -> list[Record]:
-        schedule.Worker(data / "data", data, "cpu", SMALL, time.time() + 100, 1).work(schedule.jobs(seeds=1))
+        worker = schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100, 1)
+        worker.work(schedule.jobs(settings, seeds=1))
         return read_lines(path)
 
     records = work()

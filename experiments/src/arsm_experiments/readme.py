@@ -48,12 +48,13 @@ SEQUENCES = (
     (r"dr\. grpo .*", "Dr. GRPO"),
     (r"vineppo .*", "VinePPO"),
     (r"(token baseline|value head).*", r"\1"),
+    (r"likeliest.*", "likeliest answers"),
 )
 PYRO = ((r"arsm\.pyro\.ELBO, .*", "`arsm.pyro.ELBO`"), (r"(Trace\w+).*", r"Pyro's `\1`"))
 ROUTER = ((r"arsm\.choices, .*", "`arsm.choices`"), (r"RLOO.*by hand", "leave-one-out by hand"))
 SEARCH = ((r"arsm\.maximize", "`arsm.maximize`"), (r"annealing.*", "annealing"))
 NATS = "test -ELBO, nats"
-TWO_LAYERS = r"VAE, 2 layers(?: \((?:fresh|algorithm2)\))?: ((?:(?!, ).)*)(?:, first logit fixed False, afresh True.*)?"
+TWO_LAYERS = r"VAE, 2 layers(?: \((?:fresh|algorithm2)\))?: ((?:(?!, ).)*)(?:, first logit fixed False.*)?"
 RETURN = "final return"
 TASKS = (
     Task("One choice among 30", "expected reward", "toy", "E[f]", r"Toy, C = 30, step 1: (?!true)(.*)", True),
@@ -68,8 +69,8 @@ TASKS = (
         "Language model sorting numbers",
         "variance x tokens",
         "sequences",
-        "trace x tokens / best group",
-        r"number_sorting, accuracy \S+ \(level 0.8\), (.*)",
+        "the same, fresh prompts",
+        r"small_sorting, accuracy \S+ \(level 0.8\), (.*)",
         names=SEQUENCES,
     ),
     Task(

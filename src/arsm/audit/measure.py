@@ -133,7 +133,7 @@ def gradient(loss: Loss, logits: Tensor, f: Function, sign: Sign) -> tuple[Tenso
     if not value.requires_grad:
         return None, None
     wanted = [leaf, f.theta] if f.theta.requires_grad else [leaf]
-    by_logits, by_theta = (*torch.autograd.grad(value.sum(), wanted, allow_unused=True), None)[:2]
+    by_logits, by_theta = (*torch.autograd.grad(value, wanted, allow_unused=True), None)[:2]
     if not bool(value.isfinite().all()):
         raise FloatingPointError(f"the loss returned {float(value.detach())}")
     return None if by_logits is None else sign * by_logits, None if by_theta is None else sign * by_theta

@@ -74,7 +74,7 @@ def audit(
     measured: list[Draws] = []
     failures: dict[str, BaseException] = {}
     ignored = False
-    with generators(seed), one_thread():
+    with torch.inference_mode(False), generators(seed), one_thread():
         try:
             note, ignored = probe(loss, problems[0], sign, dtype, seed)
             notes += [] if note is None else [note]

@@ -47,14 +47,14 @@ def to_value(fn: Any, z: Tensor, like: Tensor) -> Tensor:
 
 
 def kl(q: Any, p: Any) -> Tensor | None:
-    """KL(q || p) [*batch] in closed form; None where there is none."""
+    """KL(q || p) [*batch] in closed form; None if there is none."""
     log_q, log_p = logits_of(q), logits_of(p)
     if log_q is None or log_p is None:
         try:
             known = kl_divergence(q, p)
         except NotImplementedError:
             return None
-        return known if isinstance(known, Tensor) else None  # Pyro has a plain 0 for what is masked throughout
+        return known if isinstance(known, Tensor) else None  # Pyro gives a plain 0 if everything is masked
     if _masks(q) or _masks(p) or log_q.shape[-1] != log_p.shape[-1]:
         return None
     log_q, log_p = log_q.log_softmax(-1), log_p.log_softmax(-1)
@@ -64,7 +64,7 @@ def kl(q: Any, p: Any) -> Tensor | None:
 
 
 def _events(fn: Any) -> int:
-    """Event dimensions, a one-hot vector not counted."""
+    """Event dimensions, not counting that of a one-hot vector."""
     return len(fn.event_shape) - isinstance(unwrap(fn), dist.OneHotCategorical)
 
 

@@ -47,7 +47,7 @@ class Stage:
 
     @property
     def live(self) -> int:
-        """How many queries, from the first, keep their graph."""
+        """Number of leading queries that keep their graph."""
         return self.queries.weight.shape[0]
 
     def moves(self, term: Term) -> bool:
@@ -70,14 +70,14 @@ class Stage:
         place = torch.zeros(same_as.shape[0], dtype=torch.int64, device=same_as.device)
         place[self.asked] = torch.arange(len(self.asked), device=same_as.device)
         gradient = self.estimator.tell(self.logits.detach(), self.queries, moved.detach().gather(0, place[same_as]))
-        assert gradient is not None  # only estimators that need f's gradient tell nothing
+        assert gradient is not None  # only estimators that need f's gradient return None
         value = self.estimator.value(self.queries, own.gather(0, place[same_as[: self.live]]))
         masked = self.logits == -torch.inf
         return attach(value, self.logits.masked_fill(masked, 0), gradient.masked_fill(masked, 0)).sum()
 
 
 class OtherPaths:
-    """The terms on the paths of all queries but the true samples."""
+    """The terms on the paths of all queries except the true samples."""
 
     def __init__(self, path: TruePath, stages: list[Stage]) -> None:
         self.path, self.stages = path, stages
@@ -85,7 +85,7 @@ class OtherPaths:
             name: {t for t, stage in enumerate(stages) if not above.isdisjoint(stage.choices)}
             for name, above in path.ancestors.items()
         }
-        """The stages that each guide site depends on: on their paths it is drawn again."""
+        """The stages that each guide site depends on; it is drawn again on their paths."""
         self.noise = {
             name: race_noise(choice.logits.detach(), z=choice.z)
             for name, choice in path.choices.items()
@@ -122,12 +122,13 @@ class OtherPaths:
         return torch.cat(parts)
 
     def _run(self, queries: list[Query]) -> dict[Key, Tensor]:
-        """The terms that these queries move, [n, *batch]; with Pyro's validation also those that they must not move."""
+        """The terms that change with these queries, [n, *batch]; under validation also those that must not change."""
         path, validated = self.path, is_validation_enabled()
 
         def sites(program: Program, values: dict[str, Any]) -> dict[str, Site]:
             plate = pyro.plate("arsm_paths", len(queries), dim=-1 - path.nesting)
-            with pyro.validation_enabled(False), Follow(path.subsamples | values), plate:  # the true path was validated
+            # the true path is already validated
+            with pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
                 return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))[0]
 
         if any(self.above.values()):
@@ -184,11 +185,11 @@ class OtherPaths:
         return x.reshape(x.shape[0], *(1,) * (self.path.nesting - batch), *x.shape[1:])
 
     def _check(self, queries: list[Query], terms: dict[Key, Tensor]) -> None:
-        """Refuse a model or guide that no plate fits around, or whose dependences Pyro lost."""
+        """Refuse a model or guide that does not work inside a plate, or whose dependences Pyro cannot see."""
         for key, x in terms.items():
             term = self.path.terms[key]
             fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
-            alone = x.ndim <= self.path.nesting  # it depends on nothing in the plate
+            alone = x.ndim <= self.path.nesting  # it does not depend on the plate
             same = x if alone else x[fixed]
             if fixed and torch.allclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True):
                 fixed = []
@@ -209,6 +210,6 @@ def _chunks(queries: list[Query], size: int) -> list[list[Query]]:
 
 
 def _sum_to(x: Tensor, dims: list[int]) -> Tensor:
-    """The sum over all dimensions but these."""
+    """The sum over all other dimensions."""
     others = [dim for dim in range(-x.ndim, 0) if dim not in dims]
     return x.sum(others) if others else x

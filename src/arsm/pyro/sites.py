@@ -45,7 +45,7 @@ def plates_of(site: Site) -> Plates:
 def elbo_terms(
     model: dict[str, Site], guide: dict[str, Site], closed: frozenset[str], wanted: set[Key] | None = None
 ) -> Iterator[tuple[Key, Tensor, Site]]:
-    """The terms of the ELBO (those wanted, or all), [*batch], scaled and masked; a KL for each closed site."""
+    """The terms of the ELBO (all, or the given ones), [*batch], scaled and masked; a KL for each closed site."""
 
     def log_prob(site: Site) -> Tensor:
         return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"])

@@ -1,4 +1,4 @@
-"""One run of guide and model: the terms of the ELBO, what depends on what, and the stages of the discrete sites."""
+"""One run of guide and model: the terms of the ELBO, their dependences, and the stages of the discrete sites."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -280,15 +280,17 @@ class ActionConditioned:
 
 
 class ActionValue(nn.Module):
-    """c(state, relaxed action): `RELAX`'s control variate. Each call takes the next of the states set before."""
+    """c(state, relaxed action): `RELAX`'s control variate. A call uses up the states of its rows."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
         super().__init__()
         self.network = mlp(inputs, hidden, 1, generator)
-        self.observations: Iterator[Tensor] = iter(())
+        self.observations = torch.empty(0)
 
     def forward(self, s: Tensor, p: Tensor) -> Tensor:
-        return self.network(torch.cat([next(self.observations), s.flatten(1)], -1)).squeeze(-1)
+        rows = s.shape[0]
+        states, self.observations = self.observations[:rows], self.observations[rows:]  # steps come part by part
+        return self.network(torch.cat([states, s.flatten(1)], -1)).squeeze(-1)
 
 
 class Relax(Single):
@@ -304,7 +306,6 @@ class Relax(Single):
         return list(self.control.parameters())
 
     def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
-        sizes = [part.z.shape[0] for part in rollouts.queries]
-        self.control.observations = iter(batch.observations[rollouts.played].split(sizes))  # told part by part
+        self.control.observations = batch.observations[rollouts.played]
         grad = batch.gradient(self.estimator, rollouts, batch.returns, tries.returns)
         return grad.detach(), lambda: grad.square().sum()

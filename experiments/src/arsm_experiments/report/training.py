@@ -231,10 +231,10 @@ def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
 
 
 def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -> Panel:
-    """The loss of every rate, each seed's best or last."""
+    """The loss of every rate, each seed's best or last, of rows with several rates."""
     pick = min if which == "best" else (lambda seed: seed[-1])
     series = []
-    for row in rows:
+    for row in (row for row in rows if len(row.grid) > 1):
         rates = [record.config["rate"] for record in row.grid]
         found = [[pick(seed) for seed in own_curves(record, "validation")] for record in row.grid]
         first = [seeds[0] for seeds in found]

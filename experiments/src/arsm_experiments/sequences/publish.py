@@ -1,8 +1,9 @@
 """The sequences' table and figures, from their records: `python -m arsm_experiments.sequences.publish`.
 
 `results/sequences/records.tar.xz` holds the lines of JSON that `schedule` and `speed` wrote; `provenance.json` among
-them says on which hardware and at which commit. Its folder `larger` has earlier measurements on tasks with larger
-numbers, and `larger/first` the first of them, of methods that were not all measured again.
+them says on which hardware and at which commit. Its folder `small-updates` has trainings on a CPU. `larger` has earlier
+measurements on tasks with larger numbers (of runs that chose a rate only the ends), and `larger/first` still earlier
+ones at accuracy 0.8.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ TASKS = {
 DRAWN_TASKS = tuple(TASKS.values())[:4]
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
-ACCURACIES = (0.5, 0.55, 0.6, 0.7, 0.9)
-PARTS = ("", "larger")
-"""Folders of records."""
+ACCURACIES = (0.19, 0.5, 0.55, 0.7, 0.8, 0.9)
+PARTS = {"": "", "small-updates": "small updates, ", "larger": ""}
+"""Folders of records, and how their methods are named."""
 RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
 OURS = ("likeliest", "branch rloo 64, chance")
 COSTS = (
@@ -60,8 +61,8 @@ DRAWN = {
     "likeliest": "#b5473c",
 }
 CURVES = {
-    "group 4": "#bcbcbc",
-    "group 8": "#bcbcbc",
+    "group 4": "#8fa3ad",
+    "group 8": "#b9a48c",
     "token baseline 8": "#6e6e6e",
     "grpo 8": "#9b6fb5",
     "value head": "#c28f2c",
@@ -69,6 +70,8 @@ CURVES = {
     "branch rloo 64, chance": "#1f5fa8",
     "likeliest": "#b5473c",
 }
+SHOWN = {"spell_backward": 200, "spiral_matrix": 120}
+"""Thousands of tokens up to which curves are drawn, where the slowest method would squeeze the others."""
 
 
 def variances(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
@@ -128,12 +131,10 @@ def crossing(records: list[Record], level: float) -> tuple[float, float] | None:
     return None
 
 
-def variance_rows(
-    task: str, level: float, methods: dict[str, Record], about: list[str], shown: dict[str, Record] | None = None
-) -> Iterator[list[Any]]:
+def variance_rows(task: str, level: float, methods: dict[str, Record], about: list[str]) -> Iterator[list[Any]]:
     """Variance times tokens at one checkpoint, relative to the best group."""
     added = between_prompts(methods)
-    for name, record in (methods if shown is None else shown).items():
+    for name, record in methods.items():
         if not name.endswith(FRESH):
             where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
             rest = ["", record["repeats"], "", f"{record['seconds']:.3f}", *about]
@@ -154,7 +155,7 @@ def rival_rows(found: Runs, where: str, about: list[str]) -> Iterator[list[Any]]
         rivals = [means[name, level] for name in RIVALS if (name, level) in means]
         if (method, level) in means and rivals:
             ratio = means[method, level] / min(rivals)
-            yield [f"{where}, {method}", f"tokens to {level} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
+            yield [f"{where}{method}", f"tokens to {level} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
 
 
 def rows(folder: Path) -> Iterator[list[Any]]:
@@ -163,14 +164,12 @@ def rows(folder: Path) -> Iterator[list[Any]]:
     for part in PARTS:
         for (task, level), methods in variances(folder / part).items():
             yield from variance_rows(task, level, methods, provenance[f"variance{part}"])
-    before = variances(folder / "larger")
     for (task, level), methods in earlier(folder).items():
-        new = {name: record for name, record in methods.items() if name not in before.get((task, level), {})}
-        yield from variance_rows(task, level, methods, provenance["first"], new)
-    for part, task, start in itertools.product(PARTS, TASKS.values(), LEVELS):
+        yield from variance_rows(task, level, methods, provenance["first"])
+    for (part, words), task, start in itertools.product(PARTS.items(), TASKS.values(), LEVELS):
         found = runs(folder / part, task, start)
         for (method, rate), seeds in found.items():
-            where = f"{task}, from {start}, {method}, rate {rate:g}"
+            where = f"{task}, from {start}, {words}{method}, rate {rate:g}"
             ends = [records[-1] for records in seeds.values()]
             seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
             about = provenance[f"curves{part}"]
@@ -180,8 +179,8 @@ def rows(folder: Path) -> Iterator[list[Any]]:
                 if len(reached) == len(seeds):
                     tokens, times = zip(*reached, strict=True)
                     yield line(where, f"tokens to {level}", list(tokens), f"{statistics.mean(times):.0f}", about)
-        if not part:
-            yield from rival_rows(found, f"{task}, from {start}", provenance["curves"])
+        if part != "larger":
+            yield from rival_rows(found, f"{task}, from {start}, {words}", provenance[f"curves{part}"])
     for record in read_lines(folder / "speed.jsonl"):
         about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
@@ -227,34 +226,31 @@ def draw_variances(folder: Path, path: Path) -> None:
 
 
 def draw_curves(folder: Path, path: Path) -> None:
-    """Accuracy against generated tokens: mean, and the range over the seeds; each method at its best rate."""
+    """Accuracy against generated tokens: mean and range over seeds. A run that has ended keeps its last accuracy."""
     import matplotlib.pyplot as plt
 
-    starts = [start for start in LEVELS if any(runs(folder, task, start) for task in DRAWN_TASKS)]
-    size = (11, 0.8 + 2.6 * len(starts))
-    figure, panels = plt.subplots(len(starts), len(DRAWN_TASKS), figsize=size, layout="constrained", squeeze=False)
-    for axes, (start, task) in zip(panels.flat, itertools.product(starts, DRAWN_TASKS), strict=True):
-        best = best_runs(folder, task, start)
+    figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.6), layout="constrained")
+    for axes, task in zip(panels, DRAWN_TASKS, strict=True):
+        best = best_runs(folder, task, LEVELS[0])
+        highest = 0.0
         for name, colour in CURVES.items():
             if name not in best:
                 continue
-            columns = list(zip(*best[name].values(), strict=False))
-            x = [statistics.mean(r["tokens"] for r in column) / 1e3 for column in columns]
-            y = [[r["accuracy"] for r in column] for column in columns]
+            seeds = list(best[name].values())
+            number = range(max(map(len, seeds)))
+            x = [statistics.mean(records[i]["tokens"] for records in seeds if i < len(records)) / 1e3 for i in number]
+            y = [[records[min(i, len(records) - 1)]["accuracy"] for records in seeds] for i in number]
+            highest = max(highest, *map(max, y))
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
-            axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.15, linewidth=0)
-        if not best:
-            axes.text(0.5, 0.5, "no run finished", ha="center", va="center", color="#8c8c8c")
-            axes.set_xticks([])
-        axes.set_title(f"{task.replace('_', ' ')}, from {start}", fontsize=10)
-        axes.set_ylim(0, 1)
-    for axes in panels[-1]:
+            axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.2, linewidth=0)
+        axes.set_title(f"{task.replace('_', ' ')}, from {LEVELS[0]}", fontsize=10)
+        axes.set_ylim(0, 1 if highest > 0.5 else 0.3)
+        axes.set_xlim(0, SHOWN.get(task))
         axes.set_xlabel("generated tokens, thousands")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("accuracy, one sample")
-    handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
+    panels[0].set_ylabel("accuracy, one sample")
+    handles = {h.get_label(): h for axes in panels for h in axes.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    save(figure, path, 64)
+    save(figure, path, 96)
     plt.close(figure)
 
 

@@ -47,12 +47,19 @@ class Setting:
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
+Settings = dict[str, Setting]
 SETTINGS = {
     "spiral_matrix": Setting(2_000, (1e-4, 3e-4, 1e-3)),
     "small_sorting": Setting(2_000, (1e-4, 3e-4, 1e-3)),
     "small_filtering": Setting(2_000, (1e-4, 3e-4, 1e-3)),
     "spell_backward": Setting(1_000, (1e-4, 3e-4, 1e-3), "group 8", (1, 2, 3, 4, 5)),
 }
+SMALL_UPDATES = {
+    "spiral_matrix": Setting(400, (3e-4, 1e-3, 3e-3), "group 8"),
+    "spell_backward": Setting(400, (3e-4, 1e-3, 3e-3), "group 8"),
+}
+"""Updates so small that noise limits the rate; with `NARROW` a CPU does them."""
+NARROW = Size(width=96, layers=3, heads=3, batch=128, tested=256)
 TRIAL = 60
 """Updates of a run that chooses the rate."""
 LONGEST = 300
@@ -79,32 +86,40 @@ class Job:
         return "-".join(str(word).replace(" ", "_") for word in words)
 
 
-def jobs(seeds: int = 3) -> list[Job]:
+def jobs(settings: Settings, seeds: int = 3) -> list[Job]:
     """All jobs, the most important ones first; every task has at least `seeds` seeds."""
-    found = [Job("pretrain", task, LEVELS[-1]) for task in SETTINGS]
-    found += [Job("variance", task, LEVELS[-1]) for task in SETTINGS]
+    found = [Job("pretrain", task, LEVELS[-1]) for task in settings]
+    found += [Job("variance", task, LEVELS[-1]) for task in settings]
     for methods in (FIRST, SECOND):
-        pairs = [
-            (task, setting.group if method == "group" else method)
-            for method, (task, setting) in itertools.product(methods, SETTINGS.items())
-        ]
-        found += [Job("train", task, method=name, rate=rate) for task, name in pairs for rate in SETTINGS[task].rates]
-        for number in range(seeds):
-            found += [Job("train", task, method=name, seed=SETTINGS[task].seeds[number]) for task, name in pairs]
+        found += trainings(methods, settings, range(seeds))
         if methods == FIRST:
-            found += [Job("variance", task, level) for level in LEVELS[:-1] for task in SETTINGS]
-    for number in range(seeds, max(len(setting.seeds) for setting in SETTINGS.values())):
-        for method, (task, setting) in itertools.product((*FIRST, *SECOND), SETTINGS.items()):
-            name = setting.group if method == "group" else method
-            found += [Job("train", task, method=name, seed=seed) for seed in setting.seeds[number : number + 1]]
-    return found
+            found += [Job("variance", task, level) for level in LEVELS[:-1] for task in settings]
+    most = max(len(setting.seeds) for setting in settings.values())
+    return found + trainings((*FIRST, *SECOND), settings, range(seeds, most))
+
+
+def trainings(methods: tuple[str, ...], settings: Settings, seeds: range) -> list[Job]:
+    """Seed 0 at every rate, then the reported seeds with these numbers."""
+    pairs = [
+        (task, setting.group if method == "group" else method)
+        for method, (task, setting) in itertools.product(methods, settings.items())
+    ]
+    trials = [Job("train", task, method=name, rate=rate) for task, name in pairs for rate in settings[task].rates]
+    reported = [
+        Job("train", task, method=name, seed=seed)
+        for number, (task, name) in itertools.product(seeds, pairs)
+        for seed in settings[task].seeds[number : number + 1]
+    ]
+    return ([] if seeds.start else trials) + reported
 
 
 class Worker:
     """Does one job after the other."""
 
-    def __init__(self, data: Path, out: Path, device: str, size: Size, deadline: float, shrink: float) -> None:
-        self.data, self.out, self.device, self.size = data, out, device, size
+    def __init__(
+        self, data: Path, out: Path, device: str, size: Size, settings: Settings, deadline: float, shrink: float
+    ) -> None:
+        self.data, self.out, self.device, self.size, self.settings = data, out, device, size, settings
         self.deadline, self.shrink = deadline, shrink
         self.load = cache(lambda task: load(data / f"{task}.pt", device))
 
@@ -143,7 +158,7 @@ class Worker:
             return (job.rate,)
         records = [r for r in read_lines(self._curves(job.task)) if (r["method"], r["seed"]) == (job.method, 0)]
         tried = {r["rate"] for r in records if r["end"] and r["start"] == job.level}
-        return tuple(best_rates(records, job.method, job.level)) if tried >= set(SETTINGS[job.task].rates) else ()
+        return tuple(best_rates(records, job.method, job.level)) if tried >= set(self.settings[job.task].rates) else ()
 
     def _curves(self, task: str) -> Path:
         return self.out / f"curves-{task}.jsonl"
@@ -153,7 +168,8 @@ class Worker:
         print(f"{time.time() - self.deadline:.0f} s: {job.name()}", flush=True)
         if job.kind == "pretrain":
             levels = tuple(level for level in LEVELS if level <= job.level)
-            pretrain(job.task, self.load(job.task), self.size, self.out, self.device, self.deadline, levels)
+            rate = 1e-3 if self.size == NARROW else 5e-4
+            pretrain(job.task, self.load(job.task), self.size, self.out, self.device, self.deadline, levels, rate)
         elif job.kind == "variance":
             arguments = (self.load(job.task), self.size, self.out, self.device, 4096, self.deadline)
             measure_level(job.task, job.level, MEASURED, *arguments)
@@ -161,7 +177,7 @@ class Worker:
             self._train(job)
 
     def _train(self, job: Job) -> None:
-        setting, (rate,) = SETTINGS[job.task], self.rates(job)
+        setting, (rate,) = self.settings[job.task], self.rates(job)
         done = {(r["start"], r["method"], r["rate"], r["seed"]) for r in read_lines(self._curves(job.task)) if r["end"]}
         if (job.level, job.method, rate, job.seed) in done:
             return
@@ -218,13 +234,21 @@ def main() -> None:
     parser.add_argument(
         "--small", type=float, default=0, help="A tiny model and as many times fewer tokens, for a trial"
     )
+    parser.add_argument("--small-updates", action="store_true", help="The narrow model with small updates, on a CPU")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.until is not None:
         torch.set_num_threads(1)
-        size = replace(SMALL, patience=0.1) if options.small else Size()
-        worker = Worker(options.data, options.out, options.device, size, options.until, options.small or 1)
-        worker.work(jobs())
+        size = replace(SMALL, patience=0.1) if options.small else NARROW if options.small_updates else Size()
+        settings = SMALL_UPDATES if options.small_updates else SETTINGS
+        worker = Worker(options.data, options.out, options.device, size, settings, options.until, options.small or 1)
+        if options.small_updates:
+            first = [Job("pretrain", task, LEVELS[0]) for task in settings]
+            worker.work(
+                first + [job for task in settings for job in trainings(FIRST, {task: settings[task]}, range(3))]
+            )
+        else:
+            worker.work(jobs(settings))
         return
     claims = options.out / "claims"
     claims.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,126 @@
+"""Compile the Triton kernels for GPUs that are not there: what PyTorch's launches would compile, at sizes that differ.
+
+A program of its own, since it replaces how kernels are launched: `python -m tests.offline`. The functions that launch
+kernels run on tensors without memory; each launch is compiled down to machine code instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs
+
+TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bool: "i1",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+OPTIONS = ("num_warps", "maxnreg")
+SHARED = 160 * 1024
+"""Bytes of shared memory that a program may use on every GPU since the A100."""
+ARCHITECTURES = (80, 90)
+
+Launch = tuple[Any, tuple[tuple[str, Any], ...], tuple[tuple[str, int], ...], tuple[int, ...]]
+
+
+def launches(call: Any) -> set[Launch]:
+    """Kernel, types or values of its arguments, options and aligned arguments of every launch that the call makes."""
+    found: set[Launch] = set()
+
+    def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
+        def run(*args: Any, **given: Any) -> None:
+            assert all(0 < size < 2**31 for size in grid)
+            options = tuple(sorted((name, given.pop(name)) for name in OPTIONS if given.get(name) is not None))
+            given.pop("maxnreg", None)
+            values = {**dict(zip(kernel.arg_names, args, strict=False)), **given}
+            assert values.keys() == set(kernel.arg_names)
+            described, aligned = [], []
+            for place, name in enumerate(kernel.arg_names):
+                x = values[name]
+                if isinstance(x, torch.Tensor):
+                    described.append((name, "*" + TYPES[x.dtype]))
+                    aligned.append(place)
+                elif kernel.params[place].is_constexpr or x == 1:  # Triton compiles an argument of 1 as a constant
+                    described.append((name, x))
+                else:
+                    assert isinstance(x, int)
+                    assert abs(x) < 2**31
+                    described.append((name, "i32"))
+                    aligned += [place] * (x % 16 == 0)
+            found.add((kernel, tuple(described), options, tuple(aligned)))
+
+        return run
+
+    with mock.patch.object(JITFunction, "__getitem__", launch):
+        call()
+    return found
+
+
+def build(launch: Launch, architecture: int) -> None:
+    """Compile one launch down to machine code."""
+    kernel, described, options, aligned = launch
+    constants = {name: x for name, x in described if not isinstance(x, str)}
+    signature = {name: x if isinstance(x, str) else "constexpr" for name, x in described}
+    attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(options))
+    assert compiled.metadata.shared <= SHARED
+    assert len(compiled.asm["cubin"]) > 0
+
+
+def one_variable(shape: tuple[int, ...], dtype: torch.dtype, values: torch.dtype) -> None:
+    """Noise, order and merge."""
+    logits = torch.empty(shape, dtype=dtype, device="meta")
+    many = shape[-1] > 32
+    noise = torch.empty(shape, dtype=torch.float64 if shape[-1] >= 100_000 else torch.float32, device="meta")
+    f = torch.empty(shape, dtype=values, device="meta")
+    if many:
+        gpu_noise.log_dirichlet(noise)
+        ahead, _, state, starts, members = gpu_order.order(logits, noise)
+        gpu_merge.merge(logits, noise, ahead, state, starts, members, f)
+    else:
+        ahead, _, state = gpu_few.order(logits, noise)
+        gpu_few.merge(logits, noise, ahead, state, f)
+
+
+def all_launches() -> set[Launch]:
+    """At one chunk, at many, with one warp per program and with eight; every dtype."""
+    found: set[Launch] = set()
+    for shape in ((64, 1, 10), (300, 4, 20), (64, 1, 100), (8, 1, 50_257), (256, 1, 50_257), (1, 1, 1_000_000)):
+        found |= launches(lambda shape=shape: one_variable(shape, torch.float32, torch.float32))
+    for dtype, values in (
+        (torch.float16, torch.float64),
+        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        found |= launches(lambda x=(dtype, values): one_variable((256, 1, 32_000), *x))
+        found |= launches(lambda x=(dtype, values): one_variable((5, 1, 3), *x))
+    for shape in ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16)):
+        x = torch.empty(shape, device="meta")
+        found |= launches(lambda x=x: gpu_pairs.pairs(x, x))
+    return found
+
+
+def main() -> None:
+    """Compile all of them."""
+    found = all_launches()
+    for architecture in ARCHITECTURES:
+        for launch in found:
+            build(launch, architecture)
+    print(f"{len(found)} launches of {len({launch[0] for launch in found})} kernels compile")
+
+
+if __name__ == "__main__":
+    main()
