@@ -78,7 +78,7 @@ def _draw(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> Non
 
     rows = list(dict.fromkeys(row for row, _ in cells))
     methods = [name for name in dict.fromkeys(name for _, name in cells) if any((row, name) in cells for row in rows)]
-    figure, axes = plt.subplots(3, math.ceil(len(rows) / 3), figsize=(10.5, 7), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(3, math.ceil(len(rows) / 3), figsize=(12, 7), squeeze=False, layout="constrained")
     for axis, row in zip(axes.flat, rows, strict=False):
         for place, method in enumerate(methods):
             if (row, method) in cells:
