@@ -126,7 +126,7 @@ def _prepared(env: Env) -> Env:
     return LastAction(env) if hasattr(env.unwrapped, "ale") else env
 
 
-def _check(which: object, horizon: object, snapshot: object, randomness: object, options: object) -> None:
+def _check(which: object, horizon: Any, snapshot: object, randomness: object, options: object) -> None:
     if not isinstance(which, str) and not callable(which):
         raise TypeError(
             f"An environment must be a name or a function that makes one, but is {which}; give its name, its class "
