@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
-from arsm.sequences import Decoding, Prefixes, Strategy, complete, live_tokens
-from arsm_experiments.sequences.transformer import Transformer
+from arsm.sequences import Decoding, Model, Prefixes, Strategy, complete, live_tokens
 
 GREEDY = 1e-4
 """A temperature at which the likeliest token is drawn."""
@@ -44,7 +43,7 @@ class Likeliest:
 
 def estimate(
     method: Likeliest,
-    model: Transformer,
+    model: Model,
     prompts: Tensor,
     reward: Callable[[Tensor, Tensor], Tensor],
     *,
@@ -96,7 +95,7 @@ def estimate(
         value = value.index_add(0, kept, (out.value / share[kept]).to(value.dtype))
         generated += int(out.info["generated"])
     if not value.requires_grad:  # nothing earned, nothing sampled
-        value = value + 0 * sum(parameter.sum() for parameter in model.parameters())
+        value = value + 0 * model.logits(prompts[:1], greedy[:1]).sum()
     return sequences.Estimate(value, greedy, live, rewards[:count], None, {"generated": torch.tensor(generated)})
 
 

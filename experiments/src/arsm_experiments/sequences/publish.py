@@ -132,8 +132,8 @@ def crossing(records: list[Record], level: float) -> tuple[float, float] | None:
 
 
 def variance_rows(task: str, level: float, methods: dict[str, Record], about: list[str]) -> Iterator[list[Any]]:
-    """Variance times tokens at one checkpoint, relative to the best group."""
-    added = between_prompts(methods)
+    """Variance times tokens at a checkpoint, relative to the best group; for the drawn tasks with fresh prompts too."""
+    added = between_prompts(methods) if task in DRAWN_TASKS else None
     for name, record in methods.items():
         if not name.endswith(FRESH):
             where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
