@@ -65,8 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minimise", action="store_true", help="the loss is minus the objective's surrogate")
     parser.add_argument("--parameters", action="store_true", help="judge the gradient of f's own parameters too")
     parser.add_argument("--samples", type=int, default=1 << 16, help="draws per row (default: %(default)s)")
-    parser.add_argument("--false-alarm", type=float, default=1e-6, help="of the whole audit (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--false-alarm",
+        type=float,
+        default=1e-6,
+        help="chance that a correct loss fails the whole audit (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
     parser.add_argument("--figure", metavar="FILE", help="also draw the result (needs matplotlib)")
     parser.add_argument("--advantages", action="store_true", help="function(rewards [B, n]) -> advantages [B, n]")
     parser.add_argument("--tokens", action="store_true", help="with --advantages: function(rewards, mask) -> [B, n, T]")
