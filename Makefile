@@ -38,10 +38,11 @@ readme: .venv/installed  ## the README's figure and results, and the index of th
 	$(BIN)/python -m arsm_experiments.readme
 	$(BIN)/python docs/reference_index.py
 
-# Alone on a machine the opposite holds: waking threads would be half of a step's time.
-bench: export OMP_WAIT_POLICY := active
 bench: .venv/installed  ## time and memory, printed as tables
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks univariate swap overhead rl
+	# Alone on a machine the opposite holds for steps of several threads: waking them would be half of the time.
+	OMP_WAIT_POLICY=active $(BIN)/python -m benchmarks vae
+	if $(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then $(BIN)/python -m benchmarks gpu; fi
 
 clean:  ## remove what was installed
 	rm -rf .venv
