@@ -18,7 +18,7 @@ from arsm.checks import check_estimator
 from arsm.rl import files
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
-from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
+from arsm.rl.learners import ActionConditioned, ActorCritic, Method, Proximal
 from arsm.rl.play import Branches, Played, play_episodes
 from arsm.rl.policies import Policy, act
 from arsm.rl.progress import Progress
@@ -29,7 +29,6 @@ from arsm.rl.spaces import Encoder, exists, full_mask
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Still, Tape, race_units
 from arsm.rl.training import Iteration, Training
-from arsm.types import Estimator
 
 TOGETHER = 32
 """Episodes of an evaluation that are played at once."""
@@ -76,7 +75,7 @@ class PolicyGradient(Training):
     def __init__(
         self,
         environment: str | Callable[[], Any],
-        estimator: Estimator | Proximal | ActorCritic | ActionConditioned | None = None,
+        estimator: Method | None = None,
         *,
         policy: nn.Module | None = None,
         settings: Settings | None = None,
@@ -298,7 +297,7 @@ class PolicyGradient(Training):
         self.environment.close()
 
 
-def _check_parts(estimator: Estimator | Proximal | ActorCritic | ActionConditioned, policy: object) -> None:
+def _check_parts(estimator: Method, policy: object) -> None:
     if not isinstance(estimator, Proximal | ActorCritic | ActionConditioned):
         check_estimator(estimator)
         if len(estimator.learned):

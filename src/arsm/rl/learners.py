@@ -137,30 +137,47 @@ class ActorCritic:
             raise ValueError(f"steps must be at least 1, or None for the whole return, but is {self.steps}.")
 
 
-class Critic(Single):
-    """Actor-critic's value network, and the gradient from it."""
+class Valued(Single):
+    """A learner with a value network V, which is fitted to targets."""
 
     def __init__(
-        self, kind: ActorCritic, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
+        self,
+        kind: ActorCritic | Proximal,
+        inputs: int,
+        hidden: tuple[int, ...],
+        gamma: float,
+        generator: torch.Generator,
     ) -> None:
-        self.kind, self.gamma, self.cut = kind, gamma, kind.steps
-        self.estimator = kind.estimator
+        self.estimator, self.cut, self.gamma = kind.estimator, kind.steps, gamma
         self.value = mlp(inputs, hidden, 1, generator)
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.value.parameters())
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+    def values(self, batch: Batch, tries: Tries) -> tuple[Tensor, Tensor, Tensor]:
+        """V at every step [T], after every episode, and after every rollout [R]."""
         with torch.no_grad():
-            baseline, last, following = (
+            at_steps, after_episodes, after_rollouts = (
                 self.value(seen).squeeze(-1) for seen in (batch.observations, batch.last_observations, tries.ends)
             )
+        return at_steps, after_episodes, after_rollouts
+
+    def loss(self, batch: Batch, targets: Tensor) -> Loss:
+        """Half the squared error of V at every step."""
+        return lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
+
+
+class Critic(Valued):
+    """Actor-critic's value network, and the gradient from it."""
+
+    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+        baseline, last, following = self.values(batch, tries)
         targets, tried = batch.returns, tries.returns
         if self.cut is not None:
             targets = n_step_returns(batch, baseline, last, self.cut, self.gamma)
             tried = tried + tries.left * following
         grad = batch.gradient(self.estimator, rollouts, targets - baseline, tried - baseline[rollouts.step])
-        return grad, lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
+        return grad, self.loss(batch, targets)
 
 
 def n_step_returns(batch: Batch, value: Tensor, last: Tensor, n: int, gamma: float) -> Tensor:
@@ -231,22 +248,17 @@ class Proximal:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}.")
 
 
-class ProximalCritic:
+class ProximalCritic(Valued):
     """The value network of `Proximal`, and the gradient from it."""
 
-    cut: int | None
     epsilon: float = 0.001
     """Gradients below it, noise where rewards are rare, do not move the policy at the full rate."""
 
     def __init__(
         self, kind: Proximal, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
     ) -> None:
-        self.kind, self.gamma, self.cut = kind, gamma, kind.steps
-        self.estimator, self.updates, self.divergence = kind.estimator, kind.updates, kind.divergence
-        self.value = mlp(inputs, hidden, 1, generator)
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.value.parameters())
+        super().__init__(kind, inputs, hidden, gamma, generator)
+        self.kind, self.updates, self.divergence = kind, kind.updates, kind.divergence
 
     def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
         most = self.estimator.most_queries(logits) - 1
@@ -256,10 +268,7 @@ class ProximalCritic:
         return torch.randperm(len(logits), generator=generator) < max(count, 1)
 
     def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
-        with torch.no_grad():
-            baseline, last, following = (
-                self.value(seen).squeeze(-1) for seen in (batch.observations, batch.last_observations, tries.ends)
-            )
+        baseline, last, following = self.values(batch, tries)
         advantages = generalized_advantages(batch, baseline, last, self.gamma, self.kind.trace)
         own = n_step_returns(batch, baseline, last, self.kind.steps, self.gamma) - baseline
         tried = tries.returns + tries.left * following - baseline[rollouts.step]
@@ -268,8 +277,7 @@ class ProximalCritic:
         weighted = advantages if batch.discount is None else batch.discount * advantages
         elsewhere = torch.ones(len(own), dtype=torch.float64).index_fill(0, rollouts.played, 0.0)
         grad = grad + (elsewhere * weighted)[:, None, None] * chosen
-        targets = advantages + baseline
-        return grad, lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
+        return grad, self.loss(batch, advantages + baseline)
 
 
 @dataclass(frozen=True)
@@ -277,6 +285,10 @@ class ActionConditioned:
     """RELAX with a control variate that reads the state and the relaxed action, on the true episode's returns."""
 
     temperature: float = 0.5
+
+
+Method = Estimator | Proximal | ActorCritic | ActionConditioned
+"""What an agent learns by."""
 
 
 class ActionValue(nn.Module):

@@ -26,6 +26,7 @@ from arsm.rl.learners import (
     Batch,
     Critic,
     Learner,
+    Method,
     Proximal,
     ProximalCritic,
     Relax,
@@ -38,7 +39,6 @@ from arsm.rl.policies import ModulePolicy, Policy
 from arsm.rl.settings import Settings
 from arsm.rl.spaces import exists
 from arsm.rl.streams import Tape
-from arsm.types import Estimator
 
 DECAY = 0.99
 FEWEST, MOST, STEPS = 4, 64, 1000
@@ -79,7 +79,7 @@ class Training(ABC):
     def __init__(
         self,
         environment: Environment,
-        estimator: Estimator | Proximal | ActorCritic | ActionConditioned,
+        estimator: Method,
         policy: nn.Module | None,
         settings: Settings,
         *,
@@ -121,7 +121,7 @@ class Training(ABC):
 
     def _learner(
         self,
-        estimator: Estimator | Proximal | ActorCritic | ActionConditioned,
+        estimator: Method,
         hidden: tuple[int, ...],
         generator: torch.Generator,
     ) -> Learner:
