@@ -78,10 +78,11 @@ def _with_keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     """
     phi, a = _keys(logits, log_pi)
     o = a - phi
-    best, second, third = o.sort(0).values[:3]
+    best, second = o.sort(0).values[:2]
     z = (best & INDEX).unsqueeze(0)
     of_c, of_z = a.gather(0, z) - phi, a - phi.gather(0, z)
-    with_z = torch.minimum(of_c, of_z).minimum(torch.where(o == second, third, second)).bitwise_and_(INDEX)
+    # c itself may be second: of_c + of_z = o_z + o_c, so that one of these two is at most o_c
+    with_z = torch.minimum(of_c, of_z).minimum(second).bitwise_and_(INDEX)
     return z.squeeze(0), with_z, a.scatter(0, z, NEVER), phi + best
 
 
