@@ -244,7 +244,7 @@ def one_agent(scale: float, tick: Tick) -> Part:
     """CartPole, by trying the actions that were nearly taken; the pole before and after."""
     from arsm.rl import PolicyGradient
 
-    agent = PolicyGradient("CartPole-v1", horizon=300)
+    agent = PolicyGradient("CartPole-v1", arsm.RLOO(2), horizon=300)
     before = watch(agent.predict)
     steps = max(2000, int(400_000 * scale))
     history = list(agent.iterations(steps=steps, report=lambda share, _: tick(min(1.0, share))))
@@ -262,7 +262,7 @@ def one_agent(scale: float, tick: Tick) -> Part:
         f"Go back to a state, take the action that was nearly taken, play on, compare: no critic. After {played[-1]} "
         f"episodes ({history[-1].steps:,} simulator steps with rollouts) the pole stays up for {len(after)} steps "
         f"instead of {len(before)}.",
-        f'agent = arsm.rl.PolicyGradient("CartPole-v1", horizon=300)\nagent.learn(steps={steps:_})',
+        f'agent = arsm.rl.PolicyGradient("CartPole-v1", arsm.RLOO(2), horizon=300)\nagent.learn(steps={steps:_})',
         [Figure("Learning", "Mean return of the episodes in each update.", [panel], {})],
         [(cart_pole(path, words), words) for path, words in zip((before, after), captions, strict=True)],
     )
