@@ -160,10 +160,10 @@ def test_the_learning_rate_falls_to_nothing() -> None:
 def test_the_learning_rate_falls_over_each_call_of_learn() -> None:
     agent = one_by_one("CartPole-v1", horizon=40, learning_rate=0.1, decay_over="learn")
     for _ in range(2):
-        rates = [agent._learning_rate for _ in agent.iterations(5)]
+        rates = [agent._optimizers[0].param_groups[0]["lr"] for _ in agent.iterations(5)]
         assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
     assert agent.learn(1)
-    assert agent._learning_rate == 0.1
+    assert agent._optimizers[0].param_groups[0]["lr"] == 0.1
 
 
 def test_common_random_numbers_change_nothing_but_the_noise() -> None:
@@ -529,8 +529,10 @@ def test_proximal_updates_end_where_the_policy_has_moved_far() -> None:
 
 
 def test_the_update_is_the_planned_gradient() -> None:
-    """The network's gradient is that of sum_t phi_t g_t, averaged over episodes, plus the entropy's."""
-    agent = one_by_one("CartPole-v1", horizon=30, episodes_an_iteration=2, entropy=0.1, discounting="gamma^t")
+    """The network's gradient is that of sum_t phi_t g_t, averaged over episodes, plus the entropy's, which falls."""
+    changes = {"entropy": 0.1, "discounting": "gamma^t", "decay_over": 8}
+    agent = one_by_one("CartPole-v1", horizon=30, episodes_an_iteration=2, **changes)
+    agent.episodes = 6
     seen: dict[str, Any] = {}
     plain = agent.learner.gradient
 
@@ -547,7 +549,7 @@ def test_the_update_is_the_planned_gradient() -> None:
     got = [p.grad.clone() for p in agent.network.parameters() if p.grad is not None]
     logits = agent.network(seen["batch"].observations).unsqueeze(1)
     torch.testing.assert_close(logits, seen["batch"].logits)
-    objective = (logits * seen["grad"]).sum() + 0.1 * arsm.entropy(logits).sum()
+    objective = (logits * seen["grad"]).sum() + 0.25 * 0.1 * arsm.entropy(logits).sum()
     expected = torch.autograd.grad(-objective / 2, list(agent.network.parameters()))
     torch.testing.assert_close(got, list(expected))
     discount = seen["batch"].discount

@@ -163,7 +163,13 @@ class Valued(Single):
         return at_steps, after_episodes, after_rollouts
 
     def loss(self, batch: Batch, targets: Tensor) -> Loss:
-        """Half the squared error of V at every step."""
+        """Half the squared error of V at every step.
+
+        The output's bias first fits the targets' mean, which may be far from 0, where the optimizer is slow to get.
+        """
+        bias = self.parameters()[-1]
+        with torch.no_grad():
+            bias += (targets - self.value(batch.observations).squeeze(-1)).mean()
         return lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
 
 
@@ -227,8 +233,8 @@ class Proximal:
 
     trace: float = 0.95
     """lambda."""
-    updates: int = 10
-    """The most updates per iteration."""
+    updates: int = 3
+    """The most updates per iteration. More repeat the noise of its episodes, where rewards are rare."""
     divergence: float = 0.02
     """The bound of the KL divergence, in nats, summed over the actions of a step."""
     estimator: Estimator = field(default_factory=Reinforce)
