@@ -557,6 +557,20 @@ def test_the_update_is_the_planned_gradient() -> None:
     torch.testing.assert_close(discount, torch.cat([0.99 ** torch.arange(n).double() for n in lengths]))
 
 
+@pytest.mark.parametrize("kind", [Critic, ProximalCritic])
+def test_a_value_fits_the_mean_of_its_targets_at_once(kind: type[Critic | ProximalCritic]) -> None:
+    states, logits = torch.randn(6, 2, dtype=torch.float64), torch.zeros(6, 1, 2, dtype=torch.float64)
+    batch = Batch(states, logits, torch.zeros(6, 1).long(), states[:, 0], states[:, 0], None, (6,), states[:1], (True,))
+    method = ActorCritic() if kind is Critic else Proximal()
+    learner = kind(method, 2, (4,), 0.9, torch.Generator().manual_seed(0))  # pyright: ignore[reportArgumentType]
+    targets = 1000 + torch.arange(6, dtype=torch.float64)
+    loss = learner.loss(batch, targets)
+    values = learner.value(states).squeeze(-1)
+    torch.testing.assert_close(values.mean(), targets.mean())
+    assert loss is not None
+    torch.testing.assert_close(loss(), (values - targets).square().sum() / 2)
+
+
 def test_a_critic_that_says_nothing_leaves_the_estimators_gradient() -> None:
     found = []
     for method in (arsm.RLOO(2), ActorCritic(40, arsm.RLOO(2))):
