@@ -223,6 +223,16 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
     assert work() == records, "what is done is not done again"
 
 
+def test_records_go_on_after_a_line_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    add_line(path, {"a": 1})
+    with path.open("a") as file:
+        file.write('{"a": 2')
+    add_line(path, {"a": 3})
+    add_line(path, {"a": 4})
+    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
+
+
 def chosen(record: Record) -> tuple[int, float]:
     return record["per_update"], record["rate"]
 
