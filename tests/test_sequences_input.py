@@ -123,6 +123,15 @@ def test_vocabularies_that_differ() -> None:
     refused(r"model.logits must return \[6, 3, 3\], but returned \[6, 3, 4\]", model=Wider(Table(ROWS, 3)))
 
 
+def test_logits_of_a_type_that_is_too_coarse() -> None:
+    class Coarse(Counted):
+        def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
+            state = super().start(prompts, mask)
+            return type(state)(state.logits.to(torch.float8_e4m3fn), state.tokens, state.length)
+
+    refused("float8_e4m3fn, too coarse to sample from", TypeError, model=Coarse(Table(ROWS, 3)))
+
+
 def test_logits_that_are_not_numbers() -> None:
     table = Table(ROWS, 3)
     table.table = torch.full_like(table.table, torch.nan)

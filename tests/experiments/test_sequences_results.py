@@ -92,3 +92,21 @@ def test_the_page_quotes_ratios() -> None:
     for (method, level), task, cell in cells:
         value = found.get((task, "0.1", method, level))
         assert cell == ("-" if value is None else f"{value:.2g}"), (task, level, method)
+
+
+def test_the_page_quotes_choices_and_seconds() -> None:
+    rows = list(csv.DictReader((RESULTS / "table.csv").read_text().splitlines()))
+    chosen, seconds = {}, {}
+    for row in rows:
+        if matched := re.fullmatch(r"(\w+), from 0\.1, (.*), updates of (\d+), rate (\S+)", row["row"]):
+            task, method, size, rate = matched.groups()
+            chosen[task, method] = f"{size}, {rate}"
+            seconds[task, method, row["metric"].removeprefix("tokens to ")] = row["seconds"]
+    cells = quoted(r"(chosen), `(.*)`")
+    assert len(cells) >= 20
+    for (_, method), task, cell in cells:
+        assert cell == chosen.get((task, method), "-"), (task, method)
+    cells = quoted(r"seconds to (0\.\d+), `(.*)`")
+    assert len(cells) >= 20
+    for (level, method), task, cell in cells:
+        assert cell == seconds.get((task, method, level), "-"), (task, method, level)

@@ -100,6 +100,10 @@ def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor 
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[0] != 1:
         found = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise TypeError(f"model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is {found}.")
+    if logits.dtype.itemsize not in LARGEST_MISMATCH:
+        raise TypeError(
+            f"The model's logits are {logits.dtype}, too coarse to sample from; convert them with .float()."
+        )
     if bool(logits.isnan().any()) or not bool((logits > -torch.inf).any()) or bool((logits == torch.inf).any()):
         raise NotFiniteError(
             "The model's logits for the first token are NaN, +inf, or -inf throughout; they must be finite, or -inf to "

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -154,19 +154,24 @@ class Worker:
         there = checkpoint_path(self.out, job.task, job.level).exists()
         return there and (job.kind == "variance" or self.choice(job) is not None)
 
+    def ends(self, task: str) -> list[Record]:
+        """The last records of all finished runs."""
+        path = self._curves(task)
+        return _ends(path, path.stat().st_size) if path.exists() else []
+
     def trials(self, job: Job) -> list[Record]:
         """The last records of the method's runs that choose."""
-        records = read_lines(self._curves(job.task))
-        return [r for r in records if r["end"] and (r["start"], r["method"], r["seed"]) == (job.level, job.method, 0)]
+        wanted = (job.level, job.method, 0)
+        return [end for end in self.ends(job.task) if (end["start"], end["method"], end["seed"]) == wanted]
 
     def choice(self, job: Job) -> Choice | None:
         """The tokens per update and the rate to train with; none before all have been tried on seed 0."""
         if job.choice is not None:
             return job.choice
-        setting, ends = self.settings[job.task], self.trials(job)
+        setting = self.settings[job.task]
         grid = set(itertools.product(setting.sizes, setting.rates))
-        ends = [end for end in ends if (end["per_update"], end["rate"]) in grid]
-        return best_choice(ends) if len(ends) == len(grid) else None
+        tried = {choice: end for end in self.trials(job) if (choice := (end["per_update"], end["rate"])) in grid}
+        return best_choice(list(tried.values())) if tried.keys() == grid else None
 
     def _curves(self, task: str) -> Path:
         return self.out / f"curves-{task}.jsonl"
@@ -187,7 +192,7 @@ class Worker:
         setting, choice, path = self.settings[job.task], self.choice(job), self._curves(job.task)
         assert choice is not None
         keys = ("start", "method", "per_update", "rate", "seed")
-        done = {tuple(record[key] for key in keys) for record in read_lines(path) if record["end"]}
+        done = {tuple(end[key] for key in keys) for end in self.ends(job.task)}
         if (job.level, job.method, *choice, job.seed) in done:
             return
         solved = [end["tokens"] for end in self.trials(job) if end["accuracy"] >= ENOUGH]
@@ -206,6 +211,12 @@ class Worker:
             4096,
             self.deadline,
         )
+
+
+@lru_cache(maxsize=8)
+def _ends(path: Path, size: int) -> list[Record]:
+    """Reads the file again when it has grown to another size."""
+    return [record for record in read_lines(path) if record["end"]]
 
 
 def supervise(workers: int, seconds: float, words: list[str]) -> None:
