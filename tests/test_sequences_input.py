@@ -174,6 +174,12 @@ def test_strategies() -> None:
         Branch(arsm.RLOO(), keep=0.0)
 
 
+def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:
+    refused(r"a Branch or a Group, but is RLOO; write Branch\(RLOO\(", TypeError, strategy=arsm.RLOO(3))
+    refused(r"Embedding has no start, step and select; wrap it", TypeError, model=torch.nn.Embedding(3, 3))
+    refused("completions must be an int64 tensor .6, 3., but are a list", TypeError, completions=[[0, 1, 1]] * ROWS)
+
+
 def test_samples_of_another_model() -> None:
     setting, prompts = Setting(eos=1), Setting().prompts(ROWS)[0]
     out = sequences.estimate(Group(2), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1)
