@@ -6,16 +6,18 @@ import csv
 import json
 import lzma
 import math
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import table
-
 KINDS = ("sampled", "likeliest")
 """Actions of the evaluation."""
+FORMER = "the former default"
+"""Runs of an earlier commit, for comparison."""
+COLUMNS = ("the default", "PPO", "A2C", "MaskablePPO", "RLOO(2)", "ARSM", FORMER)
+"""The methods of the page's table and figure; table.csv has all."""
+Cells = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -27,20 +29,51 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def report(folder: Path, seconds: float) -> str:
-    """Write table.csv and agents.png from the runs of this length in runs.jsonl; returns the table in words."""
-    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in sorted(read(folder / "runs.jsonl"), key=lambda line: line["seed"]):
-        if line["seconds"] == seconds:
-            cells.setdefault((line["row"], line["method"]), []).append(line)
-    _write_csv(folder / "table.csv", cells)
+    """Write table.csv from all runs and agents.png from those of this length; returns the page's table."""
+    runs = read(folder / "runs.jsonl")
+    _write_csv(folder / "table.csv", runs, seconds)
+    cells = by_cell(runs, seconds)
     _draw(folder / "agents.png", cells)
-    methods = list(dict.fromkeys(method for _, method in cells))
-    body = []
+    return page_table(cells)
+
+
+def by_cell(runs: list[dict[str, Any]], seconds: float) -> Cells:
+    """The runs of this length by row and method, seed by seed; rows and methods in the page's order."""
+    runs = [line for line in runs if line["seconds"] == seconds]
+    known = [*COLUMNS, *sorted({line["method"] for line in runs} - {*COLUMNS})]
+    rows = list(dict.fromkeys(line["row"] for line in runs))
+    cells: Cells = {}
+    for line in sorted(runs, key=lambda x: (rows.index(x["row"]), known.index(x["method"]), x["seed"])):
+        cells.setdefault((line["row"], line["method"]), []).append(line)
+    return cells
+
+
+def page_table(cells: Cells) -> str:
+    """The page's table: bold is the first, or behind it by no more than the standard error of the difference."""
+    methods = [name for name in COLUMNS if any(name == method for _, method in cells)]
+    lines = [f"| | {' | '.join(methods)} |", f"|{'---|' * (1 + len(methods))}"]
     for row in dict.fromkeys(row for row, _ in cells):
-        best = [_best(cells[row, method]) if (row, method) in cells else None for method in methods]
-        words = ["" if each is None else f"{np.mean(each):.2f} ± {error(each):.2f} ({len(each)})" for each in best]
-        body.append([row, *words])
-    return table("Mean return and its standard error (seeds)", ["", *methods], body)
+        found = {method: _best(cells[row, method]) for method in methods if (row, method) in cells}
+        words = [_words(found[method], level(found, method)) if method in found else "" for method in methods]
+        lines.append(f"| {row} | {' | '.join(words)} |".replace("|  |", "| |").replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
+def level(found: dict[str, list[float]], method: str) -> bool:
+    """Whether a method is first or level with the first, of those that this commit can run."""
+    if method == FORMER:
+        return False
+    first = max((values for name, values in found.items() if name != FORMER), key=np.mean)
+    # a single seed has no error of its own
+    errors = np.nan_to_num([error(first), error(found[method])])
+    return float(np.mean(first) - np.mean(found[method])) <= math.hypot(*errors)
+
+
+def _words(values: list[float], bold: bool) -> str:
+    digits = 3 if 0 <= np.mean(values) < 1 else 2
+    spread = f" ± {error(values):.{digits}f}" if len(values) > 1 else ""
+    mark = "**" if bold else ""
+    return f"{mark}{np.mean(values):.{digits}f}{spread} ({len(values)}){mark}"
 
 
 def error(values: list[float]) -> float:
@@ -53,44 +86,45 @@ def _best(lines: list[dict[str, Any]]) -> list[float]:
     return max(([line[kind] for line in lines] for kind in KINDS), key=np.mean)
 
 
-def _write_csv(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+def _write_csv(path: Path, runs: list[dict[str, Any]], seconds: float) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"])
-        for (row, method), lines in cells.items():
-            metrics = {f"return, {kind}": [line[kind] for line in lines] for kind in KINDS}
-            metrics["steps"] = [line["steps"] for line in lines]
-            if solved := [line["solved"][0] for line in lines if line.get("solved")]:
-                metrics["CPU seconds until solved"] = solved
-            place = ["; ".join(sorted({line[name] for line in lines})) for name in ("hardware", "commit")]
-            spent = f"{np.mean([line['cpu'] for line in lines]):.1f}"
-            for metric, values in metrics.items():
-                deviation = f"{np.std(values, ddof=1):.6g}" if len(values) > 1 else ""
-                name = f"{row}: {method}"
-                writer.writerow([name, metric, f"{np.mean(values):.6g}", deviation, len(values), "", spent, *place])
+        for length in sorted({line["seconds"] for line in runs}, key=lambda length: (length != seconds, length)):
+            for (row, method), lines in by_cell(runs, length).items():
+                metrics = {f"return, {kind}": [line[kind] for line in lines] for kind in KINDS}
+                metrics["steps"] = [line["steps"] for line in lines]
+                if solved := [line["solved"][0] for line in lines if line.get("solved")]:
+                    metrics["CPU seconds until solved"] = solved
+                place = ["; ".join(sorted({line[name] for line in lines})) for name in ("hardware", "commit")]
+                spent = f"{np.mean([line['cpu'] for line in lines]):.1f}"
+                for metric, values in metrics.items():
+                    deviation = f"{np.std(values, ddof=1):.6g}" if len(values) > 1 else ""
+                    name = f"{row}: {method}"
+                    writer.writerow([name, metric, f"{np.mean(values):.6g}", deviation, len(values), "", spent, *place])
 
 
-def _draw(path: Path, cells: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    """One panel per row: a dot per seed, a bar at the mean."""
+def _draw(path: Path, cells: Cells) -> None:
+    """One panel per row with the methods that it has: a dot per seed, a bar at the mean."""
     import matplotlib.pyplot as plt
 
     from arsm_experiments.palette import save
 
     rows = list(dict.fromkeys(row for row, _ in cells))
-    methods = [name for name in dict.fromkeys(name for _, name in cells) if any((row, name) in cells for row in rows)]
-    figure, axes = plt.subplots(3, math.ceil(len(rows) / 3), figsize=(12, 7), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(math.ceil(len(rows) / 3), 3, figsize=(13, 8.5), squeeze=False, layout="constrained")
     for axis, row in zip(axes.flat, rows, strict=False):
+        methods = [method for method in COLUMNS if (row, method) in cells]
         for place, method in enumerate(methods):
-            if (row, method) in cells:
-                values = _best(cells[row, method])
-                axis.plot(np.full(len(values), place), values, "o", color=f"C{place}", alpha=0.6)
-                axis.hlines(np.mean(values), place - 0.3, place + 0.3, color=f"C{place}", linewidth=2)
-        axis.set_title(row, fontsize=10)
-        axis.set_xticks(range(len(methods)), [textwrap.fill(name, 11) for name in methods], fontsize=6)
-        axis.set_xlim(-0.6, len(methods) - 0.4)
-        axis.grid(axis="y", alpha=0.3)
+            values, colour = _best(cells[row, method]), f"C{COLUMNS.index(method)}"
+            axis.plot(values, np.full(len(values), place), "o", color=colour, alpha=0.6)
+            axis.vlines(np.mean(values), place - 0.35, place + 0.35, color=colour, linewidth=2)
+        axis.set_title(row, fontsize=13)
+        axis.set_yticks(range(len(methods)), methods, fontsize=11)
+        axis.set_ylim(len(methods) - 0.4, -0.6)
+        axis.tick_params(axis="x", labelsize=11)
+        axis.grid(axis="x", alpha=0.3)
     for axis in axes.flat[len(rows) :]:
         axis.remove()
-    figure.supylabel("return after learning")
+    figure.supxlabel("return after learning", fontsize=13)
     save(figure, path)
     plt.close(figure)

@@ -91,6 +91,38 @@ def test_the_routers_page_quotes_its_table() -> None:
             assert rounds_to(value / found["Router: RLOO(4) by hand", "CPU ms per step"], ratio), label
 
 
+def test_the_agents_page_quotes_its_table() -> None:
+    """Means, standard errors, seeds and the bold cells, from the better of sampled and likeliest actions."""
+    with (RESULTS / "agents" / "table.csv").open() as file:
+        lines = {(line["row"], line["metric"]): line for line in csv.DictReader(file)}
+    text = (RESULTS / "agents" / "README.md").read_text().splitlines()
+    header = next(line for line in text if line.startswith("| | the default |"))
+    methods = [cell.strip() for cell in header.strip("|").split("|")][1:]
+    rows, bold = text[text.index(header) + 2 :][:9], dict.fromkeys(methods, 0)
+    for label, *quoted in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
+        found: dict[str, tuple[float, float, int]] = {}
+        for method in methods:
+            kinds = [lines.get((f"{label}: {method}", f"return, {kind}")) for kind in ("sampled", "likeliest")]
+            if best := max(filter(None, kinds), key=lambda line: float(line["mean"]), default=None):
+                seeds = int(best["seeds"])
+                found[method] = float(best["mean"]), float(best["std"] or 0) / seeds**0.5, seeds
+        first = max(found[method] for method in methods[:-1] if method in found)
+        for method, cell in zip(methods, quoted, strict=True):
+            assert bool(cell) == (method in found), (label, method)
+            if cell:
+                mean, error, seeds = found[method]
+                numbers = cell.strip("*").replace(" ±", "").replace("(", "").replace(")", "").split()
+                assert rounds_to(mean, numbers[0]), f"{label}, {method}: {mean}"
+                assert int(numbers[-1]) == seeds
+                assert len(numbers) == 2 + (seeds > 1)
+                assert seeds == 1 or rounds_to(error, numbers[1]), f"{label}, {method}: {error}"
+                level = first[0] - mean <= (first[1] ** 2 + error**2) ** 0.5 and method != methods[-1]
+                assert cell.startswith("**") == level, (label, method)
+                bold[method] += level
+    assert bold["the default"] == 3
+    assert_said("results/agents/README.md", "first or level with the first on three of the nine rows")
+
+
 @pytest.mark.parametrize("experiment", ["toy", "vae", "conditional", "control"])
 def test_numbers_with_a_spread_are_in_the_table(experiment: str) -> None:
     with (RESULTS / experiment / "table.csv").open() as file:

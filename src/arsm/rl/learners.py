@@ -165,7 +165,7 @@ class Valued(Single):
     def loss(self, batch: Batch, targets: Tensor) -> Loss:
         """Half the squared error of V at every step.
 
-        The output's bias first fits the targets' mean, which may be far from 0, where the optimizer is slow to get.
+        The output's bias is first set to fit the targets' mean, which may be far from 0.
         """
         bias = self.parameters()[-1]
         with torch.no_grad():
@@ -234,7 +234,7 @@ class Proximal:
     trace: float = 0.95
     """lambda."""
     updates: int = 3
-    """The most updates per iteration. More repeat the noise of its episodes, where rewards are rare."""
+    """The most updates of the policy and of V per iteration."""
     divergence: float = 0.02
     """The bound of the KL divergence, in nats, summed over the actions of a step."""
     estimator: Estimator = field(default_factory=Reinforce)
@@ -258,7 +258,7 @@ class ProximalCritic(Valued):
     """The value network of `Proximal`, and the gradient from it."""
 
     epsilon: float = 0.001
-    """Gradients below it, noise where rewards are rare, do not move the policy at the full rate."""
+    """Of the optimizer: gradients far below it move the policy at less than the full rate."""
 
     def __init__(
         self, kind: Proximal, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
