@@ -58,16 +58,16 @@ class PolicyGradient(Training):
             rollouts to the end, whose gradient is unbiased; or `ActorCritic()` or `ActionConditioned()`.
         policy: a module from observations [N, *shape] to the logits [N, K C] of K actions; by default an MLP in NumPy.
             It is used in evaluation mode and on its own device.
-        settings: what to learn with; single settings may be given by name.
-        horizon: the step at which an episode ends at the latest; a limit of the environment's own holds besides.
-        encoder: makes a vector of an observation, instead of the encoding for its space.
+        settings: all settings of learning; single ones may be given by name instead.
+        horizon: maximum steps per episode; the environment's own limit applies as well.
+        encoder: a function from an observation to a vector, used instead of the encoding for its space.
         snapshot: (get, set), the fastest way to branch: get(environment) returns its state, set(environment, state)
             puts it back.
         randomness: whether rollouts in a stochastic environment see the "same" random numbers as the true episode, or
             "fresh" ones.
         options: arguments of gymnasium.make, for an environment by name.
         shared_policy: whether the agents of a team share one network or have one each.
-        engine: who plays the rollouts: "in-process", "pool" (worker processes) or "ray" (a cluster).
+        engine: where rollouts are played: "in-process", "pool" (worker processes) or "ray" (a cluster).
         workers: number of workers (default: one per processor).
         address: of the Ray cluster; a local one if None.
     """
@@ -156,7 +156,7 @@ class PolicyGradient(Training):
         """Play episodes without learning: the mean undiscounted return and its standard error.
 
         Args:
-            episodes: how many.
+            episodes: number of episodes.
             deterministic: take the likeliest actions; False samples.
             seed: of the episodes, which training does not see.
         """
@@ -172,7 +172,7 @@ class PolicyGradient(Training):
         return Evaluation(float(np.mean(returns)), error, tuple(returns))
 
     def video(self, path: str | os.PathLike[str], environment: Any = None, *, seed: int = 0, every: int = 2) -> int:
-        """Write an episode of the likeliest actions as an animation; returns how many steps it has.
+        """Write an episode of the likeliest actions as an animation; returns its number of steps.
 
         Args:
             path: a .gif, .webp or .png.
@@ -207,7 +207,7 @@ class PolicyGradient(Training):
         Args:
             episodes: true episodes.
             steps: all steps of the environment, those of rollouts and of the way back to them included.
-            seconds: by the clock on the wall.
+            seconds: wall-clock seconds.
             callback: called with each iteration; if it returns False, learning ends.
             progress: show a line with the time left, if the standard error is a terminal and it takes over two seconds.
         """
@@ -226,7 +226,7 @@ class PolicyGradient(Training):
         seconds: float | None = None,
         report: Callable[[float, Iteration], object] | None = None,
     ) -> Iterator[Iteration]:
-        """As `learn`, one iteration at a time. What was learned before an error stays.
+        """As `learn`, one iteration at a time. An error keeps what was learned before it.
 
         `report` is called with the share of the way to the nearest limit.
         """
@@ -262,7 +262,7 @@ class PolicyGradient(Training):
         files.save(self, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a file that an agent of the same environment and networks wrote."""
+        """Continue from a file written by an agent with the same environment and networks."""
         files.load(self, path)
 
     @classmethod
@@ -275,7 +275,7 @@ class PolicyGradient(Training):
         return files.make(cls, path, arguments)
 
     def description(self) -> dict[str, Any]:
-        """What an agent must have in common with a file that it loads."""
+        """Properties that must match those of a file to load."""
         world = self.environment
         return {
             "environment": world.name,
@@ -288,7 +288,7 @@ class PolicyGradient(Training):
         }
 
     def arguments(self) -> dict[str, Any]:
-        """What `from_file` makes the agent from."""
+        """The arguments that `from_file` makes the agent with."""
         return self._arguments
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What it takes to branch: to go back to any step of an episode and take another action there."""
+"""Branching: go back to any step of an episode and take another action there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDLESS = 100_000
 
 
 class EnvironmentFailure(RuntimeError):
-    """An environment raised, or gave what no gradient can be made of."""
+    """An environment raised an error, or returned a value that cannot be used."""
 
 
 def check_finite(environment: str, what: str, values: Array) -> None:
@@ -67,7 +67,7 @@ class Lanes(Protocol):
         ...
 
     def drop(self, keep: Array) -> None:
-        """Go on with these lanes only; with none left, it is over."""
+        """Keep only these lanes."""
         ...
 
     def restart(self, lane: int) -> None:

@@ -42,10 +42,10 @@ def make_environment(
 
     Args:
         which: the name of a Gymnasium environment, or a function that makes one, or a PettingZoo parallel one.
-        horizon: the step at which an episode ends at the latest; a limit of the environment's own holds besides.
-        encoder: makes a vector of an observation, instead of the encoding for its space.
+        horizon: maximum steps per episode; the environment's own limit applies as well.
+        encoder: a function from an observation to a vector, used instead of the encoding for its space.
         snapshot: (get, set), the fastest way to branch: get(environment) returns its state, set(environment, state)
-            puts it back. Its random numbers, np_random, are kept besides.
+            puts it back. The random generator, np_random, is kept as well.
         randomness: whether branches of a stochastic environment see the "same" random numbers as the true episode or
             "fresh" ones. The gradient is unbiased either way.
         options: arguments of gymnasium.make, for an environment by name.

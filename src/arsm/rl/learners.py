@@ -1,4 +1,4 @@
-"""How a policy's gradient is made of what was played: by try-and-see, or by a critic that learns along."""
+"""A policy's gradient from played episodes: by try-and-see, or with a learned critic."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ class Learner(Protocol):
 
     estimator: Estimator
     cut: int | None
-    """The most steps of a rollout; None plays to the end of the episode."""
+    """Maximum steps per rollout; None plays to the end of the episode."""
     updates: int
-    """The most updates of an iteration."""
+    """Maximum updates per iteration."""
     divergence: float
     """The mean KL divergence from the policy that played, at which the policy's updates end after the first."""
     epsilon: float
     """Of the optimizer."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """What it learns besides the policy."""
+        """Parameters that it learns in addition to the policy's."""
         ...
 
     def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
@@ -225,7 +225,7 @@ class Proximal:
 
     V of a state where the episode ended by itself is 0. The gradient is biased as far as the learned V is wrong. An
     iteration makes several updates along sum_t phi_t g_t, until the mean KL divergence from the policy that played
-    exceeds a bound; V learns on. All but the first are biased besides, as g_t is not estimated again. An estimator with
+    exceeds a bound; V learns on. All but the first are also biased: g_t is not estimated again. An estimator with
     rollouts, such as RLOO(2), has them at some steps, drawn at random before the estimator draws anything; all others
     take A_t. References: Schulman et al., High-dimensional continuous control using generalized advantage estimation,
     ICLR 2016; Schulman et al., Proximal policy optimization algorithms, 2017.
@@ -234,15 +234,15 @@ class Proximal:
     trace: float = 0.95
     """lambda."""
     updates: int = 3
-    """The most updates of the policy and of V per iteration."""
+    """Maximum updates of the policy and of V per iteration."""
     divergence: float = 0.02
     """The bound of the KL divergence, in nats, summed over the actions of a step."""
     estimator: Estimator = field(default_factory=Reinforce)
     """Of the steps with rollouts; `Reinforce()` has none."""
     every: int = 16
-    """One step in so many has rollouts, and fewer if the budget is too small."""
+    """One step in this many has rollouts, and fewer if the budget is too small."""
     steps: int = 8
-    """n, the most steps of a rollout."""
+    """n, the maximum steps per rollout."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trace <= 1:
@@ -294,7 +294,7 @@ class ActionConditioned:
 
 
 Method = Estimator | Proximal | ActorCritic | ActionConditioned
-"""What an agent learns by."""
+"""Methods of an agent."""
 
 
 class ActionValue(nn.Module):

@@ -117,7 +117,7 @@ class Branches:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What rollouts gave."""
+    """Results of R rollouts."""
 
     returns: Array
     """[R]: discounted, from the branch on."""
@@ -126,11 +126,11 @@ class Played:
     left: Array
     """[R]: the discount of what would follow there; 0 where the episode ended by itself."""
     steps: int
-    """How many environment steps they took from the branches on."""
+    """Environment steps from the branches on."""
     replayed: int = 0
-    """How many were played again on the way to the branches."""
+    """Environment steps that were played again to reach the branches."""
     cpu_seconds: float = 0.0
-    """What other processes spent on them."""
+    """CPU seconds of other processes."""
 
 
 def play_elsewhere(environment: Environment, policy: Policy, branches: Branches) -> Played:

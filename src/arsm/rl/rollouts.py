@@ -73,7 +73,7 @@ class Pool:
     played again."""
 
     patience = 3
-    """How many workers may die over the same part."""
+    """Maximum number of workers that may die on the same part."""
 
     def __init__(self, environment: Environment, workers: int | None = None) -> None:
         self.environment = environment

@@ -1,4 +1,4 @@
-"""What a policy reads and chooses: observations as vectors, actions as categories, masks as arrays."""
+"""Inputs and outputs of a policy: observations as vectors, actions as categories, masks as arrays."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Stepped:
             ) from error
 
     def replayed(self, episode: Array, step: Array) -> int:
-        """How many steps are played again on the way to these branches."""
+        """Number of steps that are played again to reach these branches."""
         if self.way == "replay":
             return int(step.sum())
         return sum(int(step[episode == number].max()) for number in np.unique(episode))

@@ -316,7 +316,7 @@ class Training(ABC):
         return float(played_entropy) / (batch.logits.shape[0] * batch.logits.shape[1])
 
     def state_dict(self) -> dict[str, Any]:
-        """All that learning goes on from."""
+        """Everything that learning continues from."""
         return {
             "network": self.network.state_dict(),
             "learner": [parameter.detach().clone() for parameter in self.learner.parameters()],
@@ -327,7 +327,7 @@ class Training(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; a state that does not fit leaves the agent as it was."""
+        """Continue from this state; one that does not fit leaves the agent unchanged."""
         before = copy.deepcopy(self.state_dict())
         try:
             self._set_state(state)
