@@ -30,6 +30,9 @@ conditional_recipe = partial(Conditional, "vimco", name="recipe", bound_samples=
 short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
 short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
 short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
+control_grid = partial(
+    Control, name="grid", learning_rates=(0.001, 0.003, 0.01, 0.03), optimizers=("adam", "rmsprop"), seed=100
+)
 lunar_lander = partial(Control, "LunarLander-v3", seeds=3, log_every=20)
 lunar_lander_arsm = partial(lunar_lander, ("arsm",), schedule="linear")
 
@@ -156,6 +159,18 @@ FULL: tuple[Experiment, ...] = (
     conditional_mean("gumbel-softmax", name="other-rates", rates=(5e-4, 2e-3)),
     conditional_recipe(name="mean", pixel_bias="mean", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
     Conditional("arsm", name="timed", epochs=100),
+    control_grid("CartPole-v0", ("arsm",), episodes=300, seeds=1),
+    control_grid("CartPole-v0", ("a2c", "relax", "reinforce"), episodes=500, seeds=1, learning=BONUS),
+    control_grid("Acrobot-v1", ("arsm",), episodes=400, seeds=2, learning=BONUS),
+    control_grid("Acrobot-v1", ("a2c", "relax", "reinforce"), episodes=500, seeds=2, learning=BONUS),
+    control_grid(
+        "LunarLander-v3",
+        ("a2c", "relax"),
+        episodes=1200,
+        seeds=1,
+        log_every=20,
+        learning=Learning(entropy=0.01, reward_scale=0.01),
+    ),
     Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=500),
     Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
     Control("CartPole-v0", ("a2c",), (0.01,), episodes=500),
