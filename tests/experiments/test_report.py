@@ -325,13 +325,13 @@ def test_a_panel_is_drawn_as_it_is_described() -> None:
     assert max(map(len, axes.get_title("left").split("\n"))) <= TITLE
 
 
-@pytest.mark.parametrize("entries", [1, 9])
-def test_a_file_shows_the_axes_that_it_names_below_the_legend(entries: int, tmp_path: Path) -> None:
-    """As many panels as views and as many lines as long names, seen from the PNG's size."""
+@pytest.mark.parametrize(("entries", "wide"), [(1, 0.2), (9, 5 * 0.34)])
+def test_a_file_shows_the_axes_that_it_names_below_the_legend(entries: int, wide: float, tmp_path: Path) -> None:
+    """As many panels as views and as many lines as long names, in two columns if many, seen from the PNG's size."""
     line = [Series(f"arsm with settings {number:_>30}", "#0090d6", [0, 1], [0, 1]) for number in range(entries)]
     panels = [Panel("return", {"episode": line, "step": line, "second": line}), Panel("entropy", {"episode": line})]
     files = {"all": ("episode", "step", "second"), "one": ("second",)}
-    for name, inches in (("all", (8, 5.4 + 0.2 * entries)), ("one", (4, 2.7 + 0.2 * entries))):
+    for name, inches in (("all", (8, 5.4 + wide)), ("one", (4, 2.7 + 0.2 * entries))):
         save_figure(Figure("Along training", "", panels, files), name, tmp_path)
         header = (tmp_path / f"{name}.png").read_bytes()[16:24]
         size = int.from_bytes(header[:4]), int.from_bytes(header[4:])
