@@ -435,6 +435,15 @@ def test_a_finding_is_what_the_numbers_say() -> None:
     assert finding([result("arsm", [1.0], "seconds")]) == ""
 
 
+def test_a_finding_names_the_settings_of_a_method_with_several_and_ranks_estimators_only() -> None:
+    rows = [("arsm, adam 0.01", 1.0), ("arsm, adam 0.01, hidden 32", 3.0), ("a2c, adam 0.01", 2.0)]
+    said = finding([result(row, [value], "final average") for row, value in rows])
+    best = "ARSM (Adam 0.01, hidden units 32) has the highest final average return, 3; A2C follows with 2"
+    assert said == f"{best}, each at the best of its settings here."
+    said = finding([result(row, [value], "error x evaluations") for row, value in (("floor", 1.0), ("rloo", 2.0))])
+    assert said == "Leave-one-out reaches a mean squared error x evaluations of 2."
+
+
 def test_a_figure_of_the_paper_that_is_not_like_for_like_is_not_shown() -> None:
     other = Result("arsm", "seconds", [1.0, 2.0], cast(Record, None), 10.0, like_for_like=False)
     assert other.papers == ""
