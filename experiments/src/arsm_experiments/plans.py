@@ -21,6 +21,9 @@ BONUS = Learning(entropy=0.01)
 
 vae_grid = partial(Vae, rates=RATES, seeds=(0,), precision="bf16")
 vae_fresh = partial(Vae, name="fresh", seeds=SEEDS, precision="bf16")
+vae_as_released = partial(
+    Vae, learned_temperature=True, kl="analytic", first_logit_fixed=False, independent_decoder_sample=False
+)
 vae_recipe = partial(
     Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
 )
@@ -80,12 +83,15 @@ FULL: tuple[Experiment, ...] = (
     vae_grid("gumbel-softmax:hard=True", rates=(3e-4,), seeds=(1, 2)),
     vae_grid("25*gumbel-softmax"),
     vae_fresh("25*gumbel-softmax", rates=(1e-4,)),
+    vae_as_released("25*gumbel-softmax:hard=True", rates=(3e-4,), seeds=SEEDS, precision="bf16"),
     vae_grid("ar"),
     vae_grid("ar", rates=(1e-4,), seeds=(1, 2)),
     vae_grid("ars", seeds=SEEDS),
+    vae_fresh("ars", rates=(2e-4,)),
     vae_grid("arsm", seeds=SEEDS),
     vae_grid("arsm", seeds=(3, 4, 5)),
     Vae("arsm", name="tf32", rates=(3e-4,), seeds=SEEDS),
+    Vae("arsm", name="tf32", rates=(4e-4,), seeds=SEEDS),
     vae_grid("arsm:pooled=True"),
     vae_fresh("arsm:pooled=True", rates=(3e-4,)),
     vae_grid("rloo:samples=10,live=1", seeds=SEEDS),
@@ -94,20 +100,12 @@ FULL: tuple[Experiment, ...] = (
     vae_grid("rloo:samples=46,live=1,ridge=1.0"),
     vae_fresh("rloo:samples=46,live=1,ridge=1.0", rates=(2e-4,)),
     vae_grid("arsm", name="analytic", kl="analytic", seeds=SEEDS),
+    vae_fresh("arsm", kl="analytic", rates=(4e-4,)),
     vae_recipe(layers=1, rates=(5e-4,), epochs=900),
     vae_recipe(layers=1, rates=(8e-4, 1e-3), epochs=900),
     vae_grid("gumbel-softmax", layers=2),
     vae_fresh("gumbel-softmax", layers=2, rates=(4e-4,)),
-    vae_grid(
-        "gumbel-softmax:hard=True",
-        layers=2,
-        learned_temperature=True,
-        kl="analytic",
-        first_logit_fixed=False,
-        independent_decoder_sample=False,
-        rates=(3e-4,),
-        seeds=SEEDS,
-    ),
+    vae_as_released("gumbel-softmax:hard=True", layers=2, rates=(3e-4,), seeds=SEEDS, precision="bf16"),
     vae_grid("arsm", name="algorithm2", layers=2, first_logit_fixed=False, afresh=True, rates=(1e-4,), seeds=SEEDS),
     vae_grid("arsm", layers=2, rates=(1e-4,), seeds=SEEDS),
     vae_grid("arsm", layers=2, rates=RATES[1:]),
