@@ -106,8 +106,8 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
     For a category that cannot win, f must be set to f(z).
     """
     if swaps.ordered is not None:
-        sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())
-        return sums.sub_(mean)
+        sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f)
+        return sums.sub_(mean) if mean.shape[-1] else sums
     assert swaps.compared is not None
     with_z, wins = swaps.compared
     z = swaps.z.unsqueeze(0)

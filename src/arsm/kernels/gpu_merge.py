@@ -74,7 +74,7 @@ def _per_value(state, spread, C, P, BLOCK_P: tl.constexpr):
 
 @triton.jit
 def _fill(
-    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, P, SPAN, N, S,
+    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, ROW, P, SPAN, N, S,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """Put the members into their buckets, bucketed [R, C], and zeros where values will be summed, [R, C].
@@ -83,7 +83,7 @@ def _fill(
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     starts += row * (BUCKETS + 1)
-    f += row * C
+    f += row * ROW
     count, limit = tl.load(starts + BUCKETS), tl.load(state + row * S + LIMIT)
     own = tl.load(f + tl.load(ahead + row * 3))
     low = tl.full([BLOCK], 0.0, own.dtype) + own
@@ -187,6 +187,12 @@ def _prefix(sums, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def swapped_with_z(c, code, second, d, d_second, d_third):
+    """d of the winner of the pair (z, c)."""
+    return tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
+
+
+@triton.jit
 def _load(logits, log_pi, f, at, mask):
     """Logit, ln pi and f."""
     x, noise = load_both(logits, log_pi, at, mask)
@@ -196,7 +202,7 @@ def _load(logits, log_pi, f, at, mask):
 @triton.jit
 def _sum(
     logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
-    C, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+    C, ROW, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """R_c without its second sum: sums [R, C].
 
@@ -208,7 +214,7 @@ def _sum(
     z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
     logits += row * C
     log_pi += row * C
-    f += row * C
+    f += row * ROW
     sums += row * C
     ranked += row * C
     noise_sums += row * C
@@ -243,7 +249,7 @@ def _sum(
         a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
         theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
         w = even - tl.exp(noise.to(tl.float64))
-        swapped = _swapped(c, code, second, d, d_second, d_third)
+        swapped = swapped_with_z(c, code, second, d, d_second, d_third)
         of_z += swapped * w
         term = w * d
         s0 += tl.where(a0 < theta, term, 0.0)
@@ -273,7 +279,7 @@ def _sum(
         a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
         theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
         w = even - tl.exp(noise.to(tl.float64))
-        swapped = _swapped(c, code, second, d, d_second, d_third)
+        swapped = swapped_with_z(c, code, second, d, d_second, d_third)
         # r: how many of the ordered a lie below theta
         at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
         r = tl.load(at, mask=mask, other=0)
@@ -300,12 +306,6 @@ def _sum(
     tl.store(part + 5 * P, tl.sum(s5, 0))
     tl.store(part + 6 * P, tl.sum(total, 0))
     tl.store(part + 7 * P, tl.sum(of_z, 0))
-
-
-@triton.jit
-def _swapped(c, code, second, d, d_second, d_third):
-    """d of the winner of the pair (z, c)."""
-    return tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
 
 
 @triton.jit
@@ -348,9 +348,9 @@ def _beaten(
 def merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor, members: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`arsm.kernels.merge` for contiguous [..., C]."""
-    sums, centre = torch.empty_like(f), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
-    whole = [x.view(-1, x.shape[-1]) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)]
+    """`arsm.kernels.merge` for contiguous [..., C]; only rows of f need be contiguous."""
+    sums, centre = f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
+    whole = [x.flatten(0, -2) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)]
     rows = len(whole[0])
     step = triton.cdiv(rows, triton.cdiv(f.numel(), AT_ONCE))
     chunked = chunks_of(rows, f.shape[-1])  # as `order` left the members
@@ -380,7 +380,7 @@ def _merge_rows(
 
     _fill[(rows, chunks)](
         log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
-        categories, chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
+        categories, f.stride(0), chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
     )  # fmt: skip
     _rank[(rows, parallel)](
         log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales,
@@ -389,7 +389,7 @@ def _merge_rows(
     )  # fmt: skip
     _sum[(rows, own_chunks)](
         logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
-        categories, own_chunks, own_span, STATE,
+        categories, f.stride(0), own_chunks, own_span, STATE,
         BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
     )  # fmt: skip
     _beaten[(rows,)](
