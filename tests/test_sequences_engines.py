@@ -98,6 +98,12 @@ def test_versions_tell_weights_apart() -> None:
     third = weights_version(module)
     assert len({first, second, third, weights_version(module.half())}) == 4
     assert weights_version(nn.Identity()) == weights_version(nn.Identity())
+    for dtype in (torch.float8_e4m3fn, torch.bool, torch.complex128):
+        odd = nn.Identity()
+        odd.register_buffer("number", torch.tensor(1).to(dtype))
+        before = weights_version(odd)
+        odd.number.zero_()
+        assert weights_version(odd) != before
 
 
 def estimate(engine: sequences.Engine, module: Small | None = None, **options: Any) -> sequences.Estimate:

@@ -123,6 +123,15 @@ def test_vocabularies_that_differ() -> None:
     refused(r"model.logits must return \[6, 3, 3\], but returned \[6, 3, 4\]", model=Wider(Table(ROWS, 3)))
 
 
+def test_logits_of_a_type_that_is_too_coarse() -> None:
+    class Coarse(Counted):
+        def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
+            state = super().start(prompts, mask)
+            return type(state)(state.logits.to(torch.float8_e4m3fn), state.tokens, state.length)
+
+    refused("float8_e4m3fn, too coarse to sample from", TypeError, model=Coarse(Table(ROWS, 3)))
+
+
 def test_logits_that_are_not_numbers() -> None:
     table = Table(ROWS, 3)
     table.table = torch.full_like(table.table, torch.nan)
@@ -163,6 +172,12 @@ def test_strategies() -> None:
         Branch(arsm.RLOO(), budget=9, keep=0.5)
     with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\]"):
         Branch(arsm.RLOO(), keep=0.0)
+
+
+def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:
+    refused(r"a Branch or a Group, but is RLOO; write Branch\(RLOO\(", TypeError, strategy=arsm.RLOO(3))
+    refused(r"Embedding has no start, step and select; wrap it", TypeError, model=torch.nn.Embedding(3, 3))
+    refused("completions must be an int64 tensor .6, 3., but are a list", TypeError, completions=[[0, 1, 1]] * ROWS)
 
 
 def test_samples_of_another_model() -> None:

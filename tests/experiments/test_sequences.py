@@ -14,9 +14,9 @@ from torch import Tensor
 
 from arsm import sequences
 from arsm_experiments.sequences import likeliest, measure, schedule, speed, tasks
+from arsm_experiments.sequences.curves import Record, best_choice
 from arsm_experiments.sequences.likeliest import Likeliest
-from arsm_experiments.sequences.methods import METHODS, SMALL, Critics, new_policy, read_lines, save_policy
-from arsm_experiments.sequences.publish import Record
+from arsm_experiments.sequences.methods import METHODS, SMALL, Critics, add_line, new_policy, read_lines, save_policy
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.transformer import Transformer
 from tests.statistics import deviations
@@ -192,11 +192,9 @@ def test_every_method_gives_a_gradient(name: str) -> None:
 
 
 def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"spell_backward": schedule.Setting(200, (1e-3, 1e-4), seeds=(1,))}
-    monkeypatch.setattr(schedule, "FIRST", ("likeliest", "group", "value head", "branch rloo 64, chance"))
-    monkeypatch.setattr(schedule, "SECOND", ())
-    monkeypatch.setattr(schedule, "TRIAL", 2)
-    monkeypatch.setattr(schedule, "LONGEST", 4)
+    settings = {"spell_backward": schedule.Setting((100, 200), (1e-3, 1e-4), trial=400, longest=800, seeds=(1,))}
+    monkeypatch.setattr(schedule, "FIRST", ("likeliest", "group", "value head"))
+    monkeypatch.setattr(schedule, "LAST", ("branch rloo 64, chance",))
     monkeypatch.setattr(schedule, "MEASURED", ("group 2", "likeliest"))
     for level in measure.LEVELS:
         save_policy(new_policy("spell_backward", SMALL, "cpu"), measure.checkpoint_path(data, "spell_backward", level))
@@ -204,27 +202,84 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
     path = data / "curves-spell_backward.jsonl"
 
     def work() -> list[Record]:
-        worker = schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100, 1)
-        worker.work(schedule.jobs(settings, seeds=1))
+        schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100).work()
         return read_lines(path)
 
     records = work()
     ends = [record for record in records if record["end"]]
-    rates = {(record["method"], record["seed"]): record["rate"] for record in ends}
-    assert len(ends) == 4 * 3
-    assert {name for name, _ in rates} == {"likeliest", "group 4", "value head", "branch rloo 64, chance"}
-    for name, seed in rates:
-        tried = {record["rate"]: record for record in ends if (record["method"], record["seed"]) == (name, 0)}
-        assert set(tried) == {1e-3, 1e-4}
-        if seed:
-            assert tried[rates[name, seed]]["accuracy"] == max(record["accuracy"] for record in tried.values())
-    assert all(record["tokens"] >= (800 if record["seed"] else 400) or record["accuracy"] >= 0.95 for record in ends)
+    grid = {(size, rate) for size in (100, 200) for rate in (1e-3, 1e-4)}
+    assert len(ends) == 4 * (4 + 1)
+    for name in ("likeliest", "group 4", "value head", "branch rloo 64, chance"):
+        tried = {chosen(end): end for end in ends if (end["method"], end["seed"]) == (name, 0)}
+        (reported,) = (end for end in ends if (end["method"], end["seed"]) == (name, 1))
+        assert set(tried) == grid
+        assert tried[chosen(reported)]["accuracy"] == max(end["accuracy"] for end in tried.values())
+    assert all(end["tokens"] >= (800 if end["seed"] else 400) or end["accuracy"] in (0, 1) for end in ends)
     assert len(read_lines(data / "variance-spell_backward.jsonl")) == 2 * len(measure.LEVELS)
     with path.open("a") as file:
         file.write(json.dumps(records[0])[:20])  # a run that was killed while it wrote
     for claim in (data / "claims").iterdir():
         claim.unlink()
     assert work() == records, "what is done is not done again"
+
+
+def test_records_go_on_after_a_line_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    add_line(path, {"a": 1})
+    with path.open("a") as file:
+        file.write('{"a": 2')
+    add_line(path, {"a": 3})
+    add_line(path, {"a": 4})
+    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
+
+
+def chosen(record: Record) -> tuple[int, float]:
+    return record["per_update"], record["rate"]
+
+
+def end(tokens: int, accuracy: float, rate: float, size: int = 400) -> Record:
+    return {
+        **{"task": "spell_backward", "start": 0.1, "method": "group 8", "seed": 0, "end": True, "update": 9},
+        **{"tokens": tokens, "accuracy": accuracy, "rate": rate, "per_update": size, "seconds": 1.0},
+    }
+
+
+def test_the_choice_is_the_first_to_learn_the_task_or_the_most_accurate() -> None:
+    ends = [end(9_000, 0.2, 1e-4), end(9_000, 0.8, 1e-3), end(3_000, 0.0, 3e-3), end(9_000, 0.5, 1e-3, 1_000)]
+    assert best_choice(ends) == (400, 1e-3)
+    assert best_choice([*ends, end(8_000, 0.96, 1e-3, 1_000), end(8_500, 0.99, 3e-4)]) == (1_000, 1e-3)
+
+
+def test_a_trial_ends_when_it_can_no_longer_win(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one has learned the task with fewer tokens."""
+    limits = []
+    monkeypatch.setattr(schedule, "train", lambda *words: limits.append(words[-3]))
+    settings = {"spell_backward": schedule.Setting((400,), (1e-3, 3e-3), trial=60_000, longest=300_000)}
+    worker = schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100)
+    trial = schedule.Job("train", "spell_backward", method="group 8", choice=(400, 3e-3))
+    for last in (end(60_000, 0.9, 3e-4), end(20_000, 0.96, 1e-3)):
+        worker.do(trial)
+        add_line(data / "curves-spell_backward.jsonl", last)
+    worker.do(trial)
+    assert limits == [60_000, 60_000, 20_000]
+    add_line(data / "curves-spell_backward.jsonl", end(20_400, 0.5, 3e-3))
+    worker.do(trial)
+    worker.do(schedule.Job("train", "spell_backward", method="group 8", seed=1))
+    assert limits == [60_000, 60_000, 20_000, 300_000]
+
+
+def test_checkpoints_are_made_only_as_far_as_something_starts_from_them() -> None:
+    settings = {task: schedule.SETTINGS[task] for task in ("spiral_matrix", "small_sorting")}
+    measured = {("spiral_matrix", level) for level in measure.LEVELS} | {("small_sorting", 0.8)}
+    found = schedule.jobs(settings, measured)
+    assert [(job.kind, job.task, job.level) for job in found[:4]] == [
+        ("pretrain", "spiral_matrix", 0.1),
+        ("pretrain", "small_sorting", 0.45),
+        ("variance", "small_sorting", 0.1),
+        ("variance", "small_sorting", 0.45),
+    ]
+    assert {job.kind for job in found[4:]} == {"train"}
+    assert len(found) == len({job.name() for job in found})
 
 
 @pytest.mark.slow  # imports transformers

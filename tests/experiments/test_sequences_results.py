@@ -6,7 +6,8 @@ import csv
 import re
 from pathlib import Path
 
-from arsm_experiments.sequences.publish import TASKS, unpack, write_table
+from arsm_experiments.sequences.methods import add_line
+from arsm_experiments.sequences.publish import TASKS, crossing, pack, runs, unpack, write_table
 
 RESULTS = Path(__file__).parents[2] / "results" / "sequences"
 
@@ -15,6 +16,33 @@ def test_the_table_is_made_from_the_records(tmp_path: Path) -> None:
     unpack(RESULTS / "records.tar.xz", tmp_path)
     write_table(tmp_path, tmp_path / "table.csv")
     assert (tmp_path / "table.csv").read_bytes() == (RESULTS / "table.csv").read_bytes()
+
+
+def test_packed_records_are_the_same_records(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    unpack(RESULTS / "records.tar.xz", first)
+    pack(first, tmp_path / "records.tar.xz")
+    unpack(tmp_path / "records.tar.xz", second)
+    files = [path.relative_to(first) for path in sorted(first.rglob("*.json*"))]
+    assert files == [path.relative_to(second) for path in sorted(second.rglob("*.json*"))]
+    assert all((first / file).read_text() == (second / file).read_text() for file in files)
+
+
+def test_only_the_size_and_rate_that_seed_0_chose_are_published(tmp_path: Path) -> None:
+    def add(size: int, seed: int, accuracies: tuple[float, ...]) -> None:
+        for number, accuracy in enumerate(accuracies):
+            record = {"start": 0.1, "method": "likeliest", "per_update": size, "rate": 1e-3, "seed": seed}
+            record |= {"update": 5 * number, "tokens": size * number, "accuracy": accuracy, "seconds": number}
+            add_line(tmp_path / "curves-spiral_matrix.jsonl", record | {"end": number == len(accuracies) - 1})
+
+    add(400, 0, (0.1, 0.96))
+    add(2000, 0, (0.1, 0.97))
+    add(400, 1, (0.1, 0.5))
+    add(400, 1, (0.1, 0.9, 0.95))  # once more from the start, after a run that was stopped
+    add(2000, 1, (0.1, 0.99))
+    found = runs(tmp_path, "spiral_matrix", 0.1)
+    assert [record["accuracy"] for record in found["likeliest"][1]] == [0.1, 0.9, 0.95]
+    assert crossing(found["likeliest"][1], 0.5) == (200.0, 0.5)
 
 
 def quoted(pattern: str) -> list[tuple[tuple[str, ...], str, str]]:
@@ -48,7 +76,7 @@ def test_the_page_quotes_variances() -> None:
 
 def test_the_page_quotes_tokens() -> None:
     """Thousands of tokens; a dash where not every seed got there."""
-    found = published(r"(\w+), from (\S+), (.*), rate \S+: tokens to (\S+)")
+    found = published(r"(\w+), from (\S+), (.*), updates of \d+, rate \S+: tokens to (\S+)")
     cells = quoted(r"from (0\.\d+) to (0\.\d+), `(.*)`")
     assert len(cells) >= 40
     for (start, level, method), task, cell in cells:
@@ -64,3 +92,21 @@ def test_the_page_quotes_ratios() -> None:
     for (method, level), task, cell in cells:
         value = found.get((task, "0.1", method, level))
         assert cell == ("-" if value is None else f"{value:.2g}"), (task, level, method)
+
+
+def test_the_page_quotes_choices_and_seconds() -> None:
+    rows = list(csv.DictReader((RESULTS / "table.csv").read_text().splitlines()))
+    chosen, seconds = {}, {}
+    for row in rows:
+        if matched := re.fullmatch(r"(\w+), from 0\.1, (.*), updates of (\d+), rate (\S+)", row["row"]):
+            task, method, size, rate = matched.groups()
+            chosen[task, method] = f"{size}, {rate}"
+            seconds[task, method, row["metric"].removeprefix("tokens to ")] = row["seconds"]
+    cells = quoted(r"(chosen), `(.*)`")
+    assert len(cells) >= 20
+    for (_, method), task, cell in cells:
+        assert cell == chosen.get((task, method), "-"), (task, method)
+    cells = quoted(r"seconds to (0\.\d+), `(.*)`")
+    assert len(cells) >= 20
+    for (level, method), task, cell in cells:
+        assert cell == seconds.get((task, method, level), "-"), (task, method, level)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arsm.checks import NotFiniteError
 from arsm.sequences.batch import Strategy
 from arsm.sequences.decode import Completions, live_tokens
 from arsm.sequences.model import Model, begin, one_pass
+from arsm.types import Estimator
 
 Reward = Callable[[Tensor, Tensor], Tensor]
 """`reward(prompts [R, P], tokens [R, T]) -> [R]`, to be maximised."""
@@ -96,10 +97,22 @@ def check_options(
 
 def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None) -> int:
     """Start with one prompt; the size of the vocabulary."""
+    if isinstance(strategy, Estimator):
+        name = type(strategy).__name__
+        raise TypeError(f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...)).")
+    if isinstance(model, nn.Module) and not callable(getattr(model, "start", None)):
+        raise TypeError(
+            f"{type(model).__name__} has no start, step and select; wrap it: Transformers(model) for a causal model of "
+            "transformers, Recompute(module) for any other."
+        )
     logits = begin(model, prompts, mask).logits
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[0] != 1:
         found = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise TypeError(f"model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is {found}.")
+    if logits.dtype.itemsize not in LARGEST_MISMATCH:
+        raise TypeError(
+            f"The model's logits are {logits.dtype}, too coarse to sample from; convert them with .float()."
+        )
     if bool(logits.isnan().any()) or not bool((logits > -torch.inf).any()) or bool((logits == torch.inf).any()):
         raise NotFiniteError(
             "The model's logits for the first token are NaN, +inf, or -inf throughout; they must be finite, or -inf to "
@@ -131,6 +144,8 @@ def _check_difference(largest: Tensor, dtype: torch.dtype) -> None:
 
 def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | None, vocabulary: int) -> Tensor:
     """Completions of another sampler, padded to max_tokens with eos."""
+    if not isinstance(completions, Tensor):
+        raise TypeError(f"completions must be an int64 tensor {list(shape)}, but are a {type(completions).__name__}.")
     width, longest = completions.shape[-1], shape[-1]
     if completions.dtype != torch.int64 or completions.shape[:-1] != shape[:-1] or not 1 <= width <= longest:
         raise ValueError(

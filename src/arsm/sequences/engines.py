@@ -95,13 +95,15 @@ def gather(parts: list[Part], played: list[Completions], like: Prefixes, decodin
 
 # ---------------------------------------------------------------- weights
 
-AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""By the bytes of a type; wider types are read as int64."""
 
 
 def weights_version(module: nn.Module) -> str:
     """A digest of the module's weights, from the sums of their bits: reads them once, as sampling one token does."""
     state = module.state_dict()
-    sums = [x.detach().contiguous().view(AS_INTEGERS[x.dtype.itemsize]).sum(dtype=torch.int64) for x in state.values()]
+    bits = [x.detach().flatten().contiguous() for x in state.values()]
+    sums = [x.view(AS_INTEGERS.get(x.dtype.itemsize, torch.int64)).sum(dtype=torch.int64) for x in bits]
     sums = torch.stack([x.to(sums[0].device) for x in sums]).tolist() if sums else []
     words = json.dumps([list(state), sums])
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()

@@ -23,6 +23,9 @@ from arsm_experiments.sequences.methods import (
 from arsm_experiments.sequences.rivals import Critic
 from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch
 
+Record = dict[str, Any]
+Choice = tuple[int, float]
+"""Generated tokens per update, and the rate."""
 WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
 """Methods whose critic learns along."""
 WARM = 10
@@ -32,13 +35,14 @@ CRITIC_ROWS = 128
 EVERY = 5
 """Updates between two evaluations."""
 LOST = 20
-"""Updates after which a rate that has halved the accuracy is given up, on seed 0."""
+"""Updates after which a run without a single right answer ends."""
 ENOUGH = 0.95
 """The accuracy at which a run ends."""
 
 
 def train(
     name: str,
+    per_update: int,
     rate: float,
     seed: int,
     task: str,
@@ -49,11 +53,13 @@ def train(
     path: Path,
     device: str,
     tokens: int,
-    per_update: int,
     max_rows: int,
     deadline: float = math.inf,
 ) -> None:
-    """One run: a record per evaluation goes to `path`; a run that meets the deadline has no record of its end."""
+    """One run: a record per evaluation goes to `path`; a run that meets the deadline has no record of its end.
+
+    Seed 0 chooses the size and the rate. There a run ends after a third of its tokens if its accuracy has halved.
+    """
     torch.manual_seed(seed)
     generator = torch.Generator(device).manual_seed(seed)
     questions, held_out = data.split(size.held_out)
@@ -69,16 +75,17 @@ def train(
     while True:
         if update % EVERY == 0 or spent >= tokens:
             reached = accuracy(policy, task, held_out, torch.Generator(device).manual_seed(1))
-            lost = seed == 0 and update >= LOST and reached < start / 2
+            lost = (update >= LOST and reached == 0) or (seed == 0 and spent >= tokens / 3 and reached < start / 2)
             end = spent >= tokens or reached >= ENOUGH or lost
             record = {"task": task, "start": start, "method": name, "rate": rate, "seed": seed, "update": update}
             record |= {"tokens": spent, "per_update": per_update, "seconds": time.time() - begun, "accuracy": reached}
             add_line(path, record | {"end": end})
             if end:
                 print(
-                    f"{task} from {start}, {name}, rate {rate:g}, seed {seed}: {reached:.3f}, {spent} tokens, ", end=""
+                    f"{task} from {start}, {name}, updates of {per_update}, rate {rate:g}, seed {seed}: {reached:.3f}, "
+                    f"{spent} tokens, {record['seconds']:.0f} s",
+                    flush=True,
                 )
-                print(f"{record['seconds']:.0f} s", flush=True)
             if end or time.time() > deadline:
                 return
         prompts, answers = questions.batch(draw_rows(questions, count, generator), device)
@@ -103,7 +110,7 @@ def train(
                 critic.fit(prompts[branches.row], branches.tokens, after, branches.rewards)
 
 
-def best_rates(records: list[dict[str, Any]], name: str, start: float) -> list[float]:
-    """The rate of seed 0 with the highest last accuracy, or the one that reached ENOUGH first; none without runs."""
-    ends = [r for r in records if (r["method"], r["start"], r["seed"]) == (name, start, 0) and r["end"]]
-    return [max(ends, key=lambda r: (min(r["accuracy"], ENOUGH), -r["tokens"]))["rate"]] if ends else []
+def best_choice(ends: list[Record]) -> Choice:
+    """Of the last records of runs: that with the highest accuracy, or that reached ENOUGH with the fewest tokens."""
+    best = max(ends, key=lambda end: (min(end["accuracy"], ENOUGH), -end["tokens"]))
+    return best["per_update"], best["rate"]

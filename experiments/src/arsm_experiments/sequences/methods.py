@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,20 +184,20 @@ def train_critics(
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSON-lines file; none if there is no file. A last line that was cut short is left out."""
+    """Records of a JSON-lines file; none if there is no file. Lines that were cut short are left out."""
     return list(_records(path)) if path.exists() else []
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines():
-        try:
+        with suppress(json.JSONDecodeError):
             yield json.loads(line)
-        except json.JSONDecodeError:
-            return
 
 
 def add_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one record."""
+    """Append one record, on a line of its own even if the last one was cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    with path.open("a+b") as file:
+        file.seek(max(0, file.tell() - 1))
+        start = b"" if file.read() in (b"", b"\n") else b"\n"
+        file.write(start + json.dumps(record).encode() + b"\n")

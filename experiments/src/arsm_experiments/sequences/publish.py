@@ -1,16 +1,19 @@
 """The sequences' table and figures, from their records: `python -m arsm_experiments.sequences.publish`.
 
 `results/sequences/records.tar.xz` holds the lines of JSON that `schedule` and `speed` wrote; `provenance.json` among
-them says on which hardware and at which commit. Its folder `small-updates` has trainings on a CPU. `larger` has earlier
-measurements on tasks with larger numbers (of runs that chose a rate only the ends), and `larger/first` still earlier
-ones at accuracy 0.8.
+them says on which hardware and at which commit. `--records FOLDER` first packs that folder into the archive. Its folder
+`larger` has earlier measurements on tasks with larger numbers (of runs that chose a rate only the ends), and
+`larger/first` still earlier ones at accuracy 0.8.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
+import io
 import itertools
 import json
+import os
 import statistics
 import tarfile
 import tempfile
@@ -20,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from arsm_experiments.palette import save
+from arsm_experiments.sequences.curves import Choice, Record, best_choice
 from arsm_experiments.sequences.measure import FRESH
 from arsm_experiments.sequences.methods import read_lines
 
-Record = dict[str, Any]
-Runs = dict[tuple[str, float], dict[int, list[Record]]]
-"""Training runs by (method, rate) and seed."""
+Runs = dict[str, dict[int, list[Record]]]
+"""Training runs by method and seed."""
 RESULTS = Path("results/sequences")
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
 TASKS = {
@@ -42,8 +45,8 @@ DRAWN_TASKS = tuple(TASKS.values())[:4]
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
 ACCURACIES = (0.19, 0.5, 0.55, 0.7, 0.8, 0.9)
-PARTS = {"": "", "small-updates": "small updates, ", "larger": ""}
-"""Folders of records, and how their methods are named."""
+PARTS = ("", "larger")
+"""Folders of records."""
 RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
 OURS = ("likeliest", "branch rloo 64, chance")
 COSTS = (
@@ -105,19 +108,24 @@ def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float
 
 
 def runs(folder: Path, task: str, start: float) -> Runs:
-    """Finished training runs of the reported seeds by (method, rate) and seed; seed 0 chose the rates."""
-    whole: dict[tuple[str, float, int], list[Record]] = {}
+    """Finished runs of the reported seeds, with the size and rate that seed 0 chose."""
+    whole: dict[tuple[str, Choice, int], list[Record]] = {}
     for record in read_lines(folder / f"curves-{task}.jsonl"):
         if record["start"] != start:
             continue
-        key = record["method"], record["rate"], record["seed"]
-        if record["update"] == 0:
+        key = record["method"], (record["per_update"], record["rate"]), record["seed"]
+        if record["update"] == 0 or key not in whole:
             whole[key] = []
         whole[key].append(record)
+    ended = {key: records for key, records in whole.items() if records[-1]["end"]}
+    trials: dict[str, list[Record]] = defaultdict(list)
+    for (method, _, seed), records in ended.items():
+        if seed == 0:
+            trials[method].append(records[-1])
     found: Runs = defaultdict(dict)
-    for (method, rate, seed), records in whole.items():
-        if seed and records[-1]["end"]:
-            found[method, rate][seed] = records
+    for (method, choice, seed), records in ended.items():
+        if seed and choice == best_choice(trials[method]):
+            found[method][seed] = records
     return found
 
 
@@ -146,10 +154,10 @@ def variance_rows(task: str, level: float, methods: dict[str, Record], about: li
 def rival_rows(found: Runs, where: str, about: list[str]) -> Iterator[list[Any]]:
     """Tokens to an accuracy relative to the best rival's, means over seeds; none where a seed did not get there."""
     means: dict[tuple[str, float], float] = {}
-    for (method, _), seeds in found.items():
+    for method, seeds in found.items():
         for level in ACCURACIES:
             reached = [crossing(records, level) for records in seeds.values()]
-            if len(seeds) > 1 and None not in reached:
+            if None not in reached:
                 means[method, level] = statistics.mean(known[0] for known in reached if known is not None)
     for method, level in itertools.product(OURS, ACCURACIES):
         rivals = [means[name, level] for name in RIVALS if (name, level) in means]
@@ -166,11 +174,12 @@ def rows(folder: Path) -> Iterator[list[Any]]:
             yield from variance_rows(task, level, methods, provenance[f"variance{part}"])
     for (task, level), methods in earlier(folder).items():
         yield from variance_rows(task, level, methods, provenance["first"])
-    for (part, words), task, start in itertools.product(PARTS.items(), TASKS.values(), LEVELS):
+    for part, task, start in itertools.product(PARTS, TASKS.values(), LEVELS):
         found = runs(folder / part, task, start)
-        for (method, rate), seeds in found.items():
-            where = f"{task}, from {start}, {words}{method}, rate {rate:g}"
+        for method, seeds in found.items():
             ends = [records[-1] for records in seeds.values()]
+            choice = f"updates of {ends[0]['per_update']}, rate {ends[0]['rate']:g}"
+            where = f"{task}, from {start}, {method}, {choice}"
             seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
             about = provenance[f"curves{part}"]
             yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, about)
@@ -180,7 +189,7 @@ def rows(folder: Path) -> Iterator[list[Any]]:
                     tokens, times = zip(*reached, strict=True)
                     yield line(where, f"tokens to {level}", list(tokens), f"{statistics.mean(times):.0f}", about)
         if part != "larger":
-            yield from rival_rows(found, f"{task}, from {start}, {words}", provenance[f"curves{part}"])
+            yield from rival_rows(found, f"{task}, from {start}, ", provenance[f"curves{part}"])
     for record in read_lines(folder / "speed.jsonl"):
         about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
@@ -231,7 +240,7 @@ def draw_curves(folder: Path, path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.6), layout="constrained")
     for axes, task in zip(panels, DRAWN_TASKS, strict=True):
-        best = best_runs(folder, task, LEVELS[0])
+        best = runs(folder, task, LEVELS[0])
         highest = 0.0
         for name, colour in CURVES.items():
             if name not in best:
@@ -254,20 +263,6 @@ def draw_curves(folder: Path, path: Path) -> None:
     plt.close(figure)
 
 
-def best_runs(folder: Path, task: str, start: float) -> dict[str, dict[int, list[Record]]]:
-    """Each method's runs by seed, at the rate with the highest last accuracy."""
-    found: dict[str, dict[int, list[Record]]] = {}
-    for (method, _), seeds in runs(folder, task, start).items():
-        if method not in found or last(seeds) > last(found[method]):
-            found[method] = seeds
-    return found
-
-
-def last(seeds: dict[int, list[Record]]) -> float:
-    """The mean of the last accuracies."""
-    return statistics.mean(records[-1]["accuracy"] for records in seeds.values())
-
-
 def write_table(folder: Path, path: Path) -> None:
     """table.csv."""
     with path.open("w", newline="") as file:
@@ -282,14 +277,42 @@ def unpack(archive: Path, folder: Path) -> None:
         files.extractall(folder, filter="data")
 
 
-def main(results: Path = RESULTS) -> None:
+def pack(folder: Path, archive: Path) -> None:
+    """A folder's records, with seconds in tenths and other numbers to six digits; equal records give equal bytes."""
+    part = archive.with_suffix(".part")
+    with tarfile.open(part, "w:xz", preset=9) as files:
+        for path in sorted([*folder.rglob("*.jsonl"), folder / "provenance.json"]):
+            text = path.read_text()
+            if path.suffix == ".jsonl":
+                text = "".join(json.dumps(shorten(record)) + "\n" for record in read_lines(path))
+            entry = tarfile.TarInfo(str(path.relative_to(folder)))
+            entry.size = len(text.encode())
+            files.addfile(entry, io.BytesIO(text.encode()))
+    os.replace(part, archive)
+
+
+def shorten(record: Record) -> Record:
+    """Without digits that say nothing."""
+    numbers = {key: float(f"{value:.6g}") for key, value in record.items() if isinstance(value, float)}
+    long = {"seconds": round(record["seconds"], 1)} if "end" in record else {}
+    return record | numbers | long
+
+
+def main() -> None:
     """Write the table and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--records", type=Path, help="A folder to pack into the archive first")
+    options = parser.parse_args()
+    archive = options.results / "records.tar.xz"
+    if options.records is not None:
+        pack(options.records, archive)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        unpack(results / "records.tar.xz", folder)
-        write_table(folder, results / "table.csv")
-        draw_variances(folder, results / "variance.png")
-        draw_curves(folder, results / "curves.png")
+        unpack(archive, folder)
+        write_table(folder, options.results / "table.csv")
+        draw_variances(folder, options.results / "variance.png")
+        draw_curves(folder, options.results / "curves.png")
 
 
 if __name__ == "__main__":

@@ -1,33 +1,33 @@
 """The whole experiment, unattended: `python -m arsm_experiments.sequences.schedule --seconds 1100 --workers 6`.
 
 Worker processes take the next job whose requirements are met, from one list in order of importance: cross-entropy to
-the checkpoints, variances, the rates on seed 0, then the reported seeds, each method at its better rate. Records are
-written at once. Started again, it goes on with what is missing.
+the checkpoints, variances, then each task's trainings: every size of an update and every rate on seed 0, then the
+reported seeds, each method with its best size and rate. Records are written at once. Started again, it goes on with
+what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import subprocess
 import sys
-import tarfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
 
-from arsm_experiments.sequences.curves import best_rates, train
+from arsm_experiments.sequences.curves import ENOUGH, Choice, Record, best_choice, train
 from arsm_experiments.sequences.measure import LEVELS, checkpoint_path, measure_level, pretrain
 from arsm_experiments.sequences.methods import SMALL, Size, read_lines
 from arsm_experiments.sequences.tasks import load
 
-FIRST = ("likeliest", "value head", "branch rloo 64, chance", "token baseline 8", "group")
-"""The methods that are trained first; "group" stands for the task's best one."""
-SECOND = ("grpo 8", "vineppo 2")
+FIRST = ("likeliest", "token baseline 8", "value head", "branch rloo 64, chance", "group", "grpo 8")
+"""The methods that are trained first; "group" stands for the task's own one."""
+LAST = ("vineppo 2",)
 MEASURED = (
     *("group 2", "group 4", "group 8", "group 16", "token baseline 8", "value head", "vineppo 2"),
     *("branch rloo 16, true returns", "branch rloo 16", "branch rloo 64, chance", "branch all, chance"),
@@ -38,32 +38,32 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class Setting:
-    """How a task is trained."""
+    """How a task is trained. Every method chooses a size and a rate from the same grid."""
 
-    per_update: int
-    """Generated tokens of an update."""
+    sizes: tuple[int, ...]
+    """Generated tokens per update."""
     rates: tuple[float, ...]
+    """The rates that win most often come first: a trial ends when it can no longer win."""
+    trial: int = 120_000
+    """Generated tokens of a run that chooses the size and the rate."""
+    longest: int = 600_000
+    """Most generated tokens of a reported run."""
     group: str = "group 4"
     seeds: tuple[int, ...] = (1, 2, 3)
+
+    def shrink(self, factor: float) -> Setting:
+        """As many times fewer tokens."""
+        trial, longest, *sizes = (int(tokens / factor) for tokens in (self.trial, self.longest, *self.sizes))
+        return replace(self, trial=trial, longest=longest, sizes=tuple(sizes))
 
 
 Settings = dict[str, Setting]
 SETTINGS = {
-    "spiral_matrix": Setting(2_000, (1e-4, 3e-4, 1e-3)),
-    "small_sorting": Setting(2_000, (1e-4, 3e-4, 1e-3)),
-    "small_filtering": Setting(2_000, (1e-4, 3e-4, 1e-3)),
-    "spell_backward": Setting(1_000, (1e-4, 3e-4, 1e-3), "group 8", (1, 2, 3, 4, 5)),
+    "spiral_matrix": Setting((400, 2_000), (1e-3, 3e-3, 3e-4, 1e-4)),
+    "spell_backward": Setting((400, 1_000), (1e-3, 3e-3, 3e-4, 1e-4), 60_000, 300_000, "group 8", (1, 2, 3, 4, 5)),
+    "small_sorting": Setting((1_000, 2_000), (1e-4, 3e-4, 3e-5)),
+    "small_filtering": Setting((1_000, 2_000), (1e-4, 3e-4, 3e-5)),
 }
-SMALL_UPDATES = {
-    "spiral_matrix": Setting(400, (3e-4, 1e-3, 3e-3), "group 8"),
-    "spell_backward": Setting(400, (3e-4, 1e-3, 3e-3), "group 8"),
-}
-"""Updates so small that noise limits the rate; with `NARROW` a CPU does them."""
-NARROW = Size(width=96, layers=3, heads=3, batch=128, tested=256)
-TRIAL = 60
-"""Updates of a run that chooses the rate."""
-LONGEST = 300
-"""Most updates of a reported run."""
 
 
 @dataclass(frozen=True)
@@ -76,55 +76,49 @@ class Job:
     level: float = LEVELS[0]
     """Of the checkpoint to start from; the last one to reach for a pretraining."""
     method: str = ""
-    rate: float | None = None
+    choice: Choice | None = None
     """None: the best of seed 0."""
     seed: int = 0
 
     def name(self) -> str:
         """Of the file that says who does it."""
-        words = (self.kind, self.task, self.level, self.method, self.rate, self.seed)
+        words = (self.kind, self.task, self.level, self.method, *(self.choice or ("best",)), self.seed)
         return "-".join(str(word).replace(" ", "_") for word in words)
 
 
-def jobs(settings: Settings, seeds: int = 3) -> list[Job]:
-    """All jobs, the most important ones first; every task has at least `seeds` seeds."""
-    found = [Job("pretrain", task, LEVELS[-1]) for task in settings]
-    found += [Job("variance", task, LEVELS[-1]) for task in settings]
-    for methods in (FIRST, SECOND):
-        found += trainings(methods, settings, range(seeds))
-        if methods == FIRST:
-            found += [Job("variance", task, level) for level in LEVELS[:-1] for task in settings]
-    most = max(len(setting.seeds) for setting in settings.values())
-    return found + trainings((*FIRST, *SECOND), settings, range(seeds, most))
+def jobs(settings: Settings, measured: set[tuple[str, float]]) -> list[Job]:
+    """All jobs, the most important ones first, without the variances that were measured by (task, level)."""
+    wanted = itertools.product((LEVELS[-1], *LEVELS[:-1]), settings)
+    variances = [Job("variance", task, level) for level, task in wanted if (task, level) not in measured]
+    first = [
+        Job("pretrain", task, max([LEVELS[0], *(job.level for job in variances if job.task == task)]))
+        for task in settings
+    ]
+    both = itertools.product((FIRST, LAST), settings.items())
+    return first + variances + [job for methods, (task, setting) in both for job in trainings(methods, task, setting)]
 
 
-def trainings(methods: tuple[str, ...], settings: Settings, seeds: range) -> list[Job]:
-    """Seed 0 at every rate, then the reported seeds with these numbers."""
-    pairs = [
-        (task, setting.group if method == "group" else method)
-        for method, (task, setting) in itertools.product(methods, settings.items())
+def trainings(methods: tuple[str, ...], task: str, setting: Setting) -> list[Job]:
+    """Seed 0 with every size and rate, then the reported seeds."""
+    names = [setting.group if method == "group" else method for method in methods]
+    grid = [(size, rate) for rate, size in itertools.product(setting.rates, setting.sizes)]
+    trials = [Job("train", task, method=name, choice=choice) for choice, name in itertools.product(grid, names)]
+    return trials + [
+        Job("train", task, method=name, seed=seed) for seed, name in itertools.product(setting.seeds, names)
     ]
-    trials = [Job("train", task, method=name, rate=rate) for task, name in pairs for rate in settings[task].rates]
-    reported = [
-        Job("train", task, method=name, seed=seed)
-        for number, (task, name) in itertools.product(seeds, pairs)
-        for seed in settings[task].seeds[number : number + 1]
-    ]
-    return ([] if seeds.start else trials) + reported
 
 
 class Worker:
     """Does one job after the other."""
 
-    def __init__(
-        self, data: Path, out: Path, device: str, size: Size, settings: Settings, deadline: float, shrink: float
-    ) -> None:
+    def __init__(self, data: Path, out: Path, device: str, size: Size, settings: Settings, deadline: float) -> None:
         self.data, self.out, self.device, self.size, self.settings = data, out, device, size, settings
-        self.deadline, self.shrink = deadline, shrink
+        self.deadline = deadline
         self.load = cache(lambda task: load(data / f"{task}.pt", device))
 
-    def work(self, todo: list[Job]) -> None:
+    def work(self) -> None:
         """Until nothing is left or the time is over."""
+        todo = jobs(self.settings, self.measured())
         while time.time() < self.deadline:
             todo = [job for job in todo if not self._claim(job).exists()]
             job = next((job for job in todo if self.ready(job)), None)
@@ -134,6 +128,14 @@ class Worker:
                 return
             elif job is None:
                 time.sleep(0.5)
+
+    def measured(self) -> set[tuple[str, float]]:
+        """The tasks and levels at which every variance was measured."""
+        found: dict[tuple[str, float], set[str]] = defaultdict(set)
+        for task in self.settings:
+            for record in read_lines(self.out / f"variance-{task}.jsonl"):
+                found[task, record["level"]].add(record["method"])
+        return {key for key, names in found.items() if names >= set(MEASURED)}
 
     def _claim(self, job: Job) -> Path:
         return self.out / "claims" / job.name()
@@ -146,19 +148,30 @@ class Worker:
         return True
 
     def ready(self, job: Job) -> bool:
-        """Is there the checkpoint to start from, and a rate?"""
+        """Is there the checkpoint to start from, and a choice?"""
         if job.kind == "pretrain":
             return True
         there = checkpoint_path(self.out, job.task, job.level).exists()
-        return there and (job.kind == "variance" or self.rates(job) != ())
+        return there and (job.kind == "variance" or self.choice(job) is not None)
 
-    def rates(self, job: Job) -> tuple[float, ...]:
-        """The rate to train with; none before all rates have been tried on seed 0."""
-        if job.rate is not None:
-            return (job.rate,)
-        records = [r for r in read_lines(self._curves(job.task)) if (r["method"], r["seed"]) == (job.method, 0)]
-        tried = {r["rate"] for r in records if r["end"] and r["start"] == job.level}
-        return tuple(best_rates(records, job.method, job.level)) if tried >= set(self.settings[job.task].rates) else ()
+    def ends(self, task: str) -> list[Record]:
+        """The last records of all finished runs."""
+        path = self._curves(task)
+        return _ends(path, path.stat().st_size) if path.exists() else []
+
+    def trials(self, job: Job) -> list[Record]:
+        """The last records of the method's runs that choose."""
+        wanted = (job.level, job.method, 0)
+        return [end for end in self.ends(job.task) if (end["start"], end["method"], end["seed"]) == wanted]
+
+    def choice(self, job: Job) -> Choice | None:
+        """The tokens per update and the rate to train with; none before all have been tried on seed 0."""
+        if job.choice is not None:
+            return job.choice
+        setting = self.settings[job.task]
+        grid = set(itertools.product(setting.sizes, setting.rates))
+        tried = {choice: end for end in self.trials(job) if (choice := (end["per_update"], end["rate"])) in grid}
+        return best_choice(list(tried.values())) if tried.keys() == grid else None
 
     def _curves(self, task: str) -> Path:
         return self.out / f"curves-{task}.jsonl"
@@ -168,8 +181,7 @@ class Worker:
         print(f"{time.time() - self.deadline:.0f} s: {job.name()}", flush=True)
         if job.kind == "pretrain":
             levels = tuple(level for level in LEVELS if level <= job.level)
-            rate = 1e-3 if self.size == NARROW else 5e-4
-            pretrain(job.task, self.load(job.task), self.size, self.out, self.device, self.deadline, levels, rate)
+            pretrain(job.task, self.load(job.task), self.size, self.out, self.device, self.deadline, levels)
         elif job.kind == "variance":
             arguments = (self.load(job.task), self.size, self.out, self.device, 4096, self.deadline)
             measure_level(job.task, job.level, MEASURED, *arguments)
@@ -177,27 +189,34 @@ class Worker:
             self._train(job)
 
     def _train(self, job: Job) -> None:
-        setting, (rate,) = self.settings[job.task], self.rates(job)
-        done = {(r["start"], r["method"], r["rate"], r["seed"]) for r in read_lines(self._curves(job.task)) if r["end"]}
-        if (job.level, job.method, rate, job.seed) in done:
+        setting, choice, path = self.settings[job.task], self.choice(job), self._curves(job.task)
+        assert choice is not None
+        keys = ("start", "method", "per_update", "rate", "seed")
+        done = {tuple(end[key] for key in keys) for end in self.ends(job.task)}
+        if (job.level, job.method, *choice, job.seed) in done:
             return
-        tokens = setting.per_update * (LONGEST if job.seed else TRIAL)
+        solved = [end["tokens"] for end in self.trials(job) if end["accuracy"] >= ENOUGH]
         train(
             job.method,
-            rate,
+            *choice,
             job.seed,
             job.task,
             job.level,
             self.load(job.task),
             self.size,
             checkpoint_path(self.out, job.task, job.level),
-            self._curves(job.task),
+            path,
             self.device,
-            int(tokens / self.shrink),
-            int(setting.per_update / self.shrink),
+            setting.longest if job.seed else min([setting.trial, *solved]),
             4096,
             self.deadline,
         )
+
+
+@lru_cache(maxsize=8)
+def _ends(path: Path, size: int) -> list[Record]:
+    """Reads the file again when it has grown to another size."""
+    return [record for record in read_lines(path) if record["end"]]
 
 
 def supervise(workers: int, seconds: float, words: list[str]) -> None:
@@ -213,15 +232,6 @@ def supervise(workers: int, seconds: float, words: list[str]) -> None:
         process.kill()
 
 
-def pack(out: Path, archive: Path) -> None:
-    """All records, without the checkpoints."""
-    part = archive.with_suffix(".part")
-    with tarfile.open(part, "w:xz") as files:
-        for path in sorted(out.glob("*.jsonl")):
-            files.add(path, path.name)
-    os.replace(part, archive)
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -230,33 +240,22 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1100)
-    parser.add_argument("--pack", type=Path, help="Where an archive of all records goes at the end")
     parser.add_argument(
         "--small", type=float, default=0, help="A tiny model and as many times fewer tokens, for a trial"
     )
-    parser.add_argument("--small-updates", action="store_true", help="The narrow model with small updates, on a CPU")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.until is not None:
         torch.set_num_threads(1)
-        size = replace(SMALL, patience=0.1) if options.small else NARROW if options.small_updates else Size()
-        settings = SMALL_UPDATES if options.small_updates else SETTINGS
-        worker = Worker(options.data, options.out, options.device, size, settings, options.until, options.small or 1)
-        if options.small_updates:
-            first = [Job("pretrain", task, LEVELS[0]) for task in settings]
-            worker.work(
-                first + [job for task in settings for job in trainings(FIRST, {task: settings[task]}, range(3))]
-            )
-        else:
-            worker.work(jobs(settings))
+        size = replace(SMALL, patience=0.1) if options.small else Size()
+        settings = {task: setting.shrink(options.small or 1) for task, setting in SETTINGS.items()}
+        Worker(options.data, options.out, options.device, size, settings, options.until).work()
         return
     claims = options.out / "claims"
     claims.mkdir(parents=True, exist_ok=True)
     for claim in claims.iterdir():
         claim.unlink()
     supervise(options.workers, options.seconds, sys.argv[1:])
-    if options.pack is not None:
-        pack(options.out, options.pack)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from arsm.sequences import Decoding, Model, Prefixes, Transformers, complete, li
 from arsm_experiments.sequences.methods import SMALL, Size, add_line, new_policy
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY
 
+LEAST_LOGITS = 8_192_000
+"""Logits of a batch whose planning is measured, so that it is planned in as many parts as a larger one."""
+
 
 def timed(call: Callable[[], Any], device: str, repeats: int) -> tuple[float, Any]:
     """Median seconds per call, after one call to warm up."""
@@ -178,7 +181,8 @@ def main() -> None:
             print(record, flush=True)
     for vocabulary in (100,) if options.small else (1000, 32_000, 150_000):
         for estimator in (arsm.RLOO(4), arsm.RLOO(16), arsm.ARSM(references=1)):
-            record = planning_cost(estimator, vocabulary, 64 if options.small else 512, options.device, 3)
+            states = 64 if options.small else max(512, LEAST_LOGITS // vocabulary)
+            record = planning_cost(estimator, vocabulary, states, options.device, 3)
             add_line(path, record)
             print(record, flush=True)
 
