@@ -16,9 +16,9 @@ from torch import Tensor
 from arsm.kernels import STATE, buckets_of
 from arsm.noise import LOWEST, RESOLUTION
 
-CHUNKS = 1024
+CHUNKS = 512
 """Most chunks per row: one program reduces what they found."""
-PROGRAMS = 8192
+PROGRAMS = 16_384
 """Enough to keep a GPU busy; a chunk has as many blocks as then remain."""
 EACH = 4
 """Elements per thread."""
