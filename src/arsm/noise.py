@@ -13,6 +13,8 @@ from arsm.checks import check_given
 RESOLUTION = 2.0**-40
 LOWEST = -(2.0**11)
 LARGEST = 2.0**10
+TO_FIXED = 1.5 * 2.0**52 * RESOLUTION
+"""Added to x, it rounds x to a multiple of the resolution, half to even, in the last bits of the sum."""
 MANY = 512
 """From this many categories on, a compiled graph's noise on a GPU is drawn by an operator of its own."""
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from arsm import kernels
 from arsm.kernels import FEW
-from arsm.noise import LOWEST, RESOLUTION
+from arsm.noise import LOWEST, TO_FIXED
 from arsm.swap import SMALL as SMALL_RACE
 from arsm.swap import Race, run_race, swap_with, without_winner
 
@@ -35,8 +35,6 @@ NEVER = 2**62
 """A key that loses to all others."""
 SMALL = 1 << 14
 """From this many numbers on, a CPU takes longer to allocate C times as many than to add them up one by one."""
-TO_FIXED = 1.5 * 2**52 * RESOLUTION
-"""Added to x, it leaves x in fixed point, rounded half to even, in the last bits of the sum, above a constant."""
 
 
 class Swaps(NamedTuple):
@@ -92,7 +90,7 @@ def _with_keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """phi and a of `noise.fixed_point` as integers, [..., C] -> [C, ...]: a_j - phi_c is the key of c with j's noise.
 
-    The same constant is in both. Masked logits become the lowest: both lose to whoever has the largest logit.
+    Both have the bits of `TO_FIXED` above them. Masked logits become the lowest: they lose to the largest logit.
     """
     phi, a = (x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format) for x in (logits, log_pi))
     phi, a = (

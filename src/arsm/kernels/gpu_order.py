@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from arsm.kernels import STATE, buckets_of
-from arsm.noise import LOWEST, RESOLUTION
+from arsm.noise import LOWEST, RESOLUTION, TO_FIXED
 
 CHUNKS = 512
 """Most chunks per row: one program reduces what they found."""
@@ -25,8 +25,7 @@ EACH = 4
 STEP = tl.constexpr(RESOLUTION)
 LEAST_LOGIT = tl.constexpr(LOWEST)
 LEAST_NOISE = tl.constexpr(LOWEST / 2)
-TO_FIXED = tl.constexpr(1.5 * 2.0**52 * RESOLUTION)
-"""Added and subtracted, it rounds to a multiple of the resolution, half to even."""
+ROUND = tl.constexpr(TO_FIXED)
 
 # what `order` keeps of a race for `merge`: the places of state [R, STATE]
 BEST = tl.constexpr(0)
@@ -62,14 +61,14 @@ def noise_at(log_pi, at, mask):
 @triton.jit
 def fixed_noise(x):
     """a: ln pi in fixed point, as `noise.fixed_point` rounds it."""
-    return tl.maximum(x, LEAST_NOISE).to(tl.float64) + TO_FIXED - TO_FIXED
+    return tl.maximum(x, LEAST_NOISE).to(tl.float64) + ROUND - ROUND
 
 
 @triton.jit
 def below_largest(x, largest):
     """phi: a logit below the largest in fixed point. A masked one becomes the lowest, which never wins either."""
     phi = x.to(tl.float64) - largest
-    return tl.where(phi < LEAST_LOGIT, LEAST_LOGIT, phi) + TO_FIXED - TO_FIXED
+    return tl.where(phi < LEAST_LOGIT, LEAST_LOGIT, phi) + ROUND - ROUND
 
 
 @triton.jit
