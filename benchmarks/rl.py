@@ -27,8 +27,8 @@ WINDOW = 100
 
 
 def paper(**changes: Any) -> Settings:
-    """The paper's settings, except these."""
-    return Settings(**{**asdict(Learning()), "decay_over": None, **changes})
+    """The paper's settings, with its budget on CartPole, except these."""
+    return Settings(**{**asdict(Learning()), "budget": 16, "decay_over": None, **changes})
 
 
 def uniform_policy(environment: Environment) -> Perceptron:

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.vae import Vae
 
 EPOCHS, IMAGES = 10, 11_000
@@ -56,7 +57,8 @@ def time_step(config: Vae, ready: Any, start: Any, alone: Any) -> None:
     with alone:
         seconds = step_seconds(replicas, EPOCHS)
         found = {"label": Vae.label(config.config(0.0, 0.0)), "milliseconds": 1e3 * seconds}
-        print(json.dumps(found | {"hardware": torch.cuda.get_device_name()}), flush=True)
+        made = provenance("cuda")
+        print(json.dumps(found | {name: made[name] for name in ("hardware", "commit")}), flush=True)
 
 
 def main() -> None:

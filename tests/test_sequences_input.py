@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Group
+from arsm.sequences.checks import check_reward
 from tests.tables import Setting, Table, reward
 
 ROWS = 6
@@ -69,6 +71,26 @@ def refused(message: str, error: type[Exception] = ValueError, **changes: Any) -
 )
 def test_rewards(bad: sequences.Reward, error: type[Exception], message: str) -> None:
     refused(message, error, reward=bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda tokens: tokens[:, 0].double(), r"as reward\(prompts, tokens\), but takes \(tokens\); TextReward"),
+        (lambda completions, **columns: completions, r"but takes \(completions, \*\*columns\)"),
+        (lambda prompts, tokens, answers: answers, r"but takes \(prompts, tokens, answers\)"),
+        (torch.zeros(ROWS), r"must be a function reward\(prompts, tokens\), but is a Tensor"),
+    ],
+    ids=["one argument", "text", "three arguments", "no function"],
+)
+def test_rewards_that_cannot_be_called(bad: Any, message: str) -> None:
+    assert refused(message, TypeError, reward=bad).calls == 0, "refused before anything is sampled"
+
+
+def test_a_reward_whose_signature_is_unknown_is_let_through() -> None:
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(torch.mul)
+    check_reward(torch.mul)
 
 
 def test_a_branch_whose_reward_is_not_finite() -> None:
@@ -149,6 +171,9 @@ def test_logits_that_are_not_numbers() -> None:
     ("changes", "message"),
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"max_tokens": 6.0}, "max_tokens must be a whole number, but is 6.0"),
+        ({"eos": "x"}, "eos must be a whole number, but is 'x'"),
+        ({"max_rows": 8.0}, "max_rows must be a whole number, but is 8.0"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"kl": -1.0}, "kl must be"),
         ({"kl": 0.1}, "reference is missing"),

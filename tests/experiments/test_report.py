@@ -325,13 +325,13 @@ def test_a_panel_is_drawn_as_it_is_described() -> None:
     assert max(map(len, axes.get_title("left").split("\n"))) <= TITLE
 
 
-@pytest.mark.parametrize("entries", [1, 9])
-def test_a_file_shows_the_axes_that_it_names_below_the_legend(entries: int, tmp_path: Path) -> None:
-    """As many panels as views and as many lines as long names, seen from the PNG's size."""
+@pytest.mark.parametrize(("entries", "wide"), [(1, 0.2), (9, 5 * 0.34)])
+def test_a_file_shows_the_axes_that_it_names_below_the_legend(entries: int, wide: float, tmp_path: Path) -> None:
+    """As many panels as views and as many lines as long names, in two columns if many, seen from the PNG's size."""
     line = [Series(f"arsm with settings {number:_>30}", "#0090d6", [0, 1], [0, 1]) for number in range(entries)]
     panels = [Panel("return", {"episode": line, "step": line, "second": line}), Panel("entropy", {"episode": line})]
     files = {"all": ("episode", "step", "second"), "one": ("second",)}
-    for name, inches in (("all", (8, 5.4 + 0.2 * entries)), ("one", (4, 2.7 + 0.2 * entries))):
+    for name, inches in (("all", (8, 5.4 + wide)), ("one", (4, 2.7 + 0.2 * entries))):
         save_figure(Figure("Along training", "", panels, files), name, tmp_path)
         header = (tmp_path / f"{name}.png").read_bytes()[16:24]
         size = int.from_bytes(header[:4]), int.from_bytes(header[4:])
@@ -433,6 +433,15 @@ def test_a_finding_is_what_the_numbers_say() -> None:
     last = finding([result(words, [value]) for words, value in (("rloo", 1.0), ("relax", 2.0), ("arsm", 3.0))])
     assert last.endswith("ARSM is number 3 of 3 with 3.")
     assert finding([result("arsm", [1.0], "seconds")]) == ""
+
+
+def test_a_finding_names_the_settings_of_a_method_with_several_and_ranks_estimators_only() -> None:
+    rows = [("arsm, adam 0.01", 1.0), ("arsm, adam 0.01, hidden 32", 3.0), ("a2c, adam 0.01", 2.0)]
+    said = finding([result(row, [value], "final average") for row, value in rows])
+    best = "ARSM (Adam 0.01, hidden units 32) has the highest final average return, 3; A2C follows with 2"
+    assert said == f"{best}, each at the best of its settings here."
+    said = finding([result(row, [value], "error x evaluations") for row, value in (("floor", 1.0), ("rloo", 2.0))])
+    assert said == "Leave-one-out reaches a mean squared error x evaluations of 2."
 
 
 def test_a_figure_of_the_paper_that_is_not_like_for_like_is_not_shown() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from arsm_experiments.sequences.methods import add_line
 from arsm_experiments.sequences.publish import TASKS, crossing, pack, runs, unpack, write_table
+from arsm_experiments.sequences.schedule import SETTINGS
 
 RESULTS = Path(__file__).parents[2] / "results" / "sequences"
 
@@ -92,6 +93,19 @@ def test_the_page_quotes_ratios() -> None:
     for (method, level), task, cell in cells:
         value = found.get((task, "0.1", method, level))
         assert cell == ("-" if value is None else f"{value:.2g}"), (task, level, method)
+
+
+def test_the_page_says_how_many_seeds_finished() -> None:
+    finished = {}
+    for row in csv.DictReader((RESULTS / "table.csv").read_text().splitlines()):
+        if matched := re.fullmatch(r"(\w+), from 0\.1, (.*), updates of \d+, rate \S+", row["row"]):
+            finished.setdefault(matched.groups(), row["seeds"])
+    cells = quoted(r"finished seeds, `(.*)`")
+    assert len(cells) >= 20
+    for (method,), task, cell in cells:
+        seeds = finished.get((task, method))
+        planned = len(SETTINGS[task].seeds)
+        assert cell == ("-" if seeds is None else f"{seeds} of {planned}"), (task, method)
 
 
 def test_the_page_quotes_choices_and_seconds() -> None:

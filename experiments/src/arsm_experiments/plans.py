@@ -21,6 +21,9 @@ BONUS = Learning(entropy=0.01)
 
 vae_grid = partial(Vae, rates=RATES, seeds=(0,), precision="bf16")
 vae_fresh = partial(Vae, name="fresh", seeds=SEEDS, precision="bf16")
+vae_as_released = partial(
+    Vae, learned_temperature=True, kl="analytic", first_logit_fixed=False, independent_decoder_sample=False
+)
 vae_recipe = partial(
     Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
 )
@@ -30,6 +33,9 @@ conditional_recipe = partial(Conditional, "vimco", name="recipe", bound_samples=
 short_vae = partial(Vae, images=5_000, epochs=6, measure_every=3, bound_samples=10)
 short_conditional = partial(Conditional, images=5_000, epochs=6, measure_every=3, test_samples=10)
 short_control = partial(Control, methods=("arsm", "a2c", "relax"), seeds=2, log_every=5)
+control_grid = partial(
+    Control, name="grid", learning_rates=(0.001, 0.003, 0.01, 0.03), optimizers=("adam", "rmsprop"), seed=100
+)
 lunar_lander = partial(Control, "LunarLander-v3", seeds=3, log_every=20)
 lunar_lander_arsm = partial(lunar_lander, ("arsm",), schedule="linear")
 
@@ -77,12 +83,15 @@ FULL: tuple[Experiment, ...] = (
     vae_grid("gumbel-softmax:hard=True", rates=(3e-4,), seeds=(1, 2)),
     vae_grid("25*gumbel-softmax"),
     vae_fresh("25*gumbel-softmax", rates=(1e-4,)),
+    vae_as_released("25*gumbel-softmax:hard=True", rates=(3e-4,), seeds=SEEDS, precision="bf16"),
     vae_grid("ar"),
     vae_grid("ar", rates=(1e-4,), seeds=(1, 2)),
     vae_grid("ars", seeds=SEEDS),
+    vae_fresh("ars", rates=(2e-4,)),
     vae_grid("arsm", seeds=SEEDS),
     vae_grid("arsm", seeds=(3, 4, 5)),
     Vae("arsm", name="tf32", rates=(3e-4,), seeds=SEEDS),
+    Vae("arsm", name="tf32", rates=(4e-4,), seeds=SEEDS),
     vae_grid("arsm:pooled=True"),
     vae_fresh("arsm:pooled=True", rates=(3e-4,)),
     vae_grid("rloo:samples=10,live=1", seeds=SEEDS),
@@ -91,20 +100,12 @@ FULL: tuple[Experiment, ...] = (
     vae_grid("rloo:samples=46,live=1,ridge=1.0"),
     vae_fresh("rloo:samples=46,live=1,ridge=1.0", rates=(2e-4,)),
     vae_grid("arsm", name="analytic", kl="analytic", seeds=SEEDS),
+    vae_fresh("arsm", kl="analytic", rates=(4e-4,)),
     vae_recipe(layers=1, rates=(5e-4,), epochs=900),
     vae_recipe(layers=1, rates=(8e-4, 1e-3), epochs=900),
     vae_grid("gumbel-softmax", layers=2),
     vae_fresh("gumbel-softmax", layers=2, rates=(4e-4,)),
-    vae_grid(
-        "gumbel-softmax:hard=True",
-        layers=2,
-        learned_temperature=True,
-        kl="analytic",
-        first_logit_fixed=False,
-        independent_decoder_sample=False,
-        rates=(3e-4,),
-        seeds=SEEDS,
-    ),
+    vae_as_released("gumbel-softmax:hard=True", layers=2, rates=(3e-4,), seeds=SEEDS, precision="bf16"),
     vae_grid("arsm", name="algorithm2", layers=2, first_logit_fixed=False, afresh=True, rates=(1e-4,), seeds=SEEDS),
     vae_grid("arsm", layers=2, rates=(1e-4,), seeds=SEEDS),
     vae_grid("arsm", layers=2, rates=RATES[1:]),
@@ -156,6 +157,18 @@ FULL: tuple[Experiment, ...] = (
     conditional_mean("gumbel-softmax", name="other-rates", rates=(5e-4, 2e-3)),
     conditional_recipe(name="mean", pixel_bias="mean", rates=(3e-3,), dropouts=(0.1,), seeds=SEEDS),
     Conditional("arsm", name="timed", epochs=100),
+    control_grid("CartPole-v0", ("arsm",), episodes=300, seeds=1),
+    control_grid("CartPole-v0", ("a2c", "relax", "reinforce"), episodes=500, seeds=1, learning=BONUS),
+    control_grid("Acrobot-v1", ("arsm",), episodes=400, seeds=2, learning=BONUS),
+    control_grid("Acrobot-v1", ("a2c", "relax", "reinforce"), episodes=500, seeds=2, learning=BONUS),
+    control_grid(
+        "LunarLander-v3",
+        ("a2c", "relax"),
+        episodes=1200,
+        seeds=1,
+        log_every=20,
+        learning=Learning(entropy=0.01, reward_scale=0.01),
+    ),
     Control("CartPole-v0", ("arsm",), (0.03,), ("rmsprop",), episodes=500),
     Control("CartPole-v0", ("a2c",), (0.03,), episodes=500, learning=BONUS),
     Control("CartPole-v0", ("a2c",), (0.01,), episodes=500),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arsm_experiments.labels import readable
+from arsm_experiments.labels import BEFORE, readable
 from arsm_experiments.palette import save
 from arsm_experiments.report.sections import number
 from arsm_experiments.runs.reader import read_runs
@@ -115,12 +115,14 @@ def read_table(task: Task) -> list[dict[str, str]]:
 
 
 def method(label: str, task: Task) -> str:
-    """A method's name without its settings."""
+    """A method's name without its settings; pooled and straight-through ones are methods of their own."""
     for pattern, replacement in task.names:
         if re.fullmatch(pattern, label):
             return re.sub(pattern, replacement, label)
-    name = re.split(r"[:, ]", label)[0]
-    return readable(name) if readable(name) != name else label
+    name, *options = re.split(r"[:,]", label.partition(", ")[0].partition(" ")[0])
+    kept = [option for option in options if option in BEFORE]
+    words = ":".join([name, *kept])
+    return readable(words) if readable(words) != words else label
 
 
 def tied(entry: Entry, best: Entry) -> bool:

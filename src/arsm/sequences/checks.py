@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from arsm.checks import NotFiniteError
+from arsm.checks import NotFiniteError, check_count, check_whole
 from arsm.sequences.batch import Strategy
 from arsm.sequences.decode import Completions, live_tokens
 from arsm.sequences.model import Model, begin, one_pass
@@ -21,6 +22,22 @@ LARGEST_MISMATCH = {8: 1e-6, 4: 1e-2, 2: 0.5}
 """Of ln p between a model's cached and uncached logits, by the bytes of its floating type."""
 LARGEST_SAMPLER_KL = 0.02
 """In nats per token, between another sampler and the model."""
+
+
+def check_reward(reward: Reward) -> None:
+    """Require a function of prompts and tokens."""
+    if not callable(reward):
+        raise TypeError(f"reward must be a function reward(prompts, tokens), but is a {type(reward).__name__}.")
+    try:
+        signature = inspect.signature(reward)
+    except ValueError:  # a function of C that does not tell
+        return
+    try:
+        signature.bind("prompts", "tokens")
+    except TypeError:
+        raise TypeError(
+            f"reward is called as reward(prompts, tokens), but takes {signature}; TextReward wraps functions of text."
+        ) from None
 
 
 def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
@@ -70,6 +87,7 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
 
 def check_options(
     max_tokens: int,
+    eos: int | None,
     temperature: float,
     kl: float,
     reference: Model | None,
@@ -78,8 +96,9 @@ def check_options(
     log_probs: Tensor | None,
 ) -> None:
     """Require numbers in their range, and options that go together."""
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, but is {max_tokens}.")
+    check_count("max_tokens", max_tokens)
+    if eos is not None:
+        check_whole("eos", eos)
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
     if not 0 <= kl < math.inf:
@@ -89,6 +108,7 @@ def check_options(
             "kl and reference belong together: give both, or neither; "
             + ("reference is missing." if reference is None else "kl is 0.")
         )
+    check_whole("max_rows", max_rows)
     if max_rows < 2:
         raise ValueError(f"max_rows must be at least 2, one for a sequence and one for its branch, but is {max_rows}.")
     if log_probs is not None and completions is None:

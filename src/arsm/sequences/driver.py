@@ -13,6 +13,7 @@ from arsm.sequences.checks import (
     check_model,
     check_options,
     check_prompts,
+    check_reward,
     checked_completions,
     checked_mismatch,
     checked_rewards,
@@ -67,7 +68,8 @@ def estimate(
         An `Estimate`; `(-out.value.mean()).backward()` gives the parameters the gradient of the loss.
     """
     check_prompts(prompts, mask)
-    check_options(max_tokens, temperature, kl, reference, max_rows, completions, log_probs)
+    check_reward(reward)
+    check_options(max_tokens, eos, temperature, kl, reference, max_rows, completions, log_probs)
     given = prompts
     if mask is not None:
         prompts, mask = pad_before(prompts, mask)

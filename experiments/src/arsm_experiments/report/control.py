@@ -27,6 +27,7 @@ PAPER_SECONDS = {
     "Acrobot-v1": {"arsm": 425.0, "relax": 172.0, "a2c": 120.0},
     "LunarLander-v3": {"arsm": 19050.0, "relax": 3493.0, "a2c": 2708.0},
 }
+OPTIMIZERS = {"adam": "Adam", "rmsprop": "RMSprop"}
 AXES = {
     "episode": "step",
     "environment step, rollouts counted": "steps",
@@ -131,7 +132,8 @@ def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Fig
             Series(name, colours[name], sorted(points), [points[rate] for rate in sorted(points)], mark="linked")
             for name, points in by_name.items()
         ]
-        panels.append(Panel(f"final average return, {optimizer}", {"learning rate": series}, log="x", levels=levels))
+        title = f"final average return, {OPTIMIZERS[optimizer]}"
+        panels.append(Panel(title, {"learning rate": series}, log="x", levels=levels))
     return Figure("Settings", "The median over seeds.", panels, {f"{slug}-rates": ("learning rate",)})
 
 

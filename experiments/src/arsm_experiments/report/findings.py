@@ -30,8 +30,8 @@ MEASURES = (
     Measure(r"final average", "final average return", True),
     Measure(r"error x evaluations", "mean squared error x evaluations", False),
 )
-REFERENCE = "true gradient"
-"""A row that is not an estimator."""
+REFERENCES = ("true gradient", "floor")
+"""Rows that are not estimators."""
 
 
 def finding(results: Sequence[Result]) -> str:
@@ -41,22 +41,24 @@ def finding(results: Sequence[Result]) -> str:
         return ""
     best_rows: dict[str, Result] = {}
     for row in rows:
-        if row.row != REFERENCE:
+        if row.row not in REFERENCES:
             rival = best_rows.get(_method(row), row)
             best_rows[_method(row)] = max(rival, row, key=lambda r: r.mean if measure.higher else -r.mean)
     if not best_rows:
         return ""
     ranked = sorted(best_rows.items(), key=lambda item: -item[1].mean if measure.higher else item[1].mean)
-    (name, best), *others = ranked
+    several = Counter(map(_method, rows))
+    names = [name + (f" ({_settings(name, row)})" if several[name] > 1 else "") for name, row in ranked]
+    best, *others = (row for _, row in ranked)
     extreme = "highest" if measure.higher else "lowest"
-    words = [f"{name} reaches a {measure.words} of {best.ours}"]
+    words = [f"{names[0]} reaches a {measure.words} of {best.ours}"]
     if others:
-        words = [f"{name} has the {extreme} {measure.words}, {best.ours}"]
-        words.append(f"{others[0][0]} follows with {others[0][1].ours}" + _apart(best, others[0][1]))
+        words = [f"{names[0]} has the {extreme} {measure.words}, {best.ours}"]
+        words.append(f"{names[1]} follows with {others[0].ours}" + _apart(best, others[0]))
     place = next((place for place, (method, _) in enumerate(ranked) if "ARSM" in method), 0)
     if place > 1:
-        words.append(f"{ranked[place][0]} is number {place + 1} of {len(ranked)} with {ranked[place][1].ours}")
-    each = ", each at its best setting" if others and len(rows) > len(ranked) + 1 else ""
+        words.append(f"{names[place]} is number {place + 1} of {len(ranked)} with {ranked[place][1].ours}")
+    each = ", each at the best of its settings here" if others and any(several[name] > 1 for name, _ in ranked) else ""
     sentence = "; ".join(words) + each + "."
     return sentence[0].upper() + sentence[1:] + _beside_the_paper(rows)
 
@@ -65,6 +67,10 @@ def _method(row: Result) -> str:
     """Its name without the settings, which the table shows."""
     biased = " (biased)" if row.row.endswith(" (biased)") else ""
     return readable(row.row.partition(", ")[0].partition(" (")[0]) + biased
+
+
+def _settings(name: str, row: Result) -> str:
+    return readable(row.row).removeprefix(name).strip(", ")
 
 
 def _measured(results: Sequence[Result]) -> tuple[Measure | None, list[Result]]:

@@ -55,8 +55,14 @@ def _panel_traces(panel: Panel, place: int, axis: str = "") -> list[dict[str, An
     traces = [trace for each in series for trace in _series_traces(each, panel, axis)]
     places = [x for each in series for x in each.x]
     ends = [min(places), max(places)] if places else []
+    heights = [level.y for level in panel.levels]
+    curves = [each.y[-1] for each in series if each.line and len(each.y)]
+    curves += [panel.ceiling] if panel.ceiling is not None else []
     for level in panel.levels:
-        crowded = any(0 < other.y - level.y < CLOSE * level.y for other in panel.levels)
+        near = CLOSE * level.y
+        level_below = any(0 < level.y - height < near for height in heights)
+        others = heights if level_below else heights + curves
+        crowded = any(0 < height - level.y < near for height in others)
         traces.append(_level_trace(level, ends, "bottom left" if crowded else "top left"))
     return [trace | on for trace in traces]
 

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 INK = "#1c1f24"
 CLOSE = 0.055
 """Minimum distance between two labels, as a fraction of the panel's height."""
+SAMPLE, CHARACTER = 0.5, 0.08
+"""Widths in a legend, in inches: a line's sample, and a character."""
+FEW = 4
+"""More entries than this are wrapped to fit into two columns at least."""
+BAND = 0.16
+"""Opacity of a band: several of them overlap."""
 SETTINGS = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "grid.color": INK,
@@ -42,10 +48,12 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
     rows, columns = grid(len(drawn))
     height = max(2.7, *(0.17 * len(panel.names) + 0.8 for panel, _ in drawn))
     width = 6 if any(panel.names for panel, _ in drawn) else 4
-    entries = {"\n".join(lines(words, ENTRY)): colour for words, colour in figure.legend.items()}
+    half = int((width * columns / 2 - SAMPLE) / CHARACTER)
+    letters = min(ENTRY, half) if columns > 1 and len(figure.legend) > FEW else ENTRY
+    entries = {"\n".join(lines(words, letters)): colour for words, colour in figure.legend.items()}
     entries |= dict.fromkeys(figure.meanings, NEUTRAL)
     longest = max((len(line) for words in entries for line in words.split("\n")), default=0)
-    fit = int(width * columns / (0.5 + 0.08 * longest))  # widths in inches: a legend's line sample, a character
+    fit = int(width * columns / (SAMPLE + CHARACTER * longest))
     ncols = max(1, min(len(entries), 5, fit))
     tallest = max((words.count("\n") + 1 for words in entries), default=1)
     above = (0.06 + 0.14 * tallest) * -(-len(entries) // ncols)
@@ -105,7 +113,7 @@ def _draw_series(axes: Axes, series: Series) -> None:
     if not len(series.x):
         return
     if len(series.low):
-        axes.fill_between(series.x, series.low, series.high, color=series.colour, alpha=0.22, linewidth=0)
+        axes.fill_between(series.x, series.low, series.high, color=series.colour, alpha=BAND, linewidth=0)
     axes.plot(
         np.asarray(series.x),
         np.asarray(series.y),

@@ -234,7 +234,10 @@ def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -
     """The loss of every rate, each seed's best or last, of rows with several rates."""
     pick = min if which == "best" else (lambda seed: seed[-1])
     series = []
-    for row in (row for row in rows if len(row.grid) > 1):
+    for row in rows:
+        lowest = min(min(seed) for record in row.grid for seed in own_curves(record, "validation"))
+        if len(row.grid) < 2 or (ceiling is not None and lowest >= ceiling):
+            continue
         rates = [record.config["rate"] for record in row.grid]
         found = [[pick(seed) for seed in own_curves(record, "validation")] for record in row.grid]
         first = [seeds[0] for seeds in found]
@@ -246,4 +249,6 @@ def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -
             Series(name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),
             Series(name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
         ]
+    if ceiling is not None and all(value < ceiling for own in series for value in own.y):
+        ceiling = None
     return Panel(f"{which}: {title}", {"learning rate": series}, log="y", ceiling=ceiling)

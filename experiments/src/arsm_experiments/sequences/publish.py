@@ -40,8 +40,8 @@ TASKS = {
     "sums": "chain_sum",
     "large filtering": "number_filtering",
 }
-"""Short names of tasks; the first four are drawn."""
-DRAWN_TASKS = tuple(TASKS.values())[:4]
+"""Tasks by their names on the page."""
+DRAWN_TASKS = ("spelling", "spiral", "sorting", "filtering")
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
 ACCURACIES = (0.19, 0.5, 0.55, 0.7, 0.8, 0.9)
@@ -73,7 +73,7 @@ CURVES = {
     "branch rloo 64, chance": "#1f5fa8",
     "likeliest": "#b5473c",
 }
-SHOWN = {"spell_backward": 200, "spiral_matrix": 120}
+SHOWN = {"spelling": 200, "spiral": 80}
 """Thousands of tokens up to which curves are drawn, where the slowest method would squeeze the others."""
 
 
@@ -141,7 +141,7 @@ def crossing(records: list[Record], level: float) -> tuple[float, float] | None:
 
 def variance_rows(task: str, level: float, methods: dict[str, Record], about: list[str]) -> Iterator[list[Any]]:
     """Variance times tokens at a checkpoint, relative to the best group; for the drawn tasks with fresh prompts too."""
-    added = between_prompts(methods) if task in DRAWN_TASKS else None
+    added = between_prompts(methods) if task in [TASKS[name] for name in DRAWN_TASKS] else None
     for name, record in methods.items():
         if not name.endswith(FRESH):
             where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
@@ -176,12 +176,12 @@ def rows(folder: Path) -> Iterator[list[Any]]:
         yield from variance_rows(task, level, methods, provenance["first"])
     for part, task, start in itertools.product(PARTS, TASKS.values(), LEVELS):
         found = runs(folder / part, task, start)
+        about = provenance.get(f"curves-{task}", provenance[f"curves{part}"])
         for method, seeds in found.items():
             ends = [records[-1] for records in seeds.values()]
             choice = f"updates of {ends[0]['per_update']}, rate {ends[0]['rate']:g}"
             where = f"{task}, from {start}, {method}, {choice}"
             seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
-            about = provenance[f"curves{part}"]
             yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, about)
             for level in ACCURACIES:
                 reached = [known for records in seeds.values() if (known := crossing(records, level)) is not None]
@@ -189,7 +189,7 @@ def rows(folder: Path) -> Iterator[list[Any]]:
                     tokens, times = zip(*reached, strict=True)
                     yield line(where, f"tokens to {level}", list(tokens), f"{statistics.mean(times):.0f}", about)
         if part != "larger":
-            yield from rival_rows(found, f"{task}, from {start}, ", provenance[f"curves{part}"])
+            yield from rival_rows(found, f"{task}, from {start}, ", about)
     for record in read_lines(folder / "speed.jsonl"):
         about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
@@ -217,14 +217,15 @@ def draw_variances(folder: Path, path: Path) -> None:
 
     found = variances(folder)
     figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.4), sharey=True, layout="constrained")
-    for axes, task in zip(panels, DRAWN_TASKS, strict=True):
+    for axes, title in zip(panels, DRAWN_TASKS, strict=True):
+        task = TASKS[title]
         for name, colour in DRAWN.items():
             levels = [found[task, level] for level in LEVELS if name in found.get((task, level), {})]
             x = [methods[name]["accuracy"] for methods in levels]
             y = [max(relative(methods, name, between_prompts(methods) or 0.0), 1e-3) for methods in levels]
             axes.plot(x, y, "o-", color=colour, label=name, markersize=4, linewidth=1.4)
         axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
-        axes.set_title(task.replace("_", " "), fontsize=10)
+        axes.set_title(title, fontsize=10)
         axes.set_xlabel("accuracy of the model")
         axes.set_yscale("log")
     panels[0].set_ylabel("variance x tokens, best group = 1")
@@ -239,8 +240,8 @@ def draw_curves(folder: Path, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.6), layout="constrained")
-    for axes, task in zip(panels, DRAWN_TASKS, strict=True):
-        best = runs(folder, task, LEVELS[0])
+    for axes, title in zip(panels, DRAWN_TASKS, strict=True):
+        best = runs(folder, TASKS[title], LEVELS[0])
         highest = 0.0
         for name, colour in CURVES.items():
             if name not in best:
@@ -252,14 +253,14 @@ def draw_curves(folder: Path, path: Path) -> None:
             highest = max(highest, *map(max, y))
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
             axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.2, linewidth=0)
-        axes.set_title(f"{task.replace('_', ' ')}, from {LEVELS[0]}", fontsize=10)
+        axes.set_title(f"{title}, from {LEVELS[0]}", fontsize=10)
         axes.set_ylim(0, 1 if highest > 0.5 else 0.3)
-        axes.set_xlim(0, SHOWN.get(task))
+        axes.set_xlim(0, SHOWN.get(title))
         axes.set_xlabel("generated tokens, thousands")
     panels[0].set_ylabel("accuracy, one sample")
     handles = {h.get_label(): h for axes in panels for h in axes.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    save(figure, path, 96)
+    save(figure, path)
     plt.close(figure)
 
 
