@@ -12,15 +12,21 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 from torch import Tensor
 from triton.runtime import interpreter
 
+import arsm
 from arsm import kernels
-from arsm.evaluate import share
-from arsm.kernels import eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs
+from arsm.categorical import one_hot
+from arsm.evaluate import distinct, share
+from arsm.kernels import eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
 from arsm.noise import dirichlet
+from arsm.references import by_category, swap_references
+from arsm.sampling import inverse_sample
 from arsm.swap import pair_table, run_race
+from arsm.types import Queries
 from tests.races import Drawn, races
 
 
@@ -37,7 +43,10 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
         ahead, found, *ordered = order(logits, log_pi)
         assert torch.equal(ahead[:, 0], first_three[:, 0])
         assert torch.equal(found, can_win)
-        other = torch.sub(*merge(logits, log_pi, ahead, *ordered, f.to(dtype))).to(dtype)
+        # categories first in memory, or rows of a wider tensor
+        values = F.pad(f, (1, 0)).to(dtype)[:, 1:] if merge is gpu_merge.merge else f.to(dtype).mT.contiguous().mT
+        sums, mean = merge(logits, log_pi, ahead, *ordered, values)
+        other = (sums - mean).to(dtype) if mean.shape[-1] else sums
         torch.testing.assert_close(other, gradient.to(dtype), rtol=0, atol=1e-11 if dtype == torch.float64 else 1e-5)
 
 
@@ -46,11 +55,65 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
 def compare_races(drawn: Drawn) -> None:
     """Ties, masks and extremes, in one chunk."""
     compare(drawn.logits.flatten(0, -2)[:2], drawn.log_pi.flatten(0, -2)[:2])
+    compare_queries(Drawn(*(x.flatten(0, -3)[:3] if x.ndim > 2 else x.unsqueeze(0) for x in drawn)))
     if drawn.logits.shape[-1] <= 16:
         table, same_as = gpu_pairs.pairs(*drawn)
         expected = pair_table(run_race(*drawn)).long()
         assert torch.equal(table, expected)
         assert torch.equal(same_as, share(expected))
+
+
+def compare_queries(drawn: Drawn) -> None:
+    """Swaps with references, and queries by category, shared and packed."""
+    logits, log_pi = drawn  # [B, K, C]
+    variables, categories = logits.shape[-2:]
+    generator = torch.Generator().manual_seed(0)
+    references = torch.randint(categories, (*logits.shape[:-2], 2, variables), generator=generator)
+    expected, found = swap_references(logits, log_pi, references), gpu_few.swap_with(logits, log_pi, references)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one.to(other.dtype), rtol=0, atol=1e-12)
+    z, pseudo, _, won = expected
+    points = torch.cat([z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])[:7]
+    same_as = gpu_queries.share(points)
+    assert torch.equal(same_as, share(points))
+    compare_packed(Queries(points, z, same_as, torch.ones(3)))
+    if variables == 1:
+        points, same_as = gpu_queries.by_category(z, won)
+        for one, other in zip(by_category(z, won), (points, same_as), strict=True):
+            assert torch.equal(one, other)
+        compare_packed(Queries(points, z, same_as, torch.ones(1), first_for_rest=True))
+
+
+def compare_packed(queries: Queries) -> None:
+    """The same queries asked, and the same values found."""
+    expected, batch = distinct(queries), queries.same_as.ndim - 1
+    live = queries.weight.shape[0] * queries.same_as[0].numel()
+    z, row, place, number, count = gpu_queries.pack(queries.points.flatten(0, batch), queries.same_as, live)
+    for one, other in zip((expected.z, expected.row, expected.number), (z, row, number), strict=True):
+        assert torch.equal(one, other)
+    assert count == expected.live
+    first = queries.same_as * queries.same_as[0].numel() + torch.arange(queries.same_as[0].numel()).view(1, -1)
+    assert torch.equal(number[place], first.flatten())
+
+
+def compare_estimates(words: str, *shape: int) -> None:
+    """The same numbers from the same noise, by way of the kernels that an eager estimate uses on a GPU."""
+    estimator, results = arsm.estimator(words), []
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(shape, generator=generator, dtype=torch.float64)
+    logits[0, :, 1] = -torch.inf
+    weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+    noise = estimator.noise(logits, generator)
+    for on_gpu in (False, True):
+        theta, phi = weight.clone().requires_grad_(), logits.clone().requires_grad_()
+        with mock.patch.object(kernels, "on_gpu", lambda _, on_gpu=on_gpu: on_gpu):
+            out = arsm.estimate(
+                estimator, phi, lambda z, own: (one_hot(z, shape[-1]) * own).sum((-2, -1)), theta, noise=noise
+            )
+            out.value.square().sum().backward()
+            estimator.noise(logits, generator)
+        results.append([out.value, out.z, out.info["distinct"], phi.grad, theta.grad])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
 
 
 @contextlib.contextmanager
@@ -78,7 +141,15 @@ def main() -> None:
         with backwards() if scale else contextlib.nullcontext():
             compare(logits.masked_fill(logits > 1, -torch.inf), dirichlet(logits, generator), values)
         noise = torch.empty(2, 1_100, dtype=values).exponential_(generator=generator)
-        torch.testing.assert_close(gpu_noise.log_dirichlet(noise.clone()), (noise / noise.sum(-1, keepdim=True)).log())
+        for part in (noise, noise[:, :300].contiguous()):
+            torch.testing.assert_close(gpu_noise.log_dirichlet(part.clone()), (part / part.sum(-1, keepdim=True)).log())
+        uniform = torch.rand(5, 3, 2, dtype=torch.float64, generator=generator)
+        few = logits[:, :15].reshape(5, 2, 3).double()
+        assert torch.equal(gpu_noise.sample(few, uniform), inverse_sample(few, uniform))
+    for words in ("arsm", "ars", "rloo", "rloo:samples=5,live=2", "arsm:references=2", "arsm:pooled=True", "reinforce"):
+        compare_estimates(words, 5, 1, 4)
+        compare_estimates(words, 3, 2, 3)
+    compare_estimates("arsm", 2, 1, 40)
     print("equal")
 
 

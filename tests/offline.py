@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs
+from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
 
 TYPES = {
     torch.float16: "fp16",
@@ -86,13 +86,27 @@ def one_variable(shape: tuple[int, ...], dtype: torch.dtype, values: torch.dtype
     many = shape[-1] > 32
     noise = torch.empty(shape, dtype=torch.float64 if shape[-1] >= 100_000 else torch.float32, device="meta")
     f = torch.empty(shape, dtype=values, device="meta")
+    gpu_noise.log_dirichlet(noise)
     if many:
-        gpu_noise.log_dirichlet(noise)
         ahead, _, state, starts, members = gpu_order.order(logits, noise)
         gpu_merge.merge(logits, noise, ahead, state, starts, members, f)
     else:
         ahead, _, state = gpu_few.order(logits, noise)
         gpu_few.merge(logits, noise, ahead, state, f)
+
+
+def queries(logits: torch.Tensor) -> None:
+    """Samples, references and what is asked; nobody counts the distinct queries here."""
+    batch, variables = logits.shape[:-2], logits.shape[-2]
+    gpu_noise.sample(logits, logits.new_empty((*batch, 4, variables), dtype=torch.float64))
+    references = logits.new_empty((*batch, 2, variables), dtype=torch.int64)
+    z, _, _, won = gpu_few.swap_with(logits, logits.float(), references)
+    points = z.new_empty((4, *z.shape))
+    same_as = gpu_queries.share(points)
+    if variables == 1:
+        points, same_as = gpu_queries.by_category(z, won)
+    with mock.patch.object(torch.Tensor, "tolist", return_value=(1, 1)):
+        gpu_queries.pack(points.flatten(0, -2), same_as, 1)
 
 
 def all_launches() -> set[Launch]:
@@ -107,6 +121,8 @@ def all_launches() -> set[Launch]:
     ):
         found |= launches(lambda x=(dtype, values): one_variable((256, 1, 32_000), *x))
         found |= launches(lambda x=(dtype, values): one_variable((5, 1, 3), *x))
+    for shape, dtype in (((64, 1, 10), torch.float32), ((5, 3, 500), torch.float64), ((1, 1, 2), torch.bfloat16)):
+        found |= launches(lambda x=(shape, dtype): queries(torch.empty(x[0], dtype=x[1], device="meta")))
     for shape in ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16)):
         x = torch.empty(shape, device="meta")
         found |= launches(lambda x=x: gpu_pairs.pairs(x, x))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import arsm
-from arsm.evaluate import FEW, Evaluation, evaluate, share, with_context
-from arsm.references import ReferenceNoise
+from arsm.evaluate import FEW, Evaluation, Graph, evaluate, share, with_context
+from arsm.references import ReferenceNoise, by_category
 from arsm.types import Queries
 from tests.problems import PROBLEMS, Problem
 from tests.roster import ROSTER, Entry
@@ -227,6 +229,24 @@ def test_a_query_takes_the_value_that_it_names() -> None:
         values = evaluate(f, queries, evaluation=evaluation, max_rows=None, graph="live")
         assert values.all.tolist() == [[0, 1], [2, 3], [2, 5]]
         assert values.live.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("graph", ["none", "live", "all"])
+@pytest.mark.parametrize(("evaluation", "max_rows"), WAYS)
+def test_silent_queries_take_the_first_ones_value_though_f_differs_between_equal_rows(
+    evaluation: Evaluation, max_rows: int | None, graph: Graph
+) -> None:
+    points, same_as = by_category(
+        torch.tensor([[2], [0]]), torch.tensor([[[True, False, True]], [[True, True, False]]])
+    )
+    assert same_as.tolist() == [[0, 0], [1, 0], [0, 2], [0, 0]]
+    called = itertools.count()
+    queries = Queries(points, points[0], same_as, torch.ones(1), first_for_rest=True)
+    f = with_context(lambda z: torch.tensor([float(next(called)) for _ in z]), (), same_as.shape[1:])
+    values = evaluate(f, queries, evaluation=evaluation, max_rows=max_rows, graph=graph)
+    assert torch.equal(values.all, values.all.gather(0, same_as))
+    assert torch.equal(values.live, values.all[:1])
+    assert values.all.unique().numel() == 4
 
 
 def test_f_may_write_all_its_values_into_one_place() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm import kernels
 from arsm.checks import NotFiniteError
 from arsm.noise import working_dtype
 from arsm.types import Queries
@@ -22,10 +23,10 @@ Rowwise = Callable[[Tensor, Tensor, bool], Tensor]
 """f as `evaluate` calls it: z [N, ...], the batch row [N] of each, whether their graph is kept -> [N]."""
 FEW = 64
 """Up to this many queries are compared in pairs when compiled: one GPU kernel; sorting takes seven."""
-
-
 VERY_FEW = 8
 """Up to this many queries are compared in pairs otherwise."""
+SMALL = 1 << 13
+"""Up to this many numbers, one program of a GPU packs the queries."""
 
 
 class Values(NamedTuple):
@@ -42,6 +43,8 @@ def share(points: Tensor) -> Tensor:
 
     Several variables are compared by a hash and then in full: a collision costs an evaluation and never a wrong value.
     """
+    if len(points) <= VERY_FEW and points.dtype == torch.int64 and kernels.eager_on_gpu(points):
+        return kernels.share(points)
     if points.dtype == torch.int8 and points.shape[-1] % 4 == 0 and not torch.compiler.is_compiling():
         points = points.view(torch.int32)  # four variables at once
     queries, variables = points.shape[0], points.shape[-1]
@@ -97,6 +100,22 @@ def with_context(f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: t
     return lambda z, row, attached: f(z, *(x.index_select(0, row) for x in rows))
 
 
+class Asked(NamedTuple):
+    """The queries that f is asked, N of them."""
+
+    z: Tensor
+    """[N, ...]."""
+    row: Tensor
+    """[N]: their batch rows."""
+    place: Tensor | None
+    """[M B]: where each query finds its value among them; None where it takes its own, or the first one's if it does
+    not speak."""
+    number: Tensor
+    """[N]: which of all queries they are."""
+    live: int
+    """How many of them are live; they come first."""
+
+
 def evaluate(
     f: Rowwise,
     queries: Queries,
@@ -109,58 +128,77 @@ def evaluate(
     same_as, lives = queries.same_as, queries.weight.shape[0]
     count, batch = same_as.shape[0], same_as.shape[1:]
     rows = batch.numel()
-    live = lives * rows
-    points, asked, place = _queries(queries) if evaluation == "dense" else _distinct(queries)
-    if evaluation == "packed" and graph == "live" and 1 < lives < count:  # a row's only live query is distinct
-        live = int((asked < live).sum())
-    parts = [(asked, graph != "none")]
+    asked = (_all if evaluation == "dense" else distinct)(queries)
+    total = asked.z.shape[0]
+    parts = [(0, total, graph != "none")]
     if graph == "live" and lives < count:
-        parts = [(asked[:live], True), (asked[live:], False)]
-    calls = [(each, attached) for part, attached in parts for each in _chunks(part, max_rows)]
+        parts = [(0, asked.live, True), (asked.live, total, False)]
+    calls = [
+        (slice(start, min(start + (max_rows or total), end)), attached)
+        for begin, end, attached in parts
+        for start in range(begin, end, max_rows or total)
+    ]
     values = []
     for number, (part, attached) in enumerate(calls, 1):
         with nullcontext() if attached else torch.no_grad():
-            values.append(_call(f, points, part, rows, attached, last=number == len(calls)))
-    everything = values if graph == "all" else [value.detach() for value in values]
+            values.append(_call(f, asked.z[part], asked.row[part], attached, last=number == len(calls)))
+    whole = graph == "all" or (graph == "live" and lives == count)
+    everything = [_join(values)] if evaluation == "packed" else values
+    if not whole:
+        everything = [value.detach() for value in everything]
     if evaluation == "packed":
-        everything = [_join(everything)]
-        _check_finite(everything[0].detach() if graph == "all" else everything[0], points, asked, rows)
-    if place is not None:
-        of_queries = _join(everything).index_select(0, place).view(same_as.shape)
+        _check_finite(everything[0].detach() if whole else everything[0], asked)
+    if asked.place is not None:
+        of_queries = _join(everything).index_select(0, asked.place).view(same_as.shape)
     elif evaluation == "packed":
-        of_queries = everything[0][:rows].repeat(count).index_copy_(0, asked, everything[0]).view(same_as.shape)
+        first = everything[0][:rows].expand(count, rows).contiguous()  # faster than repeat
+        of_queries = first.view(-1).scatter_(0, asked.number, everything[0]).view(same_as.shape)
     else:
         of_queries = _first_for_rest(everything, same_as)
-    if graph != "live":
-        return Values(of_queries[:lives], of_queries)
+    if whole or graph == "none":
+        return Values(of_queries[:lives], of_queries if graph == "all" else of_queries.detach())
     attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
-    if lives > 1 and place is not None:
-        attached = attached.index_select(0, place[: lives * rows])
+    if lives > 1 and asked.place is not None:
+        attached = attached.index_select(0, asked.place[: lives * rows])
     return Values(attached.view(lives, *batch), of_queries)
 
 
-def _queries(queries: Queries) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The points of all queries and rows, [M B, ...], which of them to evaluate, and where each value then lies.
-
-    A query takes the value at its place; or, without places, its own if it speaks and else the first one's.
-    """
-    batch = queries.same_as.ndim - 1
+def _all(queries: Queries) -> Asked:
+    """All queries, at points that their values may be taken from."""
+    batch, live = queries.same_as.ndim - 1, queries.weight.shape[0] * queries.same_as.shape[1:].numel()
     if not queries.first_for_rest:
         place = _flat_index(queries.same_as)
-        return queries.points.flatten(0, batch), place, place
-    speaks = speakers(queries.same_as).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
-    points = torch.where(speaks, queries.points, queries.points[:1]).flatten(0, batch)
-    return points, torch.arange(points.shape[0], device=points.device), None
+        z = queries.points.flatten(0, batch).index_select(0, place)
+        return Asked(z, _rows_of(place, queries), place, place, live)
+    own = (queries.same_as > 0).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
+    z = torch.where(own, queries.points, queries.points[:1]).flatten(0, batch)
+    number = torch.arange(z.shape[0], device=z.device)
+    return Asked(z, _rows_of(number, queries), None, number, live)
 
 
-def _distinct(queries: Queries) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same for distinct queries alone; the number of them depends on the data."""
-    points = queries.points.flatten(0, queries.same_as.ndim - 1)
+def distinct(queries: Queries) -> Asked:
+    """The distinct queries alone; the number of them depends on the data."""
+    same_as, lives = queries.same_as, queries.weight.shape[0]
+    points, live = queries.points.flatten(0, same_as.ndim - 1), lives * same_as.shape[1:].numel()
+    if points.dtype == torch.int64 and points.numel() <= SMALL and kernels.eager_on_gpu(points):
+        return Asked(*kernels.pack(points, same_as, live))
     if queries.first_for_rest:
-        return points, speakers(queries.same_as).flatten().nonzero().squeeze(-1), None
-    place = _flat_index(queries.same_as)
-    speaks = place == torch.arange(points.shape[0], device=points.device)
-    return points, speaks.nonzero().squeeze(-1), speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
+        number, place = speakers(same_as).flatten().nonzero().squeeze(-1), None
+    else:
+        place = _flat_index(same_as)
+        speaks = place == torch.arange(points.shape[0], device=points.device)
+        number = speaks.nonzero().squeeze(-1)
+        place = speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
+    if 1 < lives < same_as.shape[0]:  # a row's only live query is distinct
+        live = int((number < live).sum())
+    z = points.squeeze(-1).index_select(0, number)  # a CPU selects numbers faster than rows of one
+    return Asked(z.view(-1, *points.shape[1:]), _rows_of(number, queries), place, number, live)
+
+
+def _rows_of(number: Tensor, queries: Queries) -> Tensor:
+    """The batch rows of flat queries."""
+    rows = queries.same_as.shape[1:].numel()
+    return number % rows if rows > 1 else number.new_zeros(1).expand(number.shape)
 
 
 def _first_for_rest(values: list[Tensor], same_as: Tensor) -> Tensor:
@@ -170,26 +208,18 @@ def _first_for_rest(values: list[Tensor], same_as: Tensor) -> Tensor:
     rest = _join(rest) if rest else None
     if first is None or rest is None:
         every = (first if rest is None else rest).view(same_as.shape)  # pyright: ignore[reportOptionalMemberAccess]
-        return torch.where(speakers(same_as), every, every[:1])
+        return torch.where(same_as > 0, every, every[:1])
     # pad and where, unlike cat, are compiled without memory of their own
     every = F.pad(rest.view(-1, *same_as.shape[1:]), (*(0, 0) * (same_as.ndim - 1), 1, 0))
-    return torch.where(speakers(same_as) & (same_as > 0), every, first.view(1, *same_as.shape[1:]))
-
-
-def _chunks(part: Tensor, max_rows: int | None) -> tuple[Tensor, ...]:
-    if max_rows is None or part.shape[0] <= max_rows:
-        return (part,) if part.shape[0] else ()
-    return part.split(max_rows)
+    return torch.where(same_as > 0, every, first.view(1, *same_as.shape[1:]))
 
 
 def _join(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.cat(values)
 
 
-def _call(f: Rowwise, points: Tensor, asked: Tensor, rows: int, attached: bool, last: bool) -> Tensor:
-    """f at points[asked], promoted to at least float32."""
-    z = points.index_select(0, asked)
-    row = asked % rows if rows > 1 else asked.new_zeros(1).expand(asked.shape)
+def _call(f: Rowwise, z: Tensor, row: Tensor, attached: bool, last: bool) -> Tensor:
+    """f at z, promoted to at least float32."""
     value = f(z, row, attached)
     _check(value, z)
     # copy: a simulator may reuse its output buffer
@@ -210,15 +240,14 @@ def _check(value: Tensor, z: Tensor) -> None:
         raise ValueError(f"f must return its values on {z.device}, where z lies, but returned them on {value.device}.")
 
 
-def _check_finite(values: Tensor, points: Tensor, asked: Tensor, rows: int) -> None:
+def _check_finite(values: Tensor, asked: Asked) -> None:
     if math.isfinite(values.sum()):  # one kernel; if the sum overflows, check again
         return
     bad = ~values.isfinite()
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
-        query = int(asked[first])
-        at = f"z = {points[query].tolist()}" if not points.is_floating_point() else "a relaxed z"
+        at = f"z = {asked.z[first].tolist()}" if not asked.z.is_floating_point() else "a relaxed z"
         raise NotFiniteError(
-            f"f returned {float(values[first])} for {at} in row {query % rows} of the batch; f must be finite wherever "
-            "a category is not masked."
+            f"f returned {float(values[first])} for {at} in row {int(asked.row[first])} of the batch; f must be finite "
+            "wherever a category is not masked."
         )

@@ -13,8 +13,10 @@ from arsm.checks import check_given
 RESOLUTION = 2.0**-40
 LOWEST = -(2.0**11)
 LARGEST = 2.0**10
+TO_FIXED = 1.5 * 2.0**52 * RESOLUTION
+"""Added to x, it rounds x to a multiple of the resolution, half to even, in the last bits of the sum."""
 MANY = 512
-"""From this many categories on, a GPU's noise is drawn by an operator of its own."""
+"""From this many categories on, a compiled graph's noise on a GPU is drawn by an operator of its own."""
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -51,8 +53,8 @@ def dirichlet(logits: Tensor, generator: torch.Generator | None = None, draws: i
     """ln pi with pi ~ Dir(1_C): [*B, K, C], or [*B, draws, K, C]."""
     if draws is not None:
         logits = repeat_draws(logits, draws)
-    if generator is None and logits.shape[-1] >= MANY and kernels.on_gpu(logits):
-        return kernels.log_dirichlet(logits.detach(), _noise_dtype(logits))
+    if kernels.eager_on_gpu(logits) or (generator is None and logits.shape[-1] >= MANY and kernels.on_gpu(logits)):
+        return kernels.log_dirichlet(logits.detach(), _noise_dtype(logits), generator)
     exponential = _exponential(logits.detach(), generator)
     total = exponential.sum(-1, keepdim=True).log()
     return exponential.log_().sub_(total).to(_noise_dtype(logits))

@@ -8,9 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm import kernels
 from arsm.evaluate import share
 from arsm.swap import Race, run_race, swap_with
 from arsm.types import Queries
+
+IN_ONE_PIECE = 512
+"""Up to this many categories, a GPU swaps with a row's references in one program."""
 
 
 class ReferenceNoise(NamedTuple):
@@ -28,7 +32,7 @@ class Swapped(NamedTuple):
     weight: Tensor
     """[*B, J, K]: 1 - C pi_kj."""
     pseudo: Tensor
-    """[*B, J, K, C]: z_k^{c<->j}, in `swap.index_dtype`."""
+    """[*B, J, K, C]: z_k^{c<->j}, of any integers."""
     cells: Tensor | None
     """[1 + J C, *B]: each query's share of a distinct pair, for pooling: z is asked once more for every reference, a
     pair of two references twice. None for one variable, which needs no pooling."""
@@ -39,6 +43,8 @@ def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
 
     z [*B, 1], can_win [*B, 1, C] -> points [1 + C, *B, 1], same_as [1 + C, *B].
     """
+    if kernels.eager_on_gpu(z):
+        return kernels.by_category(z, can_win)
     z = z.unsqueeze(0)
     number = torch.arange(1 + can_win.shape[-1], device=z.device).view(-1, *(1,) * (z.ndim - 1))
     category = number - 1
@@ -69,23 +75,34 @@ def pool(points: Tensor, values: Tensor, weight: Tensor, categories: int) -> Ten
 def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Queries:
     """z, then the pseudo vector of every reference and category; references [*B, J, 1 or K]."""
     variables, categories = logits.shape[-2:]
-    race = run_race(logits, log_pi)
     references = references.expand(*references.shape[:-1], variables)
-    count = references.shape[-2]
-    each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))
-    pseudo = swap_with(each, references).movedim(0, -1)
-    pi = log_pi.detach().double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
+    z, pseudo, weight, won = swap_references(logits.detach(), log_pi.detach(), references)
     if variables == 1:
-        won = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2).long(), True)
-        points, same_as = by_category(race.z, won)
+        points, same_as = by_category(z, won)
         cells = None
     else:
-        points = torch.cat([race.z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
+        points = torch.cat([z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
         same_as = share(points)
         cells = _cells(references, categories)
-    aux, one = Swapped(1 - categories * pi, pseudo, cells), torch.ones(1, device=logits.device)
-    return Queries(points, race.z, same_as, one, aux, first_for_rest=variables == 1)
+    aux, one = Swapped(weight, pseudo, cells), torch.ones(1, device=logits.device)
+    return Queries(points, z, same_as, one, aux, first_for_rest=variables == 1)
+
+
+def swap_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """z [*B, K], z_k^{c<->j} [*B, J, K, C], the weights 1 - C pi_kj [*B, J, K], and for one variable who wins some
+    pair, [*B, 1, C]; references [*B, J, K].
+    """
+    variables, categories = logits.shape[-2:]
+    if categories <= IN_ONE_PIECE and kernels.eager_on_gpu(logits):
+        return kernels.swap_with(logits, log_pi, references)
+    race, count = run_race(logits, log_pi), references.shape[-2]
+    each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))
+    pseudo = swap_with(each, references).movedim(0, -1)
+    pi = log_pi.double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
+    won = torch.zeros((*logits.shape[:-2], 1, categories if variables == 1 else 0), dtype=torch.bool, device=pi.device)
+    if variables == 1:
+        won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2).long(), True)
+    return race.z, pseudo, 1 - categories * pi, won
 
 
 def _cells(references: Tensor, categories: int) -> Tensor:

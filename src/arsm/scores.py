@@ -37,6 +37,14 @@ def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
     return (-weight.sum(-1, keepdim=True) * p).scatter_add_(-1, z, weight)
 
 
+def sum_by_category(z: Tensor, weight: Tensor, categories: int) -> Tensor:
+    """sum_i w_i onehot(z_i): z [n, *B, K], w [n, *B] -> [*B, K, C]. Where the weights sum to 0, as they do in
+    leave-one-out, these are the weighted scores."""
+    z = z.movedim(0, -1)
+    weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
+    return weight.new_zeros(*z.shape[:-1], categories).scatter_add_(-1, z, weight)
+
+
 def less_mean(values: Tensor) -> Tensor:
     """f minus its mean over the samples, exact for any constant in f: [n, *B] -> [n, *B]."""
     f = values - values[0]

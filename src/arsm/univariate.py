@@ -24,12 +24,13 @@ from torch import Tensor
 
 from arsm import kernels
 from arsm.kernels import FEW
-from arsm.noise import LOWEST, RESOLUTION
+from arsm.noise import LOWEST, TO_FIXED
 from arsm.swap import SMALL as SMALL_RACE
 from arsm.swap import Race, run_race, swap_with, without_winner
 
-INDEX = 1023
-"""The bits of a key that hold its category."""
+BITS = 10
+"""How many bits of a key hold its category."""
+INDEX = (1 << BITS) - 1
 NEVER = 2**62
 """A key that loses to all others."""
 SMALL = 1 << 14
@@ -89,11 +90,11 @@ def _with_keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """phi and a of `noise.fixed_point` as integers, [..., C] -> [C, ...]: a_j - phi_c is the key of c with j's noise.
 
-    Masked logits become the lowest: both lose to whoever has the largest logit.
+    Both have the bits of `TO_FIXED` above them. Masked logits become the lowest: they lose to the largest logit.
     """
     phi, a = (x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format) for x in (logits, log_pi))
     phi, a = (
-        (x.clamp_min(lowest) * (1 / RESOLUTION)).round_().long().mul_(INDEX + 1)
+        x.clamp_min(lowest).add_(TO_FIXED).view(torch.int64).bitwise_left_shift_(BITS)
         for x, lowest in ((phi - phi.amax(0), LOWEST), (a, LOWEST / 2))
     )
     c = torch.arange(len(phi), device=phi.device)
@@ -106,24 +107,25 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
     For a category that cannot win, f must be set to f(z).
     """
     if swaps.ordered is not None:
-        sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f.contiguous())
-        return sums.sub_(mean)
+        sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f)
+        return sums.sub_(mean) if mean.shape[-1] else sums
     assert swaps.compared is not None
     with_z, wins = swaps.compared
     z = swaps.z.unsqueeze(0)
     w, d = (x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format) for x in (swaps.log_pi, f))
     w, d = 1 / f.shape[-1] - w.exp(), d - d.gather(0, z)
     swapped = d.gather(0, with_z)
-    sums = _sum_where(wins.transpose(0, 1), w * d).addcmul(d, _sum_where(wins, w)).addcmul(swapped, w.gather(0, z))
-    sums = sums.scatter(0, z, (swapped * w).sum(0, keepdim=True))
+    sums = _sum_pairs(wins, swapped, z, w, d)
     return (sums - sums.mean(0)).movedim(0, -1).to(f.dtype, memory_format=torch.contiguous_format)
 
 
-def _sum_where(wins: Tensor, weight: Tensor) -> Tensor:
-    """sum_j wins[c, j] weight[j]: [C, C, ...], [C, ...] -> [C, ...]."""
-    if weight.numel() < SMALL:
-        return (wins * weight).sum(1)
-    total = wins[:, 0].to(weight.dtype) * weight[0]
-    for j in range(1, len(weight)):
-        total.add_(wins[:, j].to(weight.dtype) * weight[j])
-    return total
+def _sum_pairs(wins: Tensor, swapped: Tensor, z: Tensor, w: Tensor, d: Tensor) -> Tensor:
+    """R [C, ...]: wins [C, C, ...], d of the swaps with z [C, ...], z [1, ...], w and d [C, ...]."""
+    if w.numel() < SMALL:
+        won = (wins * d.unsqueeze(1)).scatter(0, z.expand_as(d).unsqueeze(0), swapped.unsqueeze(0))
+        return ((won + won.transpose(0, 1)) * w).sum(1)
+    sums = swapped * w.gather(0, z)
+    for j in range(len(w)):
+        won = (wins[:, j].to(d.dtype) * d).addcmul_(wins[j].to(d.dtype), d[j])
+        sums.addcmul_(won, w[j])
+    return sums.scatter_(0, z, (swapped * w).sum(0, keepdim=True))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from arsm.categorical import one_hot
 from arsm.estimators.group import Group
-from arsm.scores import centred, less_mean, probabilities_for, weighted_scores
+from arsm.scores import centred, less_mean, sum_by_category
 from arsm.types import Queries
 
 
@@ -62,20 +62,19 @@ class RLOO(Group):
             raise ValueError(f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.')
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        p = probabilities_for(values, logits)
-        z = queries.points
-        f = less_mean(values).to(p.dtype)  # [n, *B]
-        known = None
+        dtype = torch.promote_types(values.dtype, logits.dtype)
+        z, f = queries.points, less_mean(values).to(dtype)  # [n, *B]
+        if self.ridge is None and self.surrogate is None:
+            return sum_by_category(z, f / (self.samples - 1), logits.shape[-1])
+        p, known = logits.detach().to(dtype).softmax(-1), 0.0
         if self.surrogate is not None:
-            h = centred(p, self._surrogate(logits).to(p.dtype))
+            h = centred(p, self._surrogate(logits).to(dtype))
             hx = h.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).sum((-2, -1))
             beta = other_rows_slope(f, hx)
             f, known = f - beta * (hx - hx.mean(0)), beta[..., None, None] * p * h
         if self.ridge is None:
-            sampled = weighted_scores(p, z, f / (self.samples - 1))
-        else:
-            sampled = self._ridge(p, z, f, self.ridge)
-        return sampled if known is None else known + sampled
+            return known + sum_by_category(z, f / (self.samples - 1), logits.shape[-1])
+        return known + self._ridge(p, z, f, self.ridge)
 
     def _surrogate(self, logits: Tensor) -> Tensor:
         if not isinstance(self.surrogate, Tensor):

@@ -4,6 +4,9 @@
 treat all leading dimensions alike. `pairs` swaps several variables at once; it is for a GPU, where it is one kernel.
 They are registered by `torch.library.define`, since an operator made by `custom_op` imports torch._dynamo, 70 MB of it,
 at its first eager call.
+
+Other functions replace several operations of PyTorch by one kernel. They are for tensors that are `eager_on_gpu`: there
+the host's time to launch kernels counts, and a compiler would fuse the operations itself.
 """
 
 from __future__ import annotations
@@ -70,9 +73,12 @@ def order(logits: Tensor, log_pi: Tensor) -> Order:
 def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tensor, Tensor]:
     """The sums R, in f's dtype, from what `order` found and f at every category, [..., C], and their mean [..., 1].
 
-    Their difference is the ARSM gradient; a compiler computes it together with what comes next.
+    Their difference is the ARSM gradient; a compiler computes it together with what comes next. For few categories on a
+    GPU it is computed here, and the mean is empty, [..., 0].
     """
     ahead, _, state, with_z, wins, rank = found
+    if not (_few_on_gpu(f) or (on_gpu(f) and f.stride(-1) == 1)):
+        f = f.contiguous()
     operator = _merge if _plain(f) else torch.ops.arsm.merge
     return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
 
@@ -84,12 +90,43 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi)
 
 
-def log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """ln pi in a dtype with pi ~ Dir(1_C), [..., C], from torch's global random numbers: for tensors `on_gpu`.
+def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
+    """ln pi in a dtype with pi ~ Dir(1_C), [..., C]: for tensors `on_gpu`, with a generator for those `eager_on_gpu`.
 
     PyTorch's own kernel draws four exponentials from one random number of 128 bits; compiled code draws one.
     """
+    if _plain(like):
+        return _log_dirichlet(like, dtype, generator)
     return torch.ops.arsm.log_dirichlet(like, dtype)
+
+
+def sample(logits: Tensor, uniform: Tensor) -> Tensor:
+    """`arsm.sampling.inverse_sample` of at most 512 categories."""
+    return _in("gpu_noise").sample(logits, uniform)
+
+
+def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """z [*B, K] and z_k^{c<->j} [*B, J, K, C], int64, the weights 1 - C pi_kj [*B, J, K], and for one variable who wins
+    some pair, [*B, 1, C], of logits and ln pi [*B, K, C] with at most 512 categories and references [*B, J, K].
+    """
+    return _in("gpu_few").swap_with(logits.contiguous(), log_pi.contiguous(), references.contiguous())
+
+
+def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
+    """`arsm.references.by_category`."""
+    return _in("gpu_queries").by_category(z, can_win)
+
+
+def share(points: Tensor) -> Tensor:
+    """`arsm.evaluate.share` of few queries."""
+    return _in("gpu_queries").share(points)
+
+
+def pack(points: Tensor, same_as: Tensor, live: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """`arsm.evaluate.Asked` of the distinct among few queries: points int64 [M B, K] and same_as [M, *B], of which the
+    first `live` are live.
+    """
+    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live)
 
 
 def has_pairs(logits: Tensor) -> bool:
@@ -101,6 +138,15 @@ def has_pairs(logits: Tensor) -> bool:
 def on_gpu(x: Tensor) -> bool:
     """Whether the operators are Triton's kernels for x."""
     return x.is_cuda and HAS_TRITON
+
+
+def eager_on_gpu(x: Tensor) -> bool:
+    """Whether, besides, nobody traces or maps x."""
+    return on_gpu(x) and _plain(x)
+
+
+def _few_on_gpu(f: Tensor) -> bool:
+    return f.shape[-1] <= FEW and on_gpu(f)
 
 
 def _plain(x: Tensor) -> bool:
@@ -122,7 +168,8 @@ def _rows(x: Tensor) -> Tensor:
 def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     batch, categories = logits.shape[:-1], logits.shape[-1]
     if on_gpu(logits):
-        ahead, can_win, state, *ordered = _kernel("order", categories)(logits.contiguous(), log_pi.contiguous())
+        gpu = _in("gpu_few" if categories <= FEW else "gpu_order")
+        ahead, can_win, state, *ordered = gpu.order(logits.contiguous(), log_pi.contiguous())
     else:
         found = _in("eager").order(_rows(logits), _rows(log_pi))
         ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
@@ -135,8 +182,10 @@ def _merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
     if on_gpu(f):
-        own = (logits, log_pi, ahead, state) if f.shape[-1] <= FEW else (logits, log_pi, ahead, state, wins, rank)
-        return _kernel("merge", f.shape[-1])(*(x.contiguous() for x in (*own, f)))
+        few = f.shape[-1] <= FEW
+        own = (logits, log_pi, ahead, state) if few else (logits, log_pi, ahead, state, wins, rank)
+        f = f if few or f.stride(-1) == 1 else f.contiguous()
+        return _in("gpu_few" if few else "gpu_merge").merge(*(x.contiguous() for x in own), f)
     sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
@@ -147,12 +196,9 @@ def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return _in("eager").pairs(logits, log_pi)
 
 
-def _log_dirichlet(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return _in("gpu_noise").log_dirichlet(like.new_empty(like.shape, dtype=dtype).exponential_())
-
-
-def _kernel(name: str, categories: int) -> Any:
-    return getattr(_in("gpu_few" if categories <= FEW else f"gpu_{name}"), name)
+def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
+    noise = like.new_empty(like.shape, dtype=dtype).exponential_(generator=generator)
+    return _in("gpu_noise").log_dirichlet(noise)
 
 
 def _in(module: str) -> Any:
@@ -189,7 +235,7 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
 def _(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
+    return f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 0 if _few_on_gpu(f) else 1), dtype=torch.float64)
 
 
 @torch.library.register_fake("arsm::pairs")

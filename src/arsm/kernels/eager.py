@@ -41,7 +41,7 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
         of_c < torch.add(of_third, second < third, alpha=RESOLUTION)
     )
     third_wins = (of_third < torch.add(of_z, third < z, alpha=RESOLUTION)) & ~wins & (second != z)
-    second_wins = other_wins.scatter_(-1, second, False).scatter_(-1, z, False).any(-1, keepdim=True)
+    second_wins = other_wins.scatter_(-1, second, False).scatter_(-1, z, False).amax(-1, keepdim=True)
     c_wins.scatter_(-1, second, wins).scatter_(-1, z, False)
     other_wins.scatter_(-1, second, third_wins)
     with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
@@ -113,7 +113,7 @@ def merge(
     torch.where(with_z == OTHER, d.gather(-1, second), swapped, out=swapped)
     third_wins = with_z.gather(-1, second) == OTHER
     swapped.scatter_(-1, second, torch.where(third_wins, d.gather(-1, third), swapped.gather(-1, second)))
-    of_z = (swapped.unsqueeze(-2) @ w.unsqueeze(-1)).squeeze(-1)
+    of_z = swapped.unsqueeze(-2).bmm(w.unsqueeze(-1)).squeeze(-1)
     sums = swapped.mul_(w.gather(-1, z))
 
     most = int(wins.max())

@@ -22,12 +22,13 @@ from arsm.kernels.gpu_order import (
     HIGHEST,
     LARGEST,
     LIMIT,
+    below_largest,
     bucket_of,
     chunks_of,
     fixed_noise,
     last_of,
+    load_both,
     load_bounds,
-    logit_at,
     noise_at,
     swaps,
 )
@@ -36,14 +37,14 @@ AT_ONCE = 1 << 23
 """Categories whose order and sums are held at one time, 24 bytes each."""
 BINS = tl.constexpr(6)
 """Most categories win against no more references than this: their sums need no look-up in memory."""
-EACH, PROGRAMS, REGISTERS = 2, 4096, 96
+EACH, PROGRAMS, REGISTERS = 2, 8192, 128
 """Of the kernel that takes most of the time, as in `gpu_order`."""
 CURSORS = tl.constexpr(1)
 """Where a row's scratch has the number of elements that each bucket holds so far."""
 UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
 """Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
-ranks, and the sums of w up to them."""
-SCALES = tl.constexpr(15)
+ranks, and the sums of w below rank r = 0..BINS."""
+SCALES = tl.constexpr(16)
 
 
 @triton.jit
@@ -73,7 +74,7 @@ def _per_value(state, spread, C, P, BLOCK_P: tl.constexpr):
 
 @triton.jit
 def _fill(
-    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, P, SPAN, N, S,
+    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, ROW, P, SPAN, N, S,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """Put the members into their buckets, bucketed [R, C], and zeros where values will be summed, [R, C].
@@ -82,7 +83,7 @@ def _fill(
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     starts += row * (BUCKETS + 1)
-    f += row * C
+    f += row * ROW
     count, limit = tl.load(starts + BUCKETS), tl.load(state + row * S + LIMIT)
     own = tl.load(f + tl.load(ahead + row * 3))
     low = tl.full([BLOCK], 0.0, own.dtype) + own
@@ -165,8 +166,8 @@ def _rank(
             c = tl.load(ranked + k, mask=k < count, other=0)
             a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
             tl.store(scales + NOISES + k, a, mask=k < BINS)
-            w = tl.load(noise_sums + k + 1, mask=k < count, other=0).to(tl.float64) / per_weight
-            tl.store(scales + WEIGHTS + k, w, mask=k < BINS)
+            w = tl.load(noise_sums + k, mask=k <= count, other=0).to(tl.float64) / per_weight
+            tl.store(scales + WEIGHTS + k, w, mask=k <= BINS)
 
 
 @triton.jit
@@ -186,22 +187,22 @@ def _prefix(sums, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C):
-    """theta, d, w, and d of the winner of the pair (z, c)."""
-    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
-    noise = tl.load(log_pi + c, mask=mask, other=0.0)
-    phi = logit_at(logits, c, mask, tl.load(state + LARGEST))
-    d = tl.load(f + c, mask=mask, other=0.0).to(tl.float64) - f_z
-    theta, code = swaps(c, fixed_noise(noise), phi, z, second, best, sum_z, bound_c, bound_z, with_second)
-    w = tl.full([], 1.0, tl.float64) / C - tl.exp(noise.to(tl.float64))
-    swapped = tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
-    return theta, d, w, tl.where(mask, swapped, 0.0)
+def swapped_with_z(c, code, second, d, d_second, d_third):
+    """d of the winner of the pair (z, c)."""
+    return tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
+
+
+@triton.jit
+def _load(logits, log_pi, f, at, mask):
+    """Logit, ln pi and f."""
+    x, noise = load_both(logits, log_pi, at, mask)
+    return x, noise, tl.load(f + at, mask=mask, other=0.0)
 
 
 @triton.jit
 def _sum(
     logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
-    C, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+    C, ROW, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """R_c without its second sum: sums [R, C].
 
@@ -213,7 +214,7 @@ def _sum(
     z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
     logits += row * C
     log_pi += row * C
-    f += row * C
+    f += row * ROW
     sums += row * C
     ranked += row * C
     noise_sums += row * C
@@ -222,15 +223,17 @@ def _sum(
     starts += row * (BUCKETS + 1)
     state += row * S
     scales += row * SCALES
+    begin = chunk * SPAN * BLOCK
+    end = begin
+    after = begin + tl.arange(0, BLOCK)
+    next_x, next_noise, next_value = _load(logits, log_pi, f, after, after < C)
+    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
+    largest, limit = tl.load(state + LARGEST), tl.load(state + LIMIT)
     f_z = tl.load(f + z).to(tl.float64)
     d_second, d_third = tl.load(f + second).to(tl.float64) - f_z, tl.load(f + third).to(tl.float64) - f_z
-    w_z = tl.load(scales + WEIGHT_Z)
-    a0, w0 = tl.load(scales + NOISES), tl.load(scales + WEIGHTS)
-    a1, w1 = tl.load(scales + NOISES + 1), tl.load(scales + WEIGHTS + 1)
-    a2, w2 = tl.load(scales + NOISES + 2), tl.load(scales + WEIGHTS + 2)
-    a3, w3 = tl.load(scales + NOISES + 3), tl.load(scales + WEIGHTS + 3)
-    a4, w4 = tl.load(scales + NOISES + 4), tl.load(scales + WEIGHTS + 4)
-    a5, w5 = tl.load(scales + NOISES + 5), tl.load(scales + WEIGHTS + 5)
+    w_z, even = tl.load(scales + WEIGHT_Z), tl.full([], 1.0, tl.float64) / C
+    a0, a1, a2 = tl.load(scales + NOISES), tl.load(scales + NOISES + 1), tl.load(scales + NOISES + 2)
+    a3, a4, a5 = tl.load(scales + NOISES + 3), tl.load(scales + NOISES + 4), tl.load(scales + NOISES + 5)
     total = tl.zeros([BLOCK], tl.float64)
     of_z = total
     s0 = total
@@ -239,43 +242,44 @@ def _sum(
     s3 = total
     s4 = total
     s5 = total
-    begin = chunk * SPAN * BLOCK
-    end = begin
     for i in range(SPAN):
-        c = begin + i * BLOCK + tl.arange(0, BLOCK)
-        mask = c < C
-        theta, d, w, swapped = _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C)
+        c, x, noise, value = after, next_x, next_noise, next_value
+        after = c + BLOCK
+        next_x, next_noise, next_value = _load(logits, log_pi, f, after, (after < C) & (i + 1 < SPAN))
+        a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
+        theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+        w = even - tl.exp(noise.to(tl.float64))
+        swapped = swapped_with_z(c, code, second, d, d_second, d_third)
         of_z += swapped * w
-        value = w * d
-        first = tl.where(a0 < theta, w0, 0.0)
-        first = tl.where(a1 < theta, w1, first)
-        first = tl.where(a2 < theta, w2, first)
-        first = tl.where(a3 < theta, w3, first)
-        first = tl.where(a4 < theta, w4, first)
-        first = tl.where(a5 < theta, w5, first)
-        s0 += tl.where(a0 < theta, value, 0.0)
-        s1 += tl.where(a1 < theta, value, 0.0)
-        s2 += tl.where(a2 < theta, value, 0.0)
-        s3 += tl.where(a3 < theta, value, 0.0)
-        s4 += tl.where(a4 < theta, value, 0.0)
-        s5 += tl.where(a5 < theta, value, 0.0)
-        result = tl.where(mask & (c != z), d * first + swapped * w_z, 0.0)
+        term = w * d
+        s0 += tl.where(a0 < theta, term, 0.0)
+        s1 += tl.where(a1 < theta, term, 0.0)
+        s2 += tl.where(a2 < theta, term, 0.0)
+        s3 += tl.where(a3 < theta, term, 0.0)
+        s4 += tl.where(a4 < theta, term, 0.0)
+        s5 += tl.where(a5 < theta, term, 0.0)
+        r = (a0 < theta).to(tl.int32) + (a1 < theta).to(tl.int32) + (a2 < theta).to(tl.int32)
+        r += (a3 < theta).to(tl.int32) + (a4 < theta).to(tl.int32) + (a5 < theta).to(tl.int32)
+        result = d * tl.load(scales + WEIGHTS + r) + swapped * w_z  # of z: 0
         total += result
-        tl.store(sums + c, result, mask=mask)
-        more = mask & (a5 < theta) & (c != z)
-        found = more.to(tl.int32)
+        tl.store(sums + c, result, mask=c < C)
+        found = (r == BINS).to(tl.int32)
         count = tl.sum(found, 0)
         if count > 0:
-            tl.store(queue + end + tl.cumsum(found, 0) - 1, c, mask=more)
+            tl.store(queue + end + tl.cumsum(found, 0) - 1, c, mask=r == BINS)
             end += count
 
     tl.debug_barrier()
-    limit, unit, per_value = tl.load(state + LIMIT), tl.load(scales + UNIT), tl.load(scales + PER_VALUE)
+    unit, per_value, w5 = tl.load(scales + UNIT), tl.load(scales + PER_VALUE), tl.load(scales + WEIGHTS + BINS)
     while begin < end:
         place = begin + tl.arange(0, BLOCK)
         mask = place < end
         c = tl.load(queue + place, mask=mask, other=0)
-        theta, d, w, swapped = _terms(logits, log_pi, f, c, mask, state, z, second, f_z, d_second, d_third, C)
+        x, noise, value = _load(logits, log_pi, f, c, mask)
+        a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
+        theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+        w = even - tl.exp(noise.to(tl.float64))
+        swapped = swapped_with_z(c, code, second, d, d_second, d_third)
         # r: how many of the ordered a lie below theta
         at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
         r = tl.load(at, mask=mask, other=0)
@@ -344,9 +348,9 @@ def _beaten(
 def merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor, members: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`arsm.kernels.merge` for contiguous [..., C]."""
-    sums, centre = torch.empty_like(f), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
-    whole = [x.view(-1, x.shape[-1]) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)]
+    """`arsm.kernels.merge` for contiguous [..., C]; only rows of f need be contiguous."""
+    sums, centre = f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
+    whole = [x.flatten(0, -2) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)]
     rows = len(whole[0])
     step = triton.cdiv(rows, triton.cdiv(f.numel(), AT_ONCE))
     chunked = chunks_of(rows, f.shape[-1])  # as `order` left the members
@@ -376,7 +380,7 @@ def _merge_rows(
 
     _fill[(rows, chunks)](
         log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
-        categories, chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
+        categories, f.stride(0), chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
     )  # fmt: skip
     _rank[(rows, parallel)](
         log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales,
@@ -385,7 +389,7 @@ def _merge_rows(
     )  # fmt: skip
     _sum[(rows, own_chunks)](
         logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
-        categories, own_chunks, own_span, STATE,
+        categories, f.stride(0), own_chunks, own_span, STATE,
         BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
     )  # fmt: skip
     _beaten[(rows,)](

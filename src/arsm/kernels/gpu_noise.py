@@ -1,4 +1,4 @@
-"""The logarithm of Dirichlet noise from exponential noise, as two Triton kernels."""
+"""The logarithm of Dirichlet noise from exponential noise, and samples from uniform noise, as Triton kernels."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportReturnType=false
@@ -36,13 +36,63 @@ def _normalise(noise, parts, C, P, SPAN, BLOCK: tl.constexpr, BLOCK_P: tl.conste
         tl.store(noise + row * C + c, tl.log(x) - total.to(x.dtype), mask=c < C)
 
 
+@triton.jit
+def _normalise_row(noise, C, BLOCK: tl.constexpr):
+    """Both in one, for few categories."""
+    c = tl.arange(0, BLOCK)
+    at = noise + tl.program_id(0).to(tl.int64) * C + c
+    x = tl.load(at, mask=c < C, other=0.0)
+    tl.store(at, tl.log(x) - tl.log(tl.sum(x.to(tl.float64), 0)).to(x.dtype), mask=c < C)
+
+
 def log_dirichlet(noise: Tensor) -> Tensor:
     """ln pi from positive exponential noise [..., C], in its place."""
     categories = noise.shape[-1]
     rows = noise.numel() // categories
+    if categories <= 512:
+        _normalise_row[(rows,)](noise, categories, **in_one_block(categories))
+        return noise
     block, warps, span, chunks = chunks_of(rows, categories)
     parts = noise.new_empty(rows * chunks, dtype=torch.float64)
     extent, size = (categories, chunks, span), {"BLOCK": block, "num_warps": warps}
     _sum[(rows, chunks)](noise, parts, *extent, **size)
     _normalise[(rows, chunks)](noise, parts, *extent, BLOCK_P=max(16, triton.next_power_of_2(chunks)), **size)
     return noise
+
+
+def in_one_block(categories: int) -> dict[str, int]:
+    """All categories of a row in one program."""
+    block = max(16, triton.next_power_of_2(categories))
+    return {"BLOCK": block, "num_warps": 1 if block <= 128 else 4}
+
+
+@triton.jit
+def _sample(logits, uniform, z, C, R, COUNT, BLOCK: tl.constexpr, SAMPLES: tl.constexpr):
+    """Samples of one row, SAMPLES at once."""
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    x = tl.load(logits + row * C + c, mask=c < C, other=float("-inf"))
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    p = tl.exp(x - tl.max(x, 0))
+    sums = tl.cumsum(tl.floor((p / tl.sum(p, 0)).to(tl.float64) * 4503599627370496.0 + 0.5), 0)  # 2^52
+    last = tl.sum(tl.where(c == C - 1, sums, 0.0), 0)
+    sums = tl.where(c < C - 1, sums, float("inf"))
+    start = 0
+    while start < COUNT:
+        i = start + tl.arange(0, SAMPLES)
+        u = tl.load(uniform + i * R + row, mask=i < COUNT, other=0.0) * last
+        found = tl.sum((sums[None, :] <= u[:, None]).to(tl.int32), 1)
+        tl.store(z + i * R + row, found.to(tl.int64), mask=i < COUNT)
+        start += SAMPLES
+
+
+def sample(logits: Tensor, uniform: Tensor) -> Tensor:
+    """`arsm.sampling.inverse_sample` of at most 512 categories, laid out as [n, *B, K]."""
+    categories = logits.shape[-1]
+    rows, uniform = logits.numel() // categories, uniform.movedim(-2, 0).contiguous()
+    z, count = torch.empty_like(uniform, dtype=torch.int64), len(uniform)
+    size = in_one_block(categories)
+    _sample[(rows,)](
+        logits.contiguous(), uniform, z, categories, rows, count, SAMPLES=min(16, triton.next_power_of_2(count)), **size
+    )
+    return z.movedim(0, -2)

@@ -14,19 +14,18 @@ import triton.language as tl
 from torch import Tensor
 
 from arsm.kernels import STATE, buckets_of
-from arsm.noise import LOWEST, RESOLUTION
+from arsm.noise import LOWEST, RESOLUTION, TO_FIXED
 
-CHUNKS = 1024
+CHUNKS = 512
 """Most chunks per row: one program reduces what they found."""
-PROGRAMS = 8192
+PROGRAMS = 16_384
 """Enough to keep a GPU busy; a chunk has as many blocks as then remain."""
 EACH = 4
 """Elements per thread."""
 STEP = tl.constexpr(RESOLUTION)
 LEAST_LOGIT = tl.constexpr(LOWEST)
 LEAST_NOISE = tl.constexpr(LOWEST / 2)
-TO_FIXED = tl.constexpr(1.5 * 2.0**52 * RESOLUTION)
-"""Added and subtracted, it rounds to a multiple of the resolution, half to even."""
+ROUND = tl.constexpr(TO_FIXED)
 
 # what `order` keeps of a race for `merge`: the places of state [R, STATE]
 BEST = tl.constexpr(0)
@@ -55,27 +54,37 @@ PER_LN2 = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def noise_at(log_pi, at, mask):
-    """a: ln pi in fixed point, as `noise.fixed_point` rounds it."""
+    """a at a place."""
     return fixed_noise(tl.load(log_pi + at, mask=mask, other=0.0))
 
 
 @triton.jit
 def fixed_noise(x):
-    """a from ln pi."""
-    return tl.maximum(x, LEAST_NOISE).to(tl.float64) + TO_FIXED - TO_FIXED
+    """a: ln pi in fixed point, as `noise.fixed_point` rounds it."""
+    return tl.maximum(x, LEAST_NOISE).to(tl.float64) + ROUND - ROUND
 
 
 @triton.jit
 def below_largest(x, largest):
     """phi: a logit below the largest in fixed point. A masked one becomes the lowest, which never wins either."""
     phi = x.to(tl.float64) - largest
-    return tl.where(phi < LEAST_LOGIT, LEAST_LOGIT, phi) + TO_FIXED - TO_FIXED
+    return tl.where(phi < LEAST_LOGIT, LEAST_LOGIT, phi) + ROUND - ROUND
 
 
 @triton.jit
 def logit_at(logits, at, mask, largest):
     """phi of the logits."""
     return below_largest(tl.load(logits + at, mask=mask, other=float("-inf")), largest)
+
+
+@triton.jit
+def load_both(logits, log_pi, at, mask):
+    """Logit and ln pi, and -inf outside the mask, which neither wins nor loses a pair.
+
+    A loop that computes for long loads the next block before it computes: its loads then do not wait for one another.
+    """
+    never = float("-inf")
+    return tl.load(logits + at, mask=mask, other=never), tl.load(log_pi + at, mask=mask, other=never)
 
 
 @triton.jit
@@ -287,14 +296,18 @@ def _who_can_win(
     largest, limit, least = tl.load(state + LARGEST), tl.load(state + LIMIT), tl.load(state + LEAST)
     second_wins = tl.zeros([BLOCK], tl.int1)
     end = chunk * SPAN * BLOCK
+    after = end + tl.arange(0, BLOCK)
+    next_x, next_noise = load_both(logits, log_pi, after, after < C)
     for i in range(SPAN):
-        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
+        c, x, noise = after, next_x, next_noise
+        after = c + BLOCK
+        next_x, next_noise = load_both(logits, log_pi, after, (after < C) & (i + 1 < SPAN))
         mask = c < C
-        a, phi = noise_at(log_pi, c, mask), logit_at(logits, c, mask, largest)
+        a, phi = fixed_noise(noise), below_largest(x, largest)
         theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
         wins = (theta > least) | (code == 1) | (c == z)
         tl.store(can_win + c, wins.to(tl.int8), mask=mask)
-        second_wins = second_wins | (mask & (code == 2) & (c != second))
+        second_wins = second_wins | ((code == 2) & (c != second))
         active = mask & (c != z) & (a < limit)
         found = active.to(tl.int32)
         total = tl.sum(found, 0)
@@ -362,10 +375,10 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 def chunks_of(rows: int, categories: int, each: int = EACH, programs: int | None = None) -> tuple[int, int, int, int]:
     """Categories per block, warps per program, blocks per chunk and chunks per row.
 
-    Where there is enough to do, a program is one warp, which never waits for others.
+    Where there are enough chunks, a program is one warp, which never waits for others.
     """
     programs = programs or PROGRAMS
-    warps = 1 if rows * categories >= programs * 32 * each else 8
+    warps = 1 if rows * min(CHUNKS, categories // (32 * each)) >= programs else 8
     block = min(32 * warps * each, max(16, triton.next_power_of_2(categories)))
     blocks = triton.cdiv(categories, block)
     span = min(blocks, max(triton.cdiv(blocks, CHUNKS), rows * blocks // programs, 1))
