@@ -163,13 +163,7 @@ class Valued(Single):
         return at_steps, after_episodes, after_rollouts
 
     def loss(self, batch: Batch, targets: Tensor) -> Loss:
-        """Half the squared error of V at every step.
-
-        The output's bias is first set to fit the targets' mean, which may be far from 0.
-        """
-        bias = self.parameters()[-1]
-        with torch.no_grad():
-            bias += (targets - self.value(batch.observations).squeeze(-1)).mean()
+        """Half the squared error of V at every step."""
         return lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
 
 
@@ -233,7 +227,7 @@ class Proximal:
 
     trace: float = 0.95
     """lambda."""
-    updates: int = 3
+    updates: int = 10
     """Maximum updates of the policy and of V per iteration."""
     divergence: float = 0.02
     """The bound of the KL divergence, in nats, summed over the actions of a step."""

@@ -23,7 +23,7 @@ class Learning:
     """Factor of the rewards for learning; reported returns are unscaled. None divides by the standard deviation of the
     returns of earlier iterations."""
     entropy: float = 0.0
-    """Weight of the policy's entropy, summed over steps, in the objective. It falls with the learning rate."""
+    """Weight of the policy's entropy, summed over steps, in the objective."""
     hidden: tuple[int, ...] = (10, 10)
     """Widths of the hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
@@ -40,7 +40,7 @@ class Settings(Learning):
 
     episodes_an_iteration: int = 0
     reward_scale: float | None = None
-    entropy: float = 0.02
+    entropy: float = 0.01
     hidden: tuple[int, ...] = (32, 32)
     common_random_numbers: bool = True
     budget: int | None = 8
@@ -48,8 +48,8 @@ class Settings(Learning):
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
     decay_over: int | Literal["learn"] | None = "learn"
-    """Let the learning rate and the weight of the entropy fall linearly to 0 over each call of `learn`, or over this
-    many true episodes; None keeps them."""
+    """Let the learning rate fall linearly to 0 over each call of `learn`, or over this many true episodes; None keeps
+    it."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -135,12 +135,13 @@ class Training(ABC):
         return TryAndSee(estimator)
 
     @property
-    def _decay(self) -> float:
-        """The factor of the learning rate and of the entropy's weight, which falls from 1 to 0."""
-        over = self.settings.decay_over
+    def _learning_rate(self) -> float:
+        over, left = self.settings.decay_over, 1.0
         if over == "learn":
-            return self._left
-        return 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
+            left = self._left
+        elif over is not None:
+            left = max(0.0, 1.0 - self.episodes / over)
+        return left * self.settings.learning_rate
 
     def _check_policy(self) -> None:
         """Refuse a budget or a module that would fail later, before anything is played."""
@@ -294,18 +295,18 @@ class Training(ABC):
     def _update(self, batch: Batch, plan: rollouts.Rollouts, tries: Tries) -> float:
         """The updates; returns the entropy of the policy that played."""
         grad, loss = self.learner.gradient(batch, plan, tries)
-        played_entropy, scale, decay = entropy(batch.logits).sum(), 1 / len(batch.lengths), self._decay
+        played_entropy, scale = entropy(batch.logits).sum(), 1 / len(batch.lengths)
         for number in range(self.learner.updates):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
                 for group in optimizer.param_groups:
-                    group["lr"] = decay * self.settings.learning_rate
+                    group["lr"] = self._learning_rate
             logits = self._logits(batch)
             near = not number or divergence(batch.logits, logits.detach()) <= self.learner.divergence
             if near:
                 objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
                 if self.settings.entropy:
-                    objective = objective + decay * self.settings.entropy * entropy(logits).sum()
+                    objective = objective + self.settings.entropy * entropy(logits).sum()
                 (-scale * objective).backward()
             if loss is not None:
                 (scale * loss()).backward()
