@@ -108,8 +108,8 @@ class Asked(NamedTuple):
     row: Tensor
     """[N]: their batch rows."""
     place: Tensor | None
-    """[M B]: where each query finds its value among them; None where it takes its own, or the first one's if it does
-    not speak."""
+    """[M B]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
+    row's first query."""
     number: Tensor
     """[N]: which of all queries they are."""
     live: int

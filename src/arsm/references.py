@@ -13,9 +13,6 @@ from arsm.evaluate import share
 from arsm.swap import Race, run_race, swap_with
 from arsm.types import Queries
 
-IN_ONE_PIECE = 512
-"""Up to this many categories, a GPU swaps with a row's references in one program."""
-
 
 class ReferenceNoise(NamedTuple):
     """The noise of estimators that draw their references."""
@@ -32,7 +29,7 @@ class Swapped(NamedTuple):
     weight: Tensor
     """[*B, J, K]: 1 - C pi_kj."""
     pseudo: Tensor
-    """[*B, J, K, C]: z_k^{c<->j}, of any integers."""
+    """[*B, J, K, C]: z_k^{c<->j}, in any integer dtype."""
     cells: Tensor | None
     """[1 + J C, *B]: each query's share of a distinct pair, for pooling: z is asked once more for every reference, a
     pair of two references twice. None for one variable, which needs no pooling."""
@@ -93,7 +90,7 @@ def swap_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple
     pair, [*B, 1, C]; references [*B, J, K].
     """
     variables, categories = logits.shape[-2:]
-    if categories <= IN_ONE_PIECE and kernels.eager_on_gpu(logits):
+    if categories <= kernels.ONE_BLOCK and kernels.eager_on_gpu(logits):
         return kernels.swap_with(logits, log_pi, references)
     race, count = run_race(logits, log_pi), references.shape[-2]
     each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))

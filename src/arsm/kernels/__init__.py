@@ -25,6 +25,8 @@ FEW = 32
 """Up to this many categories, comparing all pairs is faster than ordering."""
 STATE = 9
 """How many numbers of a race Triton's kernels keep."""
+ONE_BLOCK = 512
+"""Up to this many categories, one program holds a row."""
 BUCKETS = 8192
 """Most buckets of a row that Triton's kernels sort into."""
 
@@ -101,13 +103,13 @@ def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator |
 
 
 def sample(logits: Tensor, uniform: Tensor) -> Tensor:
-    """`arsm.sampling.inverse_sample` of at most 512 categories."""
+    """`arsm.sampling.inverse_sample` of at most ONE_BLOCK categories."""
     return _in("gpu_noise").sample(logits, uniform)
 
 
 def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """z [*B, K] and z_k^{c<->j} [*B, J, K, C], int64, the weights 1 - C pi_kj [*B, J, K], and for one variable who wins
-    some pair, [*B, 1, C], of logits and ln pi [*B, K, C] with at most 512 categories and references [*B, J, K].
+    some pair, [*B, 1, C], of logits and ln pi [*B, K, C] with at most ONE_BLOCK categories and references [*B, J, K].
     """
     return _in("gpu_few").swap_with(logits.contiguous(), log_pi.contiguous(), references.contiguous())
 
@@ -141,7 +143,7 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def eager_on_gpu(x: Tensor) -> bool:
-    """Whether, besides, nobody traces or maps x."""
+    """Whether the operators are Triton's kernels for x, and x is neither traced nor mapped."""
     return on_gpu(x) and _plain(x)
 
 

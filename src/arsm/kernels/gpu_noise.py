@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from arsm.kernels import ONE_BLOCK
 from arsm.kernels.gpu_order import chunks_of
 
 
@@ -49,7 +50,7 @@ def log_dirichlet(noise: Tensor) -> Tensor:
     """ln pi from positive exponential noise [..., C], in its place."""
     categories = noise.shape[-1]
     rows = noise.numel() // categories
-    if categories <= 512:
+    if categories <= ONE_BLOCK:
         _normalise_row[(rows,)](noise, categories, **in_one_block(categories))
         return noise
     block, warps, span, chunks = chunks_of(rows, categories)
@@ -87,7 +88,7 @@ def _sample(logits, uniform, z, C, R, COUNT, BLOCK: tl.constexpr, SAMPLES: tl.co
 
 
 def sample(logits: Tensor, uniform: Tensor) -> Tensor:
-    """`arsm.sampling.inverse_sample` of at most 512 categories, laid out as [n, *B, K]."""
+    """`arsm.sampling.inverse_sample` of at most ONE_BLOCK categories, laid out as [n, *B, K]."""
     categories = logits.shape[-1]
     rows, uniform = logits.numel() // categories, uniform.movedim(-2, 0).contiguous()
     z, count = torch.empty_like(uniform, dtype=torch.int64), len(uniform)

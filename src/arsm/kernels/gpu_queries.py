@@ -1,5 +1,5 @@
-"""What lies between an estimator and f, eagerly on a GPU: one Triton kernel each, since the host takes longer to launch
-one than the GPU to run it.
+"""Queries, sharing and packing in eager mode on a GPU, as one Triton kernel each: launching takes longer than running
+them.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
