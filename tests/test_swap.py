@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from arsm.noise import argmin_sample, dirichlet
-from arsm.swap import pair_row, pair_table, pseudo_actions_reference, run_race, swap_with
+from arsm.noise import RESOLUTION, argmin_sample, dirichlet
+from arsm.swap import pair_row, pair_table, pseudo_actions_reference, run_race, swap_with, without_winner
+from arsm.univariate import swap_all
 from tests.races import Drawn, races
 from tests.statistics import deviations
 
@@ -63,6 +64,21 @@ def test_ties_go_to_the_lowest_index() -> None:
     assert int(argmin_sample(flat, flat)) == 0
     assert bool((pseudo_actions_reference(flat, flat) == 0).all())
     assert bool((pair_table(run_race(flat.unsqueeze(0), flat.unsqueeze(0))) == 0).all())
+
+
+def test_keys_of_few_categories_have_the_resolution_of_fixed_point() -> None:
+    """Values that differ by single steps of the resolution: coarser keys would tie."""
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.randint(0, 4, (2, 300, 1, 5), generator=generator)
+    logits, log_pi = -RESOLUTION * steps[0].double(), -2 - RESOLUTION * steps[1].double()
+    swaps, race = swap_all(logits, log_pi), run_race(logits, log_pi)
+    assert swaps.compared is not None
+    with_z, wins = swaps.compared
+    a, theta = without_winner(race)
+    assert torch.equal(swaps.z, race.z)
+    assert torch.equal(with_z, swap_with(race, race.z).long())
+    others = (torch.arange(5).view(5, 1, 1) != race.z).unsqueeze(1)  # the row of z is not used
+    assert torch.equal(wins & others, (a < theta.unsqueeze(1)) & others)
 
 
 @pytest.mark.parametrize("categories", [1, 2, 3, 7])
