@@ -73,7 +73,9 @@ class Learner(Protocol):
     cut: int | None
     """Maximum steps per rollout; None plays to the end of the episode."""
     updates: int
-    """Maximum updates per iteration."""
+    """Maximum updates of the policy per iteration."""
+    own_updates: int
+    """Updates of its own parameters per iteration."""
     divergence: float
     """The mean KL divergence from the policy that played, at which the policy's updates end after the first."""
     epsilon: float
@@ -97,6 +99,7 @@ class Single:
 
     cut: int | None = None
     updates: int = 1
+    own_updates: int = 1
     divergence: float = 0.0
     epsilon: float = 1e-8
 
@@ -219,7 +222,7 @@ class Proximal:
 
     V of a state where the episode ended by itself is 0. The gradient is biased as far as the learned V is wrong. An
     iteration makes several updates along sum_t phi_t g_t, until the mean KL divergence from the policy that played
-    exceeds a bound; V learns on. All but the first are also biased: g_t is not estimated again. An estimator with
+    exceeds a bound, and more of V. All but the first are also biased: g_t is not estimated again. An estimator with
     rollouts, such as RLOO(2), has them at some steps, drawn at random before the estimator draws anything; all others
     take A_t. References: Schulman et al., High-dimensional continuous control using generalized advantage estimation,
     ICLR 2016; Schulman et al., Proximal policy optimization algorithms, 2017.
@@ -227,8 +230,10 @@ class Proximal:
 
     trace: float = 0.95
     """lambda."""
-    updates: int = 10
-    """Maximum updates of the policy and of V per iteration."""
+    updates: int = 3
+    """Maximum updates of the policy per iteration."""
+    value_updates: int = 10
+    """Updates of V per iteration."""
     divergence: float = 0.02
     """The bound of the KL divergence, in nats, summed over the actions of a step."""
     estimator: Estimator = field(default_factory=Reinforce)
@@ -243,7 +248,7 @@ class Proximal:
             raise ValueError(f"trace must lie in [0, 1], but is {self.trace}.")
         if self.divergence < 0:
             raise ValueError(f"divergence must not be negative, but is {self.divergence}.")
-        for name in ("steps", "every", "updates"):
+        for name in ("steps", "every", "updates", "value_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}.")
 
@@ -258,7 +263,8 @@ class ProximalCritic(Valued):
         self, kind: Proximal, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
     ) -> None:
         super().__init__(kind, inputs, hidden, gamma, generator)
-        self.kind, self.updates, self.divergence = kind, kind.updates, kind.divergence
+        self.kind, self.divergence = kind, kind.divergence
+        self.updates, self.own_updates = kind.updates, kind.value_updates
 
     def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
         most = self.estimator.most_queries(logits) - 1
