@@ -376,6 +376,8 @@ def test_refusals() -> None:
             one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="steps must be at least 1, or None for the whole return, but is 0"):
         ActorCritic(steps=0)
+    with pytest.raises(ValueError, match="value_updates must be at least 1, but is 0"):
+        ActorCritic(value_updates=0)
     for name, value, message in (
         ("trace", 1.5, r"trace must lie in \[0, 1\], but is 1.5"),
         ("divergence", -1.0, "divergence must not be negative, but is -1.0"),
@@ -528,10 +530,14 @@ def test_proximal_updates_end_where_the_policy_has_moved_far() -> None:
     torch.testing.assert_close(values[0], values[2])  # the value learns on
 
 
-def test_policy_and_value_have_their_numbers_of_updates() -> None:
-    agent = one_by_one("CartPole-v1", Proximal(updates=2, value_updates=7, divergence=math.inf), horizon=40)
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [(Proximal(updates=2, value_updates=7, divergence=math.inf), [2, 7]), (ActorCritic(value_updates=7), [1, 7])],
+)
+def test_policy_and_value_have_their_numbers_of_updates(method: Any, expected: list[int]) -> None:
+    agent = one_by_one("CartPole-v1", method, horizon=40)
     agent.learn(1)
-    assert [next(iter(optimizer.state.values()))["step"] for optimizer in agent._optimizers] == [2, 7]
+    assert [next(iter(optimizer.state.values()))["step"] for optimizer in agent._optimizers] == expected
 
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", Pair])

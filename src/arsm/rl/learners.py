@@ -134,10 +134,14 @@ class ActorCritic:
     steps: int | None = 5
     """n; None for the whole return, which makes it REINFORCE with a value baseline."""
     estimator: Estimator = field(default_factory=Reinforce)
+    value_updates: int = 1
+    """Updates of V per iteration; ten make V more reliable where all episodes end at a time limit."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1, or None for the whole return, but is {self.steps}.")
+        if self.value_updates < 1:
+            raise ValueError(f"value_updates must be at least 1, but is {self.value_updates}.")
 
 
 class Valued(Single):
@@ -152,6 +156,7 @@ class Valued(Single):
         generator: torch.Generator,
     ) -> None:
         self.estimator, self.cut, self.gamma = kind.estimator, kind.steps, gamma
+        self.own_updates = kind.value_updates
         self.value = mlp(inputs, hidden, 1, generator)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -263,8 +268,7 @@ class ProximalCritic(Valued):
         self, kind: Proximal, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
     ) -> None:
         super().__init__(kind, inputs, hidden, gamma, generator)
-        self.kind, self.divergence = kind, kind.divergence
-        self.updates, self.own_updates = kind.updates, kind.value_updates
+        self.kind, self.updates, self.divergence = kind, kind.updates, kind.divergence
 
     def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
         most = self.estimator.most_queries(logits) - 1
