@@ -63,7 +63,7 @@ SETTINGS = {
     "spiral_matrix": Setting((400, 2_000), (1e-3, 3e-3, 3e-4, 1e-4)),
     "spell_backward": Setting((400, 1_000), (1e-3, 3e-3, 3e-4, 1e-4), 300_000, 20_000, "group 8", (1, 2, 3, 4, 5)),
     "small_sorting": Setting((1_000, 2_000), (1e-4, 3e-4, 3e-5)),
-    "small_filtering": Setting((1_000, 2_000), (1e-4, 3e-4, 3e-5)),
+    "small_filtering": Setting((4_000, 8_000), (3e-4, 1e-4), 2_400_000),
 }
 
 
