@@ -97,8 +97,11 @@ def jobs(settings: Settings, measured: set[tuple[str, float]]) -> list[Job]:
         Job("pretrain", task, max([LEVELS[0], *(job.level for job in variances if job.task == task)]))
         for task in settings
     ]
-    both = itertools.product((FIRST, LAST), settings.items())
-    return first + variances + [job for methods, (task, setting) in both for job in trainings(methods, task, setting)]
+    *quick, slowest = settings.items()
+    trained = [(methods, task) for tasks in (quick, [slowest]) for methods in (FIRST, LAST) for task in tasks]
+    return (
+        first + variances + [job for methods, (task, setting) in trained for job in trainings(methods, task, setting)]
+    )
 
 
 def trainings(methods: tuple[str, ...], task: str, setting: Setting) -> list[Job]:
