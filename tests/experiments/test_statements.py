@@ -127,6 +127,7 @@ def test_the_agents_page_quotes_its_table() -> None:
                 bold[method] += level
     assert bold["the default"] == 8
     assert_said("results/agents/README.md", "first or level with the first on eight of the nine rows")
+    assert_said("CHANGELOG.md", "on eight of nine tasks")
     header = next(line for line in text if line.startswith("| | return, sampled actions | return, likeliest actions |"))
     for row in text[text.index(header) + 2 :][:2]:
         method, sampled, likeliest, reached, _ = (cell.strip() for cell in row.strip("|").split("|"))
