@@ -144,6 +144,24 @@ def test_the_agents_page_quotes_its_table() -> None:
     assert_said("results/agents/README.md", said)
 
 
+def test_the_agents_page_quotes_many_actions() -> None:
+    with (RESULTS / "agents" / "many_actions.csv").open() as file:
+        found = {(line["row"], line["metric"]): float(line["mean"]) for line in csv.DictReader(file)}
+    text = (RESULTS / "agents" / "README.md").read_text().splitlines()
+    header = next(line for line in text if line.startswith("| variance x steps / return |"))
+    labels = [cell.strip() for cell in header.strip("|").split("|")][1:]
+    rows = text[text.index(header) + 2 :][:6]
+    for method, *quoted in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
+        for label, cell in zip(labels, quoted, strict=True):
+            variance, value = cell.split(" / ")
+            assert rounds_to(found[f"{label}: {method}", "return"], value), (label, method)
+            mean = found[f"{label}: {method}", "variance x steps"]
+            assert float(variance.replace(",", "")) == pytest.approx(mean, rel=0.05 if "e" in variance else 5e-4), (
+                label,
+                method,
+            )
+
+
 @pytest.mark.parametrize("experiment", ["toy", "vae", "conditional", "control"])
 def test_numbers_with_a_spread_are_in_the_table(experiment: str) -> None:
     with (RESULTS / experiment / "table.csv").open() as file:
