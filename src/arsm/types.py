@@ -124,22 +124,6 @@ def _options(estimator: Any) -> list[str]:
     return [each.name for each in dataclasses.fields(estimator)]
 
 
-class Info(Mapping[str, Tensor]):
-    """Diagnostics, computed on first access."""
-
-    def __init__(self, **found: Callable[[], Tensor]) -> None:
-        self._found = found
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._found[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-
 @dataclass(frozen=True, eq=False)
 class Estimate:
     """The result of `arsm.estimate`."""

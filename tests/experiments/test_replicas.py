@@ -68,6 +68,7 @@ def make(
         [config.seeds[r] for r in replicas],
         batch=config.batch,
         watched=module.encoder_size,
+        metrics=module.metrics,
         stacked=stacked,
         **options,
     )
@@ -199,7 +200,7 @@ def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     replicas = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=stacked, compiled=True)
     assert not replicas.epoch()["not_finite"].any()
-    assert len(graphs) == 5  # all stacks share them: the code, two losses, Adam and its scale
+    assert len(graphs) == 6  # all stacks share them: the code, two losses, their metrics, Adam and its scale
     for half in replicas.state["first_moment"].tensor_split([replicas.watched], -1):
         assert bool((half != 0).any(-1).all())
 
@@ -279,7 +280,7 @@ def two_losses(device: str, **options: Any) -> Replicas:
 def test_the_second_loss_learns_from_the_code_and_does_not_change_it() -> None:
     both = two_losses("cpu", stacked=False)
     first_alone = two_losses("cpu", stacked=False)
-    first_alone._losses = [*first_alone._losses[:1], lambda *args: (args[1][1].sum() * 0, {})]
+    first_alone._losses = [*first_alone._losses[:1], lambda *args: (args[1]["decoder.bias"].sum() * 0, {})]
     start = both.parameters.clone()
     means = both.epoch(), first_alone.epoch()
     assert torch.equal(both.parameters[:, : both.watched], first_alone.parameters[:, : both.watched])

@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.model import Model, learning_loss, step_metrics, weight_and_bias
+from arsm_experiments.model import Model, learning_loss, seen, weight_and_bias
 from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
@@ -223,8 +223,8 @@ class VaeNetwork(Model):
 
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and metrics to log."""
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and what it has seen."""
         config = self.config
         sampled = config.kl == "sampled"
 
@@ -251,7 +251,7 @@ class VaeNetwork(Model):
             afresh=config.afresh,
         )
         value = out.value if sampled else out.value + arsm.entropy(log_q1).sum(-1)
-        return learning_loss(out.layers) - value.mean(), step_metrics(value, out.layers)
+        return learning_loss(out.layers) - value.mean(), seen(value, out.layers)
 
     def decoder_loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
