@@ -25,7 +25,7 @@ from arsm.kernels import eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pa
 from arsm.noise import dirichlet
 from arsm.references import by_category, swap_references
 from arsm.sampling import inverse_sample
-from arsm.swap import pair_table, run_race
+from arsm.swap import merge_pairs, pair_table, run_race
 from arsm.types import Queries
 from tests.races import Drawn, races
 
@@ -61,6 +61,12 @@ def compare_races(drawn: Drawn) -> None:
         expected = pair_table(run_race(*drawn)).long()
         assert torch.equal(table, expected)
         assert torch.equal(same_as, share(expected))
+        generator = torch.Generator().manual_seed(0)
+        for dtype, rounding in ((torch.float32, 1e-5), (torch.float64, 1e-7)):
+            f = torch.randn(table.shape[:-1], generator=generator, dtype=dtype)
+            wanted = merge_pairs((f - f[0]).double(), drawn.log_pi.double())
+            found = gpu_pairs.merge_pairs(f, drawn.log_pi).double()
+            torch.testing.assert_close(found, wanted, rtol=0, atol=rounding * float(f.abs().max()) * f.shape[0])
 
 
 def compare_queries(drawn: Drawn) -> None:

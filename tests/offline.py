@@ -126,6 +126,8 @@ def all_launches() -> set[Launch]:
     for shape in ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16)):
         x = torch.empty(shape, device="meta")
         found |= launches(lambda x=x: gpu_pairs.pairs(x, x))
+        f = torch.empty((1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2]), device="meta")
+        found |= launches(lambda f=f, x=x: gpu_pairs.merge_pairs(f, x))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm import kernels
+from arsm import kernels, swap
 from arsm.checks import check_whole
 from arsm.evaluate import share
 from arsm.noise import race_noise
@@ -20,7 +20,7 @@ from arsm.references import (
     tell_references,
     values_by_category,
 )
-from arsm.swap import pair_row, pair_table, run_race
+from arsm.swap import pair_table, run_race
 from arsm.types import Estimator, Queries
 from arsm.univariate import Swaps, merge, swap_all
 
@@ -81,11 +81,11 @@ class ARSM(Estimator):
         if kernels.has_pairs(logits):
             points, same_as = kernels.pairs(logits.detach(), noise)
             swaps = swap_all(logits, noise) if self.pooled else None
-            return Queries(points, points[0], same_as, one, Merged(noise, swaps))
+            return Queries(points, points[0], same_as, one, Merged(noise, swaps), equal=True)
         race = run_race(logits, noise)
         table = pair_table(race)
         swaps = swap_all(logits, noise, race) if self.pooled else None
-        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps))
+        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps), equal=True)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
@@ -97,8 +97,4 @@ class ARSM(Estimator):
         values = values - values[0]
         if swaps is not None:
             return merge(swaps, pool(queries.points, values, torch.ones_like(values), categories))
-        c = torch.arange(categories, device=logits.device)
-        f = values.movedim(0, -1)[..., pair_row(c.unsqueeze(-1), c, categories)]  # [*B, j, c]
-        f = f - f.mean(-1, keepdim=True)
-        weight = (1 / categories - log_pi.exp()).to(f.dtype)
-        return weight @ f
+        return (kernels if kernels.has_pairs(logits) else swap).merge_pairs(values, log_pi)

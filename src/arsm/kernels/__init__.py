@@ -1,7 +1,8 @@
 """Operators that are opaque to torch.compile, mapped by vmap, and Triton kernels on a GPU.
 
 `order` runs the race of one variable and says who can win, `merge` sums all its pairs as `arsm.univariate` has it. Both
-treat all leading dimensions alike. `pairs` swaps several variables at once; it is for a GPU, where it is one kernel.
+treat all leading dimensions alike. `pairs` swaps several variables at once and `merge_pairs` sums their pairs; they are
+for a GPU.
 They are registered by `torch.library.define`, since an operator made by `custom_op` imports torch._dynamo, 70 MB of it,
 at its first eager call.
 
@@ -41,6 +42,7 @@ torch.library.define(
 
 
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
+torch.library.define("arsm::merge_pairs", "(Tensor values, Tensor log_pi) -> Tensor")
 torch.library.define(
     "arsm::log_dirichlet", "(Tensor like, ScalarType dtype) -> Tensor", tags=torch.Tag.nondeterministic_seeded
 )
@@ -90,6 +92,11 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
     """
     return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi)
+
+
+def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
+    """The ARSM gradient [*B, K, C] from f at what `pairs` found, [1 + C(C-1)/2, *B], in its dtype, and ln pi."""
+    return (_merge_pairs if _plain(values) else torch.ops.arsm.merge_pairs)(values, log_pi)
 
 
 def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
@@ -198,6 +205,12 @@ def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return _in("eager").pairs(logits, log_pi)
 
 
+def _merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
+    if on_gpu(values):
+        return _in("gpu_pairs").merge_pairs(values.contiguous(), log_pi.contiguous())
+    return importlib.import_module("arsm.swap").merge_pairs(values, log_pi)
+
+
 def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
     noise = like.new_empty(like.shape, dtype=dtype).exponential_(generator=generator)
     return _in("gpu_noise").log_dirichlet(noise)
@@ -214,6 +227,7 @@ _ORDERED = (torch.int8, torch.int32, torch.int32)
 torch.library.impl("arsm::order", ("cpu", "cuda"), _order)
 torch.library.impl("arsm::merge", ("cpu", "cuda"), _merge)
 torch.library.impl("arsm::pairs", ("cpu", "cuda"), _pairs)
+torch.library.impl("arsm::merge_pairs", ("cpu", "cuda"), _merge_pairs)
 torch.library.impl("arsm::log_dirichlet", "cuda", _log_dirichlet)
 
 
@@ -247,19 +261,26 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
 
 
+@torch.library.register_fake("arsm::merge_pairs")
+def _(values: Tensor, log_pi: Tensor) -> Tensor:
+    return values.new_empty(log_pi.shape)
+
+
 @torch.library.register_fake("arsm::log_dirichlet")
 def _(like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty(like.shape, dtype=dtype)
 
 
-def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any]]:
-    """The operator over one more leading dimension, which its results have at `place`."""
+def _map(op: Callable[..., Any], place: int = 0, first: int = 0) -> Callable[..., tuple[Any, Any]]:
+    """The operator over one more leading dimension, at `place` in its results and at `first` in its first input."""
 
     def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Tensor) -> tuple[Any, Any]:
         out = op(
             *(
-                x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-                for x, dim in zip(xs, in_dims, strict=True)
+                x.unsqueeze(at).expand(*x.shape[:at], info.batch_size, *x.shape[at:])
+                if dim is None
+                else x.movedim(dim, at)
+                for x, dim, at in zip(xs, in_dims, (first, *(0,) * len(xs)), strict=False)
             )
         )
         return out, place if isinstance(out, Tensor) else tuple(place for _ in out)
@@ -270,6 +291,7 @@ def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any
 torch.library.register_vmap("arsm::order", _map(torch.ops.arsm.order))
 torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
 torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))
+torch.library.register_vmap("arsm::merge_pairs", _map(torch.ops.arsm.merge_pairs, first=1))
 
 
 def _map_noise(
