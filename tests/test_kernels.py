@@ -120,7 +120,9 @@ def test_pairs_are_summed_alike_by_the_operator() -> None:
     mapped = vmap(torch.ops.arsm.merge_pairs, (1, 0))
     for call in (kernels.merge_pairs, torch.ops.arsm.merge_pairs, mapped):
         torch.testing.assert_close(call(f, log_pi), swap.merge_pairs(f, log_pi))
-    torch.testing.assert_close(vmap(kernels.merge_pairs, (None, 0))(f[:, 0], log_pi)[1], swap.merge_pairs(f[:, 0], log_pi[1]))
+    torch.testing.assert_close(
+        vmap(kernels.merge_pairs, (None, 0))(f[:, 0], log_pi)[1], swap.merge_pairs(f[:, 0], log_pi[1])
+    )
     torch.library.opcheck(torch.ops.arsm.merge_pairs.default, (f, log_pi))
 
 

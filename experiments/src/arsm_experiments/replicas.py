@@ -50,7 +50,8 @@ class Layout(NamedTuple):
         """Views by name of vectors [..., P]."""
         sizes = [shape.numel() for shape in self.shapes]
         parts = vectors.split([*sizes, vectors.shape[-1] - sum(sizes)], -1)[: len(sizes)]  # the rest is padding
-        return {name: part.unflatten(-1, shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        shaped = (part.view((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True))
+        return dict(zip(self.names, shaped, strict=True))
 
 
 def compiles_slopes() -> bool:
@@ -313,7 +314,9 @@ class Replicas:
                         found.append(self._learn(stack, loss, leaves, x, code))
                     leaves, code = stack.leaves(), code.detach()
         gradients = [_sum(each) for each in zip(*found, strict=True)]
-        gradients = [p.new_zeros(p.shape) if g is None else g for p, g in zip(stack.pieces.values(), gradients, strict=True)]
+        gradients = [
+            p.new_zeros(p.shape) if g is None else g for p, g in zip(stack.pieces.values(), gradients, strict=True)
+        ]
         if self.processes > 1:
             for gradient in gradients:
                 dist.all_reduce(gradient)

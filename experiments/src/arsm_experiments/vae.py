@@ -28,13 +28,13 @@ from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
 from arsm_experiments.learned_temperature import LearnedTemperature
+from arsm_experiments.likelihood import FACTORS, log_likelihood
 from arsm_experiments.model import Model, learning_loss, seen, weight_and_bias
 from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
 
 SLOPE = 0.2
-FACTORS = 7
 EVALUATION_ROWS = 1000
 STRAIGHT_THROUGH = "gumbel-softmax:hard=True"
 
@@ -186,20 +186,33 @@ class VaeNetwork(Model):
 
     def decode(self, z1: Tensor, *, frozen: bool = False) -> Tensor:
         """The logits of the pixels: [N, K] -> [N, 784]."""
+        return linear(self.decoder[-1], self.last_hidden(z1, frozen), frozen)
+
+    def last_hidden(self, z1: Tensor, frozen: bool) -> Tensor:
+        """The input of the decoder's last layer: [N, K] -> [N, D]."""
         h = self.of_choices(self.decoder[0], z1, frozen=frozen)
-        for layer in self.decoder[1:]:
+        for layer in self.decoder[1:-1]:
             h = linear(layer, F.leaky_relu(h, SLOPE, inplace=True), frozen)
-        return h
+        return F.leaky_relu(h, SLOPE, inplace=True)
 
     def decode_upper(self, z2: Tensor, *, frozen: bool = False) -> Tensor:
         """The logits of z1: [N, K] -> [N, K, C]."""
         return self.of_choices(self.lower_decoder[0], z2, frozen=frozen).unflatten(-1, (self.config.variables, -1))
 
-    def log_joint(self, zs: list[Tensor], x: Tensor, *, frozen: bool = False, bf16: bool = False) -> Tensor:
+    def log_joint(self, zs: list[Tensor], x: Tensor, *, frozen: bool = False) -> Tensor:
         """ln p(x, z): [N]. If frozen, the decoder's parameters get no gradient."""
+        return self.with_prior(bernoulli(self.decode(zs[0], frozen=frozen), x), zs, frozen)
+
+    def log_joints(self, zs: list[Tensor], x: Tensor) -> Tensor:
+        """ln p(x, z) without gradient, where row n of z belongs to image n % B of x [B, 784]: [N]."""
+        bf16 = self.config.precision == "bf16" and x.is_cuda
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            pixels = self.decode(zs[0], frozen=frozen)
-        log_p = bernoulli(pixels, x)
+            weight, bias = weight_and_bias(self.decoder[-1], frozen=True)
+            product = F.linear(self.last_hidden(zs[0], frozen=True), weight)
+        return self.with_prior(log_likelihood(product, bias, x), zs, frozen=True)
+
+    def with_prior(self, log_p: Tensor, zs: list[Tensor], frozen: bool) -> Tensor:
+        """ln p(x, z) from ln p(x | z): [N]."""
         if self.config.layers == 2:
             log_p = log_p + log_q(self.decode_upper(zs[1], frozen=frozen).log_softmax(-1), zs[0])
         return log_p - self.config.variables * math.log(self.config.categories)
@@ -227,11 +240,14 @@ class VaeNetwork(Model):
         """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and what it has seen."""
         config = self.config
         sampled = config.kl == "sampled"
+        images = x
 
         def elbo(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
             inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 : 1 if config.as_released else None]
-            bf16 = config.precision == "bf16" and x.is_cuda and not torch.is_grad_enabled()
-            log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample, bf16=bf16)
+            if self.dense and not torch.is_grad_enabled():
+                log_p = self.log_joints(zs, images)
+            else:
+                log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample)
             if config.as_released:
                 log_p = log_p + arsm.entropy(logits[1]).sum(-1)
             return log_p - sum(log_q(phi, z) for phi, z in inside)

@@ -16,7 +16,9 @@ from torch import Tensor
 from arsm.kernels.gpu_order import STEP, logit_at, noise_at
 
 RACES = 32
-"""Races per program."""
+"""Races per program, one for each thread."""
+PARTS = 5
+"""Programs that share the pairs of a race."""
 
 
 @triton.jit
@@ -34,7 +36,7 @@ def _winner(a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_sec
 
 @triton.jit
 def _swap(logits, log_pi, table, N, C: tl.constexpr, BLOCK: tl.constexpr):
-    """table [M, N]: each of N races, then all its pairs."""
+    """table [M, N]: each of N races, then all its pairs; programs share the pairs of a race."""
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = n < N
     largest = tl.full([BLOCK], float("-inf"), tl.float64)
@@ -54,17 +56,17 @@ def _swap(logits, log_pi, table, N, C: tl.constexpr, BLOCK: tl.constexpr):
         second = tl.where(is_first, z, tl.where(is_second, c, second))
         best, z = tl.where(is_first, o, best), tl.where(is_first, c, z)
     tl.store(table + n, z.to(tl.int64), mask=here)
-    for low in tl.static_range(C):
+    for low in range(tl.program_id(1), C, tl.num_programs(1)):
         a_low = noise_at(log_pi, n * C + low, here)
         phi_low = logit_at(logits, n * C + low, here, largest)
-        for high in tl.static_range(low + 1, C):
+        for high in range(low + 1, C):
             a_high = noise_at(log_pi, n * C + high, here)
             phi_high = logit_at(logits, n * C + high, here, largest)
             found = _winner(
                 a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third, of_third
             )  # fmt: skip
             m = low * (2 * C - low - 1) // 2 + high - low
-            tl.store(table + n + N * m, found.to(tl.int64), mask=here)
+            tl.store(table + n + N.to(tl.int64) * m, found.to(tl.int64), mask=here)
 
 
 @triton.jit
@@ -90,7 +92,9 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     table = torch.empty((queries, *batch, variables), dtype=torch.int64, device=logits.device)
     same_as = torch.empty((queries, *batch), dtype=torch.int64, device=logits.device)
     races = rows * variables
-    _swap[(triton.cdiv(races, RACES),)](logits, log_pi, table, races, C=categories, BLOCK=RACES, num_warps=1)
+    _swap[(triton.cdiv(races, RACES), min(categories, PARTS))](
+        logits, log_pi, table, races, C=categories, BLOCK=RACES, num_warps=1
+    )
     _share[(rows,)](
         table, same_as, rows, queries, variables, BLOCK_M=triton.next_power_of_2(queries),
         BLOCK_K=16 * triton.cdiv(variables, 16), num_warps=4,
