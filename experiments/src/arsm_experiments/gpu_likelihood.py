@@ -33,10 +33,10 @@ def _sum(
         at = part * SIZE + d
         y = tl.load(x + (replica * B + image) * D + at, mask=here, other=0.5) - 0.5
         b = tl.load(bias + replica * D + at, mask=here, other=0.0)
-        l = tl.load(product + row[:, None] * D + at[None, :], mask=(m < M)[:, None] & here[None, :], other=0.0)
-        l = l.to(tl.float32) + b[None, :]
-        size = tl.abs(l)
-        linear += y[None, :] * l - 0.5 * size
+        phi = tl.load(product + row[:, None] * D + at[None, :], mask=(m < M)[:, None] & here[None, :], other=0.0)
+        phi = phi.to(tl.float32) + b[None, :]
+        size = tl.abs(phi)
+        linear += y[None, :] * phi - 0.5 * size
         factors *= 1.0 + tl.exp(-size)
     total = tl.where((d < SIZE)[None, :], linear - tl.log(factors), 0.0)
     tl.store(out + row, tl.sum(total, 1), mask=m < M)

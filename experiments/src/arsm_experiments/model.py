@@ -44,10 +44,17 @@ class Model(nn.Module):
         categories = weight.shape[1] // variables
         if self.dense or z.is_floating_point():
             h = arsm.one_hot(z, categories)
-            return F.linear((h if kept is None else h * kept).flatten(1), weight, bias)
+            return self.linear((h if kept is None else h * kept).flatten(1), weight, bias, frozen=frozen)
         columns = z + categories * torch.arange(variables, device=z.device)
         weights = None if kept is None else kept.squeeze(-1)
         return bias + F.embedding_bag(columns, weight.t().contiguous(), mode="sum", per_sample_weights=weights)
+
+    def linear(self, h: Tensor, weight: Tensor, bias: Tensor, *, frozen: bool = False) -> Tensor:
+        """A linear layer applied to h [N, D].
+
+        Of stacked weights F.linear's gradient is transposed in memory; that of the product with h's transpose is not.
+        """
+        return (weight @ h.t()).t() + bias if self.dense and not frozen else F.linear(h, weight, bias)
 
     @property
     def encoder_size(self) -> int:

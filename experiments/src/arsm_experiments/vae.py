@@ -169,10 +169,10 @@ class VaeNetwork(Model):
         if settings is not None and self.config.input_dropout:
             h = dropout(h, settings["input_dropout"], generator)
         for layer in self.encoder[:-1]:
-            h = F.leaky_relu(layer(h), SLOPE)
+            h = F.leaky_relu(self.linear(h, *weight_and_bias(layer, frozen=False)), SLOPE)
             if settings is not None and any(self.config.dropouts):
                 h = dropout(h, settings["dropout"], generator)
-        return self.normalise(self.encoder[-1](h))
+        return self.normalise(self.linear(h, *weight_and_bias(self.encoder[-1], frozen=False)))
 
     def encode_lower(self, z1: Tensor) -> Tensor:
         """ln q(z2 | z1): [N, K] -> [N, K, C]."""
@@ -186,13 +186,13 @@ class VaeNetwork(Model):
 
     def decode(self, z1: Tensor, *, frozen: bool = False) -> Tensor:
         """The logits of the pixels: [N, K] -> [N, 784]."""
-        return linear(self.decoder[-1], self.last_hidden(z1, frozen), frozen)
+        return self.linear(self.last_hidden(z1, frozen), *weight_and_bias(self.decoder[-1], frozen), frozen=frozen)
 
     def last_hidden(self, z1: Tensor, frozen: bool) -> Tensor:
         """The input of the decoder's last layer: [N, K] -> [N, D]."""
         h = self.of_choices(self.decoder[0], z1, frozen=frozen)
         for layer in self.decoder[1:-1]:
-            h = linear(layer, F.leaky_relu(h, SLOPE, inplace=True), frozen)
+            h = self.linear(F.leaky_relu(h, SLOPE, inplace=True), *weight_and_bias(layer, frozen), frozen=frozen)
         return F.leaky_relu(h, SLOPE, inplace=True)
 
     def decode_upper(self, z2: Tensor, *, frozen: bool = False) -> Tensor:
@@ -313,11 +313,6 @@ class VaeNetwork(Model):
 def perceptron(*sizes: int) -> nn.ModuleList:
     """Linear layers between these widths."""
     return nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
-
-
-def linear(layer: nn.Module, h: Tensor, frozen: bool) -> Tensor:
-    """A linear layer, whose parameters get no gradient if frozen."""
-    return F.linear(h, *weight_and_bias(layer, frozen))
 
 
 def dropout(h: Tensor, rate: Tensor, generator: torch.Generator | None) -> Tensor:
