@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
+from arsm_experiments import gpu_likelihood
 
 TYPES = {
     torch.float16: "fp16",
@@ -128,6 +129,10 @@ def all_launches() -> set[Launch]:
         found |= launches(lambda x=x: gpu_pairs.pairs(x, x))
         f = torch.empty((1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2]), device="meta")
         found |= launches(lambda f=f, x=x: gpu_pairs.merge_pairs(f, x))
+    for replicas, pixels in ((1, 784), (15, 392), (2, 100)):
+        product = torch.empty(replicas, 200 * 46, pixels, dtype=torch.bfloat16, device="meta")
+        bias, x = (torch.empty(replicas, *shape, pixels, device="meta") for shape in ((), (200,)))
+        found |= launches(lambda given=(product, bias, x): gpu_likelihood.log_likelihood(*given))
     return found
 
 

@@ -197,7 +197,7 @@ class ConditionalNetwork(Model):
         top = code.repeat(1, self.paths, 1)
 
         def second(zs: list[Tensor], x_l: Tensor, *kept: Tensor) -> Tensor:
-            return self.apply_map(self.second, zs[0], *kept[:1]).view(-1, *top.shape[1:])
+            return self.apply_map(self.second, zs[0], *kept[:1]).reshape(-1, *top.shape[1:])
 
         def f(zs: list[Tensor], logits: list[Tensor], x_l: Tensor, *kept: Tensor) -> Tensor:
             return self.likelihood(zs[1], x_l, *kept[1:])
