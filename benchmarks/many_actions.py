@@ -35,7 +35,7 @@ METHODS: dict[str, arsm.Estimator | ActorCritic] = {
     "RLOO(2)": arsm.RLOO(2),
     "RLOO(8)": arsm.RLOO(8),
     "local expectation": arsm.LocalExpectation(),
-    "A2C": ActorCritic(),
+    "A2C": ActorCritic(value_updates=10),
 }
 BUDGET = 128
 ITERATIONS = 100

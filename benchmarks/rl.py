@@ -116,7 +116,7 @@ def variance(iterations: int = 300) -> None:
     print(table(title, ["method", "variance / ARSM's", "steps per iteration"], rows))
 
 
-def atari() -> None:
+def atari(skips: Sequence[int] = (1, 4)) -> None:
     """Steps per second of Pong from RAM: the emulator alone, its environment, and rollouts that branch by its state.
 
     A reset with a seed loads the game again, which takes as long as hundreds of frames: making the 32 environments is
@@ -131,7 +131,7 @@ def atari() -> None:
         rates = (f"{(steps + replayed) / spent:,.0f}", f"{frames * (steps + replayed) / spent:,.0f}")
         rows.append([str(frames), what, str(steps), str(replayed), seconds(spent), *rates])
 
-    for frames in (1, 4):
+    for frames in skips:
         world = make_environment("ale_py:ALE/Pong-v5", 300, options={"obs_type": "ram", "frameskip": frames})
         assert isinstance(world, Stepped)
         policy = uniform_policy(world)

@@ -73,7 +73,9 @@ class Learner(Protocol):
     cut: int | None
     """Maximum steps per rollout; None plays to the end of the episode."""
     updates: int
-    """Maximum updates per iteration."""
+    """Maximum updates of the policy per iteration."""
+    own_updates: int
+    """Updates of its own parameters per iteration."""
     divergence: float
     """The mean KL divergence from the policy that played, at which the policy's updates end after the first."""
     epsilon: float
@@ -97,6 +99,7 @@ class Single:
 
     cut: int | None = None
     updates: int = 1
+    own_updates: int = 1
     divergence: float = 0.0
     epsilon: float = 1e-8
 
@@ -131,10 +134,14 @@ class ActorCritic:
     steps: int | None = 5
     """n; None for the whole return, which makes it REINFORCE with a value baseline."""
     estimator: Estimator = field(default_factory=Reinforce)
+    value_updates: int = 1
+    """Updates of V per iteration; ten make V more reliable where all episodes end at a time limit."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1, or None for the whole return, but is {self.steps}.")
+        if self.value_updates < 1:
+            raise ValueError(f"value_updates must be at least 1, but is {self.value_updates}.")
 
 
 class Valued(Single):
@@ -149,6 +156,7 @@ class Valued(Single):
         generator: torch.Generator,
     ) -> None:
         self.estimator, self.cut, self.gamma = kind.estimator, kind.steps, gamma
+        self.own_updates = kind.value_updates
         self.value = mlp(inputs, hidden, 1, generator)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -219,7 +227,7 @@ class Proximal:
 
     V of a state where the episode ended by itself is 0. The gradient is biased as far as the learned V is wrong. An
     iteration makes several updates along sum_t phi_t g_t, until the mean KL divergence from the policy that played
-    exceeds a bound; V learns on. All but the first are also biased: g_t is not estimated again. An estimator with
+    exceeds a bound, and more of V. All but the first are also biased: g_t is not estimated again. An estimator with
     rollouts, such as RLOO(2), has them at some steps, drawn at random before the estimator draws anything; all others
     take A_t. References: Schulman et al., High-dimensional continuous control using generalized advantage estimation,
     ICLR 2016; Schulman et al., Proximal policy optimization algorithms, 2017.
@@ -227,8 +235,10 @@ class Proximal:
 
     trace: float = 0.95
     """lambda."""
-    updates: int = 10
-    """Maximum updates of the policy and of V per iteration."""
+    updates: int = 3
+    """Maximum updates of the policy per iteration."""
+    value_updates: int = 10
+    """Updates of V per iteration."""
     divergence: float = 0.02
     """The bound of the KL divergence, in nats, summed over the actions of a step."""
     estimator: Estimator = field(default_factory=Reinforce)
@@ -243,7 +253,7 @@ class Proximal:
             raise ValueError(f"trace must lie in [0, 1], but is {self.trace}.")
         if self.divergence < 0:
             raise ValueError(f"divergence must not be negative, but is {self.divergence}.")
-        for name in ("steps", "every", "updates"):
+        for name in ("steps", "every", "updates", "value_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}.")
 

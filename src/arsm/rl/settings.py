@@ -15,7 +15,7 @@ class Learning:
     """How an agent learns, apart from its optimizer."""
 
     episodes_an_iteration: int = 1
-    """True episodes per update. 0 chooses 4 to 64 for each iteration: about 1,000 steps, if they are as long as the
+    """True episodes per update. 0 chooses 4 to 128 for each iteration: about 2,000 steps, if they are as long as the
     last iteration's."""
     gamma: float = 0.99
     """Discount factor."""
@@ -23,7 +23,8 @@ class Learning:
     """Factor of the rewards for learning; reported returns are unscaled. None divides by the standard deviation of the
     returns of earlier iterations."""
     entropy: float = 0.0
-    """Weight of the policy's entropy, summed over steps, in the objective."""
+    """Weight of the policy's entropy in the objective, averaged over the actions of a step and summed over steps. It
+    falls with the learning rate."""
     hidden: tuple[int, ...] = (10, 10)
     """Widths of the hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
@@ -40,7 +41,7 @@ class Settings(Learning):
 
     episodes_an_iteration: int = 0
     reward_scale: float | None = None
-    entropy: float = 0.01
+    entropy: float = 0.05
     hidden: tuple[int, ...] = (32, 32)
     common_random_numbers: bool = True
     budget: int | None = 8
@@ -48,8 +49,8 @@ class Settings(Learning):
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
     decay_over: int | Literal["learn"] | None = "learn"
-    """Let the learning rate fall linearly to 0 over each call of `learn`, or over this many true episodes; None keeps
-    it."""
+    """Let the learning rate and the weight of the entropy fall linearly to 0 over each call of `learn`, or over this
+    many true episodes; None keeps them."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ from arsm.rl.spaces import exists
 from arsm.rl.streams import Tape
 
 DECAY = 0.99
-FEWEST, MOST, STEPS = 4, 64, 1000
+FEWEST, MOST, STEPS = 4, 128, 2000
 """True episodes of an iteration whose number is chosen, and about how many steps they have together."""
 CHECKED_STEPS = 50
 KINDS = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
@@ -135,13 +135,12 @@ class Training(ABC):
         return TryAndSee(estimator)
 
     @property
-    def _learning_rate(self) -> float:
-        over, left = self.settings.decay_over, 1.0
+    def _decay(self) -> float:
+        """The factor of the learning rate and of the entropy's weight, which falls from 1 to 0."""
+        over = self.settings.decay_over
         if over == "learn":
-            left = self._left
-        elif over is not None:
-            left = max(0.0, 1.0 - self.episodes / over)
-        return left * self.settings.learning_rate
+            return self._left
+        return 1.0 if over is None else max(0.0, 1.0 - self.episodes / over)
 
     def _check_policy(self) -> None:
         """Refuse a budget or a module that would fail later, before anything is played."""
@@ -295,25 +294,27 @@ class Training(ABC):
     def _update(self, batch: Batch, plan: rollouts.Rollouts, tries: Tries) -> float:
         """The updates; returns the entropy of the policy that played."""
         grad, loss = self.learner.gradient(batch, plan, tries)
-        played_entropy, scale = entropy(batch.logits).sum(), 1 / len(batch.lengths)
+        played_entropy, scale, decay = entropy(batch.logits).sum(), 1 / len(batch.lengths), self._decay
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = decay * self.settings.learning_rate
         for number in range(self.learner.updates):
-            for optimizer in self._optimizers:
-                optimizer.zero_grad()
-                for group in optimizer.param_groups:
-                    group["lr"] = self._learning_rate
             logits = self._logits(batch)
-            near = not number or divergence(batch.logits, logits.detach()) <= self.learner.divergence
-            if near:
-                objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
-                if self.settings.entropy:
-                    objective = objective + self.settings.entropy * entropy(logits).sum()
-                (-scale * objective).backward()
-            if loss is not None:
-                (scale * loss()).backward()
+            if number and divergence(batch.logits, logits.detach()) > self.learner.divergence:
+                break
+            objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
+            if self.settings.entropy:
+                objective = objective + decay * self.settings.entropy * entropy(logits).mean(-1).sum()
+            self._optimizers[0].zero_grad()
+            (-scale * objective).backward()
             if not number:
                 self._variance.update([p.grad.cpu() for p in self.network.parameters() if p.grad is not None])
-            for optimizer in self._optimizers[0 if near else 1 :]:
-                optimizer.step()
+            self._optimizers[0].step()
+        if loss is not None:
+            for _ in range(self.learner.own_updates):
+                self._optimizers[1].zero_grad()
+                (scale * loss()).backward()
+                self._optimizers[1].step()
         return float(played_entropy) / (batch.logits.shape[0] * batch.logits.shape[1])
 
     def state_dict(self) -> dict[str, Any]:
