@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings
@@ -134,6 +135,21 @@ def compare_estimates(words: str, *shape: int) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
 
 
+def check_errors() -> None:
+    """Logits are checked before f is called, and then its values."""
+    logits = torch.zeros(5, 1, 4)
+    with mock.patch.object(kernels, "on_gpu", return_value=True):
+        for words in ("arsm", "ars", "rloo"):
+            for value in (torch.nan, torch.inf):
+                logits[2, 0, 1] = value
+                with pytest.raises(arsm.NotFiniteError, match=r"logits\[2, 0, 1\]"):
+                    arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
+                logits[2, 0, 1] = 0
+        for wrong in (torch.nan, torch.inf):
+            with pytest.raises(arsm.NotFiniteError, match=r"z = \[2\]"):
+                arsm.estimate(arsm.Exact(), logits, lambda z, wrong=wrong: torch.where(z[:, 0] == 2, wrong, 1.0))
+
+
 @contextlib.contextmanager
 def backwards() -> Iterator[None]:
     """Run the programs of each launch in the opposite order: a GPU may choose any."""
@@ -168,6 +184,7 @@ def main() -> None:
         compare_estimates(words, 5, 1, 4)
         compare_estimates(words, 3, 2, 3)
     compare_estimates("arsm", 2, 1, 40)
+    check_errors()
     print("equal")
 
 
