@@ -208,7 +208,7 @@ def _merge(
     if on_gpu(f):
         own = (x.contiguous() for x in (logits, log_pi, ahead, state, wins, rank))
         return _in("gpu_merge").merge(*own, f if f.stride(-1) == 1 else f.contiguous())
-    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
+    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f.contiguous())))
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
