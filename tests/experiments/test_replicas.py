@@ -63,7 +63,10 @@ def make(
         {
             "rate": torch.tensor(RATES)[chosen],
             "dropout": torch.zeros(len(chosen)),
-            "input_dropout": torch.zeros(len(chosen)),
+            **{
+                name: torch.full((len(chosen),), getattr(config, name))
+                for name in ("input_dropout", "decoder_dropout", "weight_decay")
+            },
         },
         [config.seeds[r] for r in replicas],
         batch=config.batch,
@@ -148,15 +151,17 @@ def test_every_replica_has_its_own_noise_and_order() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_adam_is_torchs_adam(schedule: Any) -> None:
-    config = exact(seeds=(0,))
+@pytest.mark.parametrize(("schedule", "decay"), [("constant", 0.0), ("cosine", 0.0), ("cosine", 10.0)])
+def test_adam_is_torchs_adam(schedule: Any, decay: float) -> None:
+    config = exact(seeds=(0,), weight_decay=decay)
     replicas = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
     reference = VaeNetwork(config)
     start = initial_parameters(config, replicas.data)[0]
     for p, value in zip(reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True):
         p.data.copy_(value)
-    optimiser = torch.optim.Adam(reference.parameters(), lr=RATES[0])
+    matrices, biases = ([p for p in reference.parameters() if (p.ndim == 1) == bias] for bias in (False, True))
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": biases, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=RATES[0])
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 8)
     average, gradients = start, []
     for step in range(1, 9):
@@ -180,16 +185,22 @@ def test_adam_is_torchs_adam(schedule: Any) -> None:
     torch.testing.assert_close(replicas.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
 
 
+REGULARISED = {"input_dropout": 0.1, "decoder_dropout": 0.1, "weight_decay": 0.1, "fantasies": 5}
+
+
 @pytest.mark.parametrize(
-    ("words", "stacked"),
+    ("words", "stacked", "changes"),
     [
-        ("arsm", True),
-        ("relax", True),
-        ("arsm", False),
-        *(pytest.param(words, False, marks=pytest.mark.slow) for words in ("muprop", "rebar", "double-control")),
+        ("arsm", True, {}),
+        ("relax", True, {}),
+        ("arsm", False, {}),
+        ("arsm:pooled=True", True, REGULARISED),
+        *(pytest.param(words, False, {}, marks=pytest.mark.slow) for words in ("muprop", "rebar", "double-control")),
     ],
 )
-def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_traces_without_a_break(
+    words: str, stacked: bool, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
@@ -197,9 +208,10 @@ def test_the_step_traces_without_a_break(words: str, stacked: bool, monkeypatch:
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    replicas = make(replace(SMALL, estimator=words), [0, 1, 2], stacked=stacked, compiled=True)
+    replicas = make(replace(SMALL, estimator=words, **changes), [0, 1, 2], stacked=stacked, compiled=True)
     assert not replicas.epoch()["not_finite"].any()
-    assert len(graphs) == 5  # all stacks share them: the code, two losses, Adam and its scale
+    # all stacks share them: the code, the losses, Adam and its scale
+    assert len(graphs) == 3 + len(replicas._losses)
     for half in replicas.state["first_moment"].tensor_split([replicas.watched], -1):
         assert bool((half != 0).any(-1).all())
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from arsm import sequences
-from arsm_experiments.sequences import likeliest, measure, schedule, speed, tasks
-from arsm_experiments.sequences.curves import Record, best_choice
+from arsm_experiments.sequences import curves, likeliest, measure, schedule, speed, tasks
+from arsm_experiments.sequences.curves import GOALS, Record, best_choice, finished
 from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import METHODS, SMALL, Critics, add_line, new_policy, read_lines, save_policy
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
@@ -192,7 +194,7 @@ def test_every_method_gives_a_gradient(name: str) -> None:
 
 
 def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"spell_backward": schedule.Setting((100, 200), (1e-3, 1e-4), trial=400, longest=800, seeds=(1,))}
+    settings = {"spell_backward": schedule.Setting((100, 200), (1e-3, 1e-4), longest=800, lost=400, seeds=(1,))}
     monkeypatch.setattr(schedule, "FIRST", ("likeliest", "group", "value head"))
     monkeypatch.setattr(schedule, "LAST", ("branch rloo 64, chance",))
     monkeypatch.setattr(schedule, "MEASURED", ("group 2", "likeliest"))
@@ -214,7 +216,7 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
         (reported,) = (end for end in ends if (end["method"], end["seed"]) == (name, 1))
         assert set(tried) == grid
         assert tried[chosen(reported)]["accuracy"] == max(end["accuracy"] for end in tried.values())
-    assert all(end["tokens"] >= (800 if end["seed"] else 400) or end["accuracy"] in (0, 1) for end in ends)
+    assert all(end["tokens"] >= 800 or end["accuracy"] < 0.05 or end["accuracy"] >= 0.9 for end in ends)
     assert len(read_lines(data / "variance-spell_backward.jsonl")) == 2 * len(measure.LEVELS)
     with path.open("a") as file:
         file.write(json.dumps(records[0])[:20])  # a run that was killed while it wrote
@@ -237,35 +239,92 @@ def chosen(record: Record) -> tuple[int, float]:
     return record["per_update"], record["rate"]
 
 
-def end(tokens: int, accuracy: float, rate: float, size: int = 400) -> Record:
-    return {
-        **{"task": "spell_backward", "start": 0.1, "method": "group 8", "seed": 0, "end": True, "update": 9},
-        **{"tokens": tokens, "accuracy": accuracy, "rate": rate, "per_update": size, "seconds": 1.0},
-    }
+def curve(rate: float, *points: tuple[int, float], size: int = 400, seed: int = 0) -> list[Record]:
+    """A finished run through these tokens and accuracies."""
+    always = {"task": "spell_backward", "start": 0.1, "method": "group 8", "seed": seed, "rate": rate, "seconds": 1.0}
+    return [
+        {**always, "per_update": size, "update": 5 * number, "tokens": tokens, "accuracy": accuracy}
+        | {"end": number == len(points)}
+        for number, (tokens, accuracy) in enumerate([(0, 0.1), *points])
+    ]
 
 
-def test_the_choice_is_the_first_to_learn_the_task_or_the_most_accurate() -> None:
-    ends = [end(9_000, 0.2, 1e-4), end(9_000, 0.8, 1e-3), end(3_000, 0.0, 3e-3), end(9_000, 0.5, 1e-3, 1_000)]
-    assert best_choice(ends) == (400, 1e-3)
-    assert best_choice([*ends, end(8_000, 0.96, 1e-3, 1_000), end(8_500, 0.99, 3e-4)]) == (1_000, 1e-3)
+def test_the_choice_is_the_first_to_reach_the_goal_or_else_the_most_accurate() -> None:
+    fast = curve(3e-3, (6_000, 0.75), (20_000, 0.3))
+    steady = curve(1e-3, (8_000, 0.65), (20_000, 0.85))
+    small = curve(1e-3, (8_000, 0.4), (20_000, 0.8), size=100)
+    trials = finished([*fast, *steady, *small])[0.1, "group 8", 0]
+    assert [best_choice(trials, goal) for goal in (0.7, 0.8, 0.9)] == [(400, 3e-3), (400, 1e-3), (400, 1e-3)]
 
 
-def test_a_trial_ends_when_it_can_no_longer_win(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one has learned the task with fewer tokens."""
-    limits = []
-    monkeypatch.setattr(schedule, "train", lambda *words: limits.append(words[-3]))
-    settings = {"spell_backward": schedule.Setting((400,), (1e-3, 3e-3), trial=60_000, longest=300_000)}
-    worker = schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100)
-    trial = schedule.Job("train", "spell_backward", method="group 8", choice=(400, 3e-3))
-    for last in (end(60_000, 0.9, 3e-4), end(20_000, 0.96, 1e-3)):
-        worker.do(trial)
-        add_line(data / "curves-spell_backward.jsonl", last)
-    worker.do(trial)
-    assert limits == [60_000, 60_000, 20_000]
-    add_line(data / "curves-spell_backward.jsonl", end(20_400, 0.5, 3e-3))
-    worker.do(trial)
-    worker.do(schedule.Job("train", "spell_backward", method="group 8", seed=1))
-    assert limits == [60_000, 60_000, 20_000, 300_000]
+def test_a_run_that_was_cut_short_does_not_hide_the_finished_one() -> None:
+    whole, again = curve(1e-3, (8_000, 0.65), (20_000, 0.85)), curve(1e-3, (8_000, 0.6), (16_000, 0.7), (20_000, 0.9))
+    assert finished([*whole, *again[:-1]]) == {(0.1, "group 8", 0): {(400, 1e-3): whole}}
+    assert finished([*whole, *again]) == {(0.1, "group 8", 0): {(400, 1e-3): again}}
+
+
+@pytest.fixture
+def worker(data: Path) -> schedule.Worker:
+    """Of two rates."""
+    settings = {"spell_backward": schedule.Setting((400,), (1e-3, 3e-3), longest=300_000, lost=20_000)}
+    return schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100)
+
+
+def test_a_trial_ends_when_it_can_no_longer_win(worker: schedule.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one has reached the last goal, and so every goal, with fewer tokens."""
+    started: list[Any] = []
+    monkeypatch.setattr(schedule, "train", lambda *words: started.append(words[11:14]))
+    path = worker.out / "curves-spell_backward.jsonl"
+    trials = [schedule.Job("train", "spell_backward", method="group 8", choice=(400, rate)) for rate in (1e-3, 3e-3)]
+    worker.do(trials[1])
+    ((goal, tokens, lost),) = started
+    assert (goal, tokens(), lost) == (GOALS[-1], 300_000, 20_000)
+    for record in curve(1e-3, (60_000, 0.85)):
+        add_line(path, record)
+    assert tokens() == 300_000
+    worker.do(trials[0])
+    assert len(started) == 2, "a trial that ended before its goals were decided runs again"
+    for record in curve(1e-3, (60_000, 0.85), (70_000, 0.95)):
+        add_line(path, record)
+    assert tokens() == pytest.approx(65_000), "a trial that runs already ends then"
+    worker.do(trials[0])
+    assert len(started) == 2
+
+
+def test_every_goal_is_trained_for_with_its_own_choice(
+    worker: schedule.Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(schedule, "train", lambda *words: started.append((words[2], words[11], words[12](), words[13])))
+    reported = [schedule.Job("train", "spell_backward", method="group 8", seed=1, goal=goal) for goal in GOALS]
+    for record in curve(3e-3, (6_000, 0.75), (60_000, 0.3)):
+        add_line(worker.out / "curves-spell_backward.jsonl", record)
+    assert not any(map(worker.ready, reported)), "the other rate was not tried"
+    for record in curve(1e-3, (8_000, 0.65), (20_000, 0.95)):
+        add_line(worker.out / "curves-spell_backward.jsonl", record)
+    for job in reported:
+        worker.do(job)
+    assert started == [(3e-3, 0.7, 300_000, math.inf), (1e-3, 0.9, 300_000, math.inf)], "one run for several goals"
+
+
+def test_a_run_ends_at_its_goal_at_its_limit_or_when_it_is_lost(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, path = data / "weights.pt", data / "curve.jsonl"
+    save_policy(new_policy("spell_backward", SMALL, "cpu"), weights)
+    questions = tasks.load(data / "data" / "spell_backward.pt", "cpu")
+
+    def ends(accuracies: list[float], goal: float, tokens: float, lost: float) -> tuple[int, float]:
+        values = iter(accuracies)
+        monkeypatch.setattr(curves, "accuracy", lambda *_: next(values))
+        words = ("spell_backward", 0.1, questions, SMALL, weights, path, "cpu", goal, lambda: tokens, lost, 64)
+        curves.train("group 2", 100, 1e-4, 1, *words)
+        last = read_lines(path)[-1]
+        assert last["end"]
+        return last["update"], last["accuracy"]
+
+    assert ends([0.1, 0.6, 0.7, 0.9], 0.7, 1e9, math.inf) == (10, 0.7)
+    assert ends([0.1, 0.01, 0.01, 0.8], 0.7, 1e9, math.inf) == (15, 0.8)
+    assert ends([0.1, 0.01], 0.7, 1e9, 100) == (5, 0.01)
+    assert ends([0.1, 0.2, 0.3], 0.7, 100, math.inf)[0] <= 5
 
 
 def test_checkpoints_are_made_only_as_far_as_something_starts_from_them() -> None:

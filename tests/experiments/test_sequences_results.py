@@ -6,8 +6,9 @@ import csv
 import re
 from pathlib import Path
 
+from arsm_experiments.sequences.curves import crossing
 from arsm_experiments.sequences.methods import add_line
-from arsm_experiments.sequences.publish import TASKS, crossing, pack, runs, unpack, write_table
+from arsm_experiments.sequences.publish import TASKS, pack, runs, unpack, write_table
 from arsm_experiments.sequences.schedule import SETTINGS
 
 RESULTS = Path(__file__).parents[2] / "results" / "sequences"
@@ -36,14 +37,16 @@ def test_only_the_size_and_rate_that_seed_0_chose_are_published(tmp_path: Path) 
             record |= {"update": 5 * number, "tokens": size * number, "accuracy": accuracy, "seconds": number}
             add_line(tmp_path / "curves-spiral_matrix.jsonl", record | {"end": number == len(accuracies) - 1})
 
-    add(400, 0, (0.1, 0.96))
+    add(400, 0, (0.1, 0.75, 0.3))
     add(2000, 0, (0.1, 0.97))
     add(400, 1, (0.1, 0.5))
-    add(400, 1, (0.1, 0.9, 0.95))  # once more from the start, after a run that was stopped
+    add(400, 1, (0.1, 0.9, 0.95))  # once more from the start
     add(2000, 1, (0.1, 0.99))
-    found = runs(tmp_path, "spiral_matrix", 0.1)
+    found = runs(tmp_path, "spiral_matrix", 0.1, 0.7)
     assert [record["accuracy"] for record in found["likeliest"][1]] == [0.1, 0.9, 0.95]
     assert crossing(found["likeliest"][1], 0.5) == (200.0, 0.5)
+    found = runs(tmp_path, "spiral_matrix", 0.1, 0.9)
+    assert [record["accuracy"] for record in found["likeliest"][1]] == [0.1, 0.99]
 
 
 def quoted(pattern: str) -> list[tuple[tuple[str, ...], str, str]]:
@@ -95,32 +98,20 @@ def test_the_page_quotes_ratios() -> None:
         assert cell == ("-" if value is None else f"{value:.2g}"), (task, level, method)
 
 
-def test_the_page_says_how_many_seeds_finished() -> None:
-    finished = {}
-    for row in csv.DictReader((RESULTS / "table.csv").read_text().splitlines()):
-        if matched := re.fullmatch(r"(\w+), from 0\.1, (.*), updates of \d+, rate \S+", row["row"]):
-            finished.setdefault(matched.groups(), row["seeds"])
-    cells = quoted(r"finished seeds, `(.*)`")
-    assert len(cells) >= 20
-    for (method,), task, cell in cells:
-        seeds = finished.get((task, method))
-        planned = len(SETTINGS[task].seeds)
-        assert cell == ("-" if seeds is None else f"{seeds} of {planned}"), (task, method)
-
-
-def test_the_page_quotes_choices_and_seconds() -> None:
-    rows = list(csv.DictReader((RESULTS / "table.csv").read_text().splitlines()))
+def test_the_page_quotes_choices_finished_seeds_and_seconds() -> None:
     chosen, seconds = {}, {}
-    for row in rows:
+    for row in csv.DictReader((RESULTS / "table.csv").read_text().splitlines()):
         if matched := re.fullmatch(r"(\w+), from 0\.1, (.*), updates of (\d+), rate (\S+)", row["row"]):
             task, method, size, rate = matched.groups()
-            chosen[task, method] = f"{size}, {rate}"
+            if task in SETTINGS and row["metric"].startswith("last accuracy, to "):
+                goal = row["metric"].removeprefix("last accuracy, to ")
+                chosen[task, method, goal] = f"{size}, {rate}; {row['seeds']} of {len(SETTINGS[task].seeds)}"
             seconds[task, method, row["metric"].removeprefix("tokens to ")] = row["seconds"]
-    cells = quoted(r"(chosen), `(.*)`")
-    assert len(cells) >= 20
-    for (_, method), task, cell in cells:
-        assert cell == chosen.get((task, method), "-"), (task, method)
+    cells = quoted(r"chosen to (0\.\d+), `(.*)`")
+    assert len(cells) >= 40
+    for (goal, method), task, cell in cells:
+        assert cell == chosen.get((task, method, goal), "-"), (task, method, goal)
     cells = quoted(r"seconds to (0\.\d+), `(.*)`")
     assert len(cells) >= 20
-    for (level, method), task, cell in cells:
-        assert cell == seconds.get((task, method, level), "-"), (task, method, level)
+    for (goal, method), task, cell in cells:
+        assert cell == seconds.get((task, method, goal), "-"), (task, method, goal)

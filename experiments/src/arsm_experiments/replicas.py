@@ -112,7 +112,7 @@ class Replicas:
             []})`. Only the first loss has a gradient through the code; the others get it detached.
         parameters: [R, P], made by `pack`.
         data: uint8 [N, D].
-        settings: [R] each; must contain the learning rate, `rate`.
+        settings: [R] each; must contain the learning rate, `rate`; `weight_decay` is AdamW's, of matrices only.
         seeds: R numbers, for the order of the data and the noise.
         batch: images per step, over all processes.
         watched: number of leading parameters for the gradient's variance; must end at a parameter's end.
@@ -151,6 +151,8 @@ class Replicas:
         self.watched, self.schedule, self.total_steps, self.averaging = watched, schedule, total_steps, averaging
         self.stacked = stacked
         self.paces = None if paces is None else padded(paces).to(self.device)
+        decays = "weight_decay" in settings and bool(settings["weight_decay"].any())
+        self.decaying = self._matrices() if decays else None
         self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if batch % self.processes:
             raise ValueError(f"A batch of {batch} cannot be shared by {self.processes} processes; choose a multiple.")
@@ -184,7 +186,7 @@ class Replicas:
         self._streams: dict[tuple[torch.cuda.Stream, str, int], torch.cuda.Stream] = {}
         self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
         self._losses: list[Callable[..., Any]] = [partial(self._each, loss) for loss in losses]
-        self._scale: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._adam_scale
+        self._scale: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]] = self._adam_scale
         self._update: Callable[..., None] = self._adam
         if compiled:
             torch.compiler.reset()  # steps compiled earlier count against the limit
@@ -314,7 +316,7 @@ class Replicas:
                 dist.all_reduce(gradient)
                 gradient /= self.processes
         with torch.no_grad():
-            self._update(stack.parameters, stack.state, gradients, *self._scale(settings["rate"]))
+            self._update(stack.parameters, stack.state, gradients, *self._scale(settings))
 
     def _encode_next_batch(
         self,
@@ -343,18 +345,26 @@ class Replicas:
             totals = [self.totals[name][where] for name in metrics]
             torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
 
-    def _adam_scale(self, rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The step size, the epsilon of the denominator, and the weight of the new value in the moving average.
+    def _matrices(self) -> Tensor:
+        """[P]: 1 for the elements of matrices, 0 for those of vectors and for padding."""
+        parts = [torch.full((shape.numel(),), float(len(shape) > 1)) for shape in self.layout.shapes]
+        return padded(torch.cat(parts)).to(self.device)
+
+    def _adam_scale(self, settings: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The step size, the epsilon of the denominator, the weight of the new value in the moving average, the decay.
 
         Separate from `_adam`: compiled into it, they would be computed again for every parameter.
         """
         step = (self.state["step"] + 1).double()
-        rate = rate.double()
+        rate = settings["rate"].double()
         if self.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.total_steps))
         size = (rate * (1 - BETA2**step).sqrt() / (1 - BETA1**step)).float().unsqueeze(-1)
         small = (EPSILON * (1 - BETA2**step).sqrt()).float()
-        return size, small, (1 / step).clamp_min(1 - self.averaging).float()
+        fresh = (1 / step).clamp_min(1 - self.averaging).float()
+        if self.decaying is None:
+            return size, small, fresh, None
+        return size, small, fresh, (rate * settings["weight_decay"]).float().unsqueeze(-1)
 
     def _adam(
         self,
@@ -364,8 +374,9 @@ class Replicas:
         size: Tensor,
         small: Tensor,
         fresh: Tensor,
+        decay: Tensor | None,
     ) -> None:
-        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, and the moving averages."""
+        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, weight decay, and the moving averages."""
         gradient = torch.cat(gradients, -1)
         first, second, slow, average = state
         first.lerp_(gradient, 1 - BETA1)
@@ -373,6 +384,8 @@ class Replicas:
         slow.lerp_(gradients[0], 1 - BETA2)
         if self.paces is not None:
             size = size * self.paces
+        if decay is not None and self.decaying is not None:
+            parameters.mul_(1 - decay * self.decaying)
         parameters.sub_((size * first).div_(second.sqrt().add_(small)))
         if self.averaging:
             average.lerp_(parameters, fresh)

@@ -66,16 +66,23 @@ class Vae(Training):
     """Train the temperature of "gumbel-softmax:hard=True" too, starting at 1, as the authors' code does."""
     dropouts: tuple[float, ...] = (0.0,)
     """Dropout rates after each hidden layer of the encoder."""
+    decoder_dropout: float = 0.0
+    """Dropout rate after each hidden layer of the decoder, for its own sample only: f has none."""
+    weight_decay: float = 0.0
+    """Decay of all weights, as in AdamW; biases do not decay."""
+    fantasies: int = 0
+    """Images drawn from the model in every step, from which only the encoder learns, as much as from a true image."""
     bound_samples: int = 1000
     """Samples of the importance-weighted bound at the end; a multiple of 100 if above 100, 0 for none."""
 
     experiment = "vae"
+    settings = (*Training.settings, "decoder_dropout", "weight_decay")
     unlabelled = (*Training.unlabelled, "layers", "bound_samples")
 
     def check(self) -> None:
         """Refuse options that cannot run, before anything runs."""
         super().check()
-        check_least(self, bound_samples=0)
+        check_least(self, bound_samples=0, fantasies=0, weight_decay=0)
         check_positive(hidden=self.hidden)
         self.check_draws("bound_samples")
         if arsm.estimator(self.estimator).target == "bound":
@@ -83,6 +90,11 @@ class Vae(Training):
         for field in ("afresh", "as_released"):
             if getattr(self, field) and self.layers == 1:
                 raise ValueError(f"--{field.replace('_', '-')} needs two layers; add --layers 2.")
+        if not 0 <= self.decoder_dropout < 1:
+            raise ValueError(f"--decoder-dropout must lie in [0, 1), but is {self.decoder_dropout}.")
+        for field in ("decoder_dropout", "fantasies"):
+            if getattr(self, field) and not self.independent_decoder_sample:
+                raise ValueError(f"--{field.replace('_', '-')} needs the decoder's own sample.")
         if self.learned_temperature and self.estimator.rpartition("*")[2] != STRAIGHT_THROUGH:
             raise ValueError(
                 f'--learned-temperature is for "{STRAIGHT_THROUGH}", but the estimator is "{self.estimator}".'
@@ -92,6 +104,12 @@ class Vae(Training):
     def kind(self) -> str:
         """E.g. 1layer."""
         return f"{self.layers}layer"
+
+    def folder_name(self, rate: float, dropout: float) -> str:
+        """E.g. 1layer-arsm-rate0.0003, then the other settings against overfitting."""
+        others = {"input": self.input_dropout, "decoder": self.decoder_dropout, "decay": self.weight_decay}
+        words = [f"{word}{value:g}" for word, value in {**others, "fantasies": self.fantasies}.items() if value]
+        return "-".join((super().folder_name(rate, dropout), *words))
 
     def model(self, *, dense: bool = False) -> VaeNetwork:
         """Encoder and decoder with fresh parameters."""
@@ -184,11 +202,21 @@ class VaeNetwork(Model):
             logits = F.pad(logits, (1, 0))
         return logits.log_softmax(-1)
 
-    def decode(self, z1: Tensor, *, frozen: bool = False) -> Tensor:
-        """The logits of the pixels: [N, K] -> [N, 784]."""
+    def decode(
+        self,
+        z1: Tensor,
+        settings: Mapping[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        frozen: bool = False,
+    ) -> Tensor:
+        """The logits of the pixels, with dropout if settings are given: [N, K] -> [N, 784]."""
         h = self.of_choices(self.decoder[0], z1, frozen=frozen)
         for layer in self.decoder[1:]:
-            h = linear(layer, F.leaky_relu(h, SLOPE, inplace=True), frozen)
+            h = F.leaky_relu(h, SLOPE, inplace=True)
+            if settings is not None and self.config.decoder_dropout:
+                h = dropout(h, settings["decoder_dropout"], generator)
+            h = linear(layer, h, frozen)
         return h
 
     def decode_upper(self, z2: Tensor, *, frozen: bool = False) -> Tensor:
@@ -199,6 +227,10 @@ class VaeNetwork(Model):
         """ln p(x, z): [N]. If frozen, the decoder's parameters get no gradient."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             pixels = self.decode(zs[0], frozen=frozen)
+        return self.log_joint_of(pixels, zs, x, frozen=frozen)
+
+    def log_joint_of(self, pixels: Tensor, zs: list[Tensor], x: Tensor, *, frozen: bool = False) -> Tensor:
+        """ln p(x, z) from the logits of the pixels [N, 784]: [N]."""
         log_p = bernoulli(pixels, x)
         if self.config.layers == 2:
             log_p = log_p + log_q(self.decode_upper(zs[1], frozen=frozen).log_softmax(-1), zs[0])
@@ -212,14 +244,18 @@ class VaeNetwork(Model):
             zs.append(draw(logits[1], generator))
         return zs, logits
 
+    def sample_prior(self, count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """z1 ~ p(z1) on the device of a tensor: [count, K]."""
+        z = draw(like.new_zeros(count, self.config.variables, self.config.categories), generator)
+        return draw(self.decode_upper(z, frozen=True), generator) if self.config.layers == 2 else z
+
     # ------------------------------------------------------------ tasks
 
     @property
     def losses(self) -> tuple[Task, ...]:
-        """The estimate's loss and, with a separate decoder sample, the decoder's."""
-        return (
-            (VaeNetwork.loss, VaeNetwork.decoder_loss) if self.config.independent_decoder_sample else (VaeNetwork.loss,)
-        )
+        """The estimate's loss, the decoder's if it has a separate sample, and that of fantasies if there are any."""
+        decoder = (VaeNetwork.decoder_loss,) if self.config.independent_decoder_sample else ()
+        return (VaeNetwork.loss, *decoder, *((VaeNetwork.fantasy_loss,) if self.config.fantasies else ()))
 
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
@@ -258,7 +294,17 @@ class VaeNetwork(Model):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """-ln p(x, z) of a batch [N, 784], with a fresh sample z from q."""
         zs, _ = self.sample(log_q1, generator)
-        return -self.log_joint(zs, x).mean(), {}
+        return -self.log_joint_of(self.decode(zs[0], settings, generator), zs, x).mean(), {}
+
+    def fantasy_loss(
+        self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The encoder's loss of images drawn from the model, weighted by their number relative to the batch."""
+        count = self.config.fantasies
+        pixels = self.decode(self.sample_prior(count, x, generator), frozen=True)
+        fantasy = (torch.rand(pixels.shape, generator=generator, device=x.device) < pixels.sigmoid()).to(x.dtype)
+        loss, _ = self.loss(fantasy, self.encode(fantasy, settings, generator), settings, generator)
+        return loss * (count / self.config.batch), {}
 
     def negative_elbo(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The sum of -ELBO over images, from one sample each: [N, 784] -> []."""
@@ -288,9 +334,7 @@ class VaeNetwork(Model):
         """Images, their reconstructions, and samples from the prior: [N, 784] -> [3, N, 784] in 0..1."""
         log_q1 = self.encode(x)
         zs, _ = self.sample(log_q1, generator)
-        z = draw(torch.zeros_like(log_q1), generator)
-        if self.config.layers == 2:
-            z = draw(self.decode_upper(z), generator)
+        z = self.sample_prior(len(x), x, generator)
         return torch.stack([x, *(self.decode(sample).sigmoid() for sample in (zs[0], z))])
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch
 Record = dict[str, Any]
 Choice = tuple[int, float]
 """Generated tokens per update, and the rate."""
+Run = list[Record]
+GOALS = (0.19, 0.7, 0.8, 0.9)
+"""Accuracies whose tokens are compared. For each, every method has its own choice."""
 WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
 """Methods whose critic learns along."""
 WARM = 10
@@ -34,10 +39,8 @@ CRITIC_ROWS = 128
 """Sequences that a critic takes one step on."""
 EVERY = 5
 """Updates between two evaluations."""
-LOST = 20
+RUINED = 20
 """Updates after which a run without a single right answer ends."""
-ENOUGH = 0.95
-"""The accuracy at which a run ends."""
 
 
 def train(
@@ -52,13 +55,16 @@ def train(
     weights: Path,
     path: Path,
     device: str,
-    tokens: int,
+    goal: float,
+    tokens: Callable[[], float],
+    lost: float,
     max_rows: int,
     deadline: float = math.inf,
 ) -> None:
     """One run: a record per evaluation goes to `path`; a run that meets the deadline has no record of its end.
 
-    Seed 0 chooses the size and the rate. There a run ends after a third of its tokens if its accuracy has halved.
+    It ends when it reaches the goal, after `tokens()` generated tokens, or if its accuracy has halved after `lost`
+    tokens.
     """
     torch.manual_seed(seed)
     generator = torch.Generator(device).manual_seed(seed)
@@ -70,13 +76,14 @@ def train(
     critics = Critics(Critic(policy, actions=False), Critic(policy, actions=True))
     critic = getattr(critics, WHICH_CRITIC[name]) if name in WHICH_CRITIC else None
     strategy, width = METHODS[name](critics), TASKS[task].answer_tokens
-    begun, spent, update = time.time(), 0, 0
+    begun, spent, update, limit = time.time(), 0, 0, math.inf
     count, per_prompt = max(2, per_update // (4 * width)), None
     while True:
-        if update % EVERY == 0 or spent >= tokens:
+        if update % EVERY == 0 or spent >= limit:
             reached = accuracy(policy, task, held_out, torch.Generator(device).manual_seed(1))
-            lost = (update >= LOST and reached == 0) or (seed == 0 and spent >= tokens / 3 and reached < start / 2)
-            end = spent >= tokens or reached >= ENOUGH or lost
+            ruined = (update >= RUINED and reached == 0) or (spent >= lost and reached < start / 2)
+            limit = tokens()
+            end = spent >= limit or reached >= goal or ruined
             record = {"task": task, "start": start, "method": name, "rate": rate, "seed": seed, "update": update}
             record |= {"tokens": spent, "per_update": per_update, "seconds": time.time() - begun, "accuracy": reached}
             add_line(path, record | {"end": end})
@@ -110,7 +117,35 @@ def train(
                 critic.fit(prompts[branches.row], branches.tokens, after, branches.rewards)
 
 
-def best_choice(ends: list[Record]) -> Choice:
-    """Of the last records of runs: that with the highest accuracy, or that reached ENOUGH with the fewest tokens."""
-    best = max(ends, key=lambda end: (min(end["accuracy"], ENOUGH), -end["tokens"]))
-    return best["per_update"], best["rate"]
+def finished(records: list[Record]) -> dict[tuple[float, str, int], dict[Choice, Run]]:
+    """Whole runs by (start, method, seed) and choice. Of several, the last; runs that were cut short are left out."""
+    begun: dict[tuple[tuple[float, str, int], Choice], Run] = {}
+    whole: dict[tuple[float, str, int], dict[Choice, Run]] = {}
+    for record in records:
+        key, choice = (record["start"], record["method"], record["seed"]), (record["per_update"], record["rate"])
+        if record["update"] == 0 or (key, choice) not in begun:
+            begun[key, choice] = []
+        begun[key, choice].append(record)
+        if record["end"]:
+            whole.setdefault(key, {})[choice] = begun[key, choice]
+    return whole
+
+
+def crossing(run: Run, level: float) -> tuple[float, float] | None:
+    """Tokens and seconds at which the accuracy crosses a level, by a straight line between two evaluations."""
+    for before, after in itertools.pairwise(run):
+        if before["accuracy"] < level <= after["accuracy"]:
+            share = (level - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
+            tokens, seconds = (before[key] + share * (after[key] - before[key]) for key in ("tokens", "seconds"))
+            return tokens, seconds
+    return None
+
+
+def best_choice(trials: dict[Choice, Run], goal: float) -> Choice:
+    """The choice that reaches the goal with the fewest tokens; if none does, that of the highest last accuracy."""
+
+    def merit(choice: Choice) -> tuple[bool, float]:
+        reached = crossing(trials[choice], goal)
+        return (True, -reached[0]) if reached else (False, trials[choice][-1]["accuracy"])
+
+    return max(trials, key=merit)

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from arsm_experiments.palette import save
-from arsm_experiments.sequences.curves import Choice, Record, best_choice
+from arsm_experiments.sequences.curves import GOALS, Record, Run, best_choice, crossing, finished
 from arsm_experiments.sequences.measure import FRESH
 from arsm_experiments.sequences.methods import read_lines
 
-Runs = dict[str, dict[int, list[Record]]]
+Runs = dict[str, dict[int, Run]]
 """Training runs by method and seed."""
 RESULTS = Path("results/sequences")
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
@@ -44,9 +44,8 @@ TASKS = {
 DRAWN_TASKS = ("spelling", "spiral", "sorting", "filtering")
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
-ACCURACIES = (0.19, 0.5, 0.55, 0.7, 0.8, 0.9)
-PARTS = ("", "larger")
-"""Folders of records."""
+PARTS = {"": GOALS, "larger": (0.19, 0.5, 0.55)}
+"""Folders of records, and the accuracies whose tokens are reported."""
 RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
 OURS = ("likeliest", "branch rloo 64, chance")
 COSTS = (
@@ -107,36 +106,16 @@ def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float
     return costs[name] / min(costs[key] for key in GROUPS if key in costs)
 
 
-def runs(folder: Path, task: str, start: float) -> Runs:
-    """Finished runs of the reported seeds, with the size and rate that seed 0 chose."""
-    whole: dict[tuple[str, Choice, int], list[Record]] = {}
-    for record in read_lines(folder / f"curves-{task}.jsonl"):
-        if record["start"] != start:
-            continue
-        key = record["method"], (record["per_update"], record["rate"]), record["seed"]
-        if record["update"] == 0 or key not in whole:
-            whole[key] = []
-        whole[key].append(record)
-    ended = {key: records for key, records in whole.items() if records[-1]["end"]}
-    trials: dict[str, list[Record]] = defaultdict(list)
-    for (method, _, seed), records in ended.items():
-        if seed == 0:
-            trials[method].append(records[-1])
+def runs(folder: Path, task: str, start: float, goal: float) -> Runs:
+    """Finished runs of the reported seeds, with the size and rate that seed 0 chose for a goal."""
+    whole = finished(read_lines(folder / f"curves-{task}.jsonl"))
     found: Runs = defaultdict(dict)
-    for (method, choice, seed), records in ended.items():
-        if seed and choice == best_choice(trials[method]):
-            found[method][seed] = records
+    for (begun, method, seed), choices in whole.items():
+        if seed and begun == start and (start, method, 0) in whole:
+            choice = best_choice(whole[start, method, 0], goal)
+            if choice in choices:
+                found[method][seed] = choices[choice]
     return found
-
-
-def crossing(records: list[Record], level: float) -> tuple[float, float] | None:
-    """Tokens and seconds at which the accuracy crosses a level, by a straight line between two evaluations."""
-    for before, after in itertools.pairwise(records):
-        if before["accuracy"] < level <= after["accuracy"]:
-            share = (level - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
-            tokens, seconds = (before[key] + share * (after[key] - before[key]) for key in ("tokens", "seconds"))
-            return tokens, seconds
-    return None
 
 
 def variance_rows(task: str, level: float, methods: dict[str, Record], about: list[str]) -> Iterator[list[Any]]:
@@ -151,19 +130,31 @@ def variance_rows(task: str, level: float, methods: dict[str, Record], about: li
                 yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *rest]
 
 
-def rival_rows(found: Runs, where: str, about: list[str]) -> Iterator[list[Any]]:
-    """Tokens to an accuracy relative to the best rival's, means over seeds; none where a seed did not get there."""
-    means: dict[tuple[str, float], float] = {}
+def rival_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterator[list[Any]]:
+    """Tokens to a goal relative to the best rival's, means over seeds; none where a seed did not get there."""
+    means: dict[str, float] = {}
     for method, seeds in found.items():
-        for level in ACCURACIES:
-            reached = [crossing(records, level) for records in seeds.values()]
-            if None not in reached:
-                means[method, level] = statistics.mean(known[0] for known in reached if known is not None)
-    for method, level in itertools.product(OURS, ACCURACIES):
-        rivals = [means[name, level] for name in RIVALS if (name, level) in means]
-        if (method, level) in means and rivals:
-            ratio = means[method, level] / min(rivals)
-            yield [f"{where}{method}", f"tokens to {level} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
+        reached = [crossing(run, goal) for run in seeds.values()]
+        if None not in reached:
+            means[method] = statistics.mean(known[0] for known in reached if known is not None)
+    rivals = [means[name] for name in RIVALS if name in means]
+    for method in OURS:
+        if method in means and rivals:
+            ratio = means[method] / min(rivals)
+            yield [f"{where}{method}", f"tokens to {goal} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
+
+
+def goal_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterator[list[Any]]:
+    """How far the runs to a goal came, and the tokens that it took them if every one got there."""
+    for method, seeds in found.items():
+        ends = [run[-1] for run in seeds.values()]
+        name = f"{where}{method}, updates of {ends[0]['per_update']}, rate {ends[0]['rate']:g}"
+        seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
+        yield line(name, f"last accuracy, to {goal}", [end["accuracy"] for end in ends], seconds, about)
+        reached = [known for run in seeds.values() if (known := crossing(run, goal)) is not None]
+        if len(reached) == len(seeds):
+            tokens, times = zip(*reached, strict=True)
+            yield line(name, f"tokens to {goal}", list(tokens), f"{statistics.mean(times):.0f}", about)
 
 
 def rows(folder: Path) -> Iterator[list[Any]]:
@@ -174,22 +165,13 @@ def rows(folder: Path) -> Iterator[list[Any]]:
             yield from variance_rows(task, level, methods, provenance[f"variance{part}"])
     for (task, level), methods in earlier(folder).items():
         yield from variance_rows(task, level, methods, provenance["first"])
-    for part, task, start in itertools.product(PARTS, TASKS.values(), LEVELS):
-        found = runs(folder / part, task, start)
+    for (part, goals), task, start in itertools.product(PARTS.items(), TASKS.values(), LEVELS):
         about = provenance.get(f"curves-{task}", provenance[f"curves{part}"])
-        for method, seeds in found.items():
-            ends = [records[-1] for records in seeds.values()]
-            choice = f"updates of {ends[0]['per_update']}, rate {ends[0]['rate']:g}"
-            where = f"{task}, from {start}, {method}, {choice}"
-            seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
-            yield line(where, "last accuracy", [end["accuracy"] for end in ends], seconds, about)
-            for level in ACCURACIES:
-                reached = [known for records in seeds.values() if (known := crossing(records, level)) is not None]
-                if len(reached) == len(seeds):
-                    tokens, times = zip(*reached, strict=True)
-                    yield line(where, f"tokens to {level}", list(tokens), f"{statistics.mean(times):.0f}", about)
-        if part != "larger":
-            yield from rival_rows(found, f"{task}, from {start}, ", about)
+        for goal in goals:
+            found = runs(folder / part, task, start, goal)
+            yield from goal_rows(found, goal, f"{task}, from {start}, ", about)
+            if not part:
+                yield from rival_rows(found, goal, f"{task}, from {start}, ", about)
     for record in read_lines(folder / "speed.jsonl"):
         about = ["", 1, "", "", *provenance["speed"]]
         if record["measured"] == "decoding":
@@ -236,12 +218,15 @@ def draw_variances(folder: Path, path: Path) -> None:
 
 
 def draw_curves(folder: Path, path: Path) -> None:
-    """Accuracy against generated tokens: mean and range over seeds. A run that has ended keeps its last accuracy."""
+    """Accuracy against generated tokens of the runs to the last goal: mean and range over seeds.
+
+    A run that has ended keeps its last accuracy.
+    """
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.6), layout="constrained")
     for axes, title in zip(panels, DRAWN_TASKS, strict=True):
-        best = runs(folder, TASKS[title], LEVELS[0])
+        best = runs(folder, TASKS[title], LEVELS[0], GOALS[-1])
         highest = 0.0
         for name, colour in CURVES.items():
             if name not in best:

@@ -2,14 +2,15 @@
 
 Worker processes take the next job whose requirements are met, from one list in order of importance: cross-entropy to
 the checkpoints, variances, then each task's trainings: every size of an update and every rate on seed 0, then the
-reported seeds, each method with its best size and rate. Records are written at once. Started again, it goes on with
-what is missing.
+reported seeds, each method with the size and rate that are best for each goal. Records are written at once. Started
+again, it goes on with what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from arsm_experiments.sequences.curves import ENOUGH, Choice, Record, best_choice, train
+from arsm_experiments.sequences.curves import GOALS, Choice, Run, best_choice, crossing, finished, train
 from arsm_experiments.sequences.measure import LEVELS, checkpoint_path, measure_level, pretrain
 from arsm_experiments.sequences.methods import SMALL, Size, read_lines
 from arsm_experiments.sequences.tasks import load
@@ -44,25 +45,25 @@ class Setting:
     """Generated tokens per update."""
     rates: tuple[float, ...]
     """The rates that win most often come first: a trial ends when it can no longer win."""
-    trial: int = 120_000
-    """Generated tokens of a run that chooses the size and the rate."""
     longest: int = 600_000
-    """Most generated tokens of a reported run."""
+    """Most generated tokens of a run."""
+    lost: int = 40_000
+    """Generated tokens after which a trial ends if its accuracy has halved."""
     group: str = "group 4"
     seeds: tuple[int, ...] = (1, 2, 3)
 
     def shrink(self, factor: float) -> Setting:
         """As many times fewer tokens."""
-        trial, longest, *sizes = (int(tokens / factor) for tokens in (self.trial, self.longest, *self.sizes))
-        return replace(self, trial=trial, longest=longest, sizes=tuple(sizes))
+        longest, lost, *sizes = (int(tokens / factor) for tokens in (self.longest, self.lost, *self.sizes))
+        return replace(self, longest=longest, lost=lost, sizes=tuple(sizes))
 
 
 Settings = dict[str, Setting]
 SETTINGS = {
     "spiral_matrix": Setting((400, 2_000), (1e-3, 3e-3, 3e-4, 1e-4)),
-    "spell_backward": Setting((400, 1_000), (1e-3, 3e-3, 3e-4, 1e-4), 60_000, 300_000, "group 8", (1, 2, 3, 4, 5)),
+    "spell_backward": Setting((400, 1_000), (1e-3, 3e-3, 3e-4, 1e-4), 300_000, 20_000, "group 8", (1, 2, 3, 4, 5)),
     "small_sorting": Setting((1_000, 2_000), (1e-4, 3e-4, 3e-5)),
-    "small_filtering": Setting((1_000, 2_000), (1e-4, 3e-4, 3e-5)),
+    "small_filtering": Setting((4_000, 8_000), (3e-4, 1e-4), 2_400_000),
 }
 
 
@@ -77,12 +78,14 @@ class Job:
     """Of the checkpoint to start from; the last one to reach for a pretraining."""
     method: str = ""
     choice: Choice | None = None
-    """None: the best of seed 0."""
+    """None: the best of seed 0 for the goal."""
     seed: int = 0
+    goal: float = GOALS[-1]
+    """The accuracy to reach."""
 
     def name(self) -> str:
         """Of the file that says who does it."""
-        words = (self.kind, self.task, self.level, self.method, *(self.choice or ("best",)), self.seed)
+        words = (self.kind, self.task, self.level, self.method, *(self.choice or ("best",)), self.seed, self.goal)
         return "-".join(str(word).replace(" ", "_") for word in words)
 
 
@@ -94,18 +97,20 @@ def jobs(settings: Settings, measured: set[tuple[str, float]]) -> list[Job]:
         Job("pretrain", task, max([LEVELS[0], *(job.level for job in variances if job.task == task)]))
         for task in settings
     ]
-    both = itertools.product((FIRST, LAST), settings.items())
-    return first + variances + [job for methods, (task, setting) in both for job in trainings(methods, task, setting)]
+    *quick, slowest = settings.items()
+    trained = [(methods, task) for tasks in (quick, [slowest]) for methods in (FIRST, LAST) for task in tasks]
+    return (
+        first + variances + [job for methods, (task, setting) in trained for job in trainings(methods, task, setting)]
+    )
 
 
 def trainings(methods: tuple[str, ...], task: str, setting: Setting) -> list[Job]:
-    """Seed 0 with every size and rate, then the reported seeds."""
+    """Seed 0 with every size and rate, then the reported seeds for every goal."""
     names = [setting.group if method == "group" else method for method in methods]
     grid = [(size, rate) for rate, size in itertools.product(setting.rates, setting.sizes)]
     trials = [Job("train", task, method=name, choice=choice) for choice, name in itertools.product(grid, names)]
-    return trials + [
-        Job("train", task, method=name, seed=seed) for seed, name in itertools.product(setting.seeds, names)
-    ]
+    reported = itertools.product(reversed(GOALS), setting.seeds, names)
+    return trials + [Job("train", task, method=name, seed=seed, goal=goal) for goal, seed, name in reported]
 
 
 class Worker:
@@ -154,15 +159,23 @@ class Worker:
         there = checkpoint_path(self.out, job.task, job.level).exists()
         return there and (job.kind == "variance" or self.choice(job) is not None)
 
-    def ends(self, task: str) -> list[Record]:
-        """The last records of all finished runs."""
-        path = self._curves(task)
-        return _ends(path, path.stat().st_size) if path.exists() else []
+    def runs(self, job: Job, seed: int) -> dict[Choice, Run]:
+        """The method's finished runs of a seed."""
+        path = self._curves(job.task)
+        found = _finished(path, path.stat().st_size) if path.exists() else {}
+        return found.get((job.level, job.method, seed), {})
 
-    def trials(self, job: Job) -> list[Record]:
-        """The last records of the method's runs that choose."""
-        wanted = (job.level, job.method, 0)
-        return [end for end in self.ends(job.task) if (end["start"], end["method"], end["seed"]) == wanted]
+    def limit(self, job: Job, seed: int) -> float:
+        """Most tokens of a run. A trial can no longer win when another one has reached the last goal with fewer."""
+        trials = {} if seed else self.runs(job, 0)
+        reached = [known[0] for run in trials.values() if (known := crossing(run, GOALS[-1])) is not None]
+        return min([self.settings[job.task].longest, *reached])
+
+    def done(self, job: Job, seed: int) -> dict[Choice, Run]:
+        """The method's finished runs of a seed, without trials that could still win."""
+        runs, limit = self.runs(job, seed), self.limit(job, 0)
+        lost = {choice for choice, run in runs.items() if run[-1]["accuracy"] < job.level / 2}
+        return {choice: run for choice, run in runs.items() if seed or choice in lost or run[-1]["tokens"] >= limit}
 
     def choice(self, job: Job) -> Choice | None:
         """The tokens per update and the rate to train with; none before all have been tried on seed 0."""
@@ -170,8 +183,8 @@ class Worker:
             return job.choice
         setting = self.settings[job.task]
         grid = set(itertools.product(setting.sizes, setting.rates))
-        tried = {choice: end for end in self.trials(job) if (choice := (end["per_update"], end["rate"])) in grid}
-        return best_choice(list(tried.values())) if tried.keys() == grid else None
+        tried = {choice: run for choice, run in self.done(job, 0).items() if choice in grid}
+        return best_choice(tried, job.goal) if tried.keys() == grid else None
 
     def _curves(self, task: str) -> Path:
         return self.out / f"curves-{task}.jsonl"
@@ -191,11 +204,9 @@ class Worker:
     def _train(self, job: Job) -> None:
         setting, choice, path = self.settings[job.task], self.choice(job), self._curves(job.task)
         assert choice is not None
-        keys = ("start", "method", "per_update", "rate", "seed")
-        done = {tuple(end[key] for key in keys) for end in self.ends(job.task)}
-        if (job.level, job.method, *choice, job.seed) in done:
-            return
-        solved = [end["tokens"] for end in self.trials(job) if end["accuracy"] >= ENOUGH]
+        higher = [replace(job, goal=goal) for goal in GOALS if goal > job.goal]
+        if choice in self.done(job, job.seed) or choice in map(self.choice, higher):
+            return  # a run to a higher goal passes this one
         train(
             job.method,
             *choice,
@@ -207,16 +218,18 @@ class Worker:
             checkpoint_path(self.out, job.task, job.level),
             path,
             self.device,
-            setting.longest if job.seed else min([setting.trial, *solved]),
+            job.goal,
+            lambda: self.limit(job, job.seed),
+            math.inf if job.seed else setting.lost,
             4096,
             self.deadline,
         )
 
 
 @lru_cache(maxsize=8)
-def _ends(path: Path, size: int) -> list[Record]:
+def _finished(path: Path, size: int) -> dict[tuple[float, str, int], dict[Choice, Run]]:
     """Reads the file again when it has grown to another size."""
-    return [record for record in read_lines(path) if record["end"]]
+    return finished(read_lines(path))
 
 
 def supervise(workers: int, seconds: float, words: list[str]) -> None:

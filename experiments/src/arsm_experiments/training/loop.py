@@ -33,8 +33,7 @@ class Group:
 
     run: Run | None
     """None except in the first process."""
-    rate: float
-    dropout: float
+    config: dict[str, Any]
     epoch: int
     state: dict[str, Any] | None
 
@@ -60,7 +59,7 @@ def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: No
                 options = {**words, "resume": config.resume, "device": place}
                 run = stack.enter_context(open_run(config.root, config.experiment, folder.name, own, **options))
             step, state = share_checkpoint(run)
-            groups.append(Group(run, own["rate"], own["dropout"], step // steps_per_epoch, state))
+            groups.append(Group(run, own, step // steps_per_epoch, state))
         # a process killed between two checkpoints leaves folders at different epochs: let the others catch up
         while unfinished := [group for group in groups if group.epoch < config.epochs]:
             start = min(group.epoch for group in unfinished)
@@ -87,11 +86,7 @@ def train_together(
     module = config.model(dense=on_gpu).to(device)
     # replicas that cannot be stacked run one after the other on a GPU too, inside the same CUDA graph
     stacked = on_gpu and module.estimator.vmappable
-    settings = {
-        "rate": torch.tensor([group.rate for group, _ in members]),
-        "dropout": torch.tensor([group.dropout for group, _ in members]),
-        "input_dropout": torch.full((len(members),), config.input_dropout),
-    }
+    settings = {name: torch.tensor([group.config[name] for group, _ in members]) for name in config.settings}
     steps_per_epoch = len(data.train) // config.batch
     replicas = Replicas(
         module,

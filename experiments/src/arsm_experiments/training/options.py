@@ -75,6 +75,8 @@ class Training(ABC):
 
     experiment: ClassVar[str]
     """Its folder under the root."""
+    settings: ClassVar[tuple[str, ...]] = ("rate", "dropout", "input_dropout")
+    """Settings of a run that its replicas get as tensors, so that runs that differ in them can train together."""
     unlabelled: ClassVar[tuple[str, ...]] = ("rate", "estimator", "seeds", "precision", "measure_every")
     """Settings that a run's label leaves out."""
 
