@@ -92,8 +92,9 @@ def one_variable(shape: tuple[int, ...], dtype: torch.dtype, values: torch.dtype
         ahead, _, state, starts, members = gpu_order.order(logits, noise)
         gpu_merge.merge(logits, noise, ahead, state, starts, members, f)
     else:
-        ahead, _, state = gpu_few.order(logits, noise)
-        gpu_few.merge(logits, noise, ahead, state, f)
+        gpu_few.order(logits, noise)
+        gpu_few.ask(logits, noise)
+        gpu_few.merge(logits, noise, f)
 
 
 def queries(logits: torch.Tensor) -> None:
@@ -106,8 +107,12 @@ def queries(logits: torch.Tensor) -> None:
     same_as = gpu_queries.share(points)
     if variables == 1:
         points, same_as = gpu_queries.by_category(z, won)
-    with mock.patch.object(torch.Tensor, "tolist", return_value=(1, 1)):
-        gpu_queries.pack(points.flatten(0, -2), same_as, 1)
+    with mock.patch.object(torch.Tensor, "tolist", return_value=(1, 1, 0)):
+        _, _, place, _, _ = gpu_queries.pack(points.flatten(0, -2), same_as, 1, logits)
+    with mock.patch.object(torch.Tensor, "__bool__", return_value=True):
+        for dtype in (torch.float32, torch.float64):
+            values = torch.empty(5, dtype=dtype, device="meta")
+            gpu_queries.spread(values, values, place, same_as.shape)
 
 
 def all_launches() -> set[Launch]:

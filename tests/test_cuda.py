@@ -133,3 +133,21 @@ def test_compiled_on_the_gpu() -> None:
         x, noise = (to_cuda(part) for part in inputs(loss, seed))
         expected = gradients(loss, loss, x, noise)
         torch.testing.assert_close(gradients(loss, compiled, x, noise), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("words", ["arsm", "ars", "rloo"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_are_checked_before_f_is_called(words: str, value: float) -> None:
+    logits = torch.zeros(5, 1, 4, device="cuda")
+    logits[2, 0, 1] = value
+    with pytest.raises(arsm.NotFiniteError, match=r"logits\[2, 0, 1\]"):
+        arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
+    logits[2] = -torch.inf
+    with pytest.raises(ValueError, match="every category"):
+        arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
+
+
+def test_values_are_checked() -> None:
+    logits = torch.zeros(5, 1, 4, device="cuda")
+    with pytest.raises(arsm.NotFiniteError, match=r"z = \[2\]"):
+        arsm.estimate(arsm.Exact(), logits, lambda z: torch.where(z[:, 0] == 2, torch.inf, 1.0))

@@ -31,7 +31,7 @@ class Merged(NamedTuple):
     log_pi: Tensor
     """[*B, K, C]."""
     swaps: Swaps | None
-    """Each variable's swaps, where the univariate formula is applied to them."""
+    """Each variable's swaps, where the univariate formula is applied to them and no kernel finds them again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +73,9 @@ class ARSM(Estimator):
     def ask(self, logits: Tensor, noise: Tensor | ReferenceNoise) -> Queries:
         if isinstance(noise, ReferenceNoise):
             return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-1))
+        if logits.shape[-2] == 1 and logits.shape[-1] <= kernels.FEW and kernels.eager_on_gpu(logits):
+            points, same_as, one = kernels.ask(logits, noise)
+            return Queries(points, points[0], same_as, one, Merged(noise, None), first_for_rest=True)
         one = torch.ones(1, device=logits.device)
         if logits.shape[-2] == 1:
             swaps = swap_all(logits, noise)
@@ -92,9 +95,13 @@ class ARSM(Estimator):
             return tell_references(queries, values, pooled=self.pooled)
         log_pi, swaps = queries.aux
         variables, categories = logits.shape[-2:]
-        if swaps is not None and variables == 1:
-            return merge(swaps, values_by_category(values))
+        if variables == 1:
+            return kernels.tell(logits, log_pi, values) if swaps is None else merge(swaps, values_by_category(values))
         values = values - values[0]
         if swaps is not None:
             return merge(swaps, pool(queries.points, values, torch.ones_like(values), categories))
         return (kernels if kernels.has_pairs(logits) else swap).merge_pairs(values, log_pi)
+
+    def value(self, queries: Queries, live: Tensor) -> Tensor:
+        """f at z, whose weight is 1."""
+        return live.squeeze(0)

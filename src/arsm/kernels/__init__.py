@@ -12,6 +12,7 @@ the host's time to launch kernels counts, and a compiler would fuse the operatio
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -38,8 +39,8 @@ torch.library.define(
     "arsm::merge",
     "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, Tensor rank, Tensor f)"
     " -> (Tensor, Tensor)",
+    tags=torch.Tag.flexible_layout,  # a compiler need not copy f, which may be part of a wider tensor
 )
-
 
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
 torch.library.define("arsm::merge_pairs", "(Tensor values, Tensor log_pi) -> Tensor")
@@ -81,10 +82,21 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
     GPU it is computed here, and the mean is empty, [..., 0].
     """
     ahead, _, state, with_z, wins, rank = found
-    if not (_few_on_gpu(f) or (on_gpu(f) and f.stride(-1) == 1)):
-        f = f.contiguous()
     operator = _merge if _plain(f) else torch.ops.arsm.merge
     return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
+
+
+def ask(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories, and the
+    weight of z, [1]: logits and ln pi [*B, 1, C].
+    """
+    return _in("gpu_few").ask(logits.detach().contiguous(), log_pi.contiguous())
+
+
+def tell(logits: Tensor, log_pi: Tensor, values: Tensor) -> Tensor:
+    """The ARSM gradient [*B, 1, C] from f at what `ask` asked for, [1 + C, *B]."""
+    f = values[1:].movedim(0, -1).unsqueeze(-2)
+    return _in("gpu_few").merge(logits.detach().contiguous(), log_pi.contiguous(), f)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,11 +143,16 @@ def share(points: Tensor) -> Tensor:
     return _in("gpu_queries").share(points)
 
 
-def pack(points: Tensor, same_as: Tensor, live: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """`arsm.evaluate.Asked` of the distinct among few queries: points int64 [M B, K] and same_as [M, *B], of which the
-    first `live` are live.
+def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, int, bool]:
+    """z, row, place, how many are live and whether all logits are finite, as `arsm.evaluate.Asked` of the distinct
+    among few queries has them: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live.
     """
-    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live)
+    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.detach().contiguous())
+
+
+def spread(values: list[Tensor], place: Tensor, shape: torch.Size) -> tuple[Tensor, bool]:
+    """Values at places [M], in a shape, and whether they are all finite: of one or two tensors of one dtype."""
+    return _in("gpu_queries").spread(values[0].contiguous(), values[-1].contiguous(), place, shape)
 
 
 def has_pairs(logits: Tensor) -> bool:
@@ -178,24 +195,27 @@ def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     batch, categories = logits.shape[:-1], logits.shape[-1]
     if on_gpu(logits):
         gpu = _in("gpu_few" if categories <= FEW else "gpu_order")
-        ahead, can_win, state, *ordered = gpu.order(logits.contiguous(), log_pi.contiguous())
+        ahead, can_win, *ordered = gpu.order(logits.contiguous(), log_pi.contiguous())
+        if ordered:
+            ordered.insert(1, logits.new_empty((*batch, 0), dtype=torch.int8))
     else:
         found = _in("eager").order(_rows(logits), _rows(log_pi))
         ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
-        state = logits.new_empty((*batch, 0), dtype=torch.float64)
-    lacking = _ORDERED[: len(_ORDERED) - len(ordered)]
-    return ahead, can_win, state, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in lacking), *ordered
+        ordered.insert(0, logits.new_empty((*batch, 0), dtype=torch.float64))
+    return ahead, can_win, *(ordered or (logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED))
 
 
 def _merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
+    if _few_on_gpu(f):
+        return _in("gpu_few").merge(logits.contiguous(), log_pi.contiguous(), f), f.new_empty(
+            (*f.shape[:-1], 0), dtype=torch.float64
+        )
     if on_gpu(f):
-        few = f.shape[-1] <= FEW
-        own = (logits, log_pi, ahead, state) if few else (logits, log_pi, ahead, state, wins, rank)
-        f = f if few or f.stride(-1) == 1 else f.contiguous()
-        return _in("gpu_few" if few else "gpu_merge").merge(*(x.contiguous() for x in own), f)
-    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
+        own = (x.contiguous() for x in (logits, log_pi, ahead, state, wins, rank))
+        return _in("gpu_merge").merge(*own, f if f.stride(-1) == 1 else f.contiguous())
+    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f.contiguous())))
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
@@ -216,12 +236,13 @@ def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator 
     return _in("gpu_noise").log_dirichlet(noise)
 
 
+@functools.cache
 def _in(module: str) -> Any:
     """A module of this package, loaded when it is first needed: it may need Triton, or what needs the operators."""
     return importlib.import_module(f"arsm.kernels.{module}")
 
 
-_ORDERED = (torch.int8, torch.int32, torch.int32)
+_ORDERED = (torch.float64, torch.int8, torch.int32, torch.int32)
 
 
 torch.library.impl("arsm::order", ("cpu", "cuda"), _order)
@@ -236,14 +257,11 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     *batch, categories = logits.shape
     sizes = (0, categories, categories, categories)
     if on_gpu(logits):
-        sizes = (STATE, 0, 0, 0) if categories <= FEW else (STATE, 0, buckets_of(categories) + 1, categories)
+        sizes = (0, 0, 0, 0) if categories <= FEW else (STATE, 0, buckets_of(categories) + 1, categories)
     return (
         logits.new_empty((*batch, 3), dtype=torch.int64),
         logits.new_empty((*batch, categories), dtype=torch.bool),
-        *(
-            logits.new_empty((*batch, size), dtype=dtype)
-            for size, dtype in zip(sizes, (torch.float64, *_ORDERED), strict=True)
-        ),
+        *(logits.new_empty((*batch, size), dtype=dtype) for size, dtype in zip(sizes, _ORDERED, strict=True)),
     )
 
 
