@@ -58,6 +58,26 @@ def test_pseudo_actions_are_the_same_on_both() -> None:
         assert torch.equal(found.cpu(), expected)
 
 
+@pytest.mark.parametrize("shape", [(7, 3, 16), (5, 6, 2), (200, 20, 10), (3, 8, 20, 10)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pairs_are_summed_alike_on_both(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    log_pi = dirichlet(torch.zeros(shape))
+    f = torch.randn(1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2], dtype=dtype)
+    found = kernels.merge_pairs(f.cuda(), log_pi.cuda()).cpu()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), kernels.merge_pairs(f.double(), log_pi), rtol=0, atol=1e-5)
+
+
+def test_the_likelihood_of_images_is_the_same_on_both() -> None:
+    from arsm_experiments.likelihood import log_likelihood
+
+    product, bias, x = (3 * torch.randn(46 * 20, 784)).bfloat16(), torch.randn(784), torch.rand(20, 784).round()
+    expected = log_likelihood(product, bias, x)
+    torch.testing.assert_close(
+        log_likelihood(product.cuda(), bias.cuda(), x.cuda()).cpu(), expected, rtol=1e-6, atol=1e-3
+    )
+
+
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
 def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:
