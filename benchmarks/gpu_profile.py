@@ -113,7 +113,6 @@ def vae_step(file: TextIO, count: int) -> str:
         list(config.seeds),
         batch=config.batch,
         watched=module.encoder_size,
-        metrics=module.metrics,
         stacked=True,
         compiled=True,
         steps_per_replay=5,

@@ -54,7 +54,6 @@ def make(config: Vae, replicas: int, device: str, images: int, **options: bool |
         list(config.seeds),
         batch=config.batch,
         watched=module.encoder_size,
-        metrics=module.metrics,
         stacked=stacked,
         **options,  # pyright: ignore[reportArgumentType]
     )

@@ -6,6 +6,7 @@ kernels run on tensors without memory; each launch is compiled down to machine c
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,6 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
-from arsm_experiments import gpu_likelihood
 
 TYPES = {
     torch.float16: "fp16",
@@ -129,15 +129,13 @@ def all_launches() -> set[Launch]:
         found |= launches(lambda x=(dtype, values): one_variable((5, 1, 3), *x))
     for shape, dtype in (((64, 1, 10), torch.float32), ((5, 3, 500), torch.float64), ((1, 1, 2), torch.bfloat16)):
         found |= launches(lambda x=(shape, dtype): queries(torch.empty(x[0], dtype=x[1], device="meta")))
-    for shape in ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16)):
-        x = torch.empty(shape, device="meta")
+    for shape, dtype in itertools.product(
+        ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16), (3, 2, 1)), (torch.float32, torch.float64)
+    ):
+        x = torch.empty(shape, dtype=dtype, device="meta")
         found |= launches(lambda x=x: gpu_pairs.pairs(x, x))
-        f = torch.empty((1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2]), device="meta")
+        f = torch.empty((1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2]), dtype=dtype, device="meta")
         found |= launches(lambda f=f, x=x: gpu_pairs.merge_pairs(f, x))
-    for replicas, pixels in ((1, 784), (15, 392), (2, 100)):
-        product = torch.empty(replicas, 200 * 46, pixels, dtype=torch.bfloat16, device="meta")
-        bias, x = (torch.empty(replicas, *shape, pixels, device="meta") for shape in ((), (200,)))
-        found |= launches(lambda given=(product, bias, x): gpu_likelihood.log_likelihood(*given))
     return found
 
 

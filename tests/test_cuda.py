@@ -68,16 +68,6 @@ def test_pairs_are_summed_alike_on_both(shape: tuple[int, ...], dtype: torch.dty
     torch.testing.assert_close(found.double(), kernels.merge_pairs(f.double(), log_pi), rtol=0, atol=1e-5)
 
 
-def test_the_likelihood_of_images_is_the_same_on_both() -> None:
-    from arsm_experiments.likelihood import log_likelihood
-
-    product, bias, x = (3 * torch.randn(46 * 20, 784)).bfloat16(), torch.randn(784), torch.rand(20, 784).round()
-    expected = log_likelihood(product, bias, x)
-    torch.testing.assert_close(
-        log_likelihood(product.cuda(), bias.cuda(), x.cuda()).cpu(), expected, rtol=1e-6, atol=1e-3
-    )
-
-
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
 def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:

@@ -276,7 +276,6 @@ def replicas_of(config: Vae, images: Tensor, *, stacked: bool) -> Replicas:
         list(config.seeds),
         batch=1,
         watched=module.encoder_size,
-        metrics=module.metrics,
         paces=module.paces,
         stacked=stacked,
     )

@@ -24,7 +24,7 @@ def total_loss(
     """A task: the sum of the model's losses, and what they log."""
     code = model.encode(x, settings, generator)
     parts = [task(model, x, code, settings, generator) for task in model.losses]
-    return torch.stack([loss for loss, _ in parts]).sum(), model.metrics(parts[0][1])
+    return torch.stack([loss for loss, _ in parts]).sum(), {k: v for _, logged in parts for k, v in logged.items()}
 
 
 def write_run(

@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +28,13 @@ from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.likelihood import FACTORS, log_likelihood
-from arsm_experiments.model import Model, learning_loss, seen, weight_and_bias
+from arsm_experiments.model import Model, learning_loss, step_metrics, weight_and_bias
 from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
 
 SLOPE = 0.2
+FACTORS = 7
 EVALUATION_ROWS = 1000
 STRAIGHT_THROUGH = "gumbel-softmax:hard=True"
 
@@ -187,10 +187,10 @@ class VaeNetwork(Model):
         if settings is not None and self.config.input_dropout:
             h = dropout(h, settings["input_dropout"], generator)
         for layer in self.encoder[:-1]:
-            h = F.leaky_relu(self.linear(h, *weight_and_bias(layer, frozen=False)), SLOPE)
+            h = F.leaky_relu(layer(h), SLOPE)
             if settings is not None and any(self.config.dropouts):
                 h = dropout(h, settings["dropout"], generator)
-        return self.normalise(self.linear(h, *weight_and_bias(self.encoder[-1], frozen=False)))
+        return self.normalise(self.encoder[-1](h))
 
     def encode_lower(self, z1: Tensor) -> Tensor:
         """ln q(z2 | z1): [N, K] -> [N, K, C]."""
@@ -211,47 +211,27 @@ class VaeNetwork(Model):
         frozen: bool = False,
     ) -> Tensor:
         """The logits of the pixels, with dropout if settings are given: [N, K] -> [N, 784]."""
-        h = self.last_hidden(z1, settings, generator, frozen=frozen)
-        return self.linear(h, *weight_and_bias(self.decoder[-1], frozen), frozen=frozen)
-
-    def last_hidden(
-        self,
-        z1: Tensor,
-        settings: Mapping[str, Tensor] | None = None,
-        generator: torch.Generator | None = None,
-        *,
-        frozen: bool = False,
-    ) -> Tensor:
-        """The input of the decoder's last layer: [N, K] -> [N, D]."""
-        h = z1
-        for number, layer in enumerate(self.decoder[:-1]):
-            if number == 0:
-                h = self.of_choices(layer, z1, frozen=frozen)
-            else:
-                h = self.linear(h, *weight_and_bias(layer, frozen), frozen=frozen)
+        h = self.of_choices(self.decoder[0], z1, frozen=frozen)
+        for layer in self.decoder[1:]:
             h = F.leaky_relu(h, SLOPE, inplace=True)
             if settings is not None and self.config.decoder_dropout:
                 h = dropout(h, settings["decoder_dropout"], generator)
+            h = linear(layer, h, frozen)
         return h
 
     def decode_upper(self, z2: Tensor, *, frozen: bool = False) -> Tensor:
         """The logits of z1: [N, K] -> [N, K, C]."""
         return self.of_choices(self.lower_decoder[0], z2, frozen=frozen).unflatten(-1, (self.config.variables, -1))
 
-    def log_joint(self, zs: list[Tensor], x: Tensor, *, frozen: bool = False) -> Tensor:
+    def log_joint(self, zs: list[Tensor], x: Tensor, *, frozen: bool = False, bf16: bool = False) -> Tensor:
         """ln p(x, z): [N]. If frozen, the decoder's parameters get no gradient."""
-        return self.with_prior(bernoulli(self.decode(zs[0], frozen=frozen), x), zs, frozen)
-
-    def log_joints(self, zs: list[Tensor], x: Tensor) -> Tensor:
-        """ln p(x, z) without gradient, where row n of z belongs to image n % B of x [B, 784]: [N]."""
-        bf16 = self.config.precision == "bf16" and x.is_cuda
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            weight, bias = weight_and_bias(self.decoder[-1], frozen=True)
-            product = F.linear(self.last_hidden(zs[0], frozen=True), weight)
-        return self.with_prior(log_likelihood(product, bias, x), zs, frozen=True)
+            pixels = self.decode(zs[0], frozen=frozen)
+        return self.log_joint_of(pixels, zs, x, frozen=frozen)
 
-    def with_prior(self, log_p: Tensor, zs: list[Tensor], frozen: bool) -> Tensor:
-        """ln p(x, z) from ln p(x | z): [N]."""
+    def log_joint_of(self, pixels: Tensor, zs: list[Tensor], x: Tensor, *, frozen: bool = False) -> Tensor:
+        """ln p(x, z) from the logits of the pixels [N, 784]: [N]."""
+        log_p = bernoulli(pixels, x)
         if self.config.layers == 2:
             log_p = log_p + log_q(self.decode_upper(zs[1], frozen=frozen).log_softmax(-1), zs[0])
         return log_p - self.config.variables * math.log(self.config.categories)
@@ -279,18 +259,15 @@ class VaeNetwork(Model):
 
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and what it has seen."""
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and metrics to log."""
         config = self.config
         sampled = config.kl == "sampled"
-        images = x
 
         def elbo(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
             inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 : 1 if config.as_released else None]
-            if self.dense and not torch.is_grad_enabled():
-                log_p = self.log_joints(zs, images)
-            else:
-                log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample)
+            bf16 = config.precision == "bf16" and x.is_cuda and not torch.is_grad_enabled()
+            log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample, bf16=bf16)
             if config.as_released:
                 log_p = log_p + arsm.entropy(logits[1]).sum(-1)
             return log_p - sum(log_q(phi, z) for phi, z in inside)
@@ -310,15 +287,14 @@ class VaeNetwork(Model):
             afresh=config.afresh,
         )
         value = out.value if sampled else out.value + arsm.entropy(log_q1).sum(-1)
-        return learning_loss(out.layers) - value.mean(), seen(value, out.layers)
+        return learning_loss(out.layers) - value.mean(), step_metrics(value, out.layers)
 
     def decoder_loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """-ln p(x, z) of a batch [N, 784], with a fresh sample z from q."""
         zs, _ = self.sample(log_q1, generator)
-        log_p = bernoulli(self.decode(zs[0], settings, generator), x)
-        return -self.with_prior(log_p, zs, frozen=False).mean(), {}
+        return -self.log_joint_of(self.decode(zs[0], settings, generator), zs, x).mean(), {}
 
     def fantasy_loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
@@ -365,6 +341,11 @@ class VaeNetwork(Model):
 def perceptron(*sizes: int) -> nn.ModuleList:
     """Linear layers between these widths."""
     return nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
+
+
+def linear(layer: nn.Module, h: Tensor, frozen: bool) -> Tensor:
+    """A linear layer, whose parameters get no gradient if frozen."""
+    return F.linear(h, *weight_and_bias(layer, frozen))
 
 
 def dropout(h: Tensor, rate: Tensor, generator: torch.Generator | None) -> Tensor:

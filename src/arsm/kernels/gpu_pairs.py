@@ -103,19 +103,19 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _merge(values, log_pi, gradient, R, K, C, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
+def _merge(values, log_pi, gradient, R, K, C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
     kind = gradient.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     k, c = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
     first = tl.load(values + row)
-    total = tl.zeros([BLOCK_K, BLOCK_C], kind)
+    total, even = tl.zeros([BLOCK_K, BLOCK_C], kind), 1.0 / tl.full([BLOCK_K], C, kind)
     for j in tl.static_range(0, BLOCK_C):
         low, high = tl.minimum(c, j), tl.maximum(c, j)
         pair = tl.where(low == high, 0, low * (2 * C - low - 1) // 2 + high - low)
         f = tl.load(values + pair * R + row, mask=(c < C) & (j < C), other=0.0)
         x = tl.load(log_pi + (row * K + k) * C + j, mask=(k < K) & (j < C), other=0.0)
         f = tl.where((c < C) & (j < C), f - first, 0.0)
-        total += (1.0 / C.to(kind) - tl.exp(x).to(kind))[:, None] * f[None, :]
+        total += (even - tl.exp(x).to(kind))[:, None] * f[None, :]
     total -= (tl.sum(total, 1) / C)[:, None]
     here = (k < K)[:, None] & (c < C)[None, :]
     tl.store(gradient + (row * K + k[:, None]) * C + c[None, :], total, mask=here)
@@ -127,7 +127,7 @@ def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
     rows = values[0].numel()
     gradient = torch.empty(log_pi.shape, dtype=values.dtype, device=values.device)
     _merge[(rows,)](
-        values, log_pi, gradient, rows, variables, categories, BLOCK_K=max(4, triton.next_power_of_2(variables)),
+        values, log_pi, gradient, rows, variables, C=categories, BLOCK_K=max(4, triton.next_power_of_2(variables)),
         BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=1,
     )  # fmt: skip
     return gradient

@@ -98,7 +98,6 @@ def train_together(
         [seed for _, seed in members],
         batch=config.batch,
         watched=module.encoder_size,
-        metrics=module.metrics,
         schedule=config.schedule,
         total_steps=config.epochs * steps_per_epoch,
         averaging=config.averaging,
