@@ -17,6 +17,7 @@ PAPER = {
         "reinforce": (127.0, 127.6),
         "relax": (117.4, 118.7),
         "gumbel-softmax:hard=True": (94.1, 96.4),
+        f"gumbel-softmax:hard=True{AS_RELEASED}": (94.1, 96.4),
         f"25*gumbel-softmax:hard=True{AS_RELEASED}": (93.6, 95.9),
         "ar": (133.6, 135.0),
         "ars": (97.4, 101.4),
