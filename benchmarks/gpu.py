@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import arsm
+from arsm.driver import attach
 from arsm.noise import dirichlet
 from arsm.sampling import uniforms
 from arsm.univariate import merge, swap_all
@@ -168,6 +169,21 @@ def small(words: str) -> str:
     return f"{ms:.2f} ms, {ms / milliseconds(lambda: leave_one_out(logits.detach()), 100):.1f} times RLOO by hand"
 
 
+def least() -> str:
+    """What any eager estimate does: draw noise, evaluate f at z and elsewhere, wait once, run its own backward."""
+    logits = torch.randn(64, 1, 10, device="cuda", requires_grad=True)
+    z, gradient = torch.zeros(128, 1, dtype=torch.int64, device="cuda"), torch.ones_like(logits.detach())
+
+    def call() -> None:
+        logits.grad = None
+        torch.empty_like(logits).exponential_()
+        live, rest = look_up(z[:64]), look_up(z[64:])
+        rest.sum().item()
+        attach(live, logits, gradient).sum().backward()
+
+    return f"{milliseconds(call, 100):.2f} ms"
+
+
 def resolution() -> str:
     """A uniform number drawn in a compiled graph must not be one of float32's."""
     u = torch.compile(lambda x: uniforms(x, 1_000), fullgraph=True)(torch.zeros(64, 1, 4, device="cuda"))
@@ -201,6 +217,7 @@ def main() -> None:
     report("noise drawn in a compiled graph", resolution)
     for words in ("arsm", "ars", "rloo"):
         report(f"[64, 1, 10] {words}, eager", lambda words=words: small(words))
+    report("[64, 1, 10] noise, f, one wait and backward alone, eager", least)
     for shape in ((256, 1, 50_257), (1, 1, 1_000_000)):
         report(f"{list(shape)} operators", lambda shape=shape: operators(*shape))
     report("[1, 1, 1000000] arsm, graph", lambda: a_million("graph"))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings
@@ -20,12 +21,12 @@ from triton.runtime import interpreter
 import arsm
 from arsm import kernels
 from arsm.categorical import one_hot
-from arsm.evaluate import distinct, share
+from arsm.evaluate import _of_queries, distinct, share
 from arsm.kernels import eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
 from arsm.noise import dirichlet
 from arsm.references import by_category, swap_references
 from arsm.sampling import inverse_sample
-from arsm.swap import pair_table, run_race
+from arsm.swap import merge_pairs, pair_table, run_race
 from arsm.types import Queries
 from tests.races import Drawn, races
 
@@ -44,10 +45,18 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
         assert torch.equal(ahead[:, 0], first_three[:, 0])
         assert torch.equal(found, can_win)
         # categories first in memory, or rows of a wider tensor
-        values = F.pad(f, (1, 0)).to(dtype)[:, 1:] if merge is gpu_merge.merge else f.to(dtype).mT.contiguous().mT
-        sums, mean = merge(logits, log_pi, ahead, *ordered, values)
-        other = (sums - mean).to(dtype) if mean.shape[-1] else sums
+        if merge is gpu_merge.merge:
+            other = torch.sub(*merge(logits, log_pi, ahead, *ordered, F.pad(f, (1, 0)).to(dtype)[:, 1:])).to(dtype)
+        else:
+            other = merge(logits, log_pi, f.to(dtype).mT.contiguous().mT)
         torch.testing.assert_close(other, gradient.to(dtype), rtol=0, atol=1e-11 if dtype == torch.float64 else 1e-5)
+    if len(ways) > 1:
+        z, one = first_three[:, :1], logits.unsqueeze(-2)
+        points, same_as, weight = gpu_few.ask(one, log_pi.unsqueeze(-2))
+        expected = by_category(z, can_win.unsqueeze(-2))
+        assert torch.equal(points, expected[0])
+        assert torch.equal(same_as, expected[1])
+        assert float(weight) == 1
 
 
 @settings(max_examples=8, deadline=None, database=None, phases=[Phase.generate])
@@ -61,6 +70,12 @@ def compare_races(drawn: Drawn) -> None:
         expected = pair_table(run_race(*drawn)).long()
         assert torch.equal(table, expected)
         assert torch.equal(same_as, share(expected))
+        generator = torch.Generator().manual_seed(0)
+        for dtype, rounding in ((torch.float32, 1e-5), (torch.float64, 1e-7)):
+            f = torch.randn(table.shape[:-1], generator=generator, dtype=dtype)
+            wanted = merge_pairs((f - f[0]).double(), drawn.log_pi.double())
+            found = gpu_pairs.merge_pairs(f, drawn.log_pi).double()
+            torch.testing.assert_close(found, wanted, rtol=0, atol=rounding * float(f.abs().max()) * f.shape[0])
 
 
 def compare_queries(drawn: Drawn) -> None:
@@ -86,14 +101,24 @@ def compare_queries(drawn: Drawn) -> None:
 
 def compare_packed(queries: Queries) -> None:
     """The same queries asked, and the same values found."""
-    expected, batch = distinct(queries), queries.same_as.ndim - 1
+    logits = torch.zeros(3, 700)
+    expected, batch = distinct(queries, logits), queries.same_as.ndim - 1
     live = queries.weight.shape[0] * queries.same_as[0].numel()
-    z, row, place, number, count = gpu_queries.pack(queries.points.flatten(0, batch), queries.same_as, live)
-    for one, other in zip((expected.z, expected.row, expected.number), (z, row, number), strict=True):
-        assert torch.equal(one, other)
-    assert count == expected.live
-    first = queries.same_as * queries.same_as[0].numel() + torch.arange(queries.same_as[0].numel()).view(1, -1)
-    assert torch.equal(number[place], first.flatten())
+    for worst in (0.0, -torch.inf, torch.inf, torch.nan):
+        logits[2, 699] = worst
+        z, row, place, count, finite = gpu_queries.pack(queries.points.flatten(0, batch), queries.same_as, live, logits)
+        assert torch.equal(z, expected.z)
+        assert torch.equal(row, expected.row)
+        assert count == expected.live
+        assert finite == (worst == 0)
+    values = torch.randn(len(z), dtype=torch.float64)
+    found, finite = gpu_queries.spread(values[:count], values[count:], place, queries.same_as.shape)
+    assert finite
+    assert torch.equal(found, _of_queries([values], expected, queries.same_as))
+    for at, worst in ((0, torch.inf), (-1, torch.nan)):
+        values[at] = worst
+        assert not gpu_queries.spread(values, values, place, queries.same_as.shape)[1]
+        values[at] = 0
 
 
 def compare_estimates(words: str, *shape: int) -> None:
@@ -114,6 +139,21 @@ def compare_estimates(words: str, *shape: int) -> None:
             estimator.noise(logits, generator)
         results.append([out.value, out.z, out.info["distinct"], phi.grad, theta.grad])
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
+
+
+def check_errors() -> None:
+    """Logits are checked before f is called, and then its values."""
+    logits = torch.zeros(5, 1, 4)
+    with mock.patch.object(kernels, "on_gpu", return_value=True):
+        for words in ("arsm", "ars", "rloo"):
+            for value in (torch.nan, torch.inf):
+                logits[2, 0, 1] = value
+                with pytest.raises(arsm.NotFiniteError, match=r"logits\[2, 0, 1\]"):
+                    arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
+                logits[2, 0, 1] = 0
+        for wrong in (torch.nan, torch.inf):
+            with pytest.raises(arsm.NotFiniteError, match=r"z = \[2\]"):
+                arsm.estimate(arsm.Exact(), logits, lambda z, wrong=wrong: torch.where(z[:, 0] == 2, wrong, 1.0))
 
 
 @contextlib.contextmanager
@@ -150,6 +190,7 @@ def main() -> None:
         compare_estimates(words, 5, 1, 4)
         compare_estimates(words, 3, 2, 3)
     compare_estimates("arsm", 2, 1, 40)
+    check_errors()
     print("equal")
 
 

@@ -6,6 +6,7 @@ kernels run on tensors without memory; each launch is compiled down to machine c
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -91,8 +92,9 @@ def one_variable(shape: tuple[int, ...], dtype: torch.dtype, values: torch.dtype
         ahead, _, state, starts, members = gpu_order.order(logits, noise)
         gpu_merge.merge(logits, noise, ahead, state, starts, members, f)
     else:
-        ahead, _, state = gpu_few.order(logits, noise)
-        gpu_few.merge(logits, noise, ahead, state, f)
+        gpu_few.order(logits, noise)
+        gpu_few.ask(logits, noise)
+        gpu_few.merge(logits, noise, f)
 
 
 def queries(logits: torch.Tensor) -> None:
@@ -105,8 +107,12 @@ def queries(logits: torch.Tensor) -> None:
     same_as = gpu_queries.share(points)
     if variables == 1:
         points, same_as = gpu_queries.by_category(z, won)
-    with mock.patch.object(torch.Tensor, "tolist", return_value=(1, 1)):
-        gpu_queries.pack(points.flatten(0, -2), same_as, 1)
+    with mock.patch.object(torch.Tensor, "tolist", return_value=(1, 1, 0)):
+        _, _, place, _, _ = gpu_queries.pack(points.flatten(0, -2), same_as, 1, logits)
+    with mock.patch.object(torch.Tensor, "__bool__", return_value=True):
+        for dtype in (torch.float32, torch.float64):
+            values = torch.empty(5, dtype=dtype, device="meta")
+            gpu_queries.spread(values, values, place, same_as.shape)
 
 
 def all_launches() -> set[Launch]:
@@ -123,9 +129,13 @@ def all_launches() -> set[Launch]:
         found |= launches(lambda x=(dtype, values): one_variable((5, 1, 3), *x))
     for shape, dtype in (((64, 1, 10), torch.float32), ((5, 3, 500), torch.float64), ((1, 1, 2), torch.bfloat16)):
         found |= launches(lambda x=(shape, dtype): queries(torch.empty(x[0], dtype=x[1], device="meta")))
-    for shape in ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16)):
-        x = torch.empty(shape, device="meta")
+    for shape, dtype in itertools.product(
+        ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16), (3, 2, 1)), (torch.float32, torch.float64)
+    ):
+        x = torch.empty(shape, dtype=dtype, device="meta")
         found |= launches(lambda x=x: gpu_pairs.pairs(x, x))
+        f = torch.empty((1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2]), dtype=dtype, device="meta")
+        found |= launches(lambda f=f, x=x: gpu_pairs.merge_pairs(f, x))
     return found
 
 

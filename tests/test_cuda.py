@@ -58,6 +58,16 @@ def test_pseudo_actions_are_the_same_on_both() -> None:
         assert torch.equal(found.cpu(), expected)
 
 
+@pytest.mark.parametrize("shape", [(7, 3, 16), (5, 6, 2), (200, 20, 10), (3, 8, 20, 10)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pairs_are_summed_alike_on_both(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    log_pi = dirichlet(torch.zeros(shape))
+    f = torch.randn(1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2], dtype=dtype)
+    found = kernels.merge_pairs(f.cuda(), log_pi.cuda()).cpu()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), kernels.merge_pairs(f.double(), log_pi), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
 def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:
@@ -133,3 +143,21 @@ def test_compiled_on_the_gpu() -> None:
         x, noise = (to_cuda(part) for part in inputs(loss, seed))
         expected = gradients(loss, loss, x, noise)
         torch.testing.assert_close(gradients(loss, compiled, x, noise), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("words", ["arsm", "ars", "rloo"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_are_checked_before_f_is_called(words: str, value: float) -> None:
+    logits = torch.zeros(5, 1, 4, device="cuda")
+    logits[2, 0, 1] = value
+    with pytest.raises(arsm.NotFiniteError, match=r"logits\[2, 0, 1\]"):
+        arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
+    logits[2] = -torch.inf
+    with pytest.raises(ValueError, match="every category"):
+        arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
+
+
+def test_values_are_checked() -> None:
+    logits = torch.zeros(5, 1, 4, device="cuda")
+    with pytest.raises(arsm.NotFiniteError, match=r"z = \[2\]"):
+        arsm.estimate(arsm.Exact(), logits, lambda z: torch.where(z[:, 0] == 2, torch.inf, 1.0))

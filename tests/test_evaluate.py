@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import arsm
-from arsm.evaluate import FEW, Evaluation, Graph, evaluate, share, with_context
+from arsm.evaluate import FEW, Evaluation, Graph, ask, evaluate, share, with_context
 from arsm.references import ReferenceNoise, by_category
 from arsm.types import Queries
 from tests.problems import PROBLEMS, Problem
@@ -226,7 +226,8 @@ def test_a_query_takes_the_value_that_it_names() -> None:
     queries = Queries(points, points[0], same_as, torch.ones(1))
     for evaluation in ("packed", "dense"):
         f = with_context(lambda z: z.sum(-1).double(), (), same_as.shape[1:])
-        values = evaluate(f, queries, evaluation=evaluation, max_rows=None, graph="live")
+        asked = ask(queries, torch.zeros(1), evaluation)
+        values = evaluate(f, queries, asked, evaluation=evaluation, max_rows=None, graph="live")
         assert values.all.tolist() == [[0, 1], [2, 3], [2, 5]]
         assert values.live.tolist() == [[0, 1]]
 
@@ -243,7 +244,8 @@ def test_silent_queries_take_the_first_ones_value_though_f_differs_between_equal
     called = itertools.count()
     queries = Queries(points, points[0], same_as, torch.ones(1), first_for_rest=True)
     f = with_context(lambda z: torch.tensor([float(next(called)) for _ in z]), (), same_as.shape[1:])
-    values = evaluate(f, queries, evaluation=evaluation, max_rows=max_rows, graph=graph)
+    asked = ask(queries, torch.zeros(1), evaluation)
+    values = evaluate(f, queries, asked, evaluation=evaluation, max_rows=max_rows, graph=graph)
     assert torch.equal(values.all, values.all.gather(0, same_as))
     assert torch.equal(values.live, values.all[:1])
     assert values.all.unique().numel() == 4

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 import arsm
-from arsm import kernels, univariate
+from arsm import kernels, swap, univariate
 from arsm.noise import dirichlet
 from arsm.swap import arsm_reference, pseudo_actions_reference
 from arsm.univariate import Swaps, merge, swap_all
@@ -113,6 +113,19 @@ def test_pairs_are_asked_for_alike_by_the_operator(monkeypatch: pytest.MonkeyPat
     torch.library.opcheck(torch.ops.arsm.pairs.default, (logits, noise))
 
 
+def test_pairs_are_summed_alike_by_the_operator() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 4, 6, generator=generator)
+    log_pi, f = dirichlet(logits, generator), torch.randn(16, 3, 5, generator=generator)
+    mapped = vmap(torch.ops.arsm.merge_pairs, (1, 0))
+    for call in (kernels.merge_pairs, torch.ops.arsm.merge_pairs, mapped):
+        torch.testing.assert_close(call(f, log_pi), swap.merge_pairs(f, log_pi))
+    torch.testing.assert_close(
+        vmap(kernels.merge_pairs, (None, 0))(f[:, 0], log_pi)[1], swap.merge_pairs(f[:, 0], log_pi[1])
+    )
+    torch.library.opcheck(torch.ops.arsm.merge_pairs.default, (f, log_pi))
+
+
 def test_a_repetition_is_the_same_to_the_bit() -> None:
     logits, log_pi = many(1.0, 20_000)
     f = values_where_wanted(swap_all(logits, log_pi), 0)
@@ -134,7 +147,7 @@ def test_every_launch_of_a_triton_kernel_compiles_for_gpus() -> None:
     assert done.stdout.strip().endswith("kernels compile"), done.stderr
 
 
-@pytest.mark.parametrize("name", ["order", "merge", "pairs", "log_dirichlet"])
+@pytest.mark.parametrize("name", ["order", "merge", "pairs", "merge_pairs", "log_dirichlet"])
 def test_operators_can_be_called_without_dispatch(name: str) -> None:
     assert inspect.isfunction(getattr(kernels, f"_{name}"))
     assert hasattr(torch.ops.arsm, name)

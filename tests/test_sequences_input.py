@@ -138,6 +138,11 @@ def test_vocabularies_that_differ() -> None:
     refused("tokens from 0 to 3, but the model's vocabulary is 0 to 2", completions=torch.tensor([[0, 3, 1]] * ROWS))
     refused("vocabulary of 4 tokens, but the model's has 3", reference=Counted(Table(ROWS, 4)), kl=0.1)
 
+    embedding = torch.nn.Embedding(3, 3)
+    prompts = torch.tensor([[0, 1], [2, 7], [1, 1]])
+    message = r"cannot read a prompt whose largest token is 7 \(index out of range in self\); use tokens"
+    refused(message, model=sequences.Recompute(embedding), prompts=prompts)
+
     class Wider(Counted):
         def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
             return torch.nn.functional.pad(super().logits(prompts, tokens, mask), (0, 1))
@@ -205,11 +210,29 @@ def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:
     refused("completions must be an int64 tensor .6, 3., but are a list", TypeError, completions=[[0, 1, 1]] * ROWS)
 
 
+def test_an_address_is_no_engine() -> None:
+    message = r"engine must have a method complete, as Server\(url, module\) has, but is a str"
+    assert refused(message, TypeError, engine="http://localhost:8000").calls == 0
+
+
 def test_samples_of_another_model() -> None:
     setting, prompts = Setting(eos=1), Setting().prompts(ROWS)[0]
     out = sequences.estimate(Group(2), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1)
     log_probs = torch.zeros(ROWS, 2, 3)  # as a greedy sampler reports them
     refused("nats per token above", strategy=Group(2), completions=out.tokens, log_probs=log_probs)
+    for bad in (torch.nan, -torch.inf):
+        changes: dict[str, Any] = {"completions": out.tokens, "log_probs": log_probs + bad}
+        refused(f"must be finite, but hold {bad}", arsm.NotFiniteError, strategy=Group(2), **changes)
+
+
+def test_log_probs_after_the_end_do_not_count() -> None:
+    setting, prompts = Setting(eos=1), Setting().prompts(ROWS)[0]
+    tokens = torch.tensor([[1, 1, 1]]).expand(ROWS, 3)
+    own = setting.model(ROWS).start(prompts).logits.log_softmax(-1)[:, 1:2]
+    log_probs = torch.cat([own, torch.full((ROWS, 2), torch.nan)], -1)
+    given: dict[str, Any] = {"completions": tokens, "log_probs": log_probs}
+    out = sequences.estimate(Branch(arsm.RLOO(3)), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1, **given)
+    assert out.info["mismatch"] < 1e-6
 
 
 @pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Group(3)], ids=["Branch", "Group"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from arsm.checks import check_context, check_estimator, check_logits, legal_rows
-from arsm.evaluate import Evaluation, Rowwise, evaluate, speakers, with_context
+from arsm.evaluate import Evaluation, Rowwise, ask, evaluate, reads_logits_later, speakers, with_context
 from arsm.types import Estimate, Estimator, Info, Queries
 
 
@@ -50,7 +50,8 @@ def estimate(
     """
     check_estimator(estimator)
     check_evaluation(evaluation, max_rows)
-    masked = check_logits(logits, read=evaluation == "packed")
+    later = evaluation == "packed" and reads_logits_later(logits)
+    masked = check_logits(logits, read=evaluation == "packed" and not later)
     if frozen and estimator.needs_gradient:
         raise ValueError(f"{type(estimator).__name__} needs f's gradient; leave frozen out.")
     batch = logits.shape[:-2]
@@ -64,7 +65,7 @@ def estimate(
         evaluation=evaluation,
         max_rows=max_rows,
         frozen=frozen,
-        masked=masked,
+        masked=None if later else masked,
     )
 
 
@@ -87,11 +88,12 @@ def estimate_rows(
     max_rows: int | None = 1024,
     frozen: bool = False,
     shared: bool = True,
-    masked: bool = True,
+    masked: bool | None = True,
 ) -> Estimate:
     """`estimate` for an f that also gets the batch rows of its z and whether their graph is kept.
 
-    Without `shared`, equal queries are evaluated separately. Without `masked`, all logits are known to be finite.
+    Without `shared`, equal queries are evaluated separately. If `masked` is False, all logits are known to be finite.
+    If it is None, they must still be checked before f is called.
     """
     bare, given = logits.ndim == 1, logits
     if bare:
@@ -111,7 +113,10 @@ def estimate_rows(
     if not shared:
         queries = _unshare(queries)
     graph = "all" if estimator.needs_gradient else "none" if frozen else "live"
-    values = evaluate(f, queries, evaluation=evaluation, max_rows=max_rows, graph=graph)
+    asked = ask(queries, logits, evaluation)
+    if masked is None:
+        masked = not asked.finite and check_logits(logits, read=True)
+    values = evaluate(f, queries, asked, evaluation=evaluation, max_rows=max_rows, graph=graph)
     with full_precision(logits.device.type):
         gradient = estimator.tell(logits, queries, values.all)
     value = estimator.value(queries, values.live)
@@ -129,6 +134,8 @@ def estimate_rows(
             loss = gradient.square().sum((-2, -1)).mean()
             gradient = gradient.detach()
         value = attach(value, logits, gradient)
+        if torch.compiler.is_compiling():
+            gradient = gradient.to(torch.promote_types(values.all.dtype, logits.dtype))
         gradient = gradient.squeeze(0) if bare else gradient
     info = _info(queries.same_as, values.all.detach() if values.all.requires_grad else values.all, logits)
     return Estimate(value, queries.z, gradient, info, loss, given)
@@ -194,4 +201,5 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         (gradient,) = ctx.saved_tensors
-        return grads[0], (grads[0][..., None, None] * gradient).to(ctx.dtype), None
+        grad = grads[0]
+        return grad, (grad.view(*grad.shape, 1, 1) * gradient).to(ctx.dtype), None

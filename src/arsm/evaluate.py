@@ -110,25 +110,32 @@ class Asked(NamedTuple):
     place: Tensor | None
     """[M B]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
     row's first query."""
-    number: Tensor
-    """[N]: which of all queries they are."""
     live: int
     """How many of them are live; they come first."""
+    finite: bool = False
+    """Whether all logits are known to be finite."""
+    number: Tensor | None = None
+    """[N]: which of all queries they are, if there is no `place`."""
+
+
+def ask(queries: Queries, logits: Tensor, evaluation: Evaluation) -> Asked:
+    """What f is asked: the distinct queries (packed), or all of them with static shapes (dense)."""
+    return _all(queries) if evaluation == "dense" else distinct(queries, logits)
 
 
 def evaluate(
     f: Rowwise,
     queries: Queries,
+    asked: Asked,
     *,
     evaluation: Evaluation,
     max_rows: int | None,
     graph: Graph,
 ) -> Values:
-    """f at every query [M, *B]: each distinct one once (packed), or all with static shapes (dense)."""
+    """f at every query [M, *B], from its values at those that are asked."""
     same_as, lives = queries.same_as, queries.weight.shape[0]
     count, batch = same_as.shape[0], same_as.shape[1:]
     rows = batch.numel()
-    asked = (_all if evaluation == "dense" else distinct)(queries)
     total = asked.z.shape[0]
     parts = [(0, total, graph != "none")]
     if graph == "live" and lives < count:
@@ -143,18 +150,12 @@ def evaluate(
         with nullcontext() if attached else torch.no_grad():
             values.append(_call(f, asked.z[part], asked.row[part], attached, last=number == len(calls)))
     whole = graph == "all" or (graph == "live" and lives == count)
-    everything = [_join(values)] if evaluation == "packed" else values
-    if not whole:
-        everything = [value.detach() for value in everything]
-    if evaluation == "packed":
-        _check_finite(everything[0].detach() if whole else everything[0], asked)
-    if asked.place is not None:
-        of_queries = _join(everything).index_select(0, asked.place).view(same_as.shape)
-    elif evaluation == "packed":
-        first = everything[0][:rows].expand(count, rows).contiguous()  # faster than repeat
-        of_queries = first.view(-1).scatter_(0, asked.number, everything[0]).view(same_as.shape)
+    everything = values if whole else [value.detach() for value in values]
+    if evaluation == "dense":
+        place = asked.place
+        of_queries = _first_for_rest(everything, same_as) if place is None else _look_up(everything, place, same_as)
     else:
-        of_queries = _first_for_rest(everything, same_as)
+        of_queries = _of_queries(everything, asked, same_as)
     if whole or graph == "none":
         return Values(of_queries[:lives], of_queries if graph == "all" else of_queries.detach())
     attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
@@ -163,25 +164,54 @@ def evaluate(
     return Values(attached.view(lives, *batch), of_queries)
 
 
+def _of_queries(values: list[Tensor], asked: Asked, same_as: Tensor) -> Tensor:
+    """f at all queries [M, *B] from its values at the distinct ones, which must be finite."""
+    place = asked.place
+    alike = len(values) <= 2 and values[0].dtype == values[-1].dtype and not values[0].requires_grad
+    if place is not None and alike and place.shape[0] <= SMALL and kernels.eager_on_gpu(values[0]):
+        of_queries, finite = kernels.spread(values, place, same_as.shape)
+        if not finite:
+            _check_finite(_join(values), asked)
+        return of_queries
+    every, count, rows = _join(values), same_as.shape[0], same_as.shape[1:].numel()
+    _check_finite(every.detach(), asked)
+    if place is not None:
+        return _look_up([every], place, same_as)
+    assert asked.number is not None
+    first = every[:rows].expand(count, rows).contiguous()  # faster than repeat
+    return first.view(-1).scatter_(0, asked.number, every).view(same_as.shape)
+
+
+def _look_up(values: list[Tensor], place: Tensor, same_as: Tensor) -> Tensor:
+    return _join(values).index_select(0, place).view(same_as.shape)
+
+
 def _all(queries: Queries) -> Asked:
     """All queries, at points that their values may be taken from."""
     batch, live = queries.same_as.ndim - 1, queries.weight.shape[0] * queries.same_as.shape[1:].numel()
     if not queries.first_for_rest:
-        place = _flat_index(queries.same_as)
-        z = queries.points.flatten(0, batch).index_select(0, place)
-        return Asked(z, _rows_of(place, queries), place, place, live)
+        place, z = _flat_index(queries.same_as), queries.points.flatten(0, batch)
+        z = z if queries.equal else z.index_select(0, place)
+        return Asked(z, _rows_of(place, queries), place, live)
     own = (queries.same_as > 0).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
     z = torch.where(own, queries.points, queries.points[:1]).flatten(0, batch)
     number = torch.arange(z.shape[0], device=z.device)
-    return Asked(z, _rows_of(number, queries), None, number, live)
+    return Asked(z, _rows_of(number, queries), None, live)
 
 
-def distinct(queries: Queries) -> Asked:
+def reads_logits_later(logits: object) -> bool:
+    """Whether `distinct` is likely to find out if these logits are finite: one synchronisation less."""
+    return isinstance(logits, Tensor) and logits.numel() <= SMALL and kernels.eager_on_gpu(logits)
+
+
+def distinct(queries: Queries, logits: Tensor) -> Asked:
     """The distinct queries alone; the number of them depends on the data."""
     same_as, lives = queries.same_as, queries.weight.shape[0]
     points, live = queries.points.flatten(0, same_as.ndim - 1), lives * same_as.shape[1:].numel()
-    if points.dtype == torch.int64 and points.numel() <= SMALL and kernels.eager_on_gpu(points):
-        return Asked(*kernels.pack(points, same_as, live))
+    small = points.numel() <= SMALL and logits.numel() <= SMALL
+    if points.dtype == torch.int64 and small and kernels.eager_on_gpu(points):
+        z, row, place, live, finite = kernels.pack(points, same_as, live, logits)
+        return Asked(z, row, place, live, finite)
     if queries.first_for_rest:
         number, place = speakers(same_as).flatten().nonzero().squeeze(-1), None
     else:
@@ -192,7 +222,8 @@ def distinct(queries: Queries) -> Asked:
     if 1 < lives < same_as.shape[0]:  # a row's only live query is distinct
         live = int((number < live).sum())
     z = points.squeeze(-1).index_select(0, number)  # a CPU selects numbers faster than rows of one
-    return Asked(z.view(-1, *points.shape[1:]), _rows_of(number, queries), place, number, live)
+    z, row = z.view(-1, *points.shape[1:]), _rows_of(number, queries)
+    return Asked(z, row, place, live, number=number if place is None else None)
 
 
 def _rows_of(number: Tensor, queries: Queries) -> Tensor:

@@ -31,6 +31,8 @@ class Queries:
     """Whatever else `tell` needs."""
     first_for_rest: bool = False
     """Whether every query that is not evaluated takes the value of query 0; `evaluate` then needs no look-up."""
+    equal: bool = False
+    """Whether every query equals the one whose value it takes; all may then be evaluated where they are."""
 
 
 class Estimator(ABC):

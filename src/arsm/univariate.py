@@ -102,13 +102,16 @@ def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merge(swaps: Swaps, f: Tensor) -> Tensor:
-    """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C].
+    """The ARSM gradient of one variable from f at every category: [..., C] -> [..., C], in f's dtype or float64.
 
     For a category that cannot win, f must be set to f(z).
     """
     if swaps.ordered is not None:
         sums, mean = kernels.merge(swaps.logits, swaps.log_pi, swaps.ordered, f)
-        return sums.sub_(mean) if mean.shape[-1] else sums
+        if mean.shape[-1] == 0:
+            return sums
+        # a compiled graph keeps the sums for its backward, which are smaller, and subtracts the mean there
+        return sums - mean if torch.compiler.is_compiling() else sums.sub_(mean)
     assert swaps.compared is not None
     with_z, wins = swaps.compared
     z = swaps.z.unsqueeze(0)

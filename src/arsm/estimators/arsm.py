@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm import kernels
+from arsm import kernels, swap
 from arsm.checks import check_whole
 from arsm.evaluate import share
 from arsm.noise import race_noise
@@ -20,7 +20,7 @@ from arsm.references import (
     tell_references,
     values_by_category,
 )
-from arsm.swap import pair_row, pair_table, run_race
+from arsm.swap import pair_table, run_race
 from arsm.types import Estimator, Queries
 from arsm.univariate import Swaps, merge, swap_all
 
@@ -31,7 +31,7 @@ class Merged(NamedTuple):
     log_pi: Tensor
     """[*B, K, C]."""
     swaps: Swaps | None
-    """Each variable's swaps, where the univariate formula is applied to them."""
+    """Each variable's swaps, where the univariate formula is applied to them and no kernel finds them again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +73,9 @@ class ARSM(Estimator):
     def ask(self, logits: Tensor, noise: Tensor | ReferenceNoise) -> Queries:
         if isinstance(noise, ReferenceNoise):
             return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-1))
+        if logits.shape[-2] == 1 and logits.shape[-1] <= kernels.FEW and kernels.eager_on_gpu(logits):
+            points, same_as, one = kernels.ask(logits, noise)
+            return Queries(points, points[0], same_as, one, Merged(noise, None), first_for_rest=True)
         one = torch.ones(1, device=logits.device)
         if logits.shape[-2] == 1:
             swaps = swap_all(logits, noise)
@@ -81,24 +84,24 @@ class ARSM(Estimator):
         if kernels.has_pairs(logits):
             points, same_as = kernels.pairs(logits.detach(), noise)
             swaps = swap_all(logits, noise) if self.pooled else None
-            return Queries(points, points[0], same_as, one, Merged(noise, swaps))
+            return Queries(points, points[0], same_as, one, Merged(noise, swaps), equal=True)
         race = run_race(logits, noise)
         table = pair_table(race)
         swaps = swap_all(logits, noise, race) if self.pooled else None
-        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps))
+        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps), equal=True)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
             return tell_references(queries, values, pooled=self.pooled)
         log_pi, swaps = queries.aux
         variables, categories = logits.shape[-2:]
-        if swaps is not None and variables == 1:
-            return merge(swaps, values_by_category(values))
+        if variables == 1:
+            return kernels.tell(logits, log_pi, values) if swaps is None else merge(swaps, values_by_category(values))
         values = values - values[0]
         if swaps is not None:
             return merge(swaps, pool(queries.points, values, torch.ones_like(values), categories))
-        c = torch.arange(categories, device=logits.device)
-        f = values.movedim(0, -1)[..., pair_row(c.unsqueeze(-1), c, categories)]  # [*B, j, c]
-        f = f - f.mean(-1, keepdim=True)
-        weight = (1 / categories - log_pi.exp()).to(f.dtype)
-        return weight @ f
+        return (kernels if kernels.has_pairs(logits) else swap).merge_pairs(values, log_pi)
+
+    def value(self, queries: Queries, live: Tensor) -> Tensor:
+        """f at z, whose weight is 1."""
+        return live.squeeze(0)

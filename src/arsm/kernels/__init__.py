@@ -1,7 +1,8 @@
 """Operators that are opaque to torch.compile, mapped by vmap, and Triton kernels on a GPU.
 
 `order` runs the race of one variable and says who can win, `merge` sums all its pairs as `arsm.univariate` has it. Both
-treat all leading dimensions alike. `pairs` swaps several variables at once; it is for a GPU, where it is one kernel.
+treat all leading dimensions alike. `pairs` swaps several variables at once and `merge_pairs` sums their pairs; they are
+for a GPU.
 They are registered by `torch.library.define`, since an operator made by `custom_op` imports torch._dynamo, 70 MB of it,
 at its first eager call.
 
@@ -11,6 +12,7 @@ the host's time to launch kernels counts, and a compiler would fuse the operatio
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -37,10 +39,11 @@ torch.library.define(
     "arsm::merge",
     "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, Tensor rank, Tensor f)"
     " -> (Tensor, Tensor)",
+    tags=torch.Tag.flexible_layout,  # a compiler need not copy f, which may be part of a wider tensor
 )
 
-
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
+torch.library.define("arsm::merge_pairs", "(Tensor values, Tensor log_pi) -> Tensor")
 torch.library.define(
     "arsm::log_dirichlet", "(Tensor like, ScalarType dtype) -> Tensor", tags=torch.Tag.nondeterministic_seeded
 )
@@ -79,10 +82,21 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
     GPU it is computed here, and the mean is empty, [..., 0].
     """
     ahead, _, state, with_z, wins, rank = found
-    if not (_few_on_gpu(f) or (on_gpu(f) and f.stride(-1) == 1)):
-        f = f.contiguous()
     operator = _merge if _plain(f) else torch.ops.arsm.merge
     return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
+
+
+def ask(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories, and the
+    weight of z, [1]: logits and ln pi [*B, 1, C].
+    """
+    return _in("gpu_few").ask(logits.detach().contiguous(), log_pi.contiguous())
+
+
+def tell(logits: Tensor, log_pi: Tensor, values: Tensor) -> Tensor:
+    """The ARSM gradient [*B, 1, C] from f at what `ask` asked for, [1 + C, *B]."""
+    f = values[1:].movedim(0, -1).unsqueeze(-2)
+    return _in("gpu_few").merge(logits.detach().contiguous(), log_pi.contiguous(), f)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,6 +104,11 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
     """
     return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi)
+
+
+def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
+    """The ARSM gradient [*B, K, C] from f at what `pairs` found, [1 + C(C-1)/2, *B], in its dtype, and ln pi."""
+    return (_merge_pairs if _plain(values) else torch.ops.arsm.merge_pairs)(values, log_pi)
 
 
 def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
@@ -124,11 +143,16 @@ def share(points: Tensor) -> Tensor:
     return _in("gpu_queries").share(points)
 
 
-def pack(points: Tensor, same_as: Tensor, live: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """`arsm.evaluate.Asked` of the distinct among few queries: points int64 [M B, K] and same_as [M, *B], of which the
-    first `live` are live.
+def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, int, bool]:
+    """z, row, place, how many are live and whether all logits are finite, as `arsm.evaluate.Asked` of the distinct
+    among few queries has them: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live.
     """
-    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live)
+    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.detach().contiguous())
+
+
+def spread(values: list[Tensor], place: Tensor, shape: torch.Size) -> tuple[Tensor, bool]:
+    """Values at places [M], in a shape, and whether they are all finite: of one or two tensors of one dtype."""
+    return _in("gpu_queries").spread(values[0].contiguous(), values[-1].contiguous(), place, shape)
 
 
 def has_pairs(logits: Tensor) -> bool:
@@ -171,24 +195,27 @@ def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     batch, categories = logits.shape[:-1], logits.shape[-1]
     if on_gpu(logits):
         gpu = _in("gpu_few" if categories <= FEW else "gpu_order")
-        ahead, can_win, state, *ordered = gpu.order(logits.contiguous(), log_pi.contiguous())
+        ahead, can_win, *ordered = gpu.order(logits.contiguous(), log_pi.contiguous())
+        if ordered:
+            ordered.insert(1, logits.new_empty((*batch, 0), dtype=torch.int8))
     else:
         found = _in("eager").order(_rows(logits), _rows(log_pi))
         ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
-        state = logits.new_empty((*batch, 0), dtype=torch.float64)
-    lacking = _ORDERED[: len(_ORDERED) - len(ordered)]
-    return ahead, can_win, state, *(logits.new_empty((*batch, 0), dtype=dtype) for dtype in lacking), *ordered
+        ordered.insert(0, logits.new_empty((*batch, 0), dtype=torch.float64))
+    return ahead, can_win, *(ordered or (logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED))
 
 
 def _merge(
     logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
 ) -> tuple[Tensor, Tensor]:
+    if _few_on_gpu(f):
+        return _in("gpu_few").merge(logits.contiguous(), log_pi.contiguous(), f), f.new_empty(
+            (*f.shape[:-1], 0), dtype=torch.float64
+        )
     if on_gpu(f):
-        few = f.shape[-1] <= FEW
-        own = (logits, log_pi, ahead, state) if few else (logits, log_pi, ahead, state, wins, rank)
-        f = f if few or f.stride(-1) == 1 else f.contiguous()
-        return _in("gpu_few" if few else "gpu_merge").merge(*(x.contiguous() for x in own), f)
-    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f)))
+        own = (x.contiguous() for x in (logits, log_pi, ahead, state, wins, rank))
+        return _in("gpu_merge").merge(*own, f if f.stride(-1) == 1 else f.contiguous())
+    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f.contiguous())))
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
@@ -198,22 +225,30 @@ def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return _in("eager").pairs(logits, log_pi)
 
 
+def _merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
+    if on_gpu(values):
+        return _in("gpu_pairs").merge_pairs(values.contiguous(), log_pi.contiguous())
+    return importlib.import_module("arsm.swap").merge_pairs(values, log_pi)
+
+
 def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
     noise = like.new_empty(like.shape, dtype=dtype).exponential_(generator=generator)
     return _in("gpu_noise").log_dirichlet(noise)
 
 
+@functools.cache
 def _in(module: str) -> Any:
     """A module of this package, loaded when it is first needed: it may need Triton, or what needs the operators."""
     return importlib.import_module(f"arsm.kernels.{module}")
 
 
-_ORDERED = (torch.int8, torch.int32, torch.int32)
+_ORDERED = (torch.float64, torch.int8, torch.int32, torch.int32)
 
 
 torch.library.impl("arsm::order", ("cpu", "cuda"), _order)
 torch.library.impl("arsm::merge", ("cpu", "cuda"), _merge)
 torch.library.impl("arsm::pairs", ("cpu", "cuda"), _pairs)
+torch.library.impl("arsm::merge_pairs", ("cpu", "cuda"), _merge_pairs)
 torch.library.impl("arsm::log_dirichlet", "cuda", _log_dirichlet)
 
 
@@ -222,14 +257,11 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     *batch, categories = logits.shape
     sizes = (0, categories, categories, categories)
     if on_gpu(logits):
-        sizes = (STATE, 0, 0, 0) if categories <= FEW else (STATE, 0, buckets_of(categories) + 1, categories)
+        sizes = (0, 0, 0, 0) if categories <= FEW else (STATE, 0, buckets_of(categories) + 1, categories)
     return (
         logits.new_empty((*batch, 3), dtype=torch.int64),
         logits.new_empty((*batch, categories), dtype=torch.bool),
-        *(
-            logits.new_empty((*batch, size), dtype=dtype)
-            for size, dtype in zip(sizes, (torch.float64, *_ORDERED), strict=True)
-        ),
+        *(logits.new_empty((*batch, size), dtype=dtype) for size, dtype in zip(sizes, _ORDERED, strict=True)),
     )
 
 
@@ -247,19 +279,26 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
 
 
+@torch.library.register_fake("arsm::merge_pairs")
+def _(values: Tensor, log_pi: Tensor) -> Tensor:
+    return values.new_empty(log_pi.shape)
+
+
 @torch.library.register_fake("arsm::log_dirichlet")
 def _(like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty(like.shape, dtype=dtype)
 
 
-def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any]]:
-    """The operator over one more leading dimension, which its results have at `place`."""
+def _map(op: Callable[..., Any], place: int = 0, first: int = 0) -> Callable[..., tuple[Any, Any]]:
+    """The operator over one more leading dimension, at `place` in its results and at `first` in its first input."""
 
     def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Tensor) -> tuple[Any, Any]:
         out = op(
             *(
-                x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-                for x, dim in zip(xs, in_dims, strict=True)
+                x.unsqueeze(at).expand(*x.shape[:at], info.batch_size, *x.shape[at:])
+                if dim is None
+                else x.movedim(dim, at)
+                for x, dim, at in zip(xs, in_dims, (first, *(0,) * len(xs)), strict=False)
             )
         )
         return out, place if isinstance(out, Tensor) else tuple(place for _ in out)
@@ -270,6 +309,7 @@ def _map(op: Callable[..., Any], place: int = 0) -> Callable[..., tuple[Any, Any
 torch.library.register_vmap("arsm::order", _map(torch.ops.arsm.order))
 torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
 torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))
+torch.library.register_vmap("arsm::merge_pairs", _map(torch.ops.arsm.merge_pairs, first=1))
 
 
 def _map_noise(

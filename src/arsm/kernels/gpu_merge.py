@@ -200,6 +200,17 @@ def _load(logits, log_pi, f, at, mask):
 
 
 @triton.jit
+def _terms(
+    c, x, noise, value, f_z, even, largest, z, second, d_second, d_third, best, sum_z, bound_c, bound_z, with_second
+):  # fmt: skip
+    """theta, w, d, and d of the winner of the pair (z, c)."""
+    a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
+    theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+    w = even - tl.exp(noise.to(tl.float64))
+    return theta, w, d, swapped_with_z(c, code, second, d, d_second, d_third)
+
+
+@triton.jit
 def _sum(
     logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
     C, ROW, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
@@ -246,10 +257,10 @@ def _sum(
         c, x, noise, value = after, next_x, next_noise, next_value
         after = c + BLOCK
         next_x, next_noise, next_value = _load(logits, log_pi, f, after, (after < C) & (i + 1 < SPAN))
-        a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
-        theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
-        w = even - tl.exp(noise.to(tl.float64))
-        swapped = swapped_with_z(c, code, second, d, d_second, d_third)
+        theta, w, d, swapped = _terms(
+            c, x, noise, value, f_z, even, largest, z, second, d_second, d_third,
+            best, sum_z, bound_c, bound_z, with_second,
+        )  # fmt: skip
         of_z += swapped * w
         term = w * d
         s0 += tl.where(a0 < theta, term, 0.0)
@@ -276,10 +287,10 @@ def _sum(
         mask = place < end
         c = tl.load(queue + place, mask=mask, other=0)
         x, noise, value = _load(logits, log_pi, f, c, mask)
-        a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
-        theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
-        w = even - tl.exp(noise.to(tl.float64))
-        swapped = swapped_with_z(c, code, second, d, d_second, d_third)
+        theta, w, d, swapped = _terms(
+            c, x, noise, value, f_z, even, largest, z, second, d_second, d_third,
+            best, sum_z, bound_c, bound_z, with_second,
+        )  # fmt: skip
         # r: how many of the ordered a lie below theta
         at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
         r = tl.load(at, mask=mask, other=0)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -37,22 +39,12 @@ def _normalise(noise, parts, C, P, SPAN, BLOCK: tl.constexpr, BLOCK_P: tl.conste
         tl.store(noise + row * C + c, tl.log(x) - total.to(x.dtype), mask=c < C)
 
 
-@triton.jit
-def _normalise_row(noise, C, BLOCK: tl.constexpr):
-    """Both in one, for few categories."""
-    c = tl.arange(0, BLOCK)
-    at = noise + tl.program_id(0).to(tl.int64) * C + c
-    x = tl.load(at, mask=c < C, other=0.0)
-    tl.store(at, tl.log(x) - tl.log(tl.sum(x.to(tl.float64), 0)).to(x.dtype), mask=c < C)
-
-
 def log_dirichlet(noise: Tensor) -> Tensor:
-    """ln pi from positive exponential noise [..., C], in its place."""
+    """ln pi from positive exponential noise [..., C], which is overwritten."""
     categories = noise.shape[-1]
-    rows = noise.numel() // categories
     if categories <= ONE_BLOCK:
-        _normalise_row[(rows,)](noise, categories, **in_one_block(categories))
-        return noise
+        return noise.log_().log_softmax(-1)  # PyTorch launches both sooner than Triton launches one kernel
+    rows = noise.numel() // categories
     block, warps, span, chunks = chunks_of(rows, categories)
     parts = noise.new_empty(rows * chunks, dtype=torch.float64)
     extent, size = (categories, chunks, span), {"BLOCK": block, "num_warps": warps}
@@ -61,8 +53,9 @@ def log_dirichlet(noise: Tensor) -> Tensor:
     return noise
 
 
+@functools.cache
 def in_one_block(categories: int) -> dict[str, int]:
-    """All categories of a row in one program."""
+    """All categories of a row in one program; kept, since Triton takes long to find a power of 2."""
     block = max(16, triton.next_power_of_2(categories))
     return {"BLOCK": block, "num_warps": 1 if block <= 128 else 4}
 
@@ -94,6 +87,6 @@ def sample(logits: Tensor, uniform: Tensor) -> Tensor:
     z, count = torch.empty_like(uniform, dtype=torch.int64), len(uniform)
     size = in_one_block(categories)
     _sample[(rows,)](
-        logits.contiguous(), uniform, z, categories, rows, count, SAMPLES=min(16, triton.next_power_of_2(count)), **size
+        logits.contiguous(), uniform, z, categories, rows, count, SAMPLES=min(16, 1 << (count - 1).bit_length()), **size
     )
     return z.movedim(0, -2)

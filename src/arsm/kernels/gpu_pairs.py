@@ -1,4 +1,7 @@
-"""`arsm.kernels.pairs` as one Triton kernel: a program runs a row's K races, then swaps and compares its pairs."""
+"""`arsm.kernels.pairs` and `merge_pairs` as Triton kernels.
+
+A thread runs one race and swaps all its pairs; a program then compares the pairs of a row, or sums them.
+"""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportReturnType=false
@@ -10,76 +13,73 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from arsm.kernels.gpu_order import STEP, below_largest, logit_at, noise_at
+from arsm.kernels.gpu_order import STEP, logit_at, noise_at
+
+RACES = 32
+"""Races per program, one for each thread."""
+PARTS = 5
+"""Programs that share the pairs of a race."""
 
 
 @triton.jit
-def _pair(m, C):
-    """The pair of row m of `swap.pair_table`: (0, 0), then all low < high in order."""
-    low = m * 0
-    for i in range(1, C):
-        low += (m > i * (2 * C - i - 1) // 2).to(tl.int32)
-    return low, tl.where(m > 0, m - low * (2 * C - low - 1) // 2 + low, 0)
-
-
-@triton.jit
-def _value(logits, log_pi, own, of_noise, of_logit, largest, mask):
-    """a_i - phi_j in fixed point, i = of_noise and j = of_logit."""
-    return noise_at(log_pi, own + of_noise, mask) - logit_at(logits, own + of_logit, mask, largest)
-
-
-@triton.jit
-def _swap(logits, log_pi, own, low, high, largest, z, best, second, of_second, third, of_third, mask):
+def _winner(a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third, of_third):
     """z^{low<->high}: the first of low with the noise of high, high with that of low, and the best of the others."""
-    of_low = _value(logits, log_pi, own, high, low, largest, mask)
-    of_high = _value(logits, log_pi, own, low, high, largest, mask)
+    of_low, of_high = a_high - phi_low, a_low - phi_high
     first_left = (z != low) & (z != high)
     second_left = (second != low) & (second != high)
     other = tl.where(first_left, z, tl.where(second_left, second, third))
     of_other = tl.where(first_left, best, tl.where(second_left, of_second, of_third))
     low_wins = (of_low < of_high + STEP) & (of_low < of_other + tl.where(low < other, STEP, 0.0))
     high_wins = (of_high < of_other + tl.where(high < other, STEP, 0.0)) & (low_wins == 0)
-    winner = tl.where(low_wins, low, tl.where(high_wins, high, other))
-    return tl.where(low == high, z, winner)
+    return tl.where(low_wins, low, tl.where(high_wins, high, other))
 
 
 @triton.jit
-def _pairs(
-    logits, log_pi, table, same_as, R, M, K, C,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
+def _swap(logits, log_pi, table, N, C: tl.constexpr, BLOCK: tl.constexpr):
+    """table [M, N]: each of N races, then all its pairs; programs share the pairs of a race."""
+    n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = n < N
+    largest = tl.full([BLOCK], float("-inf"), tl.float64)
+    for c in tl.static_range(C):
+        x = tl.load(logits + n * C + c, mask=here, other=0.0).to(tl.float64)
+        largest = tl.maximum(largest, x)
+    best = tl.full([BLOCK], float("inf"), tl.float64)
+    of_second, of_third = best, best
+    z = tl.zeros([BLOCK], tl.int32)
+    second, third = z, z
+    for c in tl.static_range(C):
+        o = noise_at(log_pi, n * C + c, here) - logit_at(logits, n * C + c, here, largest)
+        is_first, is_second, is_third = o < best, o < of_second, o < of_third
+        of_third = tl.where(is_second, of_second, tl.where(is_third, o, of_third))
+        third = tl.where(is_second, second, tl.where(is_third, c, third))
+        of_second = tl.where(is_first, best, tl.where(is_second, o, of_second))
+        second = tl.where(is_first, z, tl.where(is_second, c, second))
+        best, z = tl.where(is_first, o, best), tl.where(is_first, c, z)
+    tl.store(table + n, z.to(tl.int64), mask=here)
+    for low in range(tl.program_id(1), C, tl.num_programs(1)):
+        a_low = noise_at(log_pi, n * C + low, here)
+        phi_low = logit_at(logits, n * C + low, here, largest)
+        for high in range(low + 1, C):
+            a_high = noise_at(log_pi, n * C + high, here)
+            phi_high = logit_at(logits, n * C + high, here, largest)
+            found = _winner(
+                a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third, of_third
+            )  # fmt: skip
+            m = low * (2 * C - low - 1) // 2 + high - low
+            tl.store(table + n + N.to(tl.int64) * m, found.to(tl.int64), mask=here)
+
+
+@triton.jit
+def _share(table, same_as, R, M, K, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The first equal query of each, in one row."""
     row = tl.program_id(0).to(tl.int64)
-    k, c = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
-    inside = (k < K)[:, None] & (c < C)[None, :]
-    at = row * K * C + k[:, None] * C + c[None, :]
-    x = tl.load(logits + at, mask=inside, other=float("-inf")).to(tl.float64)
-    largest = tl.max(x, 1)
-    o = noise_at(log_pi, at, inside) - below_largest(x, largest[:, None])
-    o = tl.where(inside, o, float("inf"))
-    best, z = tl.min(o, 1, return_indices=True, return_indices_tie_break_left=True)
-    o = tl.where(c[None, :] == z[:, None], float("inf"), o)
-    of_second, second = tl.min(o, 1, return_indices=True, return_indices_tie_break_left=True)
-    o = tl.where(c[None, :] == second[:, None], float("inf"), o)
-    of_third, third = tl.min(o, 1, return_indices=True, return_indices_tie_break_left=True)
-
-    m = tl.arange(0, BLOCK_M)
-    mask = (m < M)[:, None] & (k < K)[None, :]
-    own = row * K * C + k[None, :] * C
-    low, high = _pair(m, C)
-    low, high = low[:, None], high[:, None]
-    largest = largest[None, :]
-    z, best, second = z[None, :], best[None, :], second[None, :]
-    of_second, third, of_third = of_second[None, :], third[None, :], of_third[None, :]
-    found = _swap(logits, log_pi, own, low, high, largest, z, best, second, of_second, third, of_third, mask)
-    place = (m[:, None] * R + row) * K + k[None, :]
-    tl.store(table + place, found.to(tl.int64), mask=mask)
-
+    m, k = tl.arange(0, BLOCK_M), tl.arange(0, 16)
     # four bits per variable tell two vectors apart exactly, 16 variables at a time
     equal = (m < M)[None, :] & (m < M)[:, None]
     for start in tl.static_range(0, BLOCK_K, 16):
-        inside = mask & (k >= start)[None, :] & (k < start + 16)[None, :]
-        shift = ((k - start) * 4).to(tl.int64)[None, :]
-        code = tl.sum(tl.where(inside, found.to(tl.int64) << shift, 0), 1)
+        here = (m < M)[:, None] & (start + k < K)[None, :]
+        z = tl.load(table + (m[:, None] * R + row) * K + start + k[None, :], mask=here, other=0)
+        code = tl.sum(z << (k * 4).to(tl.int64)[None, :], 1)
         equal = equal & (code[:, None] == code[None, :])
     first = tl.min(tl.where(equal, m[None, :], BLOCK_M), 1)
     tl.store(same_as + m * R + row, first.to(tl.int64), mask=m < M)
@@ -91,9 +91,43 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     queries, rows = 1 + categories * (categories - 1) // 2, logits.shape[:-2].numel()
     table = torch.empty((queries, *batch, variables), dtype=torch.int64, device=logits.device)
     same_as = torch.empty((queries, *batch), dtype=torch.int64, device=logits.device)
-    _pairs[(rows,)](
-        logits, log_pi, table, same_as, rows, queries, variables, categories,
-        BLOCK_M=triton.next_power_of_2(queries), BLOCK_K=max(4, triton.next_power_of_2(variables)),
-        BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=8,
+    races = rows * variables
+    _swap[(triton.cdiv(races, RACES), min(categories, PARTS))](
+        logits, log_pi, table, races, C=categories, BLOCK=RACES, num_warps=1
+    )
+    _share[(rows,)](
+        table, same_as, rows, queries, variables, BLOCK_M=triton.next_power_of_2(queries),
+        BLOCK_K=16 * triton.cdiv(variables, 16), num_warps=4,
     )  # fmt: skip
     return table, same_as
+
+
+@triton.jit
+def _merge(values, log_pi, gradient, R, K, C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
+    kind = gradient.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    k, c = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
+    first = tl.load(values + row)
+    total, even = tl.zeros([BLOCK_K, BLOCK_C], kind), 1.0 / tl.full([BLOCK_K], C, kind)
+    for j in tl.static_range(0, BLOCK_C):
+        low, high = tl.minimum(c, j), tl.maximum(c, j)
+        pair = tl.where(low == high, 0, low * (2 * C - low - 1) // 2 + high - low)
+        f = tl.load(values + pair * R + row, mask=(c < C) & (j < C), other=0.0)
+        x = tl.load(log_pi + (row * K + k) * C + j, mask=(k < K) & (j < C), other=0.0)
+        f = tl.where((c < C) & (j < C), f - first, 0.0)
+        total += (even - tl.exp(x).to(kind))[:, None] * f[None, :]
+    total -= (tl.sum(total, 1) / C)[:, None]
+    here = (k < K)[:, None] & (c < C)[None, :]
+    tl.store(gradient + (row * K + k[:, None]) * C + c[None, :], total, mask=here)
+
+
+def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
+    """`arsm.kernels.merge_pairs` for contiguous [M, *B] and [*B, K, C]."""
+    variables, categories = log_pi.shape[-2:]
+    rows = values[0].numel()
+    gradient = torch.empty(log_pi.shape, dtype=values.dtype, device=values.device)
+    _merge[(rows,)](
+        values, log_pi, gradient, rows, variables, C=categories, BLOCK_K=max(4, triton.next_power_of_2(variables)),
+        BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=1,
+    )  # fmt: skip
+    return gradient

@@ -94,6 +94,7 @@ def check_options(
     max_rows: int,
     completions: Tensor | None,
     log_probs: Tensor | None,
+    engine: object,
 ) -> None:
     """Require numbers in their range, and options that go together."""
     check_count("max_tokens", max_tokens)
@@ -113,6 +114,10 @@ def check_options(
         raise ValueError(f"max_rows must be at least 2, one for a sequence and one for its branch, but is {max_rows}.")
     if log_probs is not None and completions is None:
         raise ValueError("log_probs are those of given completions, but completions is None.")
+    if engine is not None and not callable(getattr(engine, "complete", None)):
+        raise TypeError(
+            f"engine must have a method complete, as Server(url, module) has, but is a {type(engine).__name__}."
+        )
 
 
 def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None) -> int:
@@ -125,7 +130,13 @@ def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor 
             f"{type(model).__name__} has no start, step and select; wrap it: Transformers(model) for a causal model of "
             "transformers, Recompute(module) for any other."
         )
-    logits = begin(model, prompts, mask).logits
+    try:
+        logits = begin(model, prompts, mask).logits
+    except IndexError as error:
+        raise ValueError(
+            f"The model cannot read a prompt whose largest token is {int(prompts.max())} ({error}); use tokens of its "
+            "own vocabulary."
+        ) from error
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[0] != 1:
         found = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise TypeError(f"model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is {found}.")
@@ -198,11 +209,14 @@ def checked_completions(done: Completions, vocabulary: int) -> Completions:
     return done
 
 
-def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...]) -> Tensor:
+def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...], eos: int | None) -> Tensor:
     """Log-probabilities of another sampler, padded to max_tokens with 0."""
     if not isinstance(log_probs, Tensor) or log_probs.shape != completions.shape:
         raise ValueError(f"log_probs must be shaped like the completions, {list(completions.shape)}.")
-    return torch.cat([log_probs, log_probs.new_zeros(*shape[:-1], shape[-1] - log_probs.shape[-1])], -1)
+    wrong = live_tokens(completions, eos) & ~log_probs.isfinite()
+    if bool(wrong.any()):
+        raise NotFiniteError(f"log_probs of sampled tokens must be finite, but hold {float(log_probs[wrong][0])}.")
+    return torch.cat([log_probs, log_probs.new_zeros(*shape[:-1], shape[-1] - log_probs.shape[-1])], -1).detach()
 
 
 def checked_mismatch(

@@ -69,15 +69,16 @@ def estimate(
     """
     check_prompts(prompts, mask)
     check_reward(reward)
-    check_options(max_tokens, eos, temperature, kl, reference, max_rows, completions, log_probs)
+    check_options(max_tokens, eos, temperature, kl, reference, max_rows, completions, log_probs, engine)
     given = prompts
     if mask is not None:
         prompts, mask = pad_before(prompts, mask)
     with torch.no_grad():
-        first = prompts[:1], None if mask is None else mask[:1]
-        vocabulary = check_model(strategy, model, *first, eos)
+        one = prompts.amax(-1).argmax(-1, keepdim=True)  # the prompt with the largest token, should it be unknown
+        one = prompts[one], None if mask is None else mask[one]
+        vocabulary = check_model(strategy, model, *one, eos)
         if completions is not None:  # nothing will be sampled along which the two could be compared
-            check_cache(model, *first)
+            check_cache(model, *one)
     decoding = Decoding(max_tokens, eos, temperature, max_rows)
 
     def finish(prompts: Tensor, mask: Tensor | None, prefixes: Prefixes) -> Completions:
@@ -93,7 +94,7 @@ def estimate(
         tokens, sampler = sampled.tokens, sampled.log_probs
     else:
         tokens = given_completions(completions, shape, eos, vocabulary).flatten(0, -2)
-        sampler = None if log_probs is None else given_log_probs(log_probs, completions, shape).flatten(0, -2)
+        sampler = None if log_probs is None else given_log_probs(log_probs, completions, shape, eos).flatten(0, -2)
     live = live_tokens(tokens, eos)
     rows, rows_mask = prompts[row], None if mask is None else mask[row]
     logits = _logits(model, rows, tokens, rows_mask, max_rows)

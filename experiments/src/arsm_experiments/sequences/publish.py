@@ -131,17 +131,19 @@ def variance_rows(task: str, level: float, methods: dict[str, Record], about: li
 
 
 def rival_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterator[list[Any]]:
-    """Tokens to a goal relative to the best rival's, means over seeds; none where a seed did not get there."""
-    means: dict[str, float] = {}
+    """Tokens to a goal over the best rival's: means, and slowest seed over fastest; none where a seed failed to."""
+    tokens: dict[str, list[float]] = {}
     for method, seeds in found.items():
         reached = [crossing(run, goal) for run in seeds.values()]
         if None not in reached:
-            means[method] = statistics.mean(known[0] for known in reached if known is not None)
-    rivals = [means[name] for name in RIVALS if name in means]
+            tokens[method] = [known[0] for known in reached if known is not None]
+    rivals = [tokens[name] for name in RIVALS if name in tokens]
     for method in OURS:
-        if method in means and rivals:
-            ratio = means[method] / min(rivals)
-            yield [f"{where}{method}", f"tokens to {goal} / best rival", f"{ratio:.2f}", "", "", "", "", *about]
+        if method in tokens and rivals:
+            best, metric = min(rivals, key=statistics.mean), f"tokens to {goal} / best rival"
+            mean, worst = statistics.mean(tokens[method]) / statistics.mean(best), max(tokens[method]) / min(best)
+            yield [f"{where}{method}", metric, f"{mean:.2f}", "", "", "", "", *about]
+            yield [f"{where}{method}", f"{metric}, slowest seed / fastest seed", f"{worst:.2f}", "", "", "", "", *about]
 
 
 def goal_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterator[list[Any]]:
