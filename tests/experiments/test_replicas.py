@@ -185,7 +185,7 @@ def test_adam_is_torchs_adam(schedule: Any, decay: float) -> None:
     torch.testing.assert_close(replicas.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
 
 
-REGULARISED = {"input_dropout": 0.1, "decoder_dropout": 0.1, "weight_decay": 0.1, "fantasies": 5}
+REGULARISED = {"input_dropout": 0.1, "decoder_dropout": 0.1, "weight_decay": 0.1}
 
 
 @pytest.mark.parametrize(

@@ -234,13 +234,28 @@ def test_fresh_seeds_are_drawn_and_stand_beside_the_papers_figure(tmp_path: Path
         write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 87.0, 88.0]]),
         write_run(tmp_path, Vae(rates=(2e-4,), seeds=(7, 8), name="fresh"), [[120.0, 90.0, 91.0], [120.0, 92.0, 93.0]]),
     ]
-    grid, fresh = vae_sections(records)
-    (curve,) = grid.figures[0].panels[1].views["iteration"]
+    (section,) = vae_sections(records)
+    (curve,) = section.figures[0].panels[1].views["iteration"]
     assert list(curve.y) == [120.0, 91.0, 92.0]
     assert curve.name == "arsm, rate 0.0002, fresh seeds"
-    assert rows_of(grid)["arsm"]["validation"].values == [86.0]
-    assert rows_of(grid)["arsm"]["test"].paper is None
-    assert rows_of(fresh)["arsm"]["test"].paper == 86.7
+    assert rows_of(section)["arsm"]["validation"].values == [90.0, 92.0]
+    assert rows_of(section)["arsm"]["test"].paper == 86.7
+    assert [record.name for record in section.records] == [record.name for record in records]
+    assert "Rows show the fresh seeds" in section.text
+    (ring,) = (series for series in section.figures[-1].panels[0].views["learning rate"] if series.mark == "ring")
+    assert list(ring.y) == [86.0]
+
+
+def test_fresh_seeds_at_another_rate_or_precision_are_a_section_of_their_own(tmp_path: Path) -> None:
+    curve = [[120.0, 86.0, 88.0]]
+    grid = write_run(tmp_path, Vae(rates=(2e-4,)), curve)
+    for number, config in enumerate(
+        (Vae(rates=(3e-4,), name="fresh"), Vae(rates=(2e-4,), name="fresh", precision="bf16"))
+    ):
+        other = write_run(tmp_path / str(number), config, curve)
+        sections = vae_sections([grid, other])
+        assert [[record.name for record in section.records] for section in sections] == [[grid.name], [other.name]]
+        assert [section.title for section in sections] == ["VAE, 1 layer", "VAE, 1 layer (fresh)"]
 
 
 def test_rows_above_the_scale_leave_the_curves_and_the_papers_lines_are_labelled(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What results/ holds: tables that the archived runs make again, figures that a page shows, and little else."""
 
+import csv
 import re
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from arsm_experiments.report.chapters import CHAPTERS, Chapter
 from arsm_experiments.report.sections import results_csv
+from arsm_experiments.runs.reader import Record
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -18,6 +20,16 @@ MOST = 8_000_000
 @pytest.mark.parametrize("experiment", [name for name in CHAPTERS if name != "sequences"])  # it has its own records
 def test_the_runs_make_the_table_again(experiment: str, chapters: dict[str, Chapter]) -> None:
     assert results_csv(chapters[experiment].sections) == (RESULTS / experiment / "table.csv").read_text()
+
+
+def test_every_run_and_table_names_a_clean_commit(records: list[Record]) -> None:
+    assert all(re.fullmatch("[0-9a-f]{7,40}", session["commit"]) for record in records for session in record.sessions)
+    tables = [path for path in RESULTS.glob("*/*.csv") if "commit" in path.read_text().partition("\n")[0].split(",")]
+    assert len(tables) > 10
+    for path in tables:
+        with path.open() as file:
+            commits = {row["commit"] for row in csv.DictReader(file)}
+        assert all(re.search("[0-9a-f]{7}", commit) and "dirty" not in commit for commit in commits), path
 
 
 def tracked() -> list[Path]:

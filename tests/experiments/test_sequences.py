@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,22 @@ def test_variances_are_measured_once(data: Path, monkeypatch: pytest.MonkeyPatch
     assert all(record["trace"] >= 0 and record["tokens"] > 0 for record in records)
     assert records[-1]["trace"] > 0
     assert set(names) - {"group 2, fresh prompts"} <= set(METHODS)
+
+
+def test_a_variance_is_that_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = torch.randn(24, 50, generator=torch.Generator().manual_seed(0)) + 3
+    drawn = iter(gradients)
+    monkeypatch.setattr(measure, "one_gradient", lambda *_: (next(drawn), 7))
+    policy = Transformer(tasks.VOCABULARY, 9, width=8, layers=1, heads=1)
+    critics = Critics(Critic(policy, actions=False), Critic(policy, actions=True))
+    data = tasks.Data(torch.zeros(8, 11, dtype=torch.uint8), torch.zeros(8, 11, dtype=torch.uint8))
+    size = replace(SMALL, repeats=24, patience=60)
+    record, mean = measure.measure("group 2", critics, policy, "spell_backward", data, size, "cpu", 64, None, 0)
+    assert record["repeats"] == 24
+    assert record["tokens"] == 7
+    assert record["trace"] == pytest.approx(float(gradients.var(0).sum()), rel=1e-5)
+    assert record["trace_error"] == pytest.approx(50 * (2 / 50 / 24) ** 0.5, rel=0.4)  # of normal gradients
+    assert torch.allclose(mean, gradients.mean(0).double(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from arsm_experiments.sequences.curves import crossing
+from arsm_experiments.sequences.measure import EVERY
 from arsm_experiments.sequences.methods import add_line
 from arsm_experiments.sequences.publish import TASKS, pack, runs, unpack, write_table
 from arsm_experiments.sequences.schedule import SETTINGS
@@ -76,6 +77,31 @@ def test_the_page_quotes_variances() -> None:
     for (level, method, fresh), task, cell in cells:
         value = found.get((task, level, method, "the same" + fresh if fresh else "trace x tokens / best group"))
         assert cell == ("not measured" if value is None else f"{value:.2g}"), (task, level, method)
+
+
+def test_the_page_quotes_every_estimator_on_a_cpu() -> None:
+    """Each with its standard error; the best group is 1 and has none, and what is scaled is shown without."""
+    found = published(r"on a CPU, spell_backward, accuracy \S+ \(level (\S+)\), (.*): (.*)")
+    plain, scaled = "trace x tokens / best group", "the same, scaled to the gradient's length"
+    page = (RESULTS / "README.md").read_text()
+    lines = page.partition("| on a CPU | 0.1 | 0.45 | 0.8 |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [name.strip("`") for name, *_ in rows if not name.endswith(", scaled")] == list(EVERY)
+    for first, *cells in rows:
+        name, metric = first.removesuffix(", scaled").strip("`"), scaled if first.endswith(", scaled") else plain
+        for level, cell in zip(("0.1", "0.45", "0.8"), cells, strict=True):
+            error = found[level, name, "its standard error"] if metric == plain else 0
+            assert cell == f"{found[level, name, metric]:.2g}" + (f" ± {error:.1g}" if error else ""), (name, level)
+
+    def bounds(name: str, metric: str, other: str, power: float = 1) -> str:
+        pairs = ((found[level, name, plain], found[level, other, metric]) for level in ("0.1", "0.45", "0.8"))
+        ratios = [(mine / theirs) ** power for mine, theirs in pairs]
+        return f"{min(ratios):.2g} to {max(ratios):.2g} times"
+
+    page = " ".join(page.split())
+    for name in ("branch arsm", "branch arsm, 4 references", "branch 4 exact, 2 sampled"):
+        assert f"needs {bounds(name, plain, 'branch rloo 16')} the tokens of `branch rloo 16`" in page, name
+    assert f"{bounds('grpo 8', scaled, 'grpo 8', 0.5)} as long" in page
 
 
 def test_the_page_quotes_tokens() -> None:

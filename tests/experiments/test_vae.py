@@ -15,7 +15,6 @@ from torch import Tensor
 import arsm
 from arsm_experiments.data import load_mnist
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.model import weight_and_bias
 from arsm_experiments.replicas import Layout, Replicas
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import load_checkpoint
@@ -231,37 +230,6 @@ def test_dropout_of_the_decoder_is_for_its_own_sample_only(images: Tensor) -> No
     assert not torch.equal(own, other)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_encoder_alone_learns_from_fantasies_as_from_images(layers: Any, images: Tensor) -> None:
-    torch.manual_seed(0)
-    vae = VaeNetwork(replace(TINY, estimator="exact", layers=layers, fantasies=10))
-    (last,) = (layer for layer in vae.decoder if isinstance(layer, torch.nn.Linear) and layer.out_features == 784)
-    with torch.no_grad():  # the model draws the first image, whatever z is
-        last.weight.zero_()
-        last.bias.copy_(100 * (2 * images[0] - 1))
-    loss, _ = vae(VaeNetwork.fantasy_loss, images, vae.encode(images), NO_SETTINGS)
-    expected = gradients(vae, -enumerate_elbo(vae, images[:1]).mean()) * 10 / TINY.batch
-    expected[vae.encoder_size :] = 0
-    found = gradients(vae, loss)
-    assert found.any()
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-
-
-def test_fantasies_are_drawn_from_the_model(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
-    torch.manual_seed(0)
-    vae = VaeNetwork(replace(TINY, estimator="exact", fantasies=20_000))
-    with torch.no_grad():
-        weight_and_bias(vae.decoder[0], frozen=False)[0].mul_(10)
-    seen: list[Tensor] = []
-    encode = VaeNetwork.encode
-    monkeypatch.setattr(VaeNetwork, "encode", lambda self, x, *rest: seen.append(x) or encode(self, x, *rest))
-    vae(VaeNetwork.fantasy_loss, images, encode(vae, images), NO_SETTINGS, generator=torch.Generator().manual_seed(0))
-    every = torch.tensor(list(itertools.product(range(3), repeat=2)))
-    expected = vae.decode(every).sigmoid().mean(0)
-    # a share of 20,000 has a standard error of at most 0.0036
-    torch.testing.assert_close(seen[0].mean(0), expected.detach(), rtol=0, atol=0.02)
-
-
 def replicas_of(config: Vae, images: Tensor, *, stacked: bool) -> Replicas:
     weights = initial_parameters(config, images)
     rates = {"rate": torch.ones(len(weights))}
@@ -362,7 +330,6 @@ def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"as_released": True}, "--as-released needs two layers"),
         ({"decoder_dropout": 1.0}, r"--decoder-dropout must lie in \[0, 1\)"),
         ({"decoder_dropout": 0.1, "independent_decoder_sample": False}, "--decoder-dropout needs the decoder's own"),
-        ({"fantasies": 5, "independent_decoder_sample": False}, "--fantasies needs the decoder's own sample"),
         ({"weight_decay": -0.1}, "--weight-decay must be at least 0"),
         ({"learned_temperature": True}, '--learned-temperature is for "gumbel-softmax:hard=True"'),
     ]:
@@ -382,7 +349,6 @@ RESUMED = {
     "input_dropout": 0.1,
     "decoder_dropout": 0.1,
     "weight_decay": 0.1,
-    "fantasies": 10,
 }
 
 

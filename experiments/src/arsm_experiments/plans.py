@@ -27,6 +27,7 @@ vae_as_released = partial(
 vae_recipe = partial(
     Vae, "arsm:pooled=True", name="recipe", dropouts=(0.2,), schedule="cosine", seeds=SEEDS, precision="bf16"
 )
+vae_trial = partial(vae_recipe, name="trials", rates=(8e-4,), epochs=600, seeds=(0,), measure_every=20)
 conditional_tuned = partial(Conditional, name="tuned", schedule="cosine", epochs=500)
 conditional_mean = partial(conditional_tuned, name="mean", pixel_bias="mean")
 conditional_recipe = partial(Conditional, "vimco", name="recipe", bound_samples=50, schedule="cosine", epochs=300)
@@ -84,6 +85,7 @@ FULL: tuple[Experiment, ...] = (
     vae_grid("25*gumbel-softmax"),
     vae_fresh("25*gumbel-softmax", rates=(1e-4,)),
     vae_as_released("25*gumbel-softmax:hard=True", rates=(3e-4,), seeds=SEEDS, precision="bf16"),
+    vae_as_released("gumbel-softmax:hard=True", name="authors", rates=(3e-4,), seeds=SEEDS, precision="bf16"),
     vae_grid("ar"),
     vae_grid("ar", rates=(1e-4,), seeds=(1, 2)),
     vae_grid("ars", seeds=SEEDS),
@@ -92,9 +94,12 @@ FULL: tuple[Experiment, ...] = (
     vae_grid("arsm", seeds=(3, 4, 5)),
     Vae("arsm", name="tf32", rates=(3e-4,), seeds=SEEDS),
     Vae("arsm", name="tf32", rates=(4e-4,), seeds=SEEDS),
+    Vae("arsm", name="float32", rates=(3e-4,), seeds=SEEDS, precision="float32"),
+    Vae("arsm", name="float32", rates=(4e-4,), seeds=SEEDS, precision="float32"),
     vae_grid("arsm:pooled=True"),
     vae_fresh("arsm:pooled=True", rates=(3e-4,)),
     vae_grid("rloo:samples=10,live=1", seeds=SEEDS),
+    vae_fresh("rloo:samples=10,live=1", rates=(5e-4,)),
     vae_grid("rloo:samples=46,live=1"),
     vae_fresh("rloo:samples=46,live=1", rates=(3e-4,)),
     vae_grid("rloo:samples=46,live=1,ridge=1.0"),
@@ -103,6 +108,18 @@ FULL: tuple[Experiment, ...] = (
     vae_fresh("arsm", kl="analytic", rates=(4e-4,)),
     vae_recipe(layers=1, rates=(5e-4,), epochs=900),
     vae_recipe(layers=1, rates=(8e-4, 1e-3), epochs=900),
+    vae_trial(dropouts=(0.2, 0.3, 0.4)),
+    vae_trial(input_dropout=0.1),
+    vae_trial(input_dropout=0.2),
+    vae_trial(decoder_dropout=0.1),
+    vae_trial(decoder_dropout=0.2),
+    vae_trial(weight_decay=0.03),
+    vae_trial(weight_decay=0.1),
+    vae_trial(weight_decay=0.3),
+    vae_trial(dropouts=(0.3,), input_dropout=0.1, weight_decay=0.1),
+    vae_trial(dropouts=(0.3,), decoder_dropout=0.1, weight_decay=0.1),
+    vae_trial(dropouts=(0.3,), input_dropout=0.1, decoder_dropout=0.1, weight_decay=0.1),
+    vae_recipe(rates=(8e-4,), weight_decay=0.03, epochs=600, seeds=(1, 2, 3)),
     vae_grid("gumbel-softmax", layers=2),
     vae_fresh("gumbel-softmax", layers=2, rates=(4e-4,)),
     vae_as_released("gumbel-softmax:hard=True", layers=2, rates=(3e-4,), seeds=SEEDS, precision="bf16"),
@@ -209,23 +226,6 @@ FULL: tuple[Experiment, ...] = (
         episodes=4000,
         log_every=40,
         learning=Learning(reward_scale=0.01, hidden=(64, 64), episodes_an_iteration=8, common_random_numbers=True),
-    ),
-    lunar_lander_arsm(
-        (0.03,),
-        budget=256,
-        episodes=450,
-        log_every=10,
-        learning=Learning(reward_scale=0.01),
-        engine="pool",
-    ),
-    lunar_lander_arsm(
-        (0.03,),
-        budget=1024,
-        episodes=450,
-        seeds=1,
-        log_every=10,
-        learning=Learning(reward_scale=0.01),
-        engine="pool",
     ),
     lunar_lander(("a2c",), (0.003,), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),
     lunar_lander(("relax",), (0.01,), ("rmsprop",), episodes=1600, learning=Learning(reward_scale=0.01, entropy=0.01)),

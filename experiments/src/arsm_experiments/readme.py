@@ -54,13 +54,13 @@ PYRO = ((r"arsm\.pyro\.ELBO, .*", "`arsm.pyro.ELBO`"), (r"(Trace\w+).*", r"Pyro'
 ROUTER = ((r"arsm\.choices, .*", "`arsm.choices`"), (r"RLOO.*by hand", "leave-one-out by hand"))
 SEARCH = ((r"arsm\.maximize", "`arsm.maximize`"), (r"annealing.*", "annealing"))
 NATS = "test -ELBO, nats"
-TWO_LAYERS = r"VAE, 2 layers(?: \((?:fresh|algorithm2)\))?: ((?:(?!, ).)*)(?:, first logit fixed False.*)?"
+TWO_LAYERS = r"VAE, 2 layers(?: \(algorithm2\))?: ((?:(?!, ).)*)(?:, first logit fixed False.*)?"
 RETURN = "final return"
 TASKS = (
     Task("One choice among 30", "expected reward", "toy", "E[f]", r"Toy, C = 30, step 1: (?!true)(.*)", True),
-    Task("Categorical VAE", NATS, "vae", "test", r"VAE, 1 layer(?: \(fresh\))?: ((?:(?!, ).)*)", paper=True),
+    Task("Categorical VAE", NATS, "vae", "test", r"VAE, 1 layer: ((?:(?!, ).)*)", paper=True),
     Task("Two-layer VAE", NATS, "vae", "test", TWO_LAYERS, paper=True),
-    Task("VAE with dropout", NATS, "vae", "test", r"VAE, 1 layer \(recipe\): (.*)"),
+    Task("Regularised VAE", NATS, "vae", "test", r"VAE, 1 layer \(recipe\): (.*)"),
     Task("Half a digit", "test -ln p, nats", "conditional", "test, 1,000 samples", r"Conditional MNIST: (.*)"),
     Task("CartPole", RETURN, "control", "final average", rf"CartPole-v0: {PRINTED}(.*)", True),
     Task("Acrobot", RETURN, "control", "final average", rf"Acrobot-v1: {PRINTED}(.*)", True),

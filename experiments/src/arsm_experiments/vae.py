@@ -70,8 +70,6 @@ class Vae(Training):
     """Dropout rate after each hidden layer of the decoder, for its own sample only: f has none."""
     weight_decay: float = 0.0
     """Decay of all weights, as in AdamW; biases do not decay."""
-    fantasies: int = 0
-    """Images drawn from the model in every step, from which only the encoder learns, as much as from a true image."""
     bound_samples: int = 1000
     """Samples of the importance-weighted bound at the end; a multiple of 100 if above 100, 0 for none."""
 
@@ -82,7 +80,7 @@ class Vae(Training):
     def check(self) -> None:
         """Refuse options that cannot run, before anything runs."""
         super().check()
-        check_least(self, bound_samples=0, fantasies=0, weight_decay=0)
+        check_least(self, bound_samples=0, weight_decay=0)
         check_positive(hidden=self.hidden)
         self.check_draws("bound_samples")
         if arsm.estimator(self.estimator).target == "bound":
@@ -92,9 +90,8 @@ class Vae(Training):
                 raise ValueError(f"--{field.replace('_', '-')} needs two layers; add --layers 2.")
         if not 0 <= self.decoder_dropout < 1:
             raise ValueError(f"--decoder-dropout must lie in [0, 1), but is {self.decoder_dropout}.")
-        for field in ("decoder_dropout", "fantasies"):
-            if getattr(self, field) and not self.independent_decoder_sample:
-                raise ValueError(f"--{field.replace('_', '-')} needs the decoder's own sample.")
+        if self.decoder_dropout and not self.independent_decoder_sample:
+            raise ValueError("--decoder-dropout needs the decoder's own sample.")
         if self.learned_temperature and self.estimator.rpartition("*")[2] != STRAIGHT_THROUGH:
             raise ValueError(
                 f'--learned-temperature is for "{STRAIGHT_THROUGH}", but the estimator is "{self.estimator}".'
@@ -108,7 +105,7 @@ class Vae(Training):
     def folder_name(self, rate: float, dropout: float) -> str:
         """E.g. 1layer-arsm-rate0.0003, then the other settings against overfitting."""
         others = {"input": self.input_dropout, "decoder": self.decoder_dropout, "decay": self.weight_decay}
-        words = [f"{word}{value:g}" for word, value in {**others, "fantasies": self.fantasies}.items() if value]
+        words = (f"{word}{value:g}" for word, value in others.items() if value)
         return "-".join((super().folder_name(rate, dropout), *words))
 
     def model(self, *, dense: bool = False) -> VaeNetwork:
@@ -244,18 +241,14 @@ class VaeNetwork(Model):
             zs.append(draw(logits[1], generator))
         return zs, logits
 
-    def sample_prior(self, count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
-        """z1 ~ p(z1) on the device of a tensor: [count, K]."""
-        z = draw(like.new_zeros(count, self.config.variables, self.config.categories), generator)
-        return draw(self.decode_upper(z, frozen=True), generator) if self.config.layers == 2 else z
-
     # ------------------------------------------------------------ tasks
 
     @property
     def losses(self) -> tuple[Task, ...]:
-        """The estimate's loss, the decoder's if it has a separate sample, and that of fantasies if there are any."""
-        decoder = (VaeNetwork.decoder_loss,) if self.config.independent_decoder_sample else ()
-        return (VaeNetwork.loss, *decoder, *((VaeNetwork.fantasy_loss,) if self.config.fantasies else ()))
+        """The estimate's loss and, with a separate decoder sample, the decoder's."""
+        return (
+            (VaeNetwork.loss, VaeNetwork.decoder_loss) if self.config.independent_decoder_sample else (VaeNetwork.loss,)
+        )
 
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
@@ -296,16 +289,6 @@ class VaeNetwork(Model):
         zs, _ = self.sample(log_q1, generator)
         return -self.log_joint_of(self.decode(zs[0], settings, generator), zs, x).mean(), {}
 
-    def fantasy_loss(
-        self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The encoder's loss of images drawn from the model, weighted by their number relative to the batch."""
-        count = self.config.fantasies
-        pixels = self.decode(self.sample_prior(count, x, generator), frozen=True)
-        fantasy = (torch.rand(pixels.shape, generator=generator, device=x.device) < pixels.sigmoid()).to(x.dtype)
-        loss, _ = self.loss(fantasy, self.encode(fantasy, settings, generator), settings, generator)
-        return loss * (count / self.config.batch), {}
-
     def negative_elbo(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The sum of -ELBO over images, from one sample each: [N, 784] -> []."""
         return -self.log_weight(x, generator).sum()
@@ -334,7 +317,9 @@ class VaeNetwork(Model):
         """Images, their reconstructions, and samples from the prior: [N, 784] -> [3, N, 784] in 0..1."""
         log_q1 = self.encode(x)
         zs, _ = self.sample(log_q1, generator)
-        z = self.sample_prior(len(x), x, generator)
+        z = draw(torch.zeros_like(log_q1), generator)
+        if self.config.layers == 2:
+            z = draw(self.decode_upper(z), generator)
         return torch.stack([x, *(self.decode(sample).sigmoid() for sample in (zs[0], z))])
 
 

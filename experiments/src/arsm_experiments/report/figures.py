@@ -16,7 +16,7 @@ from arsm_experiments.labels import readable
 # Readable on white and on near-black, and at least 29 apart in CIE Lab (Okabe and Ito's set, extended).
 COLOURS = (
     *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b"),
-    *("#5560ff", "#66753a", "#b52ee8", "#ff5a78", "#7d6aa8", "#00b400", "#9c5448"),
+    *("#5560ff", "#66753a", "#b52ee8", "#ff5a78", "#7d6aa8", "#00b400", "#9c5448", "#f000b4"),
 )
 NEUTRAL = "#8a8f98"
 INK = "#1c1f24"

@@ -40,24 +40,24 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The runs' label, with the epochs that all seeds have reached if one is unfinished."""
-        return label_of(self.chosen)
+        """The label of the shown runs, with the epochs that all seeds have reached if one is unfinished."""
+        return label_of(self.shown)
 
     @property
-    def drawn(self) -> Record:
-        """The run to draw: the fresh seeds if there are any, because the seeds that chose the rate flatter it."""
+    def shown(self) -> Record:
+        """The run of tables and curves: the fresh seeds if any, because the seeds that chose the rate flatter it."""
         return self.fresh or self.chosen
 
     @property
     def name(self) -> str:
         """Its label and learning rate, for the legend."""
         fresh = ", fresh seeds" if self.fresh else ""
-        return f"{label_of(self.drawn)}, rate {self.chosen.config['rate']:g}{fresh}"
+        return f"{self.label}, rate {self.chosen.config['rate']:g}{fresh}"
 
     def at_best(self, key: str) -> list[float]:
         """The metric at each seed's best validation, among the epochs that all seeds have reached."""
-        best = [min(range(len(seed)), key=seed.__getitem__) for seed in values(self.chosen, "validation")]
-        return [seed[place] for seed, place in zip(values(self.chosen, key), best, strict=True)]
+        best = [min(range(len(seed)), key=seed.__getitem__) for seed in values(self.shown, "validation")]
+        return [seed[place] for seed, place in zip(values(self.shown, key), best, strict=True)]
 
 
 def label_of(record: Record) -> str:
@@ -88,11 +88,12 @@ def make_rows(
     ordered = sorted(merge_seeds(records, alike), key=place)
     grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=place)]
     colours = palette([grid[0].config["estimator"] for grid in grids])
-    trained_again = {alike(record): record for record in fresh}
+    trained_again = {(*alike(record), record.config["precision"]): record for record in fresh}
     rows = []
     for grid, colour in zip(grids, colours, strict=True):
         chosen = min(grid, key=lambda r: min(own_curves(r, "validation")[0]))
-        rows.append(Row(grid, chosen, colour, _paper(grid[0], paper), trained_again.get(alike(chosen))))
+        again = trained_again.get((*alike(chosen), chosen.config["precision"]))
+        rows.append(Row(grid, chosen, colour, _paper(grid[0], paper), again))
     return rows
 
 
@@ -134,8 +135,8 @@ def last(record: Record, key: str) -> list[float]:
 
 def pictures(rows: Sequence[Row], what: str) -> list[Picture]:
     """The first seed's pictures of every row."""
-    found = [(row, file) for row in rows for file in sorted(row.chosen.pictures)[:1]]
-    return [Picture(row.chosen, file, f"{row.label}: {what}") for row, file in found]
+    found = [(row, file) for row in rows for file in sorted(row.shown.pictures)[:1]]
+    return [Picture(row.shown, file, f"{row.label}: {what}") for row, file in found]
 
 
 # ---------------------------------------------------------------- figures
@@ -204,9 +205,9 @@ FILES = ("iterations", "seconds", "evaluations")
 
 
 def _panel(rows: Sequence[Row], title: str, key: str, log: bool = False, ceiling: float | None = None) -> Panel:
-    below = [row for row in rows if ceiling is None or min(map(min, values(row.drawn, key))) < ceiling]
+    below = [row for row in rows if ceiling is None or min(map(min, values(row.shown, key))) < ceiling]
     views = {
-        axis: [band(row.name, row.colour, places(row.drawn), values(row.drawn, key)) for row in below]
+        axis: [band(row.name, row.colour, places(row.shown), values(row.shown, key)) for row in below]
         for axis, places in AXES.items()
     }
     levels = [
@@ -225,7 +226,7 @@ def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
     """A sentence that says what the scale cuts off; empty if nothing."""
     if ceiling is None:
         return ""
-    above = [readable(row.label) for row in rows if min(map(min, values(row.drawn, "validation"))) >= ceiling]
+    above = [readable(row.label) for row in rows if min(map(min, values(row.shown, "validation"))) >= ceiling]
     wholly = f", {', '.join(above)} entirely" if above else ""
     return f" The scale ends at {ceiling:.0f} nats; higher values are cut off{wholly}."
 
@@ -243,7 +244,7 @@ def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -
         first = [seeds[0] for seeds in found]
         others = [(rate, value) for rate, seeds in zip(rates, found, strict=True) for value in seeds[1:]]
         chosen = rates.index(row.chosen.config["rate"])
-        name = f"{row.label}, rate {rates[chosen]:g}"
+        name = f"{label_of(row.chosen)}, rate {rates[chosen]:g}"
         series += [
             Series(name, row.colour, rates, first, mark="linked"),
             Series(name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),

@@ -17,6 +17,7 @@ PAPER = {
         "reinforce": (127.0, 127.6),
         "relax": (117.4, 118.7),
         "gumbel-softmax:hard=True": (94.1, 96.4),
+        f"gumbel-softmax:hard=True{AS_RELEASED}": (94.1, 96.4),
         f"25*gumbel-softmax:hard=True{AS_RELEASED}": (93.6, 95.9),
         "ar": (133.6, 135.0),
         "ars": (97.4, 101.4),
@@ -38,14 +39,20 @@ STATE = (
 
 
 def vae_sections(records: Sequence[Record]) -> list[Section]:
-    """One section per group and number of layers, the paper's protocol first."""
+    """One section per group and number of layers, the paper's protocol first; fresh seeds with the grid that chose."""
     ordered = sorted((r for r in records if r.metrics), key=_group)
     runs = {key: list(group) for key, group in groupby(ordered, key=_group)}
     labels = {record.label for record in ordered}
-    return [
-        _section(group, layers, own, runs.get((FRESH, layers), []) if not group else [], labels)
+    sections = [
+        _section(group, layers, own, runs.get((FRESH, layers), []), labels)
         for (group, layers), own in runs.items()
+        if group != FRESH
     ]
+    shown = {record.folder for section in sections for record in section.records}
+    others = (
+        (layers, [r for r in own if r.folder not in shown]) for (group, layers), own in runs.items() if group == FRESH
+    )
+    return sections + [_section(FRESH, layers, own, [], labels) for layers, own in others if own]
 
 
 def _group(record: Record) -> tuple[str, int]:
@@ -55,13 +62,15 @@ def _group(record: Record) -> tuple[str, int]:
 def _section(group: str, layers: int, records: list[Record], fresh: list[Record], labels: set[str]) -> Section:
     paper = {words: {"train": train, "test": test} for words, (train, test) in PAPER[layers].items()}
     rows = make_rows(records, paper, "bound_samples", fresh=fresh)
+    again = [row.fresh for row in rows if row.fresh]
     slug = "-".join(filter(None, (group, f"{layers}layer")))
     title = f"VAE, {layers} layer{'s' * (layers > 1)}" + (f" ({group})" if group else "")
     config = rows[0].chosen.config
     text = (
         f"Binarized MNIST, K = {config['variables']}, C = {config['categories']} per layer, batches of "
         f"{config['batch']}, Adam. -ELBO in nats, from one sample per image, mean and standard deviation over seeds. "
-        "The learning rate is the one at which the first seed's best validation loss was lowest. Train, "
+        "The learning rate is the one at which the first seed's best validation loss was lowest. "
+        f"{'Rows show the fresh seeds that were trained at this rate afterwards, if any. ' * bool(again)}Train, "
         "validation, test and the bound are those of each seed's epoch of best validation; train is the mean over "
         f"that epoch's steps, with dropout where there is any. {SECONDS}"
     ) + ("" if group else not_run(rows, {words: paper[words] for words in paper if words not in labels}, "test"))
@@ -69,7 +78,7 @@ def _section(group: str, layers: int, records: list[Record], fresh: list[Record]
     return Section(
         title,
         text,
-        records,
+        [*records, *again],
         [result for row in rows for result in _results(row)],
         figures(rows, slug, "-ELBO", titles, STATE),
         pictures(rows, "test images, their reconstructions, samples from the prior"),
@@ -80,7 +89,7 @@ def _section(group: str, layers: int, records: list[Record], fresh: list[Record]
 
 def _results(row: Row) -> list[Result]:
     """Results of an estimator at its rate, over all seeds."""
-    record = row.chosen
+    record = row.shown
     found = {
         "learning rate": [record.config["rate"]],
         "train": row.at_best("train"),
@@ -90,5 +99,4 @@ def _results(row: Row) -> list[Result]:
         f"bound, {record.config['bound_samples']:,} samples": last(record, "bound"),
         "seconds": [record.seconds],
     }
-    paper = {} if row.fresh else row.paper  # shown next to the fresh seeds
-    return [Result(row.label, metric, seeds, record, paper.get(metric)) for metric, seeds in found.items() if seeds]
+    return [Result(row.label, metric, seeds, record, row.paper.get(metric)) for metric, seeds in found.items() if seeds]

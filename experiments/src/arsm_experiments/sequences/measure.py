@@ -2,11 +2,14 @@
 
 `python -m arsm_experiments.sequences.measure TASK` first trains to the accuracies, then measures every method at each
 checkpoint. Records are lines of JSON, one per method and checkpoint; those that are there are not measured again.
+On a CPU it takes fewer prompts, smaller batches of cross-entropy, and the methods of `EVERY`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from torch import Tensor
 from arsm import sequences
 from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import (
+    CPU,
     METHODS,
     SMALL,
     Critics,
@@ -40,6 +44,13 @@ FRESH = ", fresh prompts"
 """Ends the names of measurements on fresh prompts."""
 MEASURED_FRESH = ("branch rloo 16" + FRESH, "group 8" + FRESH)
 """What prompts add to the variance is the same for every unbiased method."""
+EVERY = (
+    *("group 2", "group 4", "group 8", "group 16", "grpo 8", "dr. grpo 8", "token baseline 8"),
+    *("value head", "value head, lambda 0.95", "vineppo 2"),
+    *("branch rloo 2", "branch rloo 4", "branch rloo 8", "branch rloo 16", "branch arsm", "branch arsm, 4 references"),
+    *("branch 4 exact, 2 sampled", "branch rloo 64, chance", "likeliest"),
+)
+"""What a CPU measures: every estimator once."""
 
 
 def checkpoint_path(folder: Path, task: str, level: float) -> Path:
@@ -126,30 +137,32 @@ def measure(
 ) -> tuple[dict[str, float], Tensor]:
     """Independent estimates on the same prompts, or on fresh ones: the covariance's trace, tokens, seconds; their mean.
 
-    `squared_norm` is |mean|^2 with the noise taken out; `projection` is <mean, truth>, another method's mean.
+    `trace_error` is the trace's standard error; `squared_norm` is |mean|^2 with the noise taken out; `projection` is
+    <mean, truth>, another method's mean.
     """
     rows, strategy = torch.arange(size.prompts), METHODS[name](critics)
     generator = torch.Generator(device).manual_seed(seed)
-    total, squares, tokens, repeats, begun = 0, 0.0, 0, 0, _now(device)
+    gradients, tokens, begun = [], 0, _now(device)
     least = max(2, size.repeats // 4)
-    while repeats < least or (repeats < size.repeats and time.time() - begun < size.patience):
+    while len(gradients) < least or (len(gradients) < size.repeats and time.time() - begun < size.patience):
         prompts, answers = data.batch(draw_rows(data, size.prompts, generator) if fresh else rows, device)
         reward = ExactMatch(prompts, answers)
         gradient, generated = one_gradient(
             strategy, policy, prompts, reward, generator, max_rows, TASKS[task].answer_tokens
         )
-        gradient = gradient.double()
-        total, squares, tokens = total + gradient, squares + float(gradient.square().sum()), tokens + generated
-        repeats += 1
+        gradients.append(gradient)
+        tokens += generated
+    repeats = len(gradients)
     seconds = (_now(device) - begun) / repeats
-    mean = total / repeats
-    assert isinstance(mean, Tensor)
+    mean = torch.stack(gradients).mean(0, dtype=torch.double)
     norm = float(mean.square().sum())
-    trace = (squares - repeats * norm) / (repeats - 1)
+    distances = [float((gradient - mean).square().sum()) * repeats / (repeats - 1) for gradient in gradients]
+    trace = statistics.mean(distances)
     record = {
         "repeats": repeats,
         "tokens": tokens / repeats,
         "trace": trace,
+        "trace_error": statistics.stdev(distances) / math.sqrt(repeats),
         "squared_norm": norm - trace / repeats,
         "seconds": seconds,
         "projection": 0.0 if truth is None else float(mean @ truth),
@@ -214,12 +227,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480, help="Start nothing new after so long")
     parser.add_argument("--only", choices=["pretrain", "variance"])
     names = [*METHODS, *(name + FRESH for name in METHODS)]
-    parser.add_argument("--methods", nargs="+", default=[*METHODS, *MEASURED_FRESH], choices=names, metavar="METHOD")
+    parser.add_argument("--methods", nargs="+", choices=names, metavar="METHOD")
     parser.add_argument("--levels", nargs="+", type=float, default=list(LEVELS), choices=LEVELS)
     parser.add_argument("--max-rows", type=int, default=4096)
     parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
     options = parser.parse_args()
-    deadline, size = time.time() + options.seconds, SMALL if options.small else Size()
+    size, methods = (CPU, EVERY) if options.device == "cpu" else (Size(), (*METHODS, *MEASURED_FRESH))
+    size, methods = SMALL if options.small else size, options.methods or methods
+    deadline = time.time() + options.seconds
     data = load(options.data / f"{options.task}.pt", options.device)
     if options.small:
         for level in options.levels:
@@ -232,7 +247,7 @@ def main() -> None:
     for level in (*LEVELS[1:], LEVELS[0]):  # the first is the least telling
         if level in options.levels:
             arguments = (data, size, options.out, options.device, options.max_rows, deadline)
-            measure_level(options.task, level, options.methods, *arguments)
+            measure_level(options.task, level, methods, *arguments)
 
 
 if __name__ == "__main__":

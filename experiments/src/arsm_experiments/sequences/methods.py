@@ -53,6 +53,8 @@ METHODS: dict[str, Callable[[Critics], Strategy | Likeliest]] = {
     "value head, lambda 0.95": lambda critics: ValueHead(critics.state, 0.95),
     "vineppo 2": lambda _: VinePPO(2),
     "vineppo 8": lambda _: VinePPO(8),
+    "branch rloo 2": lambda _: Branch(arsm.RLOO(2)),
+    "branch rloo 4": lambda _: Branch(arsm.RLOO(4)),
     "branch rloo 8": lambda _: Branch(arsm.RLOO(8)),
     "branch rloo 16": lambda _: Branch(arsm.RLOO(16)),
     "branch rloo 8, true returns": lambda _: Branch(arsm.RLOO(8), budget=UNLIMITED),
@@ -69,6 +71,8 @@ METHODS: dict[str, Callable[[Critics], Strategy | Likeliest]] = {
     "branch rloo 16, critic": lambda critics: Branch(arsm.RLOO(16), critic=critics.action),
     "branch rloo 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
     "branch arsm": lambda _: Branch(arsm.ARSM()),
+    "branch arsm, 4 references": lambda _: Branch(arsm.ARSM(references=4)),
+    "branch 4 exact, 2 sampled": lambda _: Branch(arsm.ExactPlusSampled(4, 2)),
     "likeliest": lambda _: Likeliest(ValueHead(_no_baseline)),
     "likeliest, greedy": lambda _: Likeliest(ValueHead(_no_baseline), tries=0),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
@@ -114,6 +118,8 @@ class Size:
 
 SMALL = Size(width=32, layers=1, heads=2, batch=32, held_out=64, tested=32, prompts=8, repeats=2, critic_steps=2)
 """Runs on a CPU in seconds."""
+CPU = Size(batch=128, tested=512, prompts=32, patience=12.0, critic_steps=60)
+"""Trains and measures on one core of a CPU in half an hour."""
 
 
 def new_policy(task: str, size: Size, device: str) -> Transformer:

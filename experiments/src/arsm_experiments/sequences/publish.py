@@ -3,7 +3,7 @@
 `results/sequences/records.tar.xz` holds the lines of JSON that `schedule` and `speed` wrote; `provenance.json` among
 them says on which hardware and at which commit. `--records FOLDER` first packs that folder into the archive. Its folder
 `larger` has earlier measurements on tasks with larger numbers (of runs that chose a rate only the ends), and
-`larger/first` still earlier ones at accuracy 0.8.
+`larger/first` still earlier ones at accuracy 0.8. Its folder `cpu` has the variances that `measure` found on a CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import statistics
 import tarfile
@@ -48,6 +49,7 @@ PARTS = {"": GOALS, "larger": (0.19, 0.5, 0.55)}
 """Folders of records, and the accuracies whose tokens are reported."""
 RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
 OURS = ("likeliest", "branch rloo 64, chance")
+BIASED = ("grpo 8", "dr. grpo 8", "value head, lambda 0.95")
 COSTS = (
     "plan microseconds per token",
     "gradient microseconds per token",
@@ -106,6 +108,16 @@ def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float
     return costs[name] / min(costs[key] for key in GROUPS if key in costs)
 
 
+def relative_error(methods: dict[str, Record], name: str) -> float:
+    """The standard error of `relative`, from those of both traces; 0 for the best group itself."""
+    best = min(GROUPS, key=lambda group: methods[group]["trace"] * methods[group]["tokens"])
+    if name == best:
+        return 0.0
+    own, other = methods[name], methods[best]
+    mine = own["trace_error"] * own["tokens"] / (other["trace"] * other["tokens"])
+    return math.hypot(mine, relative(methods, name) * other["trace_error"] / other["trace"])
+
+
 def runs(folder: Path, task: str, start: float, goal: float) -> Runs:
     """Finished runs of the reported seeds, with the size and rate that seed 0 chose for a goal."""
     whole = finished(read_lines(folder / f"curves-{task}.jsonl"))
@@ -128,6 +140,11 @@ def variance_rows(task: str, level: float, methods: dict[str, Record], about: li
             yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *rest]
             if added is not None:
                 yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *rest]
+            if "trace_error" in record:
+                yield [where, "its standard error", f"{relative_error(methods, name):.3g}", *rest]
+                if name in BIASED:
+                    scaled = relative(methods, name) / record["agreement"] ** 2
+                    yield [where, "the same, scaled to the gradient's length", f"{scaled:.3f}", *rest]
 
 
 def rival_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterator[list[Any]]:
@@ -165,6 +182,8 @@ def rows(folder: Path) -> Iterator[list[Any]]:
     for part in PARTS:
         for (task, level), methods in variances(folder / part).items():
             yield from variance_rows(task, level, methods, provenance[f"variance{part}"])
+    for (task, level), methods in variances(folder / "cpu").items():
+        yield from variance_rows(f"on a CPU, {task}", level, methods, provenance["variancecpu"])
     for (task, level), methods in earlier(folder).items():
         yield from variance_rows(task, level, methods, provenance["first"])
     for (part, goals), task, start in itertools.product(PARTS.items(), TASKS.values(), LEVELS):
