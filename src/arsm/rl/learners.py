@@ -72,6 +72,8 @@ class Learner(Protocol):
     estimator: Estimator
     cut: int | None
     """Maximum steps per rollout; None plays to the end of the episode."""
+    iteration: tuple[int, int]
+    """About how many true steps an iteration has, and its most episodes, where their number is chosen."""
     updates: int
     """Maximum updates of the policy per iteration."""
     own_updates: int
@@ -98,6 +100,7 @@ class Single:
     """One update per iteration, with the steps that the budget's walk chooses."""
 
     cut: int | None = None
+    iteration: tuple[int, int] = (1000, 64)
     updates: int = 1
     own_updates: int = 1
     divergence: float = 0.0
@@ -261,6 +264,7 @@ class Proximal:
 class ProximalCritic(Valued):
     """The value network of `Proximal`, and the gradient from it."""
 
+    iteration: tuple[int, int] = (2000, 128)
     epsilon: float = 0.001
     """Of the optimizer: gradients far below it move the policy at less than the full rate."""
 

@@ -15,8 +15,8 @@ class Learning:
     """How an agent learns, apart from its optimizer."""
 
     episodes_an_iteration: int = 1
-    """True episodes per update. 0 chooses 4 to 128 for each iteration: about 2,000 steps, if they are as long as the
-    last iteration's."""
+    """True episodes per update. 0 chooses 4 to 64 for each iteration, about 1,000 steps if they are as long as
+    the last iteration's, or with `Proximal` 4 to 128, about 2,000 steps."""
     gamma: float = 0.99
     """Discount factor."""
     reward_scale: float | None = 1.0

@@ -41,8 +41,8 @@ from arsm.rl.spaces import exists
 from arsm.rl.streams import Tape
 
 DECAY = 0.99
-FEWEST, MOST, STEPS = 4, 128, 2000
-"""True episodes of an iteration whose number is chosen, and about how many steps they have together."""
+FEWEST = 4
+"""True episodes of an iteration whose number is chosen."""
 CHECKED_STEPS = 50
 KINDS = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
 
@@ -98,7 +98,7 @@ class Training(ABC):
         self._variance = MovingVariance(DECAY)
         self._returns = torch.zeros(2, dtype=torch.float64)
         self.iteration = self.episodes = self.steps = self.replayed = 0
-        self._length = STEPS  # of the last iteration's episodes, on average
+        self._length = self.learner.iteration[0]  # of the last iteration's episodes, on average
         self._left = 1.0  # the share that is left of what `learn` was asked for
         self._check_policy()
 
@@ -165,7 +165,8 @@ class Training(ABC):
 
     def _count(self) -> int:
         """Number of true episodes in the next iteration; earlier ones decide it, which keeps the gradient unbiased."""
-        return self.settings.episodes_an_iteration or min(max(STEPS // self._length, FEWEST), MOST)
+        steps, most = self.learner.iteration
+        return self.settings.episodes_an_iteration or min(max(steps // self._length, FEWEST), most)
 
     @property
     def policy(self) -> Policy:
