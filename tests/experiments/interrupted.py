@@ -7,8 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,23 @@ from arsm_experiments.training.loop import train
 from arsm_experiments.training.options import Training
 
 PROGRAM = """
-import pickle, sys, torch
+import os, pickle, signal, sys, torch
 from arsm_experiments.training.loop import train
+
+replace = os.replace
+
+def kill(source, target):
+    checkpoint = os.path.basename(target) == "checkpoint.pt"
+    if not checkpoint or sys.argv[1] == "after":
+        replace(source, target)
+    if checkpoint:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = kill
 torch.set_num_threads(1)
 train(pickle.load(sys.stdin.buffer))
 """
+"""A run that is killed after its first checkpoint, or before that is put in its place."""
 
 
 def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -42,35 +52,21 @@ def assert_same(found: list[Path], expected: list[Path]) -> None:
             torch.testing.assert_close(value, other_state[name], rtol=0, atol=0)
 
 
-def start(config: Training) -> subprocess.Popen[bytes]:
-    """The run in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, env=environment)
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps(config))
-    process.stdin.close()
-    return process
-
-
-def kill_when(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> bool:
-    """SIGKILL it once the condition holds; False if it ended first."""
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if condition():
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            return True
-        time.sleep(0.0005)
-    process.kill()
-    return False
+def killed(config: Training, when: str) -> bool:
+    """Whether the run, in a process of its own, was killed."""
+    command, environment = [sys.executable, "-c", PROGRAM, when], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, input=pickle.dumps(config), env=environment, check=False)
+    return done.returncode == -signal.SIGKILL
 
 
 def assert_goes_on_when_killed(config: Training, folder: Path) -> None:
-    """Killed once after a checkpoint of its first run folder, once while a checkpoint is being written."""
+    """Killed once after a checkpoint of its first run folder, once before a later one is in its place."""
     whole = train(replace(config, root=folder / "whole"))
     again = replace(config, root=folder / "killed", resume=True)
     folders = list(again.runs())
-    assert kill_when(start(again), lambda: (folders[0] / "checkpoint.pt").exists())
-    assert kill_when(start(again), lambda: any((f / ".checkpoint.pt.tmp").exists() for f in folders))
+    assert killed(again, "after")
+    assert (folders[0] / "checkpoint.pt").exists()
+    assert killed(again, "before")
+    assert any((f / ".checkpoint.pt.tmp").exists() for f in folders)
     train(again)
     assert_same(folders, whole)
