@@ -114,8 +114,14 @@ def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: 
 
 def test_the_number_of_episodes_follows_their_length(tmp_path: Path) -> None:
     """The last iteration's decides; the first has no last one and plays the fewest."""
-    shortest = ((Proximal(), 2, 128), (Proximal(), 20, 100), (Proximal(), 100, 20))
-    for method, horizon, chosen in (*shortest, (ActorCritic(), 2, 64), (arsm.RLOO(2), 20, 50), (ActorCritic(), 600, 4)):
+    for method, horizon, chosen in (
+        (Proximal(), 2, 128),
+        (Proximal(), 20, 100),
+        (Proximal(), 100, 20),
+        (ActorCritic(), 2, 64),
+        (arsm.RLOO(2), 20, 50),
+        (ActorCritic(), 600, 4),
+    ):
         agent = PolicyGradient(Lasting, method, horizon=horizon)
         assert [len(x.returns) for x in agent.iterations(4 + chosen)] == [4, chosen]
     agent.save(tmp_path / "agent.pt")
