@@ -70,11 +70,16 @@ def compare_races(drawn: Drawn) -> None:
         expected = pair_table(run_race(*drawn)).long()
         assert torch.equal(table, expected)
         assert torch.equal(same_as, share(expected))
+        outer = drawn.logits.ndim - 2
+        for found, wanted in zip(gpu_pairs.pairs(*drawn, outer), (table, same_as), strict=True):
+            assert torch.equal(found, wanted.movedim(0, outer))
         generator = torch.Generator().manual_seed(0)
         for dtype, rounding in ((torch.float32, 1e-5), (torch.float64, 1e-7)):
             f = torch.randn(table.shape[:-1], generator=generator, dtype=dtype)
             wanted = merge_pairs((f - f[0]).double(), drawn.log_pi.double())
             found = gpu_pairs.merge_pairs(f, drawn.log_pi).double()
+            mapped = gpu_pairs.merge_pairs(f.movedim(0, outer).contiguous(), drawn.log_pi, outer).double()
+            assert torch.equal(found, mapped)
             torch.testing.assert_close(found, wanted, rtol=0, atol=rounding * float(f.abs().max()) * f.shape[0])
 
 

@@ -110,20 +110,22 @@ def test_pairs_are_asked_for_alike_by_the_operator(monkeypatch: pytest.MonkeyPat
     for call in (ask, mapped, torch.compile(mapped, fullgraph=True, backend="aot_eager")):
         for found, wanted in zip(call(logits, noise), expected, strict=True):
             assert torch.equal(found, wanted)
-    torch.library.opcheck(torch.ops.arsm.pairs.default, (logits, noise))
+    for outer in (0, 1, 2):
+        torch.library.opcheck(torch.ops.arsm.pairs.default, (logits, noise, outer))
 
 
 def test_pairs_are_summed_alike_by_the_operator() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 4, 6, generator=generator)
     log_pi, f = dirichlet(logits, generator), torch.randn(16, 3, 5, generator=generator)
-    mapped = vmap(torch.ops.arsm.merge_pairs, (1, 0))
-    for call in (kernels.merge_pairs, torch.ops.arsm.merge_pairs, mapped):
+    mapped = vmap(kernels.merge_pairs, (1, 0))
+    for call in (kernels.merge_pairs, mapped, vmap(mapped, (2, 1), 1)):
         torch.testing.assert_close(call(f, log_pi), swap.merge_pairs(f, log_pi))
     torch.testing.assert_close(
         vmap(kernels.merge_pairs, (None, 0))(f[:, 0], log_pi)[1], swap.merge_pairs(f[:, 0], log_pi[1])
     )
-    torch.library.opcheck(torch.ops.arsm.merge_pairs.default, (f, log_pi))
+    torch.library.opcheck(torch.ops.arsm.merge_pairs.default, (f, log_pi, 0))
+    torch.library.opcheck(torch.ops.arsm.merge_pairs.default, (f.movedim(0, 2), log_pi, 2))
 
 
 def test_a_repetition_is_the_same_to_the_bit() -> None:

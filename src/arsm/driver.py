@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils._pytree import register_pytree_node
 
 from arsm.checks import check_context, check_estimator, check_logits, legal_rows
 from arsm.evaluate import Evaluation, Rowwise, ask, evaluate, reads_logits_later, speakers, with_context
-from arsm.types import Estimate, Estimator, Info, Queries
+from arsm.types import Estimate, Estimator, Queries
 
 
 def estimate(
@@ -137,16 +138,35 @@ def estimate_rows(
         if torch.compiler.is_compiling():
             gradient = gradient.to(torch.promote_types(values.all.dtype, logits.dtype))
         gradient = gradient.squeeze(0) if bare else gradient
-    info = _info(queries.same_as, values.all.detach() if values.all.requires_grad else values.all, logits)
+    info = Info(queries.same_as, values.all.detach() if values.all.requires_grad else values.all, logits.detach())
     return Estimate(value, queries.z, gradient, info, loss, given)
 
 
-def _info(same_as: Tensor, values: Tensor, logits: Tensor) -> Info:
-    return Info(
-        asked=lambda: torch.full((), same_as.shape[0], device=logits.device),
-        distinct=lambda: speakers(same_as).sum(0),
-        finite=lambda: values.isfinite().all(0) & legal_rows(logits.detach()).all(-1),
-    )
+class Info(Mapping[str, Tensor]):
+    """Diagnostics, computed on access; to PyTorch's transforms, a container of the tensors that they come from."""
+
+    def __init__(self, same_as: Tensor, values: Tensor, logits: Tensor) -> None:
+        self.same_as, self.values_of_f, self.logits = same_as, values, logits
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name == "asked":
+            return torch.full((), self.same_as.shape[0], device=self.logits.device)
+        if name == "distinct":
+            return speakers(self.same_as).sum(0)
+        if name == "finite":
+            return self.values_of_f.isfinite().all(0) & legal_rows(self.logits).all(-1)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("asked", "distinct", "finite"))
+
+    def __len__(self) -> int:
+        return 3
+
+
+register_pytree_node(
+    Info, lambda info: ([info.same_as, info.values_of_f, info.logits], None), lambda parts, _: Info(*parts)
+)
 
 
 def _unshare(queries: Queries) -> Queries:

@@ -81,6 +81,7 @@ def estimate_layers(
     f: Callable[..., Tensor],
     *context: Tensor,
     state: Any = None,
+    noise: Any = None,
     generator: torch.Generator | None = None,
     evaluation: Evaluation = "packed",
     max_rows: int | None = 1024,
@@ -98,6 +99,7 @@ def estimate_layers(
         state: tensors [N, ...] in tuples, lists or dicts that the layers pass down, such as hidden activations or a
             cache: `layers[t](state, zs, *context) -> (logits, state)`. A branch starts from its rows of the state,
             so the layers above it are not computed again.
+        noise: of the top layer, as for `arsm.estimate`.
         generator: source of the noise.
         evaluation: as for `arsm.estimate`.
         max_rows: as for `arsm.estimate`.
@@ -155,6 +157,7 @@ def estimate_layers(
             chosen[t],
             logits,
             value_of,
+            noise=noise if t == 0 else None,
             generator=generator,
             evaluation=evaluation,
             max_rows=max_rows,

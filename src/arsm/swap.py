@@ -157,6 +157,7 @@ def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
     """g_kc = sum_j (F_cj - mean_m F_mj) (1/C - pi_kj), F from f at a pair table [M, *B]: ln pi [*B, K, C] -> same."""
     categories = log_pi.shape[-1]
     c = torch.arange(categories, device=values.device)
+    values = values - values[0]
     f = values.movedim(0, -1)[..., pair_row(c.unsqueeze(-1), c, categories)]  # [*B, j, c]
     f = f - f.mean(-1, keepdim=True)
     weight = (1 / categories - log_pi.exp()).to(f.dtype)

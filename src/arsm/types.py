@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -124,22 +124,6 @@ def at_most_all(count: int, logits: Tensor) -> int:
 
 def _options(estimator: Any) -> list[str]:
     return [each.name for each in dataclasses.fields(estimator)]
-
-
-class Info(Mapping[str, Tensor]):
-    """Diagnostics, computed on first access."""
-
-    def __init__(self, **found: Callable[[], Tensor]) -> None:
-        self._found = found
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._found[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 @dataclass(frozen=True, eq=False)

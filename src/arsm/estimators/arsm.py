@@ -97,9 +97,8 @@ class ARSM(Estimator):
         variables, categories = logits.shape[-2:]
         if variables == 1:
             return kernels.tell(logits, log_pi, values) if swaps is None else merge(swaps, values_by_category(values))
-        values = values - values[0]
         if swaps is not None:
-            return merge(swaps, pool(queries.points, values, torch.ones_like(values), categories))
+            return merge(swaps, pool(queries.points, values - values[0], torch.ones_like(values), categories))
         return (kernels if kernels.has_pairs(logits) else swap).merge_pairs(values, log_pi)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:

@@ -42,8 +42,9 @@ torch.library.define(
     tags=torch.Tag.flexible_layout,  # a compiler need not copy f, which may be part of a wider tensor
 )
 
-torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor)")
-torch.library.define("arsm::merge_pairs", "(Tensor values, Tensor log_pi) -> Tensor")
+# `outer` batch dimensions come before that of the queries: mapped, they are then contiguous for each row
+torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi, int outer) -> (Tensor, Tensor)")
+torch.library.define("arsm::merge_pairs", "(Tensor values, Tensor log_pi, int outer) -> Tensor")
 torch.library.define(
     "arsm::log_dirichlet", "(Tensor like, ScalarType dtype) -> Tensor", tags=torch.Tag.nondeterministic_seeded
 )
@@ -103,12 +104,12 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """z, then z^{c<->j} of all pairs as `swap.pair_table` has them, and the first that equals each: [*B, K, C] ->
     [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
     """
-    return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi)
+    return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi, 0)
 
 
 def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
     """The ARSM gradient [*B, K, C] from f at what `pairs` found, [1 + C(C-1)/2, *B], in its dtype, and ln pi."""
-    return (_merge_pairs if _plain(values) else torch.ops.arsm.merge_pairs)(values, log_pi)
+    return (_merge_pairs if _plain(values) else torch.ops.arsm.merge_pairs)(values, log_pi, 0)
 
 
 def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
@@ -219,16 +220,17 @@ def _merge(
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
-def _pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(logits: Tensor, log_pi: Tensor, outer: int) -> tuple[Tensor, Tensor]:
     if on_gpu(logits):
-        return _in("gpu_pairs").pairs(logits.contiguous(), log_pi.contiguous())
-    return _in("eager").pairs(logits, log_pi)
+        return _in("gpu_pairs").pairs(logits.contiguous(), log_pi.contiguous(), outer)
+    table, same_as = _in("eager").pairs(logits, log_pi)
+    return table.movedim(0, outer).contiguous(), same_as.movedim(0, outer).contiguous()
 
 
-def _merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
+def _merge_pairs(values: Tensor, log_pi: Tensor, outer: int) -> Tensor:
     if on_gpu(values):
-        return _in("gpu_pairs").merge_pairs(values.contiguous(), log_pi.contiguous())
-    return importlib.import_module("arsm.swap").merge_pairs(values, log_pi)
+        return _in("gpu_pairs").merge_pairs(values.contiguous(), log_pi.contiguous(), outer)
+    return importlib.import_module("arsm.swap").merge_pairs(values.movedim(outer, 0), log_pi)
 
 
 def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
@@ -273,14 +275,14 @@ def _(
 
 
 @torch.library.register_fake("arsm::pairs")
-def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
+def _(logits: Tensor, log_pi: Tensor, outer: int) -> tuple[Tensor, Tensor]:
     *batch, variables, categories = logits.shape
-    shape = (1 + categories * (categories - 1) // 2, *batch)
+    shape = (*batch[:outer], 1 + categories * (categories - 1) // 2, *batch[outer:])
     return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
 
 
 @torch.library.register_fake("arsm::merge_pairs")
-def _(values: Tensor, log_pi: Tensor) -> Tensor:
+def _(values: Tensor, log_pi: Tensor, outer: int) -> Tensor:
     return values.new_empty(log_pi.shape)
 
 
@@ -289,27 +291,29 @@ def _(like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty(like.shape, dtype=dtype)
 
 
-def _map(op: Callable[..., Any], place: int = 0, first: int = 0) -> Callable[..., tuple[Any, Any]]:
-    """The operator over one more leading dimension, at `place` in its results and at `first` in its first input."""
+def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """The operator over one more leading dimension, which is an outer one where it tells them apart."""
 
-    def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Tensor) -> tuple[Any, Any]:
+    def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Any) -> tuple[Any, Any]:
         out = op(
             *(
-                x.unsqueeze(at).expand(*x.shape[:at], info.batch_size, *x.shape[at:])
+                x + 1
+                if isinstance(x, int)
+                else x.expand(info.batch_size, *x.shape)
                 if dim is None
-                else x.movedim(dim, at)
-                for x, dim, at in zip(xs, in_dims, (first, *(0,) * len(xs)), strict=False)
+                else x.movedim(dim, 0)
+                for x, dim in zip(xs, in_dims, strict=True)
             )
         )
-        return out, place if isinstance(out, Tensor) else tuple(place for _ in out)
+        return out, 0 if isinstance(out, Tensor) else tuple(0 for _ in out)
 
     return mapped
 
 
 torch.library.register_vmap("arsm::order", _map(torch.ops.arsm.order))
 torch.library.register_vmap("arsm::merge", _map(torch.ops.arsm.merge))
-torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs, place=1))
-torch.library.register_vmap("arsm::merge_pairs", _map(torch.ops.arsm.merge_pairs, first=1))
+torch.library.register_vmap("arsm::pairs", _map(torch.ops.arsm.pairs))
+torch.library.register_vmap("arsm::merge_pairs", _map(torch.ops.arsm.merge_pairs))
 
 
 def _map_noise(

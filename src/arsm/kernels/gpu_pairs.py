@@ -35,10 +35,11 @@ def _winner(a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_sec
 
 
 @triton.jit
-def _swap(logits, log_pi, table, N, C: tl.constexpr, BLOCK: tl.constexpr):
-    """table [M, N]: each of N races, then all its pairs; programs share the pairs of a race."""
+def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr):
+    """table [N / INNER, M, INNER]: each of N races, then all its pairs; programs share the pairs of a race."""
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = n < N
+    table += n + n // INNER * (C * (C - 1) // 2) * INNER
     largest = tl.full([BLOCK], float("-inf"), tl.float64)
     for c in tl.static_range(C):
         x = tl.load(logits + n * C + c, mask=here, other=0.0).to(tl.float64)
@@ -55,7 +56,7 @@ def _swap(logits, log_pi, table, N, C: tl.constexpr, BLOCK: tl.constexpr):
         of_second = tl.where(is_first, best, tl.where(is_second, o, of_second))
         second = tl.where(is_first, z, tl.where(is_second, c, second))
         best, z = tl.where(is_first, o, best), tl.where(is_first, c, z)
-    tl.store(table + n, z.to(tl.int64), mask=here)
+    tl.store(table, z.to(tl.int64), mask=here)
     for low in range(tl.program_id(1), C, tl.num_programs(1)):
         a_low = noise_at(log_pi, n * C + low, here)
         phi_low = logit_at(logits, n * C + low, here, largest)
@@ -66,53 +67,53 @@ def _swap(logits, log_pi, table, N, C: tl.constexpr, BLOCK: tl.constexpr):
                 a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third, of_third
             )  # fmt: skip
             m = low * (2 * C - low - 1) // 2 + high - low
-            tl.store(table + n + N.to(tl.int64) * m, found.to(tl.int64), mask=here)
+            tl.store(table + tl.cast(INNER, tl.int64) * m, found.to(tl.int64), mask=here)
 
 
 @triton.jit
-def _share(table, same_as, R, M, K, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The first equal query of each, in one row."""
-    row = tl.program_id(0).to(tl.int64)
-    m, k = tl.arange(0, BLOCK_M), tl.arange(0, 16)
-    # four bits per variable tell two vectors apart exactly, 16 variables at a time
-    equal = (m < M)[None, :] & (m < M)[:, None]
-    for start in tl.static_range(0, BLOCK_K, 16):
-        here = (m < M)[:, None] & (start + k < K)[None, :]
-        z = tl.load(table + (m[:, None] * R + row) * K + start + k[None, :], mask=here, other=0)
-        code = tl.sum(z << (k * 4).to(tl.int64)[None, :], 1)
-        equal = equal & (code[:, None] == code[None, :])
-    first = tl.min(tl.where(equal, m[None, :], BLOCK_M), 1)
-    tl.store(same_as + m * R + row, first.to(tl.int64), mask=m < M)
+def _share(table, same_as, INNER, M, K: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The first equal query of each, in one row of table [R / INNER, M, INNER, K]."""
+    row, m = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_M)
+    query = row + (row // INNER * (M - 1) + m) * INNER
+    differ = tl.where((m < M)[None, :], 0, tl.full([BLOCK_M, 1], 1, tl.int32))
+    for start in tl.static_range(0, K, 8):
+        code = tl.zeros([BLOCK_M], tl.int32)  # four bits tell two categories apart
+        for k in tl.static_range(start, min(start + 8, K)):
+            code |= tl.load(table + query * K + k, mask=m < M, other=0).to(tl.int32) << (4 * (k - start))
+        differ |= code[:, None] ^ code[None, :]
+    first = tl.min(tl.where(differ == 0, m[None, :], BLOCK_M), 1)
+    tl.store(same_as + query, first.to(tl.int64), mask=m < M)
 
 
-def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
-    """`arsm.kernels.pairs` for contiguous [*B, K, C]."""
+def pairs(logits: Tensor, log_pi: Tensor, outer: int = 0) -> tuple[Tensor, Tensor]:
+    """`arsm.kernels.pairs` for contiguous [*B, K, C]; `outer` batch dimensions come before that of the queries."""
     *batch, variables, categories = logits.shape
     queries, rows = 1 + categories * (categories - 1) // 2, logits.shape[:-2].numel()
-    table = torch.empty((queries, *batch, variables), dtype=torch.int64, device=logits.device)
-    same_as = torch.empty((queries, *batch), dtype=torch.int64, device=logits.device)
+    shape, inner = (*batch[:outer], queries, *batch[outer:]), logits.shape[outer:-2].numel()
+    table = torch.empty((*shape, variables), dtype=torch.int64, device=logits.device)
+    same_as = torch.empty(shape, dtype=torch.int64, device=logits.device)
     races = rows * variables
     _swap[(triton.cdiv(races, RACES), min(categories, PARTS))](
-        logits, log_pi, table, races, C=categories, BLOCK=RACES, num_warps=1
+        logits, log_pi, table, races, inner * variables, C=categories, BLOCK=RACES, num_warps=1
     )
-    _share[(rows,)](
-        table, same_as, rows, queries, variables, BLOCK_M=triton.next_power_of_2(queries),
-        BLOCK_K=16 * triton.cdiv(variables, 16), num_warps=4,
-    )  # fmt: skip
+    block = triton.next_power_of_2(queries)
+    _share[(rows,)](table, same_as, inner, queries, K=variables, BLOCK_M=block, num_warps=1 if block <= 64 else 4)
     return table, same_as
 
 
 @triton.jit
-def _merge(values, log_pi, gradient, R, K, C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
+def _merge(values, log_pi, gradient, INNER, K, C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The gradient of one row of values [R / INNER, M, INNER]."""
     kind = gradient.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
+    values += row + row // INNER * (C * (C - 1) // 2) * INNER
     k, c = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
-    first = tl.load(values + row)
+    first = tl.load(values)
     total, even = tl.zeros([BLOCK_K, BLOCK_C], kind), 1.0 / tl.full([BLOCK_K], C, kind)
     for j in tl.static_range(0, BLOCK_C):
         low, high = tl.minimum(c, j), tl.maximum(c, j)
         pair = tl.where(low == high, 0, low * (2 * C - low - 1) // 2 + high - low)
-        f = tl.load(values + pair * R + row, mask=(c < C) & (j < C), other=0.0)
+        f = tl.load(values + pair * INNER, mask=(c < C) & (j < C), other=0.0)
         x = tl.load(log_pi + (row * K + k) * C + j, mask=(k < K) & (j < C), other=0.0)
         f = tl.where((c < C) & (j < C), f - first, 0.0)
         total += (even - tl.exp(x).to(kind))[:, None] * f[None, :]
@@ -121,13 +122,13 @@ def _merge(values, log_pi, gradient, R, K, C: tl.constexpr, BLOCK_K: tl.constexp
     tl.store(gradient + (row * K + k[:, None]) * C + c[None, :], total, mask=here)
 
 
-def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
-    """`arsm.kernels.merge_pairs` for contiguous [M, *B] and [*B, K, C]."""
+def merge_pairs(values: Tensor, log_pi: Tensor, outer: int = 0) -> Tensor:
+    """`arsm.kernels.merge_pairs` for contiguous [M, *B] and [*B, K, C]; M comes after `outer` dimensions of *B."""
     variables, categories = log_pi.shape[-2:]
-    rows = values[0].numel()
+    rows, inner = log_pi.shape[:-2].numel(), log_pi.shape[outer:-2].numel()
     gradient = torch.empty(log_pi.shape, dtype=values.dtype, device=values.device)
     _merge[(rows,)](
-        values, log_pi, gradient, rows, variables, C=categories, BLOCK_K=max(4, triton.next_power_of_2(variables)),
+        values, log_pi, gradient, inner, variables, C=categories, BLOCK_K=max(4, triton.next_power_of_2(variables)),
         BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=1,
     )  # fmt: skip
     return gradient
