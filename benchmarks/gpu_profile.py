@@ -113,6 +113,8 @@ def vae_step(file: TextIO, count: int) -> str:
         list(config.seeds),
         batch=config.batch,
         watched=module.encoder_size,
+        prepare=module.prepare,
+        metrics=module.metrics,
         stacked=True,
         compiled=True,
         steps_per_replay=5,

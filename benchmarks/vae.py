@@ -54,6 +54,8 @@ def make(config: Vae, replicas: int, device: str, images: int, **options: bool |
         list(config.seeds),
         batch=config.batch,
         watched=module.encoder_size,
+        prepare=module.prepare,
+        metrics=module.metrics,
         stacked=stacked,
         **options,  # pyright: ignore[reportArgumentType]
     )

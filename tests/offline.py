@@ -15,8 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
+from arsm_experiments import gpu_decoder
 
 TYPES = {
     torch.float16: "fp16",
@@ -28,7 +30,7 @@ TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-OPTIONS = ("num_warps", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 SHARED = 160 * 1024
 """Bytes of shared memory that a program may use on every GPU since the A100."""
 ARCHITECTURES = (80, 90)
@@ -53,6 +55,8 @@ def launches(call: Any) -> set[Launch]:
                 if isinstance(x, torch.Tensor):
                     described.append((name, "*" + TYPES[x.dtype]))
                     aligned.append(place)
+                elif isinstance(x, TensorDescriptor):
+                    described.append((name, f"tensordesc<{TYPES[x.base.dtype]}{list(x.block_shape)}>"))
                 elif kernel.params[place].is_constexpr or x == 1:  # Triton compiles an argument of 1 as a constant
                     described.append((name, x))
                 else:
@@ -136,6 +140,12 @@ def all_launches() -> set[Launch]:
         found |= launches(lambda x=x: gpu_pairs.pairs(x, x))
         f = torch.empty((1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2]), dtype=dtype, device="meta")
         found |= launches(lambda f=f, x=x: gpu_pairs.merge_pairs(f, x))
+    for replicas, hidden in ((1, (256, 512)), (15, (104,)), (2, ())):
+        size = lambda *shape, r=replicas, dtype=torch.float32: torch.empty(r, *shape, dtype=dtype, device="meta")  # noqa: E731
+        sizes = (*hidden, 784)
+        weights = [size(o, i, dtype=torch.bfloat16) for i, o in itertools.pairwise((200, *sizes))]
+        given = size(9200, 20, dtype=torch.int64), size(200, 20, 10), weights, [size(o) for o in sizes], size(200, 784)
+        found |= launches(lambda given=given: gpu_decoder.log_weight(*given))
     return found
 
 

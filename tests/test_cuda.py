@@ -68,6 +68,18 @@ def test_pairs_are_summed_alike_on_both(shape: tuple[int, ...], dtype: torch.dty
     torch.testing.assert_close(found.double(), kernels.merge_pairs(f.double(), log_pi), rtol=0, atol=1e-5)
 
 
+def test_the_likelihood_of_choices_is_the_same_on_both() -> None:
+    from arsm_experiments.decoder import log_weight
+    from tests.experiments.test_decoder import drawn
+
+    z, log_q, weights, biases, x = drawn(3, 46, 20, 20, 10, 256, 512, 784)
+    weights = [weight.bfloat16() for weight in weights]
+    given = z.cuda(), log_q.cuda(), [w.cuda() for w in weights], [b.cuda() for b in biases], x.cuda()
+    expected = log_weight(z, log_q, weights, biases, x)
+    for _ in range(20):  # a race between loads and products would not show every time
+        torch.testing.assert_close(log_weight(*given).cpu(), expected, rtol=2e-3, atol=0.5)
+
+
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
 def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:

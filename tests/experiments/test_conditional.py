@@ -200,6 +200,7 @@ def replicas_of(config: Conditional, images: Tensor, *, stacked: bool, dense: bo
         list(config.seeds),
         batch=5,
         watched=network.encoder_size,
+        metrics=network.metrics,
         stacked=stacked,
         compiled=compiled,
     )

@@ -71,6 +71,8 @@ def make(
         [config.seeds[r] for r in replicas],
         batch=config.batch,
         watched=module.encoder_size,
+        prepare=module.prepare,
+        metrics=module.metrics,
         stacked=stacked,
         **options,
     )
@@ -210,8 +212,8 @@ def test_the_step_traces_without_a_break(
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     replicas = make(replace(SMALL, estimator=words, **changes), [0, 1, 2], stacked=stacked, compiled=True)
     assert not replicas.epoch()["not_finite"].any()
-    # all stacks share them: the code, the losses, Adam and its scale
-    assert len(graphs) == 3 + len(replicas._losses)
+    # all stacks share them: the code, the losses, the metrics, Adam, its scale and the slow moment
+    assert len(graphs) == 5 + len(replicas._losses)
     for half in replicas.state["first_moment"].tensor_split([replicas.watched], -1):
         assert bool((half != 0).any(-1).all())
 
@@ -291,7 +293,7 @@ def two_losses(device: str, **options: Any) -> Replicas:
 def test_the_second_loss_learns_from_the_code_and_does_not_change_it() -> None:
     both = two_losses("cpu", stacked=False)
     first_alone = two_losses("cpu", stacked=False)
-    first_alone._losses = [*first_alone._losses[:1], lambda *args: (args[1][1].sum() * 0, {})]
+    first_alone._losses = [*first_alone._losses[:1], lambda *args: (args[1]["decoder.bias"].sum() * 0, {})]
     start = both.parameters.clone()
     means = both.epoch(), first_alone.epoch()
     assert torch.equal(both.parameters[:, : both.watched], first_alone.parameters[:, : both.watched])

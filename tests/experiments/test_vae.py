@@ -206,6 +206,17 @@ def test_a_temperature_is_trained_with_the_model(tmp_path: Path) -> None:
     assert 0.01 < abs(float(temperature) - 1) < 0.5
 
 
+def test_the_decoder_loss_has_the_gradient_of_the_likelihood(images: Tensor) -> None:
+    torch.manual_seed(0)
+    vae = VaeNetwork(TINY)
+    code = vae.encode(images).detach()
+    pixels, _, slope = vae.decoder_loss(images, code, NO_SETTINGS, torch.Generator().manual_seed(1))
+    zs, _ = vae.sample(code, torch.Generator().manual_seed(1))
+    parameters = list(vae.decoder.parameters())
+    expected = torch.autograd.grad(-vae.log_joint(zs, images).mean(), parameters)
+    torch.testing.assert_close(torch.autograd.grad(pixels, parameters, slope), expected)
+
+
 def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
     h = dropout(torch.ones(100_000), torch.tensor(0.3), torch.Generator().manual_seed(0))
     assert abs(float((h == 0).float().mean()) - 0.3) < 0.01  # seven standard errors
@@ -244,6 +255,8 @@ def replicas_of(config: Vae, images: Tensor, *, stacked: bool) -> Replicas:
         list(config.seeds),
         batch=1,
         watched=module.encoder_size,
+        prepare=module.prepare,
+        metrics=module.metrics,
         paces=module.paces,
         stacked=stacked,
     )

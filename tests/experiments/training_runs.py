@@ -21,10 +21,11 @@ TEST_GAP = 0.25
 def total_loss(
     model: Model, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A task: the sum of the model's losses, and what they log."""
+    """A task: what has the gradient of the sum of the model's losses, and what they log."""
     code = model.encode(x, settings, generator)
     parts = [task(model, x, code, settings, generator) for task in model.losses]
-    return torch.stack([loss for loss, _ in parts]).sum(), {k: v for _, logged in parts for k, v in logged.items()}
+    losses = [(part[0] * part[2]).sum() if len(part) > 2 else part[0] for part in parts]
+    return torch.stack(losses).sum(), model.metrics(parts[0][1])
 
 
 def write_run(

@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from arsm.layers import estimate_layers
 from arsm.noise import dirichlet, repeat_draws
 from arsm_experiments.checks import check_least
 from arsm_experiments.data import PIXELS, Mnist
-from arsm_experiments.model import Model, learning_loss, step_metrics
+from arsm_experiments.model import Model, learning_loss, seen, step_metrics
 from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
@@ -188,8 +188,8 @@ class ConditionalNetwork(Model):
 
     def loss(
         self, x: Tensor, code: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The negative bound of a batch [N, 784], with the estimates of its gradient, and metrics to log."""
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The negative bound of a batch [N, 784], with the estimates of its gradient, and what it has seen."""
         context = [x[:, HALF:]]
         if any(self.config.dropouts):
             whole = x.new_ones(x.shape[0], self.config.variables, 1)
@@ -197,7 +197,7 @@ class ConditionalNetwork(Model):
         top = code.repeat(1, self.paths, 1)
 
         def second(zs: list[Tensor], x_l: Tensor, *kept: Tensor) -> Tensor:
-            return self.apply_map(self.second, zs[0], *kept[:1]).view(-1, *top.shape[1:])
+            return self.apply_map(self.second, zs[0], *kept[:1]).reshape(-1, *top.shape[1:])
 
         def f(zs: list[Tensor], logits: list[Tensor], x_l: Tensor, *kept: Tensor) -> Tensor:
             return self.likelihood(zs[1], x_l, *kept[1:])
@@ -217,9 +217,12 @@ class ConditionalNetwork(Model):
                 max_rows=None if self.dense else 1024,
             )
             made = out.layers
-        metrics = step_metrics(out.value, made)
-        metrics["evaluations"] = metrics["evaluations"] * self.paths
-        return learning_loss(made) - out.value.mean(), metrics
+        return learning_loss(made) - out.value.mean(), seen(out.value, made)
+
+    def metrics(self, seen: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What to log of the loss; an evaluation has several paths."""
+        found = step_metrics(seen)
+        return found | {"evaluations": found["evaluations"] * self.paths}
 
     def log_likelihood(self, x: Tensor, generator: torch.Generator | None = None, *, draws: int) -> Tensor:
         """ln 1/S sum_s p(x_l | z2^s) of S draws: [N, 784] -> [N]."""

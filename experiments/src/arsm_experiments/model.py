@@ -44,10 +44,18 @@ class Model(nn.Module):
         categories = weight.shape[1] // variables
         if self.dense or z.is_floating_point():
             h = arsm.one_hot(z, categories)
-            return F.linear((h if kept is None else h * kept).flatten(1), weight, bias)
+            return self._linear((h if kept is None else h * kept).flatten(1), weight, bias, frozen)
         columns = z + categories * torch.arange(variables, device=z.device)
         weights = None if kept is None else kept.squeeze(-1)
         return bias + F.embedding_bag(columns, weight.t().contiguous(), mode="sum", per_sample_weights=weights)
+
+    def linear(self, layer: nn.Module, h: Tensor, *, frozen: bool = False) -> Tensor:
+        """A linear layer applied to h [N, D], whose parameters get no gradient if frozen."""
+        return self._linear(h, *weight_and_bias(layer, frozen), frozen)
+
+    def _linear(self, h: Tensor, weight: Tensor, bias: Tensor, frozen: bool) -> Tensor:
+        # of stacked weights F.linear's gradient is transposed in memory; that of the product with h's transpose is not
+        return F.linear(h, weight, bias) if frozen or not self.dense else (weight @ h.t()).t() + bias
 
     @property
     def encoder_size(self) -> int:
@@ -67,12 +75,21 @@ class Model(nn.Module):
         raise NotImplementedError
 
     @property
-    def losses(self) -> tuple[Task, ...]:
-        """The tasks `loss(x, code, settings, generator)` whose sum is minimised; each also returns metrics to log.
+    def prepare(self) -> Task | None:
+        """A task that computes what joins the settings of the losses, {name: tensors}, without gradient."""
+        return None
 
-        The first contains the estimate and logs `step_metrics`; only its gradient reaches the code.
+    @property
+    def losses(self) -> tuple[Task, ...]:
+        """The tasks `loss(x, code, settings, generator)` whose sum is minimised; each also returns what it has `seen`.
+
+        The first contains the estimate, and only its gradient reaches the code. The others have seen nothing.
         """
         raise NotImplementedError
+
+    def metrics(self, seen: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What to log of the first loss."""
+        return step_metrics(seen)
 
 
 def weight_and_bias(layer: nn.Module, frozen: bool) -> tuple[Tensor, Tensor]:
@@ -81,15 +98,21 @@ def weight_and_bias(layer: nn.Module, frozen: bool) -> tuple[Tensor, Tensor]:
     return (layer.weight.detach(), layer.bias.detach()) if frozen else (layer.weight, layer.bias)
 
 
-def step_metrics(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Tensor]:
+def seen(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Any]:
+    """What `step_metrics` needs of a step."""
+    return {"value": value.detach(), "layers": [layer.info for layer in layers]}
+
+
+def step_metrics(seen: Mapping[str, Any]) -> dict[str, Tensor]:
     """Metrics of a step: negative mean of value [N], distinct evaluations of f per image, whether all were finite."""
+    value, layers = seen["value"], seen["layers"]
+    distinct = [info["distinct"] for info in layers]
     # all layers share one evaluation at the true path: count it once
-    below = sum(layer.value.shape[0] for layer in layers[1:])
-    distinct = torch.stack([layer.info["distinct"].sum() for layer in layers]).sum()
-    finite = torch.stack([layer.info["finite"].all() for layer in layers]).all()
+    below = sum(own.shape[0] for own in distinct[1:])
+    finite = torch.stack([info["finite"].all() for info in layers]).all()
     return {
-        "train": -value.detach().mean(),
-        "evaluations": (distinct - below) / value.shape[0],
+        "train": -value.mean(),
+        "evaluations": (torch.stack([own.sum() for own in distinct]).sum() - below) / value.shape[0],
         "not_finite": 1 - finite.float(),
     }
 

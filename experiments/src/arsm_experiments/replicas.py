@@ -11,6 +11,7 @@ replicas, the losses of one replica) overlaps there on separate streams.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,16 +47,12 @@ class Layout(NamedTuple):
         names, parameters = zip(*module.named_parameters(), strict=True)
         return cls(names, tuple(p.shape for p in parameters))
 
-    def unpack(self, *vectors: Tensor) -> dict[str, Tensor]:
-        """Views by name of a vector [P], which may be given in several pieces."""
-        sizes = iter([shape.numel() for shape in self.shapes])
-        parts: list[Tensor] = []
-        for vector in vectors:
-            own: list[int] = []
-            while sum(own) < vector.shape[0] and (size := next(sizes, None)):
-                own.append(size)
-            parts += vector.split([*own, vector.shape[0] - sum(own)])[: len(own)]  # the rest is padding
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+    def unpack(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Views by name of vectors [..., P]."""
+        sizes = [shape.numel() for shape in self.shapes]
+        parts = vectors.split([*sizes, vectors.shape[-1] - sum(sizes)], -1)[: len(sizes)]  # the rest is padding
+        shaped = (part.view((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True))
+        return dict(zip(self.names, shaped, strict=True))
 
 
 def compiles_slopes() -> bool:
@@ -86,8 +83,8 @@ class Stack:
     """Their rows; all fields below are views of these rows."""
     parameters: Tensor
     """[R, P] or [P]."""
-    halves: Sequence[Tensor]
-    """The watched parameters and the others."""
+    pieces: Mapping[str, Tensor]
+    """The parameters by name."""
     state: Sequence[Tensor]
     """The tensors that STATE lists."""
     settings: Mapping[str, Tensor]
@@ -96,9 +93,9 @@ class Stack:
     generator: torch.Generator | None
     """Source of noise; None for torch's global generator."""
 
-    def leaves(self) -> list[Tensor]:
+    def leaves(self) -> dict[str, Tensor]:
         """Fresh leaves to differentiate: torch ties a leaf to the stream of its first use."""
-        return [half.detach().requires_grad_() for half in self.halves]
+        return {name: piece.detach().requires_grad_() for name, piece in self.pieces.items()}
 
 
 class Replicas:
@@ -108,14 +105,19 @@ class Replicas:
         module: the model; `module(task, *args)` runs one of its tasks.
         encode: the first task of every loss: `encode(x, settings, generator=...) -> code`, a tensor, for images
             x [B, D] and a dict of this replica's settings.
-        losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], {name: metric
-            []})`. Only the first loss has a gradient through the code; the others get it detached.
+        losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], seen)`, or
+            `(y, seen, slope)` of a loss that nobody needs, with its derivative in y. Only the first loss has a
+            gradient through the code; the others get it detached.
         parameters: [R, P], made by `pack`.
         data: uint8 [N, D].
         settings: [R] each; must contain the learning rate, `rate`; `weight_decay` is AdamW's, of matrices only.
         seeds: R numbers, for the order of the data and the noise.
         batch: images per step, over all processes.
         watched: number of leading parameters for the gradient's variance; must end at a parameter's end.
+        prepare: a task `prepare(generator=..., images=...) -> {name: tensors}`, if any, whose result joins the settings
+            of the losses; it runs without gradient, while the batch of so many images is encoded.
+        metrics: `metrics(seen) -> {name: metric []}`, what to log of a loss, where it saw anything; computed beside its
+            backward pass.
         schedule: the learning rate along `total_steps`.
         averaging: decay of the moving average of the parameters, 0 for none.
         paces: [P], relative learning rate of each parameter; None if all are equal.
@@ -136,6 +138,8 @@ class Replicas:
         *,
         batch: int,
         watched: int,
+        prepare: Task | None = None,
+        metrics: Callable[[Any], dict[str, Tensor]] = lambda seen: seen,
         schedule: Schedule = "constant",
         total_steps: int = 0,
         averaging: float = 0.0,
@@ -185,16 +189,26 @@ class Replicas:
         self._ones = torch.ones(replicas, device=self.device)
         self._streams: dict[tuple[torch.cuda.Stream, str, int], torch.cuda.Stream] = {}
         self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
+        self._prepare: Callable[..., Any] | None = None
+        if prepare is not None:
+            self._prepare = partial(self._each, partial(prepare, images=batch // self.processes))
         self._losses: list[Callable[..., Any]] = [partial(self._each, loss) for loss in losses]
+        self._metrics: Callable[[Any], dict[str, Tensor]] = torch.vmap(metrics) if stacked else metrics
         self._scale: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]] = self._adam_scale
         self._update: Callable[..., None] = self._adam
+        self._follow: Callable[..., None] = self._slow_moment
         if compiled:
             torch.compiler.reset()  # steps compiled earlier count against the limit
             if compiles_slopes():
                 torch._dynamo.config.trace_autograd_ops = True
             build = partial(torch.compile, fullgraph=True, dynamic=False)
-            self._begin, self._scale, self._update = build(self._begin), build(self._scale), build(self._update)
+            self._begin, self._scale, self._metrics = build(self._begin), build(self._scale), build(self._metrics)
+            self._prepare = build(self._prepare) if self._prepare else None
             self._losses = [build(loss) for loss in self._losses]
+            # the update reads every gradient where it lies
+            options = {"max_pointwise_cat_inputs": len(self.layout.names) + 1}
+            own = {"options": options} if self.device.type == "cuda" else {}
+            self._update, self._follow = build(self._update, **own), build(self._follow, **own)
         self.steps_per_replay = steps_per_replay
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -230,7 +244,8 @@ class Replicas:
             for stack, context in zip(self.stacks, contexts, strict=True):
                 with context:
                     self._train(stack)
-        self.state["step"] += 1
+        if len(self.stacks) > 1:
+            self.state["step"] += 1
 
     def next_batch(self, order: Tensor) -> Tensor:
         """This process's share as float32: [R, B, D], or [B, D] of one replica, by the order [R, N] or [N]."""
@@ -246,9 +261,10 @@ class Replicas:
         """
         with torch.no_grad():
             if self.stacked:
-                return self._each(task, None, [weights], *args)
+                return self._each(task, None, self.layout.unpack(weights), *args)
             rows = zip(generators, weights, *args, strict=True)
-            return _stack_results([self._each(task, generator, [row], *own) for generator, row, *own in rows])
+            found = [self._each(task, generator, self.layout.unpack(row), *own) for generator, row, *own in rows]
+            return _stack_results(found)
 
     def gradient_variance(self) -> Tensor:
         """[R]: the mean over the watched parameters of v - m^2, moving averages of the gradient with decay 0.999.
@@ -292,7 +308,7 @@ class Replicas:
         return Stack(
             where,
             parameters,
-            parameters.tensor_split([self.watched], -1),
+            self.layout.unpack(parameters),
             [self.state[name][where] for name in STATE],
             {name: value[where] for name, value in self.settings.items()},
             self.order[where],
@@ -301,49 +317,75 @@ class Replicas:
 
     def _train(self, stack: Stack) -> None:
         settings, leaves = stack.settings, stack.leaves()
-        x, code = self._begin(stack.order, stack.generator, leaves, settings)
         found: list[tuple[Tensor | None, ...]] = []
+        with self._side_by_side("encode", 2) as (_, aside):
+            with aside, torch.no_grad():
+                prepared = self._prepare(stack.generator, leaves) if self._prepare else {}
+                scale = self._scale(settings)
+            x, code = self._begin(stack.order, stack.generator, leaves, settings)
         with self._side_by_side("loss", len(self._losses)) as contexts:
             for loss, context in zip(self._losses, contexts, strict=True):
                 with context:
-                    values, metrics = loss(stack.generator, leaves, x, code, settings)
-                    found.append(torch.autograd.grad(values, leaves, self._ones[stack.where], allow_unused=True))
-                    self._count(stack.where, metrics)
+                    found.append(self._learn(stack, loss, leaves, x, code, {**settings, **prepared}))
                 leaves, code = stack.leaves(), code.detach()
-        gradients = [reduce(torch.add, [g for g in half if g is not None]) for half in zip(*found, strict=True)]
+        gradients = [_sum(each) for each in zip(*found, strict=True)]
+        gradients = [
+            p.new_zeros(p.shape) if g is None else g for p, g in zip(stack.pieces.values(), gradients, strict=True)
+        ]
         if self.processes > 1:
             for gradient in gradients:
                 dist.all_reduce(gradient)
                 gradient /= self.processes
-        with torch.no_grad():
-            self._update(stack.parameters, stack.state, gradients, *self._scale(settings))
+        with torch.no_grad(), self._side_by_side("update", 2) as (_, aside):
+            self._update(stack.parameters, stack.state, gradients, *scale)
+            with aside:
+                self._follow(stack.state[STATE.index("slow_moment")], gradients)
+                if len(self.stacks) == 1:  # otherwise the other stacks may still read it
+                    self.state["step"] += 1
+
+    def _learn(
+        self,
+        stack: Stack,
+        loss: Callable[..., Any],
+        leaves: dict[str, Tensor],
+        x: Tensor,
+        code: Tensor,
+        settings: Mapping[str, Tensor],
+    ) -> tuple[Tensor | None, ...]:
+        """The gradient of one loss; its metrics are counted meanwhile."""
+        values, seen, *slopes = loss(stack.generator, leaves, x, code, settings)
+        (slope,) = slopes or (self._ones[stack.where],)
+        with self._side_by_side("metrics", 2) as (_, aside):
+            if seen:
+                with aside, torch.no_grad():
+                    self._count(stack.where, self._metrics(seen))
+            return torch.autograd.grad(values, list(leaves.values()), slope, allow_unused=True)
 
     def _encode_next_batch(
         self,
         encode: Task,
         order: Tensor,
         generator: torch.Generator | None,
-        halves: list[Tensor],
+        parameters: dict[str, Tensor],
         settings: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         x = self.next_batch(order)
-        return x, self._each(encode, generator, halves, x, settings)
+        return x, self._each(encode, generator, parameters, x, settings)
 
-    def _each(self, task: Task, generator: torch.Generator | None, vectors: list[Tensor], *args: Any) -> Any:
-        """Run a task for the stacked replicas or for one; `vectors` are pieces of its parameters."""
+    def _each(self, task: Task, generator: torch.Generator | None, parameters: dict[str, Tensor], *args: Any) -> Any:
+        """Run a task for the stacked replicas or for one, with these parameters by name."""
 
-        def one(vectors: list[Tensor], *args: Any) -> Any:
-            return functional_call(self.module, self.layout.unpack(*vectors), (task, *args), {"generator": generator})
+        def one(parameters: dict[str, Tensor], *args: Any) -> Any:
+            return functional_call(self.module, parameters, (task, *args), {"generator": generator})
 
-        return torch.vmap(one, randomness="different")(vectors, *args) if self.stacked else one(vectors, *args)
+        return torch.vmap(one, randomness="different")(parameters, *args) if self.stacked else one(parameters, *args)
 
     def _count(self, where: slice | int, metrics: dict[str, Tensor]) -> None:
         for name in metrics:
             if name not in self.totals:
                 self.totals[name] = torch.zeros_like(self._ones)
-        if metrics:
-            totals = [self.totals[name][where] for name in metrics]
-            torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
+        totals = [self.totals[name][where] for name in metrics]
+        torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
 
     def _matrices(self) -> Tensor:
         """[P]: 1 for the elements of matrices, 0 for those of vectors and for padding."""
@@ -376,12 +418,13 @@ class Replicas:
         fresh: Tensor,
         decay: Tensor | None,
     ) -> None:
-        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, weight decay, and the moving averages."""
-        gradient = torch.cat(gradients, -1)
-        first, second, slow, average = state
+        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, weight decay, and the average."""
+        flat = [each.flatten(parameters.ndim - 1) for each in gradients]
+        padding = parameters.shape[-1] - sum(each.shape[-1] for each in flat)
+        gradient = torch.cat([*flat, parameters.new_zeros((*parameters.shape[:-1], padding))], -1)
+        first, second, _, average = state
         first.lerp_(gradient, 1 - BETA1)
         second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-        slow.lerp_(gradients[0], 1 - BETA2)
         if self.paces is not None:
             size = size * self.paces
         if decay is not None and self.decaying is not None:
@@ -389,6 +432,13 @@ class Replicas:
         parameters.sub_((size * first).div_(second.sqrt().add_(small)))
         if self.averaging:
             average.lerp_(parameters, fresh)
+
+    def _slow_moment(self, slow: Tensor, gradients: list[Tensor]) -> None:
+        """The watched parameters' gradient, averaged as slowly as Adam's second moment."""
+        flat = [each.flatten(slow.ndim - 1) for each in gradients]
+        ends = itertools.accumulate(each.shape[-1] for each in flat)
+        watched = [each for each, end in zip(flat, ends, strict=True) if end <= self.watched]
+        slow.lerp_(torch.cat(watched, -1), 1 - BETA2)
 
     @contextmanager
     def _side_by_side(self, what: str, count: int) -> Iterator[list[AbstractContextManager[object]]]:
@@ -431,6 +481,11 @@ class Replicas:
         torch.cuda.set_rng_state(random, self.device)
         for generator, state in zip(self.noise_generators, noise, strict=True):
             generator.set_state(state)
+
+
+def _sum(gradients: tuple[Tensor | None, ...]) -> Tensor | None:
+    """Their sum; None where there is none."""
+    return reduce(torch.add, found) if (found := [g for g in gradients if g is not None]) else None
 
 
 def _stack_results(parts: list[Any]) -> Any:

@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +27,13 @@ from arsm.layers import estimate_layers
 from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
+from arsm_experiments.decoder import SLOPE, is_fast, log_weight
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.model import Model, learning_loss, step_metrics, weight_and_bias
+from arsm_experiments.model import Model, learning_loss, seen
 from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
 
-SLOPE = 0.2
 FACTORS = 7
 EVALUATION_ROWS = 1000
 STRAIGHT_THROUGH = "gumbel-softmax:hard=True"
@@ -169,6 +169,11 @@ class VaeNetwork(Model):
         return sum(p.numel() for part in (self.encoder, self.lower_encoder) for p in part.parameters())
 
     @property
+    def bf16(self) -> bool:
+        """Whether f is computed in bfloat16 where it needs no gradient: on a GPU alone."""
+        return self.config.precision == "bf16" and self.decoder[0].bias.is_cuda
+
+    @property
     def paces(self) -> Tensor | None:
         """2 for the first encoder if it takes two steps: two equal Adam steps move twice as far as one."""
         if not self.config.as_released:
@@ -184,10 +189,10 @@ class VaeNetwork(Model):
         if settings is not None and self.config.input_dropout:
             h = dropout(h, settings["input_dropout"], generator)
         for layer in self.encoder[:-1]:
-            h = F.leaky_relu(layer(h), SLOPE)
+            h = F.leaky_relu(self.linear(layer, h), SLOPE)
             if settings is not None and any(self.config.dropouts):
                 h = dropout(h, settings["dropout"], generator)
-        return self.normalise(self.encoder[-1](h))
+        return self.normalise(self.linear(self.encoder[-1], h))
 
     def encode_lower(self, z1: Tensor) -> Tensor:
         """ln q(z2 | z1): [N, K] -> [N, K, C]."""
@@ -213,7 +218,7 @@ class VaeNetwork(Model):
             h = F.leaky_relu(h, SLOPE, inplace=True)
             if settings is not None and self.config.decoder_dropout:
                 h = dropout(h, settings["decoder_dropout"], generator)
-            h = linear(layer, h, frozen)
+            h = self.linear(layer, h, frozen=frozen)
         return h
 
     def decode_upper(self, z2: Tensor, *, frozen: bool = False) -> Tensor:
@@ -224,11 +229,10 @@ class VaeNetwork(Model):
         """ln p(x, z): [N]. If frozen, the decoder's parameters get no gradient."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             pixels = self.decode(zs[0], frozen=frozen)
-        return self.log_joint_of(pixels, zs, x, frozen=frozen)
+        return self.with_prior(bernoulli(pixels, x), zs, frozen=frozen)
 
-    def log_joint_of(self, pixels: Tensor, zs: list[Tensor], x: Tensor, *, frozen: bool = False) -> Tensor:
-        """ln p(x, z) from the logits of the pixels [N, 784]: [N]."""
-        log_p = bernoulli(pixels, x)
+    def with_prior(self, log_p: Tensor, zs: list[Tensor], *, frozen: bool) -> Tensor:
+        """ln p(x, z) from ln p(x | z): [N]."""
         if self.config.layers == 2:
             log_p = log_p + log_q(self.decode_upper(zs[1], frozen=frozen).log_softmax(-1), zs[0])
         return log_p - self.config.variables * math.log(self.config.categories)
@@ -250,17 +254,36 @@ class VaeNetwork(Model):
             (VaeNetwork.loss, VaeNetwork.decoder_loss) if self.config.independent_decoder_sample else (VaeNetwork.loss,)
         )
 
+    @property
+    def prepare(self) -> Task | None:
+        """What `loss` needs besides the code, where `log_weight` can replace `log_joint`."""
+        widths = [layer.in_features for layer in self.decoder]
+        return VaeNetwork.prepare_loss if self.dense and self.bf16 and is_fast(widths) else None
+
+    def prepare_loss(self, generator: torch.Generator | None = None, *, images: int) -> dict[str, Any]:
+        """The estimator's noise, and the decoder's weights as `log_weight` reads them."""
+        like = self.decoder[0].bias.new_empty(images, self.config.variables, self.config.categories)
+        weights = {f"decoder.{i}": layer.weight.bfloat16() for i, layer in enumerate(self.decoder)}
+        return {"noise": self.estimator.noise(like, generator), **weights}
+
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and metrics to log."""
-        config = self.config
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """-ELBO of a batch [N, 784], with the estimated gradient in ln q, and what it has seen."""
+        config, images = self.config, x
         sampled = config.kl == "sampled"
+        weights = [settings[f"decoder.{i}"] for i in range(len(self.decoder)) if f"decoder.{i}" in settings]
+        biases = [layer.bias for layer in self.decoder]
 
         def elbo(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
             inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 : 1 if config.as_released else None]
-            bf16 = config.precision == "bf16" and x.is_cuda and not torch.is_grad_enabled()
-            log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample, bf16=bf16)
+            frozen = not torch.is_grad_enabled()
+            if weights and frozen and not zs[0].is_floating_point():
+                top = log_q1.detach() if sampled else torch.zeros_like(log_q1)
+                inside = inside[sampled:]
+                log_p = self.with_prior(log_weight(zs[0], top, weights, biases, images), zs, frozen=True)
+            else:
+                log_p = self.log_joint(zs, x, frozen=config.independent_decoder_sample, bf16=self.bf16 and frozen)
             if config.as_released:
                 log_p = log_p + arsm.entropy(logits[1]).sum(-1)
             return log_p - sum(log_q(phi, z) for phi, z in inside)
@@ -273,6 +296,7 @@ class VaeNetwork(Model):
             layers,
             elbo,
             x,
+            noise=settings.get("noise"),
             generator=generator,
             evaluation="dense" if self.dense else "packed",
             max_rows=None if self.dense else 1024,
@@ -280,14 +304,17 @@ class VaeNetwork(Model):
             afresh=config.afresh,
         )
         value = out.value if sampled else out.value + arsm.entropy(log_q1).sum(-1)
-        return learning_loss(out.layers) - value.mean(), step_metrics(value, out.layers)
+        return learning_loss(out.layers) - value.mean(), seen(value, out.layers)
 
     def decoder_loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-ln p(x, z) of a batch [N, 784], with a fresh sample z from q."""
+    ) -> tuple[Any, ...]:
+        """-ln p(x, z) of a batch [N, 784], with a fresh sample z from q; of p(x | z) alone, its logits and slope."""
         zs, _ = self.sample(log_q1, generator)
-        return -self.log_joint_of(self.decode(zs[0], settings, generator), zs, x).mean(), {}
+        pixels = self.decode(zs[0], settings, generator)
+        if self.config.layers == 1:
+            return pixels, {}, (pixels.detach().sigmoid() - x) / len(x)
+        return -self.with_prior(bernoulli(pixels, x), zs, frozen=False).mean(), {}
 
     def negative_elbo(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The sum of -ELBO over images, from one sample each: [N, 784] -> []."""
@@ -328,11 +355,6 @@ def perceptron(*sizes: int) -> nn.ModuleList:
     return nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
 
 
-def linear(layer: nn.Module, h: Tensor, frozen: bool) -> Tensor:
-    """A linear layer, whose parameters get no gradient if frozen."""
-    return F.linear(h, *weight_and_bias(layer, frozen))
-
-
 def dropout(h: Tensor, rate: Tensor, generator: torch.Generator | None) -> Tensor:
     """Keep each element with probability 1 - rate and scale it up; the rate, a tensor, differs between replicas."""
     kept = torch.rand(h.shape, generator=generator, device=h.device) >= rate
@@ -342,7 +364,7 @@ def dropout(h: Tensor, rate: Tensor, generator: torch.Generator | None) -> Tenso
 def bernoulli(logits: Tensor, x: Tensor) -> Tensor:
     """ln p(x) = sum_d x_d l_d - ln(1 + e^{l_d}): [N, D] -> [N]."""
     logits = logits.float()
-    if not torch.compiler.is_compiling() or logits.shape[-1] % FACTORS:
+    if torch.is_grad_enabled() or not torch.compiler.is_compiling() or logits.shape[-1] % FACTORS:
         return (x * logits).sub_(F.softplus(logits)).sum(-1)
     # ln(1 + e^l) = l/2 + |l|/2 + ln(1 + e^{-|l|}). The compiled kernel is limited by arithmetic, and the
     # logarithm is its most expensive part: take one logarithm of a product of several factors, each between 1 and 2.

@@ -98,6 +98,8 @@ def train_together(
         [seed for _, seed in members],
         batch=config.batch,
         watched=module.encoder_size,
+        prepare=module.prepare,
+        metrics=module.metrics,
         schedule=config.schedule,
         total_steps=config.epochs * steps_per_epoch,
         averaging=config.averaging,
