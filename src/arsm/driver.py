@@ -155,7 +155,7 @@ def _unshare(queries: Queries) -> Queries:
     index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
     equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
     number = torch.arange(same_as.shape[0], device=same_as.device).view(-1, *(1,) * (same_as.ndim - 1))
-    return replace(queries, same_as=torch.where(equal, number, same_as))
+    return replace(queries, same_as=torch.where(equal, number, same_as), packed=None)
 
 
 def _reaches(value: Tensor, source: Tensor) -> bool:

@@ -42,7 +42,7 @@ def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
     """n samples per variable from n uniforms: logits [*B, K, C], u [*B, n, K] in [0, 1) -> z [*B, n, K] int64."""
     logits = logits.detach()
     dtype, categories = working_dtype(logits.dtype), logits.shape[-1]
-    if categories <= kernels.ONE_BLOCK and kernels.eager_on_gpu(logits):
+    if kernels.in_one_block(logits):
         return kernels.sample(logits, u)
     p = logits.softmax(-1, dtype=dtype)
     if categories <= IN_ONE_PIECE:

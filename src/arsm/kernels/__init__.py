@@ -32,6 +32,9 @@ ONE_BLOCK = 512
 BUCKETS = 8192
 """Most buckets of a row that Triton's kernels sort into."""
 
+SMALL = 1 << 13
+"""Up to this many numbers, one program packs the queries."""
+
 torch.library.define(
     "arsm::order", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
@@ -86,17 +89,39 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
     return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
 
 
-def ask(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories, and the
-    weight of z, [1]: logits and ln pi [*B, 1, C].
+class Packed(NamedTuple):
+    """The distinct among M B queries, as `arsm.evaluate.Asked` has them; how many there are is known to the GPU alone."""
+
+    z: Tensor
+    """[M B, K]."""
+    row: Tensor
+    """[M B]."""
+    place: Tensor
+    """[M B]."""
+    counts: Tensor
+    """[3]: the distinct, the live among them, and whether a logit is not finite."""
+
+
+class Found(NamedTuple):
+    """Queries that a kernel found, as `arsm.types.Queries` has them."""
+
+    points: Tensor
+    same_as: Tensor | None
+    """None if somebody else must find it."""
+    weight: Tensor
+    packed: Packed | None
+
+
+def ask(logits: Tensor, log_pi: Tensor) -> Found:
+    """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories: logits and
+    ln pi [*B, 1, C].
     """
     return _in("gpu_few").ask(logits.detach().contiguous(), log_pi.contiguous())
 
 
 def tell(logits: Tensor, log_pi: Tensor, values: Tensor) -> Tensor:
     """The ARSM gradient [*B, 1, C] from f at what `ask` asked for, [1 + C, *B]."""
-    f = values[1:].movedim(0, -1).unsqueeze(-2)
-    return _in("gpu_few").merge(logits.detach().contiguous(), log_pi.contiguous(), f)
+    return _in("gpu_few").tell(logits.detach().contiguous(), log_pi.contiguous(), values[1:].contiguous())
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,14 +148,29 @@ def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator |
 
 def sample(logits: Tensor, uniform: Tensor) -> Tensor:
     """`arsm.sampling.inverse_sample` of at most ONE_BLOCK categories."""
-    return _in("gpu_noise").sample(logits, uniform)
+    return _in("gpu_queries").sample(logits, uniform)
 
 
-def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z [*B, K] and z_k^{c<->j} [*B, J, K, C], int64, the weights 1 - C pi_kj [*B, J, K], and for one variable who wins
-    some pair, [*B, 1, C], of logits and ln pi [*B, K, C] with at most ONE_BLOCK categories and references [*B, J, K].
-    """
+def ask_samples(logits: Tensor, uniform: Tensor, live: int) -> Found:
+    """`sample` for one variable as queries whose value is the mean over the live ones."""
+    return _in("gpu_queries").ask_samples(logits.detach().contiguous(), uniform.movedim(-2, 0).contiguous(), live)
+
+
+def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Found, Tensor, Tensor]:
+    """`arsm.references.swap_references` of at most ONE_BLOCK categories."""
     return _in("gpu_few").swap_with(logits.contiguous(), log_pi.contiguous(), references.contiguous())
+
+
+def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
+    """1/(n - 1) sum_i (f_i - mean f) onehot(z_i) for at most ONE_BLOCK categories: z [n, *B, K], f [n, *B] -> [*B, K, C]
+    in a dtype.
+    """
+    return _in("gpu_tell").leave_one_out(z.contiguous(), values.contiguous(), categories, dtype)
+
+
+def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor) -> Tensor:
+    """`arsm.references.tell_references` without pooling, of at most ONE_BLOCK categories."""
+    return _in("gpu_tell").compare_swaps(values.contiguous(), pseudo.contiguous(), weight.contiguous())
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,10 +183,8 @@ def share(points: Tensor) -> Tensor:
     return _in("gpu_queries").share(points)
 
 
-def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, int, bool]:
-    """z, row, place, how many are live and whether all logits are finite, as `arsm.evaluate.Asked` of the distinct
-    among few queries has them: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live.
-    """
+def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> Packed:
+    """The distinct among few queries: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live."""
     return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.detach().contiguous())
 
 
@@ -169,6 +207,11 @@ def on_gpu(x: Tensor) -> bool:
 def eager_on_gpu(x: Tensor) -> bool:
     """Whether the operators are Triton's kernels for x, and x is neither traced nor mapped."""
     return on_gpu(x) and _plain(x)
+
+
+def in_one_block(x: Tensor) -> bool:
+    """Whether x [..., C] is `eager_on_gpu`, and one program holds a row."""
+    return x.shape[-1] <= ONE_BLOCK and eager_on_gpu(x)
 
 
 def _few_on_gpu(f: Tensor) -> bool:
