@@ -54,7 +54,9 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
         torch.testing.assert_close(other, gradient.to(dtype), rtol=0, atol=1e-11 if dtype == torch.float64 else 1e-5)
     if len(ways) > 1:
         one = logits.unsqueeze(-2)
-        compare_found(gpu_few.ask(one, log_pi.unsqueeze(-2)), *by_category(first_three[:, :1], can_win.unsqueeze(-2)), one)
+        compare_found(
+            gpu_few.ask(one, log_pi.unsqueeze(-2)), *by_category(first_three[:, :1], can_win.unsqueeze(-2)), one
+        )
 
 
 def compare_found(found: Found, points: Tensor, same_as: Tensor, logits: Tensor) -> None:
@@ -71,9 +73,9 @@ def compare_found(found: Found, points: Tensor, same_as: Tensor, logits: Tensor)
 def compare_packed_with(packed: Packed, expected: Asked, finite: bool) -> None:
     """The same queries asked, and what is said of them."""
     z, row, place, counts = packed
-    assert counts.tolist() == [expected.count, expected.live, not finite]
-    assert torch.equal(z[: expected.count], expected.z)
-    assert torch.equal(row[: expected.count], expected.row)
+    assert counts.tolist() == [expected.total, expected.live, not finite]
+    assert torch.equal(z[: expected.total], expected.z)
+    assert torch.equal(row[: expected.total], expected.row)
     if expected.place is not None:
         assert torch.equal(place, expected.place.long())
 
@@ -155,7 +157,7 @@ def compare_packed(queries: Queries) -> None:
         logits[2, 699] = worst
         packed = kernels.pack(queries.points.flatten(0, batch), queries.same_as, live, logits)
         compare_packed_with(packed, expected, worst == 0)
-    values, place, count = torch.randn(expected.count, dtype=torch.float64), packed.place, expected.live
+    values, place, count = torch.randn(expected.total, dtype=torch.float64), packed.place, expected.live
     found, finite = gpu_queries.spread(values[:count], values[count:], place, queries.same_as.shape)
     assert finite
     assert torch.equal(found, _of_queries([values], expected, queries.same_as))

@@ -194,12 +194,10 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        ctx.dtype = logits.dtype
+        ctx.gradient = gradient  # no graph leads to it
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (gradient,) = ctx.saved_tensors
         grad = grads[0]
-        return grad, (grad.view(*grad.shape, 1, 1) * gradient).to(ctx.dtype), None
+        return grad, grad.view(*grad.shape, 1, 1) * ctx.gradient, None  # autograd converts it to the logits' dtype

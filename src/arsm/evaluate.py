@@ -108,7 +108,7 @@ class Asked(NamedTuple):
     place: Tensor | None
     """[M B]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
     row's first query."""
-    count: int
+    total: int
     """N."""
     live: int
     """How many of them are live; they come first."""
@@ -133,7 +133,7 @@ def evaluate(
     graph: Graph,
 ) -> Values:
     """f at every query [M, *B], from its values at those that are asked."""
-    same_as, lives, total = queries.same_as, queries.weight.shape[0], asked.count
+    same_as, lives, total = queries.same_as, queries.weight.shape[0], asked.total
     whole = graph == "all" or (graph == "live" and lives == same_as.shape[0])
     parts = [(total, graph != "none")]
     if graph == "live" and not whole:

@@ -90,7 +90,7 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
 
 
 class Packed(NamedTuple):
-    """The distinct among M B queries, as `arsm.evaluate.Asked` has them; how many there are is known to the GPU alone."""
+    """The distinct among M B queries, as `arsm.evaluate.Asked` has them; only the GPU knows how many there are."""
 
     z: Tensor
     """[M B, K]."""
@@ -116,12 +116,12 @@ def ask(logits: Tensor, log_pi: Tensor) -> Found:
     """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories: logits and
     ln pi [*B, 1, C].
     """
-    return _in("gpu_few").ask(logits.detach().contiguous(), log_pi.contiguous())
+    return _in("gpu_few").ask(logits.contiguous(), log_pi.contiguous())
 
 
 def tell(logits: Tensor, log_pi: Tensor, values: Tensor) -> Tensor:
     """The ARSM gradient [*B, 1, C] from f at what `ask` asked for, [1 + C, *B]."""
-    return _in("gpu_few").tell(logits.detach().contiguous(), log_pi.contiguous(), values[1:].contiguous())
+    return _in("gpu_few").tell(logits.contiguous(), log_pi.contiguous(), values.contiguous())
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def sample(logits: Tensor, uniform: Tensor) -> Tensor:
 
 def ask_samples(logits: Tensor, uniform: Tensor, live: int) -> Found:
     """`sample` for one variable as queries whose value is the mean over the live ones."""
-    return _in("gpu_queries").ask_samples(logits.detach().contiguous(), uniform.movedim(-2, 0).contiguous(), live)
+    return _in("gpu_queries").ask_samples(logits.contiguous(), uniform.movedim(-2, 0).contiguous(), live)
 
 
 def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Found, Tensor, Tensor]:
@@ -162,9 +162,7 @@ def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Found
 
 
 def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-    """1/(n - 1) sum_i (f_i - mean f) onehot(z_i) for at most ONE_BLOCK categories: z [n, *B, K], f [n, *B] -> [*B, K, C]
-    in a dtype.
-    """
+    """`arsm.scores.leave_one_out` of at most ONE_BLOCK categories."""
     return _in("gpu_tell").leave_one_out(z.contiguous(), values.contiguous(), categories, dtype)
 
 
@@ -185,7 +183,7 @@ def share(points: Tensor) -> Tensor:
 
 def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> Packed:
     """The distinct among few queries: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live."""
-    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.detach().contiguous())
+    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.contiguous())
 
 
 def spread(values: list[Tensor], place: Tensor, shape: torch.Size) -> tuple[Tensor, bool]:

@@ -109,7 +109,7 @@ def _ask(logits, log_pi, room, weight, C, R, BLOCK: tl.constexpr, ROWS: tl.const
 
 
 @triton.jit
-def _merge(logits, log_pi, f, result, C, ROW, COLUMN, BLOCK: tl.constexpr):
+def _merge(logits, log_pi, f, result, C, START, ROW, COLUMN, BLOCK: tl.constexpr):
     """A row's sums over all its pairs, less their mean."""
     row, c = _one_row(), tl.arange(0, BLOCK)[None, :]
     mask = c < C
@@ -117,7 +117,7 @@ def _merge(logits, log_pi, f, result, C, ROW, COLUMN, BLOCK: tl.constexpr):
     a, theta, code, z, second, third = _swaps(logits, log_pi, row, C, BLOCK)
     a = tl.where(mask & (c != z), a, float("inf"))
     theta = tl.where(mask & (c != z), theta, float("-inf"))
-    d = tl.load(f + row * ROW + c * COLUMN, mask=mask, other=0.0).to(tl.float64)
+    d = tl.load(f + START + row * ROW + c * COLUMN, mask=mask, other=0.0).to(tl.float64)
     d = tl.where(mask, d - _at(d, c, z), 0.0)
     w = weight_at(log_pi, at, mask, C)
     swapped = tl.where(mask, swapped_with_z(c, code, second, d, _at(d, c, second), _at(d, c, third)), 0.0)
@@ -195,21 +195,24 @@ def ask(logits: Tensor, log_pi: Tensor) -> Found:
 
 def merge(logits: Tensor, log_pi: Tensor, f: Tensor) -> Tensor:
     """The gradient for contiguous [..., C]; f may have the categories first in memory."""
+    rows, categories = f.shape[:-1].numel(), f.shape[-1]
     if f.movedim(-1, 0).is_contiguous():
-        return tell(logits, log_pi, f.movedim(-1, 0))
-    return _launch_merge(logits, log_pi, f.contiguous(), f.shape[-1], 1)
+        return _merged(logits, log_pi, f, 0, 1, rows)
+    return _merged(logits, log_pi, f.contiguous(), 0, categories, 1)
 
 
-def tell(logits: Tensor, log_pi: Tensor, f: Tensor) -> Tensor:
-    """The gradient for contiguous [..., C], from contiguous f [C, ...]."""
-    return _launch_merge(logits, log_pi, f, 1, logits.numel() // len(f))
+def tell(logits: Tensor, log_pi: Tensor, values: Tensor) -> Tensor:
+    """`arsm.kernels.tell` for contiguous tensors."""
+    rows = values.numel() // values.shape[0]
+    return _merged(logits, log_pi, values, rows, 1, rows)
 
 
-def _launch_merge(logits: Tensor, log_pi: Tensor, f: Tensor, row: int, column: int) -> Tensor:
+def _merged(logits: Tensor, log_pi: Tensor, f: Tensor, start: int, row: int, column: int) -> Tensor:
+    """f of row r and category c lies at start + r row + c column."""
     categories = logits.shape[-1]
     gradient = torch.empty(logits.shape, dtype=f.dtype, device=f.device)
-    rows = logits.numel() // categories
-    launch(_merge, rows, logits, log_pi, f, gradient, categories, row, column, **in_one_block(categories))
+    rows, sizes = logits.numel() // categories, in_one_block(categories)
+    launch(_merge, rows, logits, log_pi, f, gradient, categories, start, row, column, **sizes)
     return gradient
 
 

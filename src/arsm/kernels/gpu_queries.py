@@ -132,7 +132,7 @@ def pack_room(room, logits, N, R, LIVE, C):
 
 @triton.jit
 def _sums(logits, row, C, BLOCK: tl.constexpr):
-    """What `arsm.sampling` compares uniform numbers with, [ROWS, BLOCK], and the last sum, [ROWS, 1]: rows [ROWS, 1]."""
+    """The sums that `arsm.sampling` compares, [ROWS, BLOCK], and the last of them, [ROWS, 1]: rows [ROWS, 1]."""
     c = tl.arange(0, BLOCK)[None, :]
     x = tl.load(logits + row * C + c, mask=c < C, other=float("-inf"))
     if x.dtype != tl.float64:

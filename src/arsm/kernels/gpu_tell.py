@@ -1,4 +1,4 @@
-"""Gradients from f's values in eager mode on a GPU, as one Triton kernel each: launching takes longer than running them."""
+"""Gradients from f's values in eager mode on a GPU, as one Triton kernel each."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportReturnType=false

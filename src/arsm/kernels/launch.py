@@ -1,6 +1,6 @@
 """Launching small Triton kernels, where the host's time counts."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportReturnType=false
 
 from __future__ import annotations
 
