@@ -30,6 +30,7 @@ from arsm.sampling import inverse_sample
 from arsm.scores import leave_one_out
 from arsm.swap import merge_pairs, pair_table, run_race
 from arsm.types import Queries
+from arsm.univariate import swap_all
 from tests.races import Drawn, races
 
 
@@ -72,8 +73,8 @@ def compare_found(found: Found, points: Tensor, same_as: Tensor, logits: Tensor)
 
 def compare_packed_with(packed: Packed, expected: Asked, finite: bool) -> None:
     """The same queries asked, and what is said of them."""
-    z, row, place, counts = packed
-    assert counts.tolist() == [expected.total, expected.live, not finite]
+    z, row, place, _ = packed
+    assert packed.read() == (expected.total, expected.live, finite)
     assert torch.equal(z[: expected.total], expected.z)
     assert torch.equal(row[: expected.total], expected.row)
     if expected.place is not None:
@@ -148,6 +149,21 @@ def compare_samples(logits: Tensor, count: int) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+def compare_tiles() -> None:
+    """More rows than a program holds at once: one program for all of them, which packs, or several."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(150, 1, 4, generator=generator)
+    drawn = Drawn(logits, dirichlet(logits, generator))
+    swaps = swap_all(*drawn)
+    for steps in (gpu_queries.STEPS, 0):
+        with mock.patch.object(gpu_queries, "STEPS", steps):
+            found = gpu_few.ask(*drawn)
+            assert (found.packed is None) == (steps == 0)
+            compare_found(found, *by_category(swaps.z, swaps.can_win), logits)
+            compare_samples(logits, 3)
+            compare_queries(drawn)
+
+
 def compare_packed(queries: Queries) -> None:
     """The same queries asked, and the same values found."""
     logits = torch.zeros(3, 700)
@@ -157,13 +173,13 @@ def compare_packed(queries: Queries) -> None:
         logits[2, 699] = worst
         packed = kernels.pack(queries.points.flatten(0, batch), queries.same_as, live, logits)
         compare_packed_with(packed, expected, worst == 0)
-    values, place, count = torch.randn(expected.total, dtype=torch.float64), packed.place, expected.live
-    found, finite = gpu_queries.spread(values[:count], values[count:], place, queries.same_as.shape)
+    values, count = torch.randn(expected.total, dtype=torch.float64), expected.live
+    found, finite = gpu_queries.spread(values[:count], values[count:], packed, queries.same_as.shape)
     assert finite
     assert torch.equal(found, _of_queries([values], expected, queries.same_as))
     for at, worst in ((0, torch.inf), (-1, torch.nan)):
         values[at] = worst
-        assert not gpu_queries.spread(values, values, place, queries.same_as.shape)[1]
+        assert not gpu_queries.spread(values, values, packed, queries.same_as.shape)[1]
         values[at] = 0
 
 
@@ -236,6 +252,7 @@ def main() -> None:
         compare_estimates(words, 5, 1, 4)
         compare_estimates(words, 3, 2, 3)
     compare_estimates("arsm", 2, 1, 40)
+    compare_tiles()
     check_errors()
     print("equal")
 

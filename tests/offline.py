@@ -109,13 +109,13 @@ def queries(logits: torch.Tensor) -> None:
     if variables == 1:
         gpu_queries.ask_samples(logits, uniform, 2)
         points, same_as = gpu_queries.by_category(found.points[0], torch.empty_like(logits, dtype=torch.bool))
-    place = gpu_queries.pack(points.flatten(0, -2), same_as, 1, logits).place
+    packed = gpu_queries.pack(points.flatten(0, -2), same_as, 1, logits)
     gpu_tell.compare_swaps(weight.new_empty((1 + 2 * categories, *batch)), pseudo, weight)
     gpu_tell.leave_one_out(points, weight.new_empty(points.shape[:-1]), categories, logits.dtype)
-    with mock.patch.object(torch.Tensor, "__bool__", return_value=True):
+    with mock.patch.object(torch.Tensor, "__int__", return_value=0):
         for dtype in (torch.float32, torch.float64):
             values = torch.empty(5, dtype=dtype, device="meta")
-            gpu_queries.spread(values, values, place, same_as.shape)
+            gpu_queries.spread(values, values, packed, same_as.shape)
 
 
 def all_launches() -> set[Launch]:

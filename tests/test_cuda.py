@@ -82,6 +82,28 @@ def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape:
     assert torch.equal(found, merge(swap_all(logits.cuda(), log_pi.cuda()), f.cuda()))
 
 
+@pytest.mark.parametrize("words", ["arsm", "ars", "rloo"])
+def test_a_kernel_launched_again_fits_other_sizes_and_alignments(words: str) -> None:
+    estimator = arsm.estimator(words)
+    for rows, categories, offset in (
+        (64, 10, 0),
+        (64, 10, 1),
+        (1, 10, 0),
+        (7, 16, 0),
+        (64, 10, 0),
+        (900, 10, 0),
+        (9, 1, 1),
+    ):
+        logits = torch.randn(offset + rows * categories, generator=torch.Generator().manual_seed(rows))
+        noise = estimator.noise(logits[offset:].view(rows, 1, categories), torch.Generator().manual_seed(0))
+        here, there = (
+            arsm.estimate(estimator, x[offset:].view(rows, 1, categories), lambda z: z[:, 0].double(), noise=given)
+            for x, given in ((logits, noise), (logits.cuda(), to_cuda(noise)))
+        )
+        for name in ("value", "z", "grad"):
+            torch.testing.assert_close(getattr(there, name).cpu(), getattr(here, name), rtol=1e-9, atol=1e-9)
+
+
 def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:
     logits = torch.tensor([[0.5, -1.0, 1.5, 0.0]], dtype=torch.float64, device="cuda")
     many = logits.expand(40_000, 1, 4)

@@ -116,6 +116,8 @@ class Asked(NamedTuple):
     """Whether all logits are known to be finite."""
     number: Tensor | None = None
     """[N]: which of all queries they are, if there is no `place`."""
+    packed: kernels.Packed | None = None
+    """All this, if a kernel found it."""
 
 
 def ask(queries: Queries, logits: Tensor, evaluation: Evaluation) -> Asked:
@@ -172,17 +174,16 @@ def _detached(x: Tensor) -> Tensor:
 
 def _of_queries(values: list[Tensor], asked: Asked, same_as: Tensor) -> Tensor:
     """f at all queries [M, *B] from its values at the distinct ones, which must be finite."""
-    place = asked.place
     alike = len(values) <= 2 and values[0].dtype == values[-1].dtype and not values[0].requires_grad
-    if place is not None and alike and place.shape[0] <= SMALL and kernels.eager_on_gpu(values[0]):
-        of_queries, finite = kernels.spread(values, place, same_as.shape)
+    if asked.packed is not None and alike and kernels.eager_on_gpu(values[0]):
+        of_queries, finite = kernels.spread(values, asked.packed, same_as.shape)
         if not finite:
             _check_finite(_join(values), asked)
         return of_queries
     every, count, rows = _join(values), same_as.shape[0], same_as.shape[1:].numel()
     _check_finite(every.detach(), asked)
-    if place is not None:
-        return _look_up([every], place, same_as)
+    if asked.place is not None:
+        return _look_up([every], asked.place, same_as)
     assert asked.number is not None
     first = every[:rows].expand(count, rows).contiguous()  # faster than repeat
     return first.view(-1).scatter_(0, asked.number, every).view(same_as.shape)
@@ -214,9 +215,7 @@ def distinct(queries: Queries, logits: Tensor) -> Asked:
     """The distinct queries alone; the number of them depends on the data."""
     packed = queries.packed or _packed(queries, logits)
     if packed is not None:
-        z, row, place, counts = packed
-        count, live, bad = counts.tolist()
-        return Asked(z, row, place, count, live, not bad)
+        return Asked(packed.z, packed.row, packed.place, *packed.read(), packed=packed)
     same_as, lives = queries.same_as, queries.weight.shape[0]
     points, live = queries.points.flatten(0, same_as.ndim - 1), lives * same_as.shape[1:].numel()
     if queries.first_for_rest:

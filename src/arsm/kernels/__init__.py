@@ -99,7 +99,12 @@ class Packed(NamedTuple):
     place: Tensor
     """[M B]."""
     counts: Tensor
-    """[3]: the distinct, the live among them, and whether a logit is not finite."""
+    """[1]: the number of them, plus 2^20 times the live ones, plus 2^40 if a logit is not finite."""
+
+    def read(self) -> tuple[int, int, bool]:
+        """How many are distinct, how many of them are live, and whether all logits are finite."""
+        code = int(self.counts)  # a single number is read faster than three
+        return code % (1 << 20), (code >> 20) % (1 << 20), code < 1 << 40
 
 
 class Found(NamedTuple):
@@ -186,9 +191,11 @@ def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> Packed:
     return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.contiguous())
 
 
-def spread(values: list[Tensor], place: Tensor, shape: torch.Size) -> tuple[Tensor, bool]:
-    """Values at places [M], in a shape, and whether they are all finite: of one or two tensors of one dtype."""
-    return _in("gpu_queries").spread(values[0].contiguous(), values[-1].contiguous(), place, shape)
+def spread(values: list[Tensor], packed: Packed, shape: torch.Size) -> tuple[Tensor, bool]:
+    """Values of all queries, in a shape, from those of the packed ones in one or two tensors of one dtype, and whether
+    they are all finite. The counts are overwritten.
+    """
+    return _in("gpu_queries").spread(values[0].contiguous(), values[-1].contiguous(), packed, shape)
 
 
 def has_pairs(logits: Tensor) -> bool:

@@ -186,7 +186,7 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
 def ask(logits: Tensor, log_pi: Tensor) -> Found:
     """`arsm.kernels.ask` for contiguous [*B, 1, C]."""
     categories = logits.shape[-1]
-    room = room_for(1 + categories, logits)
+    room = room_for(1 + categories, 1, logits)
     weight = torch.empty(1, device=logits.device)
     rows = logits.numel() // categories
     launch(_ask, room.programs, logits, log_pi, room.whole, weight, categories, rows, **room.sizes)
@@ -219,7 +219,7 @@ def _merged(logits: Tensor, log_pi: Tensor, f: Tensor, start: int, row: int, col
 def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Found, Tensor, Tensor]:
     """`arsm.kernels.swap_with` for contiguous tensors."""
     batch, count, (variables, categories) = logits.shape[:-2], references.shape[-2], logits.shape[-2:]
-    room = room_for(1 + categories, logits) if variables == 1 else room_for_samples(logits)
+    room = room_for(1 + categories, count, logits) if variables == 1 else room_for_samples(logits)
     one = torch.empty(1, device=logits.device)
     pseudo = torch.empty((*batch, count, variables, categories), dtype=torch.int64, device=logits.device)
     weight = torch.empty((*batch, count, variables), dtype=torch.float64, device=logits.device)

@@ -17,6 +17,9 @@ from torch import Tensor
 from arsm.kernels import SMALL, Found, Packed
 from arsm.kernels.launch import in_one_block, in_tiles, launch
 
+STEPS = 128
+"""Most steps that one program takes for all rows."""
+
 # ---------------------------------------------------------------- packing
 
 
@@ -60,9 +63,7 @@ def pack_all(points, same_as, packed, logits, N, R, K, LIVE, L, BLOCK: tl.conste
         at = start + tl.arange(0, BLOCK)
         bad |= _not_finite(tl.load(logits + at, mask=at < L, other=0.0))
         start += BLOCK
-    tl.store(counts, count.to(tl.int64))
-    tl.store(counts + 1, live.to(tl.int64))
-    tl.store(counts + 2, tl.max(bad, 0).to(tl.int64))
+    tl.store(counts, count + (live.to(tl.int64) << 20) + (tl.max(bad, 0).to(tl.int64) << 40))
 
 
 @triton.jit
@@ -73,8 +74,8 @@ def _pack(points, same_as, packed, logits, N, R, K, LIVE, L, BLOCK: tl.constexpr
 def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> Packed:
     """`arsm.kernels.pack` for contiguous tensors."""
     count, variables = points.shape
-    packed = torch.empty(count * (variables + 2) + 3, dtype=torch.int64, device=points.device)
-    z, row, place, counts = packed.split_with_sizes((count * variables, count, count, 3))
+    packed = torch.empty(count * (variables + 2) + 1, dtype=torch.int64, device=points.device)
+    z, row, place, counts = packed.split_with_sizes((count * variables, count, count, 1))
     rows = count // same_as.shape[0]
     launch(_pack, 1, points, same_as, packed, logits, count, rows, variables, live, logits.numel(), BLOCK=1024)
     return Packed(z.view(count, variables), row, place, counts)
@@ -97,27 +98,30 @@ class Room(NamedTuple):
         return Found(self.points, self.same_as, weight, self.packed)
 
 
-def room_for(queries: int, logits: Tensor) -> Room:
-    """M queries of logits [*B, 1, C]. If they are small, one program asks for all of them and packs them."""
-    batch = logits.shape[:-2]
-    rows = batch.numel()
-    count, sizes = queries * rows, in_tiles(logits.shape[-1])
-    if count > SMALL or logits.numel() > SMALL:
+def room_for(queries: int, steps: int, logits: Tensor) -> Room:
+    """M queries of logits [*B, 1, C], found in so many steps per tile.
+
+    If they are small, one program asks for all of them and packs them.
+    """
+    batch, categories = logits.shape[:-2], logits.shape[-1]
+    rows, sizes = batch.numel(), in_tiles(categories, pack=True)
+    count = queries * rows
+    if count <= SMALL and logits.numel() <= SMALL and rows * steps <= STEPS * sizes["ROWS"]:
+        whole = torch.empty(5 * count + 1, dtype=torch.int64, device=logits.device)
+        points, same_as, z, row, place, counts = whole.split_with_sizes((count, count, count, count, count, 1))
+        packed, programs = Packed(z.view(count, 1), row, place, counts), 1
+    else:
         whole = torch.empty(2 * count, dtype=torch.int64, device=logits.device)
         points, same_as = whole.split_with_sizes((count, count))
-        packed, programs = None, -(-rows // sizes["ROWS"])
-    else:
-        whole = torch.empty(5 * count + 3, dtype=torch.int64, device=logits.device)
-        points, same_as, z, row, place, counts = whole.split_with_sizes((count, count, count, count, count, 3))
-        packed, programs = Packed(z.view(count, 1), row, place, counts), 1
-    points, same_as = points.view(queries, *batch, 1), same_as.view(queries, *batch)
-    return Room(whole, points, same_as, packed, programs, {**sizes, "PACK": packed is not None})
+        packed, programs, sizes = None, -(-rows // sizes["ROWS"]), in_tiles(categories, pack=False)
+    return Room(whole, points.view(queries, *batch, 1), same_as.view(queries, *batch), packed, programs, sizes)
 
 
 def room_for_samples(logits: Tensor) -> Room:
     """z [1, *B, K] of logits [*B, K, C]."""
-    z, sizes = torch.empty((1, *logits.shape[:-1]), dtype=torch.int64, device=logits.device), in_tiles(logits.shape[-1])
-    return Room(z, z, None, None, -(-z.numel() // sizes["ROWS"]), {**sizes, "PACK": False})
+    z = torch.empty((1, *logits.shape[:-1]), dtype=torch.int64, device=logits.device)
+    sizes = in_tiles(logits.shape[-1], pack=False)
+    return Room(z, z, None, None, -(-z.numel() // sizes["ROWS"]), sizes)
 
 
 @triton.jit
@@ -198,7 +202,7 @@ def _ask_samples(
 def ask_samples(logits: Tensor, uniform: Tensor, live: int) -> Found:
     """`arsm.kernels.ask_samples` for contiguous tensors."""
     count, categories = uniform.shape[0], logits.shape[-1]
-    room = room_for(count, logits)
+    room = room_for(count, count, logits)
     weight = torch.empty(live, dtype=torch.float64, device=logits.device)
     rows = logits.numel() // categories
     launch(
@@ -263,7 +267,7 @@ def share(points: Tensor) -> Tensor:
 
 
 @triton.jit
-def _spread(first, rest, place, result, finite, M, FIRST, BLOCK: tl.constexpr):
+def _spread(first, rest, place, result, flag, M, FIRST, BLOCK: tl.constexpr):
     """One program: value `place` of the FIRST first and then the rest, for each of M queries."""
     bad = tl.zeros([BLOCK], tl.int32)
     start = 0
@@ -276,12 +280,11 @@ def _spread(first, rest, place, result, finite, M, FIRST, BLOCK: tl.constexpr):
         bad |= _not_finite(x)
         tl.store(result + query, x, mask=mask)
         start += BLOCK
-    tl.store(finite, tl.max(bad, 0) == 0)
+    tl.store(flag, tl.max(bad, 0).to(tl.int64))
 
 
-def spread(first: Tensor, rest: Tensor, place: Tensor, shape: torch.Size) -> tuple[Tensor, bool]:
+def spread(first: Tensor, rest: Tensor, packed: Packed, shape: torch.Size) -> tuple[Tensor, bool]:
     """`arsm.kernels.spread` for contiguous tensors."""
-    result = torch.empty(shape, dtype=first.dtype, device=first.device)
-    finite = torch.empty((), dtype=torch.bool, device=first.device)
-    launch(_spread, 1, first, rest, place, result, finite, place.shape[0], first.shape[0], BLOCK=1024)
-    return result, bool(finite)
+    result, (_, _, place, flag) = torch.empty(shape, dtype=first.dtype, device=first.device), packed
+    launch(_spread, 1, first, rest, place, result, flag, place.shape[0], first.shape[0], BLOCK=1024)
+    return result, int(flag) == 0

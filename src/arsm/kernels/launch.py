@@ -46,7 +46,7 @@ def in_one_block(categories: int) -> dict[str, int]:
 
 
 @functools.cache
-def in_tiles(categories: int) -> dict[str, int]:
-    """All categories of several rows in one program."""
+def in_tiles(categories: int, pack: bool) -> dict[str, int]:
+    """All categories of several rows in one program, and whether it packs what it asks for."""
     block = in_one_block(categories)["BLOCK"]
-    return {"BLOCK": block, "ROWS": max(1, 1024 // block)}
+    return {"BLOCK": block, "ROWS": max(1, 1024 // block), "PACK": pack}
