@@ -72,8 +72,9 @@ def pool(points: Tensor, values: Tensor, weight: Tensor, categories: int) -> Ten
 def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Queries:
     """z, then the pseudo vector of every reference and category; references [*B, J, 1 or K]."""
     variables, categories = logits.shape[-2:]
-    references = references.expand(*references.shape[:-1], variables)
-    found, pseudo, weight = swap_references(logits.detach(), log_pi.detach(), references)
+    if references.shape[-1] < variables:
+        references = references.expand(*references.shape[:-1], variables)
+    found, pseudo, weight = swap_references(logits, log_pi, references)
     points, same_as, one, packed = found
     cells = None
     if same_as is None:
@@ -91,7 +92,7 @@ def swap_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple
     variables, categories = logits.shape[-2:]
     if kernels.in_one_block(logits):
         return kernels.swap_with(logits, log_pi, references)
-    race, count = run_race(logits, log_pi), references.shape[-2]
+    race, count, log_pi = run_race(logits, log_pi), references.shape[-2], log_pi.detach()
     each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))
     pseudo = swap_with(each, references).movedim(0, -1)
     pi = log_pi.double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
