@@ -15,8 +15,8 @@ from torch import Tensor
 from arsm.kernels import Found
 from arsm.kernels.gpu_merge import swapped_with_z, weight_at
 from arsm.kernels.gpu_order import STEP, below_largest, bounds_of, noise_at, swaps
-from arsm.kernels.gpu_queries import pack_room, room_for, room_for_samples
-from arsm.kernels.launch import in_one_block, launch
+from arsm.kernels.gpu_queries import pack_room, room_for, room_for_samples, rows_from
+from arsm.kernels.launch import in_one_warp, launch
 
 
 @triton.jit
@@ -73,14 +73,9 @@ def _who_can_win(logits, log_pi, row, C, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _one_row():
-    return tl.program_id(0).to(tl.int64) + tl.zeros([1, 1], tl.int64)
-
-
-@triton.jit
-def _order(logits, log_pi, ahead, can_win, C, BLOCK: tl.constexpr):
-    """Run a row's race and say who can win."""
-    row, c = _one_row(), tl.arange(0, BLOCK)[None, :]
+def _order(logits, log_pi, ahead, can_win, C, R, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Run the races of ROWS rows and say who can win."""
+    row, c = rows_from(tl.program_id(0) * ROWS, R, ROWS), tl.arange(0, BLOCK)[None, :]
     z, second, third, wins = _who_can_win(logits, log_pi, row, C, BLOCK)
     tl.store(ahead + row * 3, z.to(tl.int64))
     tl.store(ahead + row * 3 + 1, second.to(tl.int64))
@@ -95,7 +90,7 @@ def _ask(logits, log_pi, room, weight, C, R, BLOCK: tl.constexpr, ROWS: tl.const
     same_as = room + (C + 1) * R
     start = tl.program_id(0) * ROWS
     while start < R:
-        row = tl.minimum(start + tl.arange(0, ROWS), R - 1).to(tl.int64)[:, None]
+        row = rows_from(start, R, ROWS)
         z, _, _, wins = _who_can_win(logits, log_pi, row, C, BLOCK)
         tl.store(room + row, z.to(tl.int64))
         tl.store(same_as + row, tl.zeros([ROWS, 1], tl.int64))
@@ -109,9 +104,9 @@ def _ask(logits, log_pi, room, weight, C, R, BLOCK: tl.constexpr, ROWS: tl.const
 
 
 @triton.jit
-def _merge(logits, log_pi, f, result, C, START, ROW, COLUMN, BLOCK: tl.constexpr):
-    """A row's sums over all its pairs, less their mean."""
-    row, c = _one_row(), tl.arange(0, BLOCK)[None, :]
+def _merge(logits, log_pi, f, result, C, R, START, ROW, COLUMN, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """The sums of ROWS rows over all their pairs, less their means."""
+    row, c = rows_from(tl.program_id(0) * ROWS, R, ROWS), tl.arange(0, BLOCK)[None, :]
     mask = c < C
     at = row * C + c
     a, theta, code, z, second, third = _swaps(logits, log_pi, row, C, BLOCK)
@@ -140,7 +135,7 @@ def _swap_with(
     same_as = room + (C + 1) * R
     start = tl.program_id(0) * ROWS
     while start < R * K:
-        row = tl.minimum(start + tl.arange(0, ROWS), R * K - 1).to(tl.int64)[:, None]
+        row = rows_from(start, R * K, ROWS)
         phi, a, best, z, of_second, second, of_third, third = _race(logits, log_pi, row, C, BLOCK)
         tl.store(room + row, z.to(tl.int64))
         tl.store(one, tl.full([], 1.0, tl.float32), mask=start == 0)
@@ -179,7 +174,8 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     batch, categories = logits.shape[:-1], logits.shape[-1]
     ahead = torch.empty((*batch, 3), dtype=torch.int64, device=logits.device)
     can_win = torch.empty(logits.shape, dtype=torch.bool, device=logits.device)
-    launch(_order, batch.numel(), logits, log_pi, ahead, can_win, categories, **in_one_block(categories))
+    rows, sizes = batch.numel(), in_one_warp(categories)
+    launch(_order, -(-rows // sizes["ROWS"]), logits, log_pi, ahead, can_win, categories, rows, **sizes)
     return ahead, can_win
 
 
@@ -211,8 +207,9 @@ def _merged(logits: Tensor, log_pi: Tensor, f: Tensor, start: int, row: int, col
     """f of row r and category c lies at start + r row + c column."""
     categories = logits.shape[-1]
     gradient = torch.empty(logits.shape, dtype=f.dtype, device=f.device)
-    rows, sizes = logits.numel() // categories, in_one_block(categories)
-    launch(_merge, rows, logits, log_pi, f, gradient, categories, start, row, column, **sizes)
+    rows, sizes = logits.numel() // categories, in_one_warp(categories)
+    programs = -(-rows // sizes["ROWS"])
+    launch(_merge, programs, logits, log_pi, f, gradient, categories, rows, start, row, column, **sizes)
     return gradient
 
 

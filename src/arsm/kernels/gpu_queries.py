@@ -125,6 +125,12 @@ def room_for_samples(logits: Tensor) -> Room:
 
 
 @triton.jit
+def rows_from(start, R, ROWS: tl.constexpr):
+    """The next ROWS of R rows, [ROWS, 1]; the last one again and again when there are no more."""
+    return tl.minimum(start + tl.arange(0, ROWS), R - 1).to(tl.int64)[:, None]
+
+
+@triton.jit
 def pack_room(room, logits, N, R, LIVE, C):
     """Pack what this program has asked for."""
     tl.debug_barrier()
@@ -182,7 +188,7 @@ def _ask_samples(
     c = tl.arange(0, BLOCK)[None, :]
     start = tl.program_id(0) * ROWS
     while start < R:
-        row = tl.minimum(start + tl.arange(0, ROWS), R - 1).to(tl.int64)[:, None]
+        row = rows_from(start, R, ROWS)
         sums, last = _sums(logits, row, C, BLOCK)
         first = tl.zeros([ROWS, BLOCK], tl.int64) + COUNT
         i = 0

@@ -43,7 +43,14 @@ def in_one_block(categories: int) -> dict[str, int]:
 
 
 @functools.cache
-def in_tiles(categories: int, pack: bool) -> dict[str, int]:
-    """All categories of several rows in one program, and whether it packs what it asks for."""
+def in_one_warp(categories: int) -> dict[str, int]:
+    """All categories of as many rows as a warp has threads for."""
     block = in_one_block(categories)["BLOCK"]
-    return {"BLOCK": block, "ROWS": max(1, 1024 // block), "PACK": pack}
+    return {"BLOCK": block, "ROWS": max(1, 32 // block), "num_warps": 1}
+
+
+@functools.cache
+def in_tiles(categories: int, pack: bool) -> dict[str, int]:
+    """All categories of many rows in one program, and whether it packs what it asks for."""
+    block = in_one_block(categories)["BLOCK"]
+    return {"BLOCK": block, "ROWS": max(1, 1024 // block), "PACK": pack, "num_warps": 16}
