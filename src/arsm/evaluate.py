@@ -94,6 +94,8 @@ def _hash(points: Tensor) -> Tensor:
 
 def with_context(f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: torch.Size) -> Rowwise:
     """f(z, *context) with each row's context, tensors [*B, ...]."""
+    if not context:
+        return lambda z, row, attached: f(z)
     rows = tuple(x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context)
     return lambda z, row, attached: f(z, *(x.index_select(0, row) for x in rows))
 
