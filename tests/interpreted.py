@@ -125,8 +125,8 @@ def compare_queries(drawn: Drawn) -> None:
     else:
         assert torch.equal(found.points[0], z)
     f = torch.randn(queries.same_as.shape, dtype=torch.float64, generator=generator)
-    told = kernels.compare_swaps(f, pseudo.long(), weight)
-    torch.testing.assert_close(told, tell_references(queries, f, pooled=False), rtol=0, atol=1e-12)
+    told = kernels.compare_swaps(f, pseudo.long(), weight, torch.float64)
+    torch.testing.assert_close(told, tell_references(logits, queries, f, pooled=False), rtol=0, atol=1e-12)
     points = points[:7]
     same_as = gpu_queries.share(points)
     assert torch.equal(same_as, share(points))

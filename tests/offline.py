@@ -110,7 +110,7 @@ def queries(logits: torch.Tensor) -> None:
         gpu_queries.ask_samples(logits, uniform, 2)
         points, same_as = gpu_queries.by_category(found.points[0], torch.empty_like(logits, dtype=torch.bool))
     packed = gpu_queries.pack(points.flatten(0, -2), same_as, 1, logits)
-    gpu_tell.compare_swaps(weight.new_empty((1 + 2 * categories, *batch)), pseudo, weight)
+    gpu_tell.compare_swaps(weight.new_empty((1 + 2 * categories, *batch)), pseudo, weight, logits.dtype)
     gpu_tell.leave_one_out(points, weight.new_empty(points.shape[:-1]), categories, logits.dtype)
     with mock.patch.object(torch.Tensor, "__int__", return_value=0):
         for dtype in (torch.float32, torch.float64):

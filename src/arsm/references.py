@@ -114,12 +114,13 @@ def _cells(references: Tensor, categories: int) -> Tensor:
     return torch.cat([torch.ones_like(cells[:1]), cells])
 
 
-def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor:
+def tell_references(logits: Tensor, queries: Queries, values: Tensor, *, pooled: bool) -> Tensor:
     """mean_j [F_cj - mean_m F_mj] (1 - C pi_kj): values [M, *B] -> [*B, K, C]."""
     weight, pseudo, cells = queries.aux
+    dtype = torch.promote_types(values.dtype, logits.dtype)
     count, variables, categories = pseudo.shape[-3:]
     if kernels.in_one_block(pseudo) and not (pooled and variables > 1):
-        return kernels.compare_swaps(values, pseudo, weight)
+        return kernels.compare_swaps(values, pseudo, weight, dtype)
     if variables > 1 and not pooled:
         f = values[1:].unflatten(0, (count, categories)).movedim((0, 1), (-2, -1)).unsqueeze(-2)
     else:
@@ -129,4 +130,4 @@ def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor
         f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo.long())
     f = f - f[..., :1]  # equal values give exactly zero
     f = f - f.mean(-1, keepdim=True)
-    return (f * weight.unsqueeze(-1)).mean(-3)
+    return (f * weight.unsqueeze(-1)).mean(-3).to(dtype)

@@ -94,7 +94,7 @@ class ARSM(Estimator):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
-            return tell_references(queries, values, pooled=self.pooled)
+            return tell_references(logits, queries, values, pooled=self.pooled)
         log_pi, swaps = queries.aux
         variables, categories = logits.shape[-2:]
         if variables == 1:

@@ -171,9 +171,9 @@ def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype
     return _in("gpu_tell").leave_one_out(z.contiguous(), values.contiguous(), categories, dtype)
 
 
-def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor) -> Tensor:
+def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """`arsm.references.tell_references` without pooling, of at most ONE_BLOCK categories."""
-    return _in("gpu_tell").compare_swaps(values.contiguous(), pseudo.contiguous(), weight.contiguous())
+    return _in("gpu_tell").compare_swaps(values.contiguous(), pseudo.contiguous(), weight.contiguous(), dtype)
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:

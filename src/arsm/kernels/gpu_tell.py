@@ -71,10 +71,10 @@ def _compare_swaps(values, pseudo, weight, result, C, R, J, K, BLOCK: tl.constex
     tl.store(result + row * C + c, sums / J, mask=mask)
 
 
-def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor) -> Tensor:
+def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """`arsm.kernels.compare_swaps` for contiguous tensors."""
     *batch, count, variables, categories = pseudo.shape
-    result = torch.empty((*batch, variables, categories), dtype=torch.float64, device=values.device)
+    result = torch.empty((*batch, variables, categories), dtype=dtype, device=values.device)
     rows = values.numel() // values.shape[0]
     launch(
         _compare_swaps, rows * variables, values, pseudo, weight, result, categories, rows, count, variables,
