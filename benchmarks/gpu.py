@@ -29,11 +29,11 @@ def look_up(z: Tensor) -> Tensor:
     return z[:, 0].float()
 
 
-def step(estimator: arsm.Estimator, evaluation: str) -> Callable[[Tensor], Tensor]:
+def step(estimator: arsm.Estimator, evaluation: str, **options: bool) -> Callable[[Tensor], Tensor]:
     """The estimate's value [*B] as a function of the logits."""
 
     def value(logits: Tensor) -> Tensor:
-        return arsm.estimate(estimator, logits, look_up, evaluation=evaluation, max_rows=None).value  # pyright: ignore[reportArgumentType]
+        return arsm.estimate(estimator, logits, look_up, evaluation=evaluation, max_rows=None, **options).value  # pyright: ignore[reportArgumentType]
 
     return value
 
@@ -165,8 +165,12 @@ def a_million(how: str) -> str:
 
 def small(words: str) -> str:
     logits = torch.randn(64, 1, 10, device="cuda", requires_grad=True)
-    ms = milliseconds(lambda: backward(step(arsm.estimator(words), "packed"), logits), 100)
-    return f"{ms:.2f} ms, {ms / milliseconds(lambda: leave_one_out(logits.detach()), 100):.1f} times RLOO by hand"
+    ms, frozen = (
+        milliseconds(lambda x=x: backward(step(arsm.estimator(words), "packed", frozen=x), logits), 100)
+        for x in (False, True)
+    )
+    by_hand = milliseconds(lambda: leave_one_out(logits.detach()), 100)
+    return f"{ms:.2f} ms, {ms / by_hand:.1f} times RLOO by hand; with frozen=True {frozen:.2f} ms"
 
 
 def least() -> str:

@@ -21,13 +21,16 @@ from triton.runtime import interpreter
 import arsm
 from arsm import kernels
 from arsm.categorical import one_hot
-from arsm.evaluate import _of_queries, distinct, share
-from arsm.kernels import eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
+from arsm.evaluate import Asked, _of_queries, distinct, share
+from arsm.kernels import Found, Packed, eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
 from arsm.noise import dirichlet
-from arsm.references import by_category, swap_references
+from arsm.references import Swapped, by_category, swap_references, tell_references
+from arsm.samples import draw
 from arsm.sampling import inverse_sample
+from arsm.scores import leave_one_out
 from arsm.swap import merge_pairs, pair_table, run_race
 from arsm.types import Queries
+from arsm.univariate import swap_all
 from tests.races import Drawn, races
 
 
@@ -51,12 +54,31 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
             other = merge(logits, log_pi, f.to(dtype).mT.contiguous().mT)
         torch.testing.assert_close(other, gradient.to(dtype), rtol=0, atol=1e-11 if dtype == torch.float64 else 1e-5)
     if len(ways) > 1:
-        z, one = first_three[:, :1], logits.unsqueeze(-2)
-        points, same_as, weight = gpu_few.ask(one, log_pi.unsqueeze(-2))
-        expected = by_category(z, can_win.unsqueeze(-2))
-        assert torch.equal(points, expected[0])
-        assert torch.equal(same_as, expected[1])
-        assert float(weight) == 1
+        one = logits.unsqueeze(-2)
+        compare_found(
+            gpu_few.ask(one, log_pi.unsqueeze(-2)), *by_category(first_three[:, :1], can_win.unsqueeze(-2)), one
+        )
+
+
+def compare_found(found: Found, points: Tensor, same_as: Tensor, logits: Tensor) -> None:
+    """The same queries, with weights that sum to 1, and the same packed ones."""
+    assert torch.equal(found.points, points)
+    assert found.same_as is not None
+    assert torch.equal(found.same_as, same_as)
+    assert float(found.weight.sum()) == 1
+    if found.packed is not None:
+        queries = Queries(points, points[0], same_as, found.weight)
+        compare_packed_with(found.packed, distinct(queries, logits), bool(logits.isfinite().all()))
+
+
+def compare_packed_with(packed: Packed, expected: Asked, finite: bool) -> None:
+    """The same queries asked, and what is said of them."""
+    z, row, place, _ = packed
+    assert packed.read() == (expected.total, expected.live, finite)
+    assert torch.equal(z[: expected.total], expected.z)
+    assert torch.equal(row[: expected.total], expected.row)
+    if expected.place is not None:
+        assert torch.equal(place, expected.place.long())
 
 
 @settings(max_examples=8, deadline=None, database=None, phases=[Phase.generate])
@@ -89,19 +111,62 @@ def compare_queries(drawn: Drawn) -> None:
     variables, categories = logits.shape[-2:]
     generator = torch.Generator().manual_seed(0)
     references = torch.randint(categories, (*logits.shape[:-2], 2, variables), generator=generator)
-    expected, found = swap_references(logits, log_pi, references), gpu_few.swap_with(logits, log_pi, references)
-    for one, other in zip(expected, found, strict=True):
+    (asked, *expected), (found, *others) = (
+        swap(logits, log_pi, references) for swap in (swap_references, gpu_few.swap_with)
+    )
+    for one, other in zip(expected, others, strict=True):
         torch.testing.assert_close(other, one.to(other.dtype), rtol=0, atol=1e-12)
-    z, pseudo, _, won = expected
-    points = torch.cat([z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])[:7]
+    z, (pseudo, weight) = asked.points[0], expected
+    points = torch.cat([z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
+    queries = Queries(points, z, share(points), asked.weight, Swapped(weight, pseudo, None))
+    if variables == 1:
+        assert asked.same_as is not None
+        compare_found(found, asked.points, asked.same_as, logits)
+        queries = Queries(asked.points, z, asked.same_as, asked.weight, queries.aux, first_for_rest=True)
+        compare_packed(queries)
+        won = torch.rand(logits.shape, generator=generator) < 0.5
+        for one, other in zip(by_category(z, won), gpu_queries.by_category(z, won), strict=True):
+            assert torch.equal(one, other)
+    else:
+        assert torch.equal(found.points[0], z)
+    f = torch.randn(queries.same_as.shape, dtype=torch.float64, generator=generator)
+    told = kernels.compare_swaps(f, pseudo.long(), weight, torch.float64)
+    torch.testing.assert_close(told, tell_references(logits, queries, f, pooled=False), rtol=0, atol=1e-12)
+    points = points[:7]
     same_as = gpu_queries.share(points)
     assert torch.equal(same_as, share(points))
     compare_packed(Queries(points, z, same_as, torch.ones(3)))
-    if variables == 1:
-        points, same_as = gpu_queries.by_category(z, won)
-        for one, other in zip(by_category(z, won), (points, same_as), strict=True):
-            assert torch.equal(one, other)
-        compare_packed(Queries(points, z, same_as, torch.ones(1), first_for_rest=True))
+
+
+def compare_samples(logits: Tensor, count: int) -> None:
+    """Samples of logits [B, K, C], as queries, and leave-one-out."""
+    generator = torch.Generator().manual_seed(0)
+    noise = draw(logits, count, generator)
+    z = inverse_sample(logits, noise.uniform)
+    assert torch.equal(gpu_queries.sample(logits, noise.uniform), z)
+    points = z.movedim(-2, 0).contiguous()
+    if logits.shape[-2] == 1:
+        uniform = noise.uniform.movedim(-2, 0).contiguous()
+        compare_found(gpu_queries.ask_samples(logits, uniform, 2), points, share(points), logits)
+    f = torch.randn(points.shape[:-1], generator=generator, dtype=torch.float64)
+    expected = leave_one_out(points, f, logits.shape[-1], torch.float64)
+    found = kernels.leave_one_out(points, f, logits.shape[-1], torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def compare_tiles() -> None:
+    """More rows than a program holds at once: one program for all of them, which packs, or several."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(150, 1, 4, generator=generator)
+    drawn = Drawn(logits, dirichlet(logits, generator))
+    swaps = swap_all(*drawn)
+    for steps in (gpu_queries.STEPS, 0):
+        with mock.patch.object(gpu_queries, "STEPS", steps):
+            found = gpu_few.ask(*drawn)
+            assert (found.packed is None) == (steps == 0)
+            compare_found(found, *by_category(swaps.z, swaps.can_win), logits)
+            compare_samples(logits, 3)
+            compare_queries(drawn)
 
 
 def compare_packed(queries: Queries) -> None:
@@ -111,18 +176,15 @@ def compare_packed(queries: Queries) -> None:
     live = queries.weight.shape[0] * queries.same_as[0].numel()
     for worst in (0.0, -torch.inf, torch.inf, torch.nan):
         logits[2, 699] = worst
-        z, row, place, count, finite = gpu_queries.pack(queries.points.flatten(0, batch), queries.same_as, live, logits)
-        assert torch.equal(z, expected.z)
-        assert torch.equal(row, expected.row)
-        assert count == expected.live
-        assert finite == (worst == 0)
-    values = torch.randn(len(z), dtype=torch.float64)
-    found, finite = gpu_queries.spread(values[:count], values[count:], place, queries.same_as.shape)
+        packed = kernels.pack(queries.points.flatten(0, batch), queries.same_as, live, logits)
+        compare_packed_with(packed, expected, worst == 0)
+    values, count = torch.randn(expected.total, dtype=torch.float64), expected.live
+    found, finite = gpu_queries.spread(values[:count], values[count:], packed, queries.same_as.shape)
     assert finite
     assert torch.equal(found, _of_queries([values], expected, queries.same_as))
     for at, worst in ((0, torch.inf), (-1, torch.nan)):
         values[at] = worst
-        assert not gpu_queries.spread(values, values, place, queries.same_as.shape)[1]
+        assert not gpu_queries.spread(values, values, packed, queries.same_as.shape)[1]
         values[at] = 0
 
 
@@ -188,13 +250,14 @@ def main() -> None:
         noise = torch.empty(2, 1_100, dtype=values).exponential_(generator=generator)
         for part in (noise, noise[:, :300].contiguous()):
             torch.testing.assert_close(gpu_noise.log_dirichlet(part.clone()), (part / part.sum(-1, keepdim=True)).log())
-        uniform = torch.rand(5, 3, 2, dtype=torch.float64, generator=generator)
-        few = logits[:, :15].reshape(5, 2, 3).double()
-        assert torch.equal(gpu_noise.sample(few, uniform), inverse_sample(few, uniform))
+        few = logits[:, :15].double()
+        for shape, count in (((5, 2, 3), 3), ((6, 1, 5), 3), ((5, 1, 6), 20)):
+            compare_samples(few.reshape(shape), count)
     for words in ("arsm", "ars", "rloo", "rloo:samples=5,live=2", "arsm:references=2", "arsm:pooled=True", "reinforce"):
         compare_estimates(words, 5, 1, 4)
         compare_estimates(words, 3, 2, 3)
     compare_estimates("arsm", 2, 1, 40)
+    compare_tiles()
     check_errors()
     print("equal")
 

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
+from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries, gpu_tell
 from arsm_experiments import gpu_decoder
 
 TYPES = {
@@ -103,20 +103,23 @@ def one_variable(shape: tuple[int, ...], dtype: torch.dtype, values: torch.dtype
 
 def queries(logits: torch.Tensor) -> None:
     """Samples, references and what is asked; nobody counts the distinct queries here."""
-    batch, variables = logits.shape[:-2], logits.shape[-2]
-    gpu_noise.sample(logits, logits.new_empty((*batch, 4, variables), dtype=torch.float64))
+    batch, variables, categories = logits.shape[:-2], *logits.shape[-2:]
+    uniform = logits.new_empty((4, *logits.shape[:-1]), dtype=torch.float64)
+    gpu_queries.sample(logits, uniform.movedim(0, -2))
     references = logits.new_empty((*batch, 2, variables), dtype=torch.int64)
-    z, _, _, won = gpu_few.swap_with(logits, logits.float(), references)
-    points = z.new_empty((4, *z.shape))
+    found, pseudo, weight = gpu_few.swap_with(logits, logits.float(), references)
+    points = pseudo.new_empty((4, *logits.shape[:-1]))
     same_as = gpu_queries.share(points)
     if variables == 1:
-        points, same_as = gpu_queries.by_category(z, won)
-    with mock.patch.object(torch.Tensor, "tolist", return_value=(1, 1, 0)):
-        _, _, place, _, _ = gpu_queries.pack(points.flatten(0, -2), same_as, 1, logits)
-    with mock.patch.object(torch.Tensor, "__bool__", return_value=True):
+        gpu_queries.ask_samples(logits, uniform, 2)
+        points, same_as = gpu_queries.by_category(found.points[0], torch.empty_like(logits, dtype=torch.bool))
+    packed = gpu_queries.pack(points.flatten(0, -2), same_as, 1, logits)
+    gpu_tell.compare_swaps(weight.new_empty((1 + 2 * categories, *batch)), pseudo, weight, logits.dtype)
+    gpu_tell.leave_one_out(points, weight.new_empty(points.shape[:-1]), categories, logits.dtype)
+    with mock.patch.object(torch.Tensor, "__int__", return_value=0):
         for dtype in (torch.float32, torch.float64):
             values = torch.empty(5, dtype=dtype, device="meta")
-            gpu_queries.spread(values, values, place, same_as.shape)
+            gpu_queries.spread(values, values, packed, same_as.shape)
 
 
 def all_launches() -> set[Launch]:
@@ -131,7 +134,12 @@ def all_launches() -> set[Launch]:
     ):
         found |= launches(lambda x=(dtype, values): one_variable((256, 1, 32_000), *x))
         found |= launches(lambda x=(dtype, values): one_variable((5, 1, 3), *x))
-    for shape, dtype in (((64, 1, 10), torch.float32), ((5, 3, 500), torch.float64), ((1, 1, 2), torch.bfloat16)):
+    for shape, dtype in (
+        ((64, 1, 10), torch.float32),
+        ((5, 3, 500), torch.float64),
+        ((1, 1, 2), torch.bfloat16),
+        ((3_000, 1, 20), torch.float16),
+    ):
         found |= launches(lambda x=(shape, dtype): queries(torch.empty(x[0], dtype=x[1], device="meta")))
     for shape, dtype in itertools.product(
         ((200, 20, 10), (15, 200, 20, 10), (7, 2, 2), (4, 64, 16), (3, 2, 1)), (torch.float32, torch.float64)

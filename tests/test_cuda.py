@@ -20,6 +20,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 WORDS = [entry for entry in ROSTER if isinstance(entry.how, str)]
 """Those whose learned parts, if any, follow the logits to the GPU."""
+LAUNCHED = ((64, 10, 0), (64, 10, 1), (1, 10, 0), (7, 16, 0), (64, 10, 0), (900, 10, 0), (9, 1, 1))
+"""Rows, categories, and the place in memory where the logits start."""
 
 
 def to_cuda(x):
@@ -92,6 +94,21 @@ def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape:
     found = merge(there, f.cuda())
     torch.testing.assert_close(found.cpu(), merge(here, f), rtol=0, atol=1e-11)
     assert torch.equal(found, merge(swap_all(logits.cuda(), log_pi.cuda()), f.cuda()))
+
+
+@pytest.mark.parametrize("words", ["arsm", "ars", "rloo"])
+def test_a_kernel_launched_again_fits_other_sizes_and_alignments(words: str) -> None:
+    estimator = arsm.estimator(words)
+    for rows, categories, offset in LAUNCHED:
+        generator = torch.Generator().manual_seed(rows)
+        logits = torch.randn(offset + rows * categories, dtype=torch.float64, generator=generator)
+        noise = estimator.noise(logits[offset:].view(rows, 1, categories), generator)
+        here, there = (
+            arsm.estimate(estimator, x[offset:].view(rows, 1, categories), lambda z: z[:, 0].double(), noise=given)
+            for x, given in ((logits, noise), (logits.cuda(), to_cuda(noise)))
+        )
+        for name in ("value", "z", "grad"):
+            torch.testing.assert_close(getattr(there, name).cpu(), getattr(here, name), rtol=1e-9, atol=1e-9)
 
 
 def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:

@@ -175,7 +175,7 @@ def _unshare(queries: Queries) -> Queries:
     index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
     equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
     number = torch.arange(same_as.shape[0], device=same_as.device).view(-1, *(1,) * (same_as.ndim - 1))
-    return replace(queries, same_as=torch.where(equal, number, same_as))
+    return replace(queries, same_as=torch.where(equal, number, same_as), packed=None)
 
 
 def _reaches(value: Tensor, source: Tensor) -> bool:
@@ -214,12 +214,10 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        ctx.dtype = logits.dtype
+        ctx.gradient = gradient  # no graph leads to it
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (gradient,) = ctx.saved_tensors
         grad = grads[0]
-        return grad, (grad.view(*grad.shape, 1, 1) * gradient).to(ctx.dtype), None
+        return grad, grad.view(*grad.shape, 1, 1) * ctx.gradient, None  # autograd converts it to the logits' dtype

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from arsm import kernels
 from arsm.checks import NotFiniteError
+from arsm.kernels import SMALL
 from arsm.noise import working_dtype
 from arsm.types import Queries
 
@@ -25,8 +25,6 @@ FEW = 64
 """Up to this many queries are compared in pairs when compiled: one GPU kernel; sorting takes seven."""
 VERY_FEW = 8
 """Up to this many queries are compared in pairs otherwise."""
-SMALL = 1 << 13
-"""Up to this many numbers, one program of a GPU packs the queries."""
 
 
 class Values(NamedTuple):
@@ -96,6 +94,8 @@ def _hash(points: Tensor) -> Tensor:
 
 def with_context(f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: torch.Size) -> Rowwise:
     """f(z, *context) with each row's context, tensors [*B, ...]."""
+    if not context:
+        return lambda z, row, attached: f(z)
     rows = tuple(x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context)
     return lambda z, row, attached: f(z, *(x.index_select(0, row) for x in rows))
 
@@ -104,18 +104,22 @@ class Asked(NamedTuple):
     """The queries that f is asked, N of them."""
 
     z: Tensor
-    """[N, ...]."""
+    """[N, ...]; what is left of more rows means nothing."""
     row: Tensor
-    """[N]: their batch rows."""
+    """[N], or more: their batch rows."""
     place: Tensor | None
     """[M B]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
     row's first query."""
+    total: int
+    """N."""
     live: int
     """How many of them are live; they come first."""
     finite: bool = False
     """Whether all logits are known to be finite."""
     number: Tensor | None = None
     """[N]: which of all queries they are, if there is no `place`."""
+    packed: kernels.Packed | None = None
+    """All this, if a kernel found it."""
 
 
 def ask(queries: Queries, logits: Tensor, evaluation: Evaluation) -> Asked:
@@ -133,50 +137,55 @@ def evaluate(
     graph: Graph,
 ) -> Values:
     """f at every query [M, *B], from its values at those that are asked."""
-    same_as, lives = queries.same_as, queries.weight.shape[0]
-    count, batch = same_as.shape[0], same_as.shape[1:]
-    rows = batch.numel()
-    total = asked.z.shape[0]
-    parts = [(0, total, graph != "none")]
-    if graph == "live" and lives < count:
-        parts = [(0, asked.live, True), (asked.live, total, False)]
-    calls = [
-        (slice(start, min(start + (max_rows or total), end)), attached)
-        for begin, end, attached in parts
-        for start in range(begin, end, max_rows or total)
-    ]
+    same_as, lives, total = queries.same_as, queries.weight.shape[0], asked.total
+    whole = graph == "all" or (graph == "live" and lives == same_as.shape[0])
+    parts = [(total, graph != "none")]
+    if graph == "live" and not whole:
+        parts = [(asked.live, True), (total - asked.live, False)]
+    most = max_rows or total
+    calls = [(min(size - start, most), attached) for size, attached in parts for start in range(0, size, most)]
+    sizes = [size for size, _ in calls]
+    z, row = (x.split_with_sizes([*sizes, x.shape[0] - total]) for x in (asked.z, asked.row))
     values = []
-    for number, (part, attached) in enumerate(calls, 1):
-        with nullcontext() if attached else torch.no_grad():
-            values.append(_call(f, asked.z[part], asked.row[part], attached, last=number == len(calls)))
-    whole = graph == "all" or (graph == "live" and lives == count)
-    everything = values if whole else [value.detach() for value in values]
+    for i, (_, attached) in enumerate(calls):
+        last = i == len(calls) - 1
+        if attached:
+            values.append(_call(f, z[i], row[i], attached, last))
+        else:
+            with torch.no_grad():
+                values.append(_call(f, z[i], row[i], attached, last))
+    everything = values if whole else [_detached(value) for value in values]
     if evaluation == "dense":
         place = asked.place
         of_queries = _first_for_rest(everything, same_as) if place is None else _look_up(everything, place, same_as)
     else:
         of_queries = _of_queries(everything, asked, same_as)
     if whole or graph == "none":
-        return Values(of_queries[:lives], of_queries if graph == "all" else of_queries.detach())
-    attached = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
+        live = of_queries if lives == same_as.shape[0] else of_queries[:lives]
+        return Values(live, of_queries if graph == "all" else _detached(of_queries))
+    batch = same_as.shape[1:]
+    live = _join([value for value, (_, attached) in zip(values, calls, strict=True) if attached])
     if lives > 1 and asked.place is not None:
-        attached = attached.index_select(0, asked.place[: lives * rows])
-    return Values(attached.view(lives, *batch), of_queries)
+        live = live.index_select(0, asked.place[: lives * batch.numel()])
+    return Values(live.view(lives, *batch), of_queries)
+
+
+def _detached(x: Tensor) -> Tensor:
+    return x.detach() if x.requires_grad else x
 
 
 def _of_queries(values: list[Tensor], asked: Asked, same_as: Tensor) -> Tensor:
     """f at all queries [M, *B] from its values at the distinct ones, which must be finite."""
-    place = asked.place
     alike = len(values) <= 2 and values[0].dtype == values[-1].dtype and not values[0].requires_grad
-    if place is not None and alike and place.shape[0] <= SMALL and kernels.eager_on_gpu(values[0]):
-        of_queries, finite = kernels.spread(values, place, same_as.shape)
+    if asked.packed is not None and alike and kernels.eager_on_gpu(values[0]):
+        of_queries, finite = kernels.spread(values, asked.packed, same_as.shape)
         if not finite:
             _check_finite(_join(values), asked)
         return of_queries
     every, count, rows = _join(values), same_as.shape[0], same_as.shape[1:].numel()
     _check_finite(every.detach(), asked)
-    if place is not None:
-        return _look_up([every], place, same_as)
+    if asked.place is not None:
+        return _look_up([every], asked.place, same_as)
     assert asked.number is not None
     first = every[:rows].expand(count, rows).contiguous()  # faster than repeat
     return first.view(-1).scatter_(0, asked.number, every).view(same_as.shape)
@@ -192,11 +201,11 @@ def _all(queries: Queries) -> Asked:
     if not queries.first_for_rest:
         place, z = _flat_index(queries.same_as), queries.points.flatten(0, batch)
         z = z if queries.equal else z.index_select(0, place)
-        return Asked(z, _rows_of(place, queries), place, live)
+        return Asked(z, _rows_of(place, queries), place, z.shape[0], live)
     own = (queries.same_as > 0).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
     z = torch.where(own, queries.points, queries.points[:1]).flatten(0, batch)
     number = torch.arange(z.shape[0], device=z.device)
-    return Asked(z, _rows_of(number, queries), None, live)
+    return Asked(z, _rows_of(number, queries), None, z.shape[0], live)
 
 
 def reads_logits_later(logits: object) -> bool:
@@ -206,12 +215,11 @@ def reads_logits_later(logits: object) -> bool:
 
 def distinct(queries: Queries, logits: Tensor) -> Asked:
     """The distinct queries alone; the number of them depends on the data."""
+    packed = queries.packed or _packed(queries, logits)
+    if packed is not None:
+        return Asked(packed.z, packed.row, packed.place, *packed.read(), packed=packed)
     same_as, lives = queries.same_as, queries.weight.shape[0]
     points, live = queries.points.flatten(0, same_as.ndim - 1), lives * same_as.shape[1:].numel()
-    small = points.numel() <= SMALL and logits.numel() <= SMALL
-    if points.dtype == torch.int64 and small and kernels.eager_on_gpu(points):
-        z, row, place, live, finite = kernels.pack(points, same_as, live, logits)
-        return Asked(z, row, place, live, finite)
     if queries.first_for_rest:
         number, place = speakers(same_as).flatten().nonzero().squeeze(-1), None
     else:
@@ -223,7 +231,17 @@ def distinct(queries: Queries, logits: Tensor) -> Asked:
         live = int((number < live).sum())
     z = points.squeeze(-1).index_select(0, number)  # a CPU selects numbers faster than rows of one
     z, row = z.view(-1, *points.shape[1:]), _rows_of(number, queries)
-    return Asked(z, row, place, live, number=number if place is None else None)
+    return Asked(z, row, place, z.shape[0], live, number=number if place is None else None)
+
+
+def _packed(queries: Queries, logits: Tensor) -> kernels.Packed | None:
+    """The distinct among few queries in eager mode on a GPU."""
+    points, same_as = queries.points, queries.same_as
+    small = points.numel() <= SMALL and logits.numel() <= SMALL
+    if points.dtype != torch.int64 or not small or not kernels.eager_on_gpu(points):
+        return None
+    live = queries.weight.shape[0] * same_as.shape[1:].numel()
+    return kernels.pack(points.flatten(0, same_as.ndim - 1), same_as, live, logits)
 
 
 def _rows_of(number: Tensor, queries: Queries) -> Tensor:

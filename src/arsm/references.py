@@ -72,34 +72,37 @@ def pool(points: Tensor, values: Tensor, weight: Tensor, categories: int) -> Ten
 def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Queries:
     """z, then the pseudo vector of every reference and category; references [*B, J, 1 or K]."""
     variables, categories = logits.shape[-2:]
-    references = references.expand(*references.shape[:-1], variables)
-    z, pseudo, weight, won = swap_references(logits.detach(), log_pi.detach(), references)
-    if variables == 1:
-        points, same_as = by_category(z, won)
-        cells = None
-    else:
-        points = torch.cat([z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
+    if references.shape[-1] < variables:
+        references = references.expand(*references.shape[:-1], variables)
+    found, pseudo, weight = swap_references(logits, log_pi, references)
+    points, same_as, one, packed = found
+    cells = None
+    if same_as is None:
+        points = torch.cat([points, pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
         same_as = share(points)
         cells = _cells(references, categories)
-    aux, one = Swapped(weight, pseudo, cells), torch.ones(1, device=logits.device)
-    return Queries(points, z, same_as, one, aux, first_for_rest=variables == 1)
+    aux, first_for_rest = Swapped(weight, pseudo, cells), variables == 1
+    return Queries(points, points[0], same_as, one, aux, first_for_rest=first_for_rest, packed=packed)
 
 
-def swap_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z [*B, K], z_k^{c<->j} [*B, J, K, C], the weights 1 - C pi_kj [*B, J, K], and for one variable who wins some
-    pair, [*B, 1, C]; references [*B, J, K].
+def swap_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[kernels.Found, Tensor, Tensor]:
+    """What to ask for, the swaps z_k^{c<->j} [*B, J, K, C], and the weights 1 - C pi_kj [*B, J, K]; references
+    [*B, J, K]. For one variable the queries are `by_category`; for several, they are only z [1, *B, K].
     """
     variables, categories = logits.shape[-2:]
-    if categories <= kernels.ONE_BLOCK and kernels.eager_on_gpu(logits):
+    if kernels.in_one_block(logits):
         return kernels.swap_with(logits, log_pi, references)
-    race, count = run_race(logits, log_pi), references.shape[-2]
+    race, count, log_pi = run_race(logits, log_pi), references.shape[-2], log_pi.detach()
     each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], count, variables) for x in race))
     pseudo = swap_with(each, references).movedim(0, -1)
     pi = log_pi.double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
-    won = torch.zeros((*logits.shape[:-2], 1, categories if variables == 1 else 0), dtype=torch.bool, device=pi.device)
+    points, same_as = race.z.unsqueeze(0), None
     if variables == 1:
+        won = torch.zeros((*logits.shape[:-2], 1, categories), dtype=torch.bool, device=pi.device)
         won = won.scatter(-1, pseudo.movedim(-3, -2).flatten(-2).long(), True)
-    return race.z, pseudo, 1 - categories * pi, won
+        points, same_as = by_category(race.z, won)
+    one = torch.ones(1, device=logits.device)
+    return kernels.Found(points, same_as, one, None), pseudo, 1 - categories * pi
 
 
 def _cells(references: Tensor, categories: int) -> Tensor:
@@ -111,10 +114,13 @@ def _cells(references: Tensor, categories: int) -> Tensor:
     return torch.cat([torch.ones_like(cells[:1]), cells])
 
 
-def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor:
+def tell_references(logits: Tensor, queries: Queries, values: Tensor, *, pooled: bool) -> Tensor:
     """mean_j [F_cj - mean_m F_mj] (1 - C pi_kj): values [M, *B] -> [*B, K, C]."""
     weight, pseudo, cells = queries.aux
+    dtype = torch.promote_types(values.dtype, logits.dtype)
     count, variables, categories = pseudo.shape[-3:]
+    if kernels.in_one_block(pseudo) and not (pooled and variables > 1):
+        return kernels.compare_swaps(values, pseudo, weight, dtype)
     if variables > 1 and not pooled:
         f = values[1:].unflatten(0, (count, categories)).movedim((0, 1), (-2, -1)).unsqueeze(-2)
     else:
@@ -124,4 +130,4 @@ def tell_references(queries: Queries, values: Tensor, *, pooled: bool) -> Tensor
         f = q.unsqueeze(-3).expand(pseudo.shape).gather(-1, pseudo.long())
     f = f - f[..., :1]  # equal values give exactly zero
     f = f - f.mean(-1, keepdim=True)
-    return (f * weight.unsqueeze(-1)).mean(-3)
+    return (f * weight.unsqueeze(-1)).mean(-3).to(dtype)

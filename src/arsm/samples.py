@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from arsm import kernels
 from arsm.checks import check_given
+from arsm.evaluate import share
 from arsm.sampling import inverse_sample, uniforms
 from arsm.types import Queries
 
@@ -44,9 +46,25 @@ def samples(logits: Tensor, noise: Draws) -> Tensor:
         )
     if noise.uniform.shape[-2] == 0:
         return noise.given
-    if noise.given.shape[-2] == 0:
+    if _is_fresh(noise):
         return inverse_sample(logits, noise.uniform)
     return torch.cat([noise.given, inverse_sample(logits.detach(), noise.uniform)], -2)
+
+
+def ask_samples(logits: Tensor, noise: Draws, live: int) -> Queries:
+    """The samples as queries, with the mean of the first `live` as the value."""
+    if _is_fresh(noise) and logits.shape[-2] == 1 and kernels.in_one_block(logits):
+        points, same_as, weight, packed = kernels.ask_samples(logits, noise.uniform, live)
+        assert same_as is not None
+        return Queries(points, points.movedim(0, -2), same_as, weight, packed=packed)
+    z = samples(logits, noise)
+    points = z.movedim(-2, 0)
+    return Queries(points, z, share(points), mean_weight(live, z.device))
+
+
+def _is_fresh(noise: Draws) -> bool:
+    """Whether no samples are given."""
+    return isinstance(noise, Draws) and noise.given.shape[-2] == 0
 
 
 def sample(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -32,9 +32,8 @@ MANY = 1 << 14
 
 def uniforms(logits: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw one uniform in [0, 1) per choice, float64: logits [*B, K, C] -> [*B, n, K]."""
-    # Laid out as [n, *B, K], like the queries that it becomes; empty_like keeps vmap's batch dimension.
-    like = logits.detach().select(-1, 0).unsqueeze(0).expand(n, *logits.shape[:-1])
-    u = torch.empty_like(like, dtype=torch.float64, memory_format=torch.contiguous_format)
+    # laid out as [n, *B, K], like the queries that it becomes; new_empty keeps vmap's batch dimension
+    u = logits.new_empty((n, *logits.shape[:-1]), dtype=torch.float64)
     return u.uniform_(generator=generator).movedim(0, -2)
 
 
@@ -42,7 +41,7 @@ def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
     """n samples per variable from n uniforms: logits [*B, K, C], u [*B, n, K] in [0, 1) -> z [*B, n, K] int64."""
     logits = logits.detach()
     dtype, categories = working_dtype(logits.dtype), logits.shape[-1]
-    if categories <= kernels.ONE_BLOCK and kernels.eager_on_gpu(logits):
+    if kernels.in_one_block(logits):
         return kernels.sample(logits, u)
     p = logits.softmax(-1, dtype=dtype)
     if categories <= IN_ONE_PIECE:

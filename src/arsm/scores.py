@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from arsm import kernels
 from arsm.categorical import one_hot
 from arsm.noise import working_dtype
 
@@ -43,6 +44,13 @@ def sum_by_category(z: Tensor, weight: Tensor, categories: int) -> Tensor:
     z = z.movedim(0, -1)
     weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
     return weight.new_zeros(*z.shape[:-1], categories).scatter_add_(-1, z, weight)
+
+
+def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
+    """1/(n - 1) sum_i (f_i - mean f) onehot(z_i) in a dtype: z [n, *B, K], f [n, *B] -> [*B, K, C]."""
+    if categories <= kernels.ONE_BLOCK and kernels.eager_on_gpu(values):
+        return kernels.leave_one_out(z, values, categories, dtype)
+    return sum_by_category(z, less_mean(values).to(dtype) / (len(values) - 1), categories)
 
 
 def less_mean(values: Tensor) -> Tensor:

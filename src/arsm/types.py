@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from arsm.kernels import Packed
+
 Noise = Tensor | tuple[Tensor, ...]
 
 
@@ -33,6 +35,8 @@ class Queries:
     """Whether every query that is not evaluated takes the value of query 0; `evaluate` then needs no look-up."""
     equal: bool = False
     """Whether every query equals the one whose value it takes; all may then be evaluated where they are."""
+    packed: Packed | None = None
+    """The distinct queries, if the kernel that found the queries packed them too."""
 
 
 class Estimator(ABC):

@@ -34,7 +34,7 @@ class ARS(Estimator):
         return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-2))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        return tell_references(queries, values, pooled=False)
+        return tell_references(logits, queries, values, pooled=False)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """f at z, whose weight is 1."""

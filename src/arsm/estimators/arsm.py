@@ -74,8 +74,10 @@ class ARSM(Estimator):
         if isinstance(noise, ReferenceNoise):
             return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-1))
         if logits.shape[-2] == 1 and logits.shape[-1] <= kernels.FEW and kernels.eager_on_gpu(logits):
-            points, same_as, one = kernels.ask(logits, noise)
-            return Queries(points, points[0], same_as, one, Merged(noise, None), first_for_rest=True)
+            points, same_as, one, packed = kernels.ask(logits, noise)
+            assert same_as is not None
+            aux = Merged(noise, None)
+            return Queries(points, points[0], same_as, one, aux, first_for_rest=True, packed=packed)
         one = torch.ones(1, device=logits.device)
         if logits.shape[-2] == 1:
             swaps = swap_all(logits, noise)
@@ -92,7 +94,7 @@ class ARSM(Estimator):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
-            return tell_references(queries, values, pooled=self.pooled)
+            return tell_references(logits, queries, values, pooled=self.pooled)
         log_pi, swaps = queries.aux
         variables, categories = logits.shape[-2:]
         if variables == 1:

@@ -41,4 +41,4 @@ class ARSMPlus(Estimator):
         return at_most_all(1 + categories * (categories - 1) // 2 if variables > 1 else categories, logits)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        return tell_references(queries, values, pooled=False)
+        return tell_references(logits, queries, values, pooled=False)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_samples
-from arsm.evaluate import share
-from arsm.samples import Draws, draw, mean_weight, samples
+from arsm.samples import Draws, ask_samples, draw
 from arsm.types import Estimator, Queries, at_most_all
 
 
@@ -30,9 +29,11 @@ class Group(Estimator):
         return draw(logits, self.samples, generator, z)
 
     def ask(self, logits: Tensor, noise: Draws) -> Queries:
-        z = samples(logits, noise)
-        points = z.movedim(-2, 0)
-        return Queries(points, z, share(points), mean_weight(self.live or self.samples, z.device))
+        return ask_samples(logits, noise, self.live or self.samples)
+
+    def value(self, queries: Queries, live: Tensor) -> Tensor:
+        """The mean over the live samples."""
+        return live.mean(0)
 
     def most_queries(self, logits: Tensor) -> int:
         return at_most_all(self.samples, logits)

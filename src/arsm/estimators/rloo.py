@@ -11,7 +11,7 @@ from torch import Tensor
 
 from arsm.categorical import one_hot
 from arsm.estimators.group import Group
-from arsm.scores import centred, less_mean, sum_by_category
+from arsm.scores import centred, leave_one_out, less_mean, sum_by_category
 from arsm.types import Queries
 
 
@@ -62,10 +62,10 @@ class RLOO(Group):
             raise ValueError(f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.')
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        dtype = torch.promote_types(values.dtype, logits.dtype)
-        z, f = queries.points, less_mean(values).to(dtype)  # [n, *B]
+        dtype, z = torch.promote_types(values.dtype, logits.dtype), queries.points
         if self.ridge is None and self.surrogate is None:
-            return sum_by_category(z, f / (self.samples - 1), logits.shape[-1])
+            return leave_one_out(z, values, logits.shape[-1], dtype)
+        f = less_mean(values).to(dtype)  # [n, *B]
         p, known = logits.detach().to(dtype).softmax(-1), 0.0
         if self.surrogate is not None:
             h = centred(p, self._surrogate(logits).to(dtype))

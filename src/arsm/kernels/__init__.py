@@ -32,6 +32,9 @@ ONE_BLOCK = 512
 BUCKETS = 8192
 """Most buckets of a row that Triton's kernels sort into."""
 
+SMALL = 1 << 13
+"""Up to this many numbers, one program packs the queries."""
+
 torch.library.define(
     "arsm::order", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
@@ -87,17 +90,44 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
     return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
 
 
-def ask(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories, and the
-    weight of z, [1]: logits and ln pi [*B, 1, C].
+class Packed(NamedTuple):
+    """The distinct among M B queries, as `arsm.evaluate.Asked` has them; only the GPU knows how many there are."""
+
+    z: Tensor
+    """[M B, K]."""
+    row: Tensor
+    """[M B]."""
+    place: Tensor
+    """[M B]."""
+    counts: Tensor
+    """[1]: the number of them, plus 2^20 times the live ones, plus 2^40 if a logit is not finite."""
+
+    def read(self) -> tuple[int, int, bool]:
+        """How many are distinct, how many of them are live, and whether all logits are finite."""
+        code = int(self.counts)  # a single number is read faster than three
+        return code % (1 << 20), (code >> 20) % (1 << 20), code < 1 << 40
+
+
+class Found(NamedTuple):
+    """Queries that a kernel found, as `arsm.types.Queries` has them."""
+
+    points: Tensor
+    same_as: Tensor | None
+    """None if somebody else must find it."""
+    weight: Tensor
+    packed: Packed | None
+
+
+def ask(logits: Tensor, log_pi: Tensor) -> Found:
+    """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories: logits and
+    ln pi [*B, 1, C].
     """
-    return _in("gpu_few").ask(logits.detach().contiguous(), log_pi.contiguous())
+    return _in("gpu_few").ask(logits.contiguous(), log_pi.contiguous())
 
 
 def tell(logits: Tensor, log_pi: Tensor, values: Tensor) -> Tensor:
     """The ARSM gradient [*B, 1, C] from f at what `ask` asked for, [1 + C, *B]."""
-    f = values[1:].movedim(0, -1).unsqueeze(-2)
-    return _in("gpu_few").merge(logits.detach().contiguous(), log_pi.contiguous(), f)
+    return _in("gpu_few").tell(logits.contiguous(), log_pi.contiguous(), values.contiguous())
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,14 +154,27 @@ def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator |
 
 def sample(logits: Tensor, uniform: Tensor) -> Tensor:
     """`arsm.sampling.inverse_sample` of at most ONE_BLOCK categories."""
-    return _in("gpu_noise").sample(logits, uniform)
+    return _in("gpu_queries").sample(logits, uniform)
 
 
-def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z [*B, K] and z_k^{c<->j} [*B, J, K, C], int64, the weights 1 - C pi_kj [*B, J, K], and for one variable who wins
-    some pair, [*B, 1, C], of logits and ln pi [*B, K, C] with at most ONE_BLOCK categories and references [*B, J, K].
-    """
+def ask_samples(logits: Tensor, uniform: Tensor, live: int) -> Found:
+    """`sample` for one variable as queries whose value is the mean over the live ones."""
+    return _in("gpu_queries").ask_samples(logits.contiguous(), uniform.movedim(-2, 0).contiguous(), live)
+
+
+def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Found, Tensor, Tensor]:
+    """`arsm.references.swap_references` of at most ONE_BLOCK categories."""
     return _in("gpu_few").swap_with(logits.contiguous(), log_pi.contiguous(), references.contiguous())
+
+
+def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
+    """`arsm.scores.leave_one_out` of at most ONE_BLOCK categories."""
+    return _in("gpu_tell").leave_one_out(z.contiguous(), values.contiguous(), categories, dtype)
+
+
+def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`arsm.references.tell_references` without pooling, of at most ONE_BLOCK categories."""
+    return _in("gpu_tell").compare_swaps(values.contiguous(), pseudo.contiguous(), weight.contiguous(), dtype)
 
 
 def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,16 +187,16 @@ def share(points: Tensor) -> Tensor:
     return _in("gpu_queries").share(points)
 
 
-def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, int, bool]:
-    """z, row, place, how many are live and whether all logits are finite, as `arsm.evaluate.Asked` of the distinct
-    among few queries has them: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live.
+def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> Packed:
+    """The distinct among few queries: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live."""
+    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.contiguous())
+
+
+def spread(values: list[Tensor], packed: Packed, shape: torch.Size) -> tuple[Tensor, bool]:
+    """Values of all queries, in a shape, from those of the packed ones in one or two tensors of one dtype, and whether
+    they are all finite. The counts are overwritten.
     """
-    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.detach().contiguous())
-
-
-def spread(values: list[Tensor], place: Tensor, shape: torch.Size) -> tuple[Tensor, bool]:
-    """Values at places [M], in a shape, and whether they are all finite: of one or two tensors of one dtype."""
-    return _in("gpu_queries").spread(values[0].contiguous(), values[-1].contiguous(), place, shape)
+    return _in("gpu_queries").spread(values[0].contiguous(), values[-1].contiguous(), packed, shape)
 
 
 def has_pairs(logits: Tensor) -> bool:
@@ -170,6 +213,11 @@ def on_gpu(x: Tensor) -> bool:
 def eager_on_gpu(x: Tensor) -> bool:
     """Whether the operators are Triton's kernels for x, and x is neither traced nor mapped."""
     return on_gpu(x) and _plain(x)
+
+
+def in_one_block(x: Tensor) -> bool:
+    """Whether x [..., C] is `eager_on_gpu`, and one program holds a row."""
+    return x.shape[-1] <= ONE_BLOCK and eager_on_gpu(x)
 
 
 def _few_on_gpu(f: Tensor) -> bool:

@@ -1,11 +1,9 @@
-"""The logarithm of Dirichlet noise from exponential noise, and samples from uniform noise, as Triton kernels."""
+"""The logarithm of Dirichlet noise from exponential noise, as Triton kernels."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportReturnType=false
 
 from __future__ import annotations
-
-import functools
 
 import torch
 import triton
@@ -51,42 +49,3 @@ def log_dirichlet(noise: Tensor) -> Tensor:
     _sum[(rows, chunks)](noise, parts, *extent, **size)
     _normalise[(rows, chunks)](noise, parts, *extent, BLOCK_P=max(16, triton.next_power_of_2(chunks)), **size)
     return noise
-
-
-@functools.cache
-def in_one_block(categories: int) -> dict[str, int]:
-    """All categories of a row in one program; kept, since Triton takes long to find a power of 2."""
-    block = max(16, triton.next_power_of_2(categories))
-    return {"BLOCK": block, "num_warps": 1 if block <= 128 else 4}
-
-
-@triton.jit
-def _sample(logits, uniform, z, C, R, COUNT, BLOCK: tl.constexpr, SAMPLES: tl.constexpr):
-    """Samples of one row, SAMPLES at once."""
-    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    x = tl.load(logits + row * C + c, mask=c < C, other=float("-inf"))
-    if x.dtype != tl.float64:
-        x = x.to(tl.float32)
-    p = tl.exp(x - tl.max(x, 0))
-    sums = tl.cumsum(tl.floor((p / tl.sum(p, 0)).to(tl.float64) * 4503599627370496.0 + 0.5), 0)  # 2^52
-    last = tl.sum(tl.where(c == C - 1, sums, 0.0), 0)
-    sums = tl.where(c < C - 1, sums, float("inf"))
-    start = 0
-    while start < COUNT:
-        i = start + tl.arange(0, SAMPLES)
-        u = tl.load(uniform + i * R + row, mask=i < COUNT, other=0.0) * last
-        found = tl.sum((sums[None, :] <= u[:, None]).to(tl.int32), 1)
-        tl.store(z + i * R + row, found.to(tl.int64), mask=i < COUNT)
-        start += SAMPLES
-
-
-def sample(logits: Tensor, uniform: Tensor) -> Tensor:
-    """`arsm.sampling.inverse_sample` of at most ONE_BLOCK categories, laid out as [n, *B, K]."""
-    categories = logits.shape[-1]
-    rows, uniform = logits.numel() // categories, uniform.movedim(-2, 0).contiguous()
-    z, count = torch.empty_like(uniform, dtype=torch.int64), len(uniform)
-    size = in_one_block(categories)
-    _sample[(rows,)](
-        logits.contiguous(), uniform, z, categories, rows, count, SAMPLES=min(16, 1 << (count - 1).bit_length()), **size
-    )
-    return z.movedim(0, -2)
