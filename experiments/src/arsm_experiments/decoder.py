@@ -9,7 +9,7 @@ kernel, and the logits of the pixels, the step's largest tensor, are read once.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +35,11 @@ def log_weight(z: Tensor, log_q: Tensor, weights: Sequence[Tensor], biases: Sequ
 
 def is_fast(widths: Sequence[int]) -> bool:
     """Whether the operator's kernels can run on a GPU for a decoder whose layers have these inputs."""
-    aligned = all(width % 8 == 0 for width in widths)
-    return aligned and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+    try:
+        importlib.import_module("triton.tools.tensor_descriptor")
+    except ImportError:
+        return False
+    return all(width % 8 == 0 for width in widths)
 
 
 def _by_pytorch(z: Tensor, log_q: Tensor, weights: list[Tensor], biases: list[Tensor], x: Tensor) -> Tensor:
