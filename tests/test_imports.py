@@ -45,11 +45,11 @@ SINGLE = {
 
 
 def room(path: Path) -> str:
+    if path.name.startswith("gpu_"):
+        return "kernels"
     if EXPERIMENTS in path.parents:
         return "experiments"
     within = path.relative_to(PACKAGE)
-    if path.name.startswith("gpu_"):
-        return "kernels"
     return SINGLE.get(within.as_posix(), within.parts[0] if within.parts[0] in LIBRARY else "core")
 
 
@@ -73,9 +73,8 @@ def imported(path: Path) -> set[tuple[str, ...]]:
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_each_room_imports_what_it_may(path: Path) -> None:
     modules = imported(path)
-    others = (
-        {module[0] for module in modules} - STANDARD - {"arsm_experiments" if room(path) == "experiments" else "arsm"}
-    )
+    own = "arsm_experiments" if EXPERIMENTS in path.parents else "arsm"
+    others = {module[0] for module in modules} - STANDARD - {own}
     assert others <= ALLOWED[room(path)]
     entered = {module[1] for module in modules if module[0] == "arsm" and len(module) > 1}
     assert not entered & INNER[room(path)]
