@@ -208,11 +208,14 @@ def backwards() -> Iterator[None]:
 
 
 def main() -> None:
-    """Few categories of every kind, then several chunks, crowded buckets, long chunks and several parts of the rows."""
+    """Few categories of every kind, a long order, many chunks, crowded buckets, long chunks and parts of the rows."""
     compare_races()
     check_exponential()
     generator = torch.Generator().manual_seed(0)
-    kernels.BUCKETS, gpu_merge.AT_ONCE = 64, 1_500
+    logits = torch.randn(2, 3_000, generator=generator)
+    logits[:, :2] += 9
+    compare(logits, dirichlet(logits, generator))
+    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_merge.PER_COPY = 64, 1_500, tl.constexpr(100)
     for scale, dtype, programs in ((0.0, torch.float32, 8_192), (1.0, torch.float16, 6), (4.0, torch.float64, 3)):
         gpu_order.PROGRAMS = gpu_merge.PROGRAMS = programs
         logits = scale * torch.randn(2, 1_100, generator=generator).to(dtype)

@@ -94,7 +94,7 @@ def log_dirichlet(noise: Tensor, generator: torch.Generator | None) -> Tensor:
     parts = noise.new_empty(rows * chunks, dtype=torch.float64)
     _draw[(rows, chunks)](seed, noise, parts, categories, chunks, part, span, BLOCK=block, num_warps=warps)
     block_p = max(16, triton.next_power_of_2(chunks))
-    block, warps, span, own_chunks = chunks_of(rows, categories)
+    block, warps, span, own_chunks = chunks_of(rows, categories, 8)
     _normalise[(rows, own_chunks)](
         noise, parts, categories, chunks, span, BLOCK=block, BLOCK_P=block_p, num_warps=warps
     )
