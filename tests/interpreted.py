@@ -7,13 +7,17 @@ tests.interpreted`.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from hypothesis import Phase, given, settings
 from torch import Tensor
 from triton.runtime import interpreter
@@ -223,6 +227,40 @@ def check_errors() -> None:
                 arsm.estimate(arsm.Exact(), logits, lambda z, wrong=wrong: torch.where(z[:, 0] == 2, wrong, 1.0))
 
 
+@triton.jit
+def _exponentials(bits, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, gpu_noise.exponential(tl.load(bits + i), out.dtype.element_ty))
+
+
+def check_exponential() -> None:
+    """Random integers become the quantiles of Exp(1) that they stand for, to rounding, from the smallest on."""
+    for integer, dtype in ((torch.int32, torch.float32), (torch.int64, torch.float64)):
+        size = 8 * integer.itemsize
+        powers = [2**k - 1 for k in range(size)]
+        bits = torch.tensor([i for k in powers for i in (k, -1 - k)], dtype=integer)
+        found = torch.empty(len(bits), dtype=dtype)
+        _exponentials[(1,)](bits, found, BLOCK=len(bits))  # pyright: ignore[reportArgumentType]
+        for i, x in zip(bits.tolist(), found.tolist(), strict=True):
+            v = Fraction(2 * (i if i >= 0 else -1 - i) + 1, 2 ** (size + 1))
+            assert x == pytest.approx(-math.log1p(-v) if i >= 0 else -math.log(v), rel=2 * torch.finfo(dtype).eps)
+
+
+def check_noise(dtype: torch.dtype, categories: int) -> None:
+    """Rows of ln pi, all different, that a generator repeats and that have the right distribution."""
+    generator = torch.Generator()
+    one, again, other = (
+        gpu_noise.log_dirichlet(torch.empty(3, categories, dtype=dtype), generator.manual_seed(seed)).double()
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(one, again)
+    assert torch.stack([one, other]).unique().numel() > 5.9 * categories
+    torch.testing.assert_close(one.exp().sum(-1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-5)
+    # C pi has the distribution function 1 - (1 - x/C)^(C-1)
+    uniform = 1 - (1 - one.exp().flatten().sort().values) ** (categories - 1)
+    assert (uniform - torch.linspace(0, 1, len(uniform))).abs().max() < 1.6 / len(uniform) ** 0.5
+
+
 @contextlib.contextmanager
 def backwards() -> Iterator[None]:
     """Run the programs of each launch in the opposite order: a GPU may choose any."""
@@ -237,19 +275,22 @@ def backwards() -> Iterator[None]:
 
 
 def main() -> None:
-    """Few categories of every kind, then several chunks, crowded buckets, long chunks and several parts of the rows."""
+    """Few categories of every kind, a long order, many chunks, crowded buckets, long chunks and parts of the rows."""
     compare_races()
+    check_exponential()
     generator = torch.Generator().manual_seed(0)
-    kernels.BUCKETS, gpu_merge.AT_ONCE = 64, 1_500
+    logits = torch.randn(2, 3_000, generator=generator)
+    logits[:, :2] += 9
+    compare(logits, dirichlet(logits, generator))
+    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_merge.PER_COPY = 64, 1_500, tl.constexpr(100)
     for scale, dtype, programs in ((0.0, torch.float32, 8_192), (1.0, torch.float16, 6), (4.0, torch.float64, 3)):
         gpu_order.PROGRAMS = gpu_merge.PROGRAMS = programs
         logits = scale * torch.randn(2, 1_100, generator=generator).to(dtype)
         values = torch.float64 if scale else torch.float32
         with backwards() if scale else contextlib.nullcontext():
             compare(logits.masked_fill(logits > 1, -torch.inf), dirichlet(logits, generator), values)
-        noise = torch.empty(2, 1_100, dtype=values).exponential_(generator=generator)
-        for part in (noise, noise[:, :300].contiguous()):
-            torch.testing.assert_close(gpu_noise.log_dirichlet(part.clone()), (part / part.sum(-1, keepdim=True)).log())
+        check_noise(values, 1_100)
+        check_noise(values, 300)
         few = logits[:, :15].double()
         for shape, count in (((5, 2, 3), 3), ((6, 1, 5), 3), ((5, 1, 6), 20)):
             compare_samples(few.reshape(shape), count)

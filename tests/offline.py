@@ -91,7 +91,7 @@ def one_variable(shape: tuple[int, ...], dtype: torch.dtype, values: torch.dtype
     many = shape[-1] > 32
     noise = torch.empty(shape, dtype=torch.float64 if shape[-1] >= 100_000 else torch.float32, device="meta")
     f = torch.empty(shape, dtype=values, device="meta")
-    gpu_noise.log_dirichlet(noise)
+    gpu_noise.log_dirichlet(noise, None)
     if many:
         ahead, _, state, starts, members = gpu_order.order(logits, noise)
         gpu_merge.merge(logits, noise, ahead, state, starts, members, f)

@@ -132,6 +132,25 @@ def test_noise_of_many_categories_has_the_right_distribution(categories: int, co
     assert float(deviations(below, expected.double()).max()) <= 1
 
 
+@pytest.mark.parametrize("categories", [100, 600, 200_000])
+def test_noise_follows_the_seed_and_is_new_in_every_replay(categories: int) -> None:
+    logits = torch.zeros(3, 1, categories, device="cuda")
+    generator = torch.Generator("cuda")
+    one, again = (dirichlet(logits, generator.manual_seed(0)) for _ in range(2))
+    assert torch.equal(one, again)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = dirichlet(logits)
+    drawn = [one, dirichlet(logits, generator)]
+    for seed in (0, None, 0, None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        graph.replay()
+        drawn.append(captured.clone())
+    assert torch.equal(torch.stack(drawn[2:4]), torch.stack(drawn[4:]))
+    assert torch.stack(drawn[:4]).unique().numel() > 0.99 * 4 * one.numel()
+
+
 @pytest.mark.parametrize("entry", WORDS, ids=lambda entry: entry.label)
 def test_dense_evaluation_never_waits_for_the_gpu(entry: Entry) -> None:
     loss = to_gpu(fitting_loss(entry))

@@ -145,7 +145,7 @@ def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
 def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
     """ln pi in a dtype with pi ~ Dir(1_C), [..., C]: for tensors `on_gpu`, with a generator for those `eager_on_gpu`.
 
-    PyTorch's own kernel draws four exponentials from one random number of 128 bits; compiled code draws one.
+    A kernel draws two or four exponentials from one random number of 128 bits; compiled code draws one.
     """
     if _plain(like):
         return _log_dirichlet(like, dtype, generator)
@@ -282,8 +282,7 @@ def _merge_pairs(values: Tensor, log_pi: Tensor, outer: int) -> Tensor:
 
 
 def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
-    noise = like.new_empty(like.shape, dtype=dtype).exponential_(generator=generator)
-    return _in("gpu_noise").log_dirichlet(noise)
+    return _in("gpu_noise").log_dirichlet(like.new_empty(like.shape, dtype=dtype), generator)
 
 
 @functools.cache

@@ -37,14 +37,19 @@ AT_ONCE = 1 << 23
 """Categories whose order and sums are held at one time, 24 bytes each."""
 BINS = tl.constexpr(6)
 """Most categories win against no more references than this: their sums need no look-up in memory."""
-EACH, PROGRAMS, REGISTERS = 2, 8192, 128
-"""Of the kernel that takes most of the time, as in `gpu_order`."""
+EACH, PROGRAMS, CHUNKS, REGISTERS = 2, 8192, 2048, 128
+"""Of the kernel that takes most of the time, as in `gpu_order`; its programs are one warp each."""
+RANKED = 256
+"""Elements that a program puts in order at once."""
 CURSORS = tl.constexpr(1)
 """Where a row's scratch has the number of elements that each bucket holds so far."""
 UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
 """Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
 ranks, and the sums of w below rank r = 0..BINS."""
 SCALES = tl.constexpr(16)
+COPIES, PER_COPY = tl.constexpr(8), tl.constexpr(1 << 16)
+"""Copies of the sums that atomics add up, at most, and categories per copy: of a long row, many programs would wait for
+one sum."""
 
 
 @triton.jit
@@ -69,6 +74,12 @@ def _per_value(state, spread, C, P, BLOCK_P: tl.constexpr):
     return _per_weight(state, C) / tl.where(largest > 0, largest, 1.0)
 
 
+@triton.jit
+def _copies(count, C):
+    """How many copies of count + 1 sums a row has."""
+    return tl.maximum(tl.minimum(C // tl.maximum(count + 1, PER_COPY), COPIES), 1)
+
+
 # ---------------------------------------------------------------- the order
 
 
@@ -77,7 +88,7 @@ def _fill(
     log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, ROW, P, SPAN, N, S,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Put the members into their buckets, bucketed [R, C], and zeros where values will be summed, [R, C].
+    """Put the members into their buckets, bucketed [R, C], and zeros where values will be summed, value_sums [R, C].
 
     spread [R, P] is the largest |d| of each chunk.
     """
@@ -97,9 +108,10 @@ def _fill(
     tl.store(spread + row * P + chunk, tl.maximum(above, below))
     start = chunk * SPAN * BLOCK
     stop = tl.minimum(start + SPAN * BLOCK, C)
-    while (start < stop) & (start <= count):
+    summed = tl.minimum((count + 1) * _copies(count, C), stop)
+    while start < summed:
         k = start + tl.arange(0, BLOCK)
-        tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=(k <= count) & (k < stop))
+        tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=k < summed)
         start += BLOCK
     start = chunk * SPAN * BLOCK
     while start < stop:
@@ -118,7 +130,7 @@ def _fill(
 @triton.jit
 def _rank(
     log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales, C, P, SPAN, N, S,
-    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -156,18 +168,19 @@ def _rank(
             tl.store(noise_sums + rank, w.to(tl.int64), mask=mask)
             start += BLOCK
         if last_of(scratch + row * N, tl.maximum(tl.cdiv(count, length), 1)):
-            _prefix(noise_sums, count, BLOCK)
-            tl.debug_barrier()
+            k = tl.arange(0, 8)
+            c = tl.load(ranked + k, mask=k < count, other=0)
+            w = tl.load(noise_sums + k, mask=k < count, other=0)
+            w_z = weight_at(log_pi, tl.load(ahead + row * 3), True, C)
+            a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
             scales += row * SCALES
             tl.store(scales + UNIT, 1 / per_weight)
             tl.store(scales + PER_VALUE, _per_value(state, spread + row * P, C, P, BLOCK_P))
-            tl.store(scales + WEIGHT_Z, weight_at(log_pi, tl.load(ahead + row * 3), True, C))
-            k = tl.arange(0, 8)
-            c = tl.load(ranked + k, mask=k < count, other=0)
-            a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
+            tl.store(scales + WEIGHT_Z, w_z)
             tl.store(scales + NOISES + k, a, mask=k < BINS)
-            w = tl.load(noise_sums + k, mask=k <= count, other=0).to(tl.float64) / per_weight
-            tl.store(scales + WEIGHTS + k, w, mask=k <= BINS)
+            tl.store(scales + WEIGHTS + k, (tl.cumsum(w, 0) - w).to(tl.float64) / per_weight, mask=k <= BINS)
+            tl.debug_barrier()
+            _prefix(noise_sums, count, TILE)
 
 
 @triton.jit
@@ -218,7 +231,8 @@ def _sum(
     """R_c without its second sum: sums [R, C].
 
     parts [R, BINS + 2, P] are this chunk's shares of the second sum of the first ranks, of sum_c R_c and of R_z. The
-    terms w d of the others are added at place r_c of value_sums; they wait in queue [R, C] until their chunk is done.
+    terms w d of the others are added at place r_c of a copy of value_sums; they wait in queue [R, C] until their chunk
+    is done.
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     third = tl.load(ahead + row * 3 + 2)
@@ -232,6 +246,7 @@ def _sum(
     value_sums += row * C
     queue += row * C
     starts += row * (BUCKETS + 1)
+    members = tl.load(starts + BUCKETS)
     state += row * S
     scales += row * SCALES
     begin = chunk * SPAN * BLOCK
@@ -281,6 +296,7 @@ def _sum(
             end += count
 
     tl.debug_barrier()
+    value_sums += chunk % _copies(members, C) * (members + 1)
     unit, per_value, w5 = tl.load(scales + UNIT), tl.load(scales + PER_VALUE), tl.load(scales + WEIGHTS + BINS)
     while begin < end:
         place = begin + tl.arange(0, BLOCK)
@@ -320,6 +336,19 @@ def _sum(
 
 
 @triton.jit
+def _at_ranks(value_sums, ranked, sums, k, count, C):
+    """The sum of w d at places k, from all copies, and of rank k the category and its sum so far."""
+    copies = _copies(count, C)
+    value = tl.zeros_like(k).to(tl.int64)
+    for copy in tl.static_range(COPIES):
+        inside = (k >= 0) & (k <= count) & (copy < copies)
+        value += tl.load(value_sums + copy * (count + 1) + k, mask=inside, other=0)
+    mask = (k >= BINS) & (k < count)
+    place = tl.load(ranked + k, mask=mask, other=0)
+    return value, place, tl.load(sums + place, mask=mask, other=0.0).to(tl.float64)
+
+
+@triton.jit
 def _beaten(
     ahead, starts, ranked, value_sums, sums, parts, scales, centre, C, P,
     BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
@@ -332,26 +361,29 @@ def _beaten(
     sums += row * C
     parts += row * (BINS + 2) * P
     p, q = tl.arange(0, BLOCK_P), tl.arange(0, BINS + 2)
-    found = tl.sum(tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :], other=0.0), 1)
+    shares = tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :], other=0.0)
+    above = tl.zeros([1], tl.int64)
+    rest = tl.zeros([BLOCK], tl.float64)
+    start = tl.where(count > BINS, count // BLOCK * BLOCK, -BLOCK)
+    below = start + tl.arange(0, BLOCK)
+    next_value, next_place, next_first = _at_ranks(value_sums, ranked, sums, below, count, C)
+    while start >= 0:
+        k, value, place, first = below, next_value, next_place, next_first
+        below = k - BLOCK
+        next_value, next_place, next_first = _at_ranks(value_sums, ranked, sums, below, count, C)
+        here = tl.sum(value, 0)
+        second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / per_value
+        mask = (k >= BINS) & (k < count)
+        tl.store(sums + place, first + second, mask=mask)
+        rest += tl.where(mask, second, 0.0)
+        above += here
+        start -= BLOCK
+    found = tl.sum(shares, 1)
     ordered = (q < BINS) & (q < count)
     one = sums + tl.load(ranked + q, mask=ordered, other=0)
     tl.store(one, tl.load(one, mask=ordered, other=0.0).to(tl.float64) + found, mask=ordered)
     of_z = tl.sum(tl.where(q == BINS + 1, found, 0.0), 0)
     total = tl.sum(tl.where(ordered | (q >= BINS), found, 0.0), 0)
-    above = tl.zeros([1], tl.int64)
-    rest = tl.zeros([BLOCK], tl.float64)
-    start = tl.where(count > BINS, count // BLOCK * BLOCK, -1)
-    while start >= 0:
-        k = start + tl.arange(0, BLOCK)
-        value = tl.load(value_sums + k, mask=k <= count, other=0)
-        here = tl.sum(value, 0)
-        second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / per_value
-        mask = (k >= BINS) & (k < count)
-        place = sums + tl.load(ranked + k, mask=mask, other=0)
-        tl.store(place, tl.load(place, mask=mask, other=0.0).to(tl.float64) + second, mask=mask)
-        rest += tl.where(mask, second, 0.0)
-        above += here
-        start -= BLOCK
     tl.store(sums + tl.load(ahead + row * 3), of_z)
     tl.store(centre + row, (total + tl.sum(rest, 0)) / C)
 
@@ -377,8 +409,8 @@ def _merge_rows(
     rows, categories = f.shape
     buckets = starts.shape[-1] - 1
     taken = CURSORS.value + buckets
-    parallel = triton.cdiv(categories, 4096)
-    own_block, own_warps, own_span, own_chunks = chunks_of(rows, categories, EACH, PROGRAMS)
+    parallel = triton.cdiv(categories, 4 * RANKED)
+    own_block, own_warps, own_span, own_chunks = chunks_of(rows, categories, EACH, PROGRAMS, CHUNKS, 1)
 
     scratch = f.new_zeros(rows * taken, dtype=torch.int32)
     ranked, queue = (f.new_empty((rows, categories), dtype=torch.int32) for _ in range(2))
@@ -396,7 +428,7 @@ def _merge_rows(
     _rank[(rows, parallel)](
         log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales,
         categories, chunks, 4, taken, STATE,
-        BLOCK=1024, BLOCK_P=max(16, triton.next_power_of_2(chunks)), BUCKETS=buckets, num_warps=8,
+        BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(chunks)), BUCKETS=buckets, TILE=1024, num_warps=4,
     )  # fmt: skip
     _sum[(rows, own_chunks)](
         logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
@@ -405,5 +437,6 @@ def _merge_rows(
     )  # fmt: skip
     _beaten[(rows,)](
         ahead, starts, ranked, value_sums, sums, parts, scales, centre, categories, own_chunks,
-        BLOCK=2048, BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), BUCKETS=buckets, num_warps=8,
+        BLOCK=512, BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), BUCKETS=buckets,
+        num_warps=8,
     )  # fmt: skip

@@ -181,19 +181,23 @@ def _first(logits, log_pi, tops, values, indices, C, P, SPAN, BLOCK: tl.constexp
     logits += row * C
     log_pi += row * C
     p = tl.arange(0, BLOCK_P)
+    after = chunk * SPAN * BLOCK + tl.arange(0, BLOCK)
+    next_x, next_noise = load_both(logits, log_pi, after, after < C)
     largest = tl.max(tl.load(tops + row * P + p, mask=p < P, other=float("-inf")), 0)
-    first = chunk * SPAN * BLOCK + tl.arange(0, BLOCK)
-    noise = tl.load(log_pi + first, mask=first < C, other=0.0)
-    least, highest = noise, tl.where(first < C, noise, float("-inf"))
+    first = after
+    highest = next_noise
+    least = tl.where(after < C, next_noise, 0.0)
     best = tl.full([BLOCK], float("inf"), tl.float64)
     for i in range(SPAN):
-        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
-        noise = tl.load(log_pi + c, mask=c < C, other=0.0)
-        o = fixed_noise(noise) - logit_at(logits, c, c < C, largest)
+        c, x, noise = after, next_x, next_noise
+        after = c + BLOCK
+        next_x, next_noise = load_both(logits, log_pi, after, (after < C) & (i + 1 < SPAN))
+        highest = tl.maximum(highest, noise)
+        noise = tl.where(c < C, noise, 0.0)
+        o = fixed_noise(noise) - below_largest(x, largest)
         first = tl.where(o < best, c, first)
         best = tl.where(o < best, o, best)
         least = tl.minimum(least, noise)
-        highest = tl.maximum(highest, tl.where(c < C, noise, float("-inf")))
     value, index = _least_of(best, first)
     at = values + row * 3 * P + chunk
     tl.store(at, value)
@@ -210,67 +214,81 @@ def _least_of(values, indices):
 
 
 @triton.jit
+def _before(value, index, other, other_index):
+    """Whether an element of the race comes before another."""
+    return (value < other) | ((value == other) & (index < other_index))
+
+
+@triton.jit
 def _finish(
-    logits, log_pi, tops, values, indices, ahead, state, C, P, LENGTH, S, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr
+    logits, log_pi, tops, values, indices, ahead, state, C, P, LENGTH, S, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Reduce the chunks: ahead [R, 3] and state [R, S]; a chunk that loses its first is looked at again."""
+    """Reduce the chunks, at most BLOCK of them: ahead [R, 3] and state [R, S].
+
+    The first three of the race are in the chunk that has z, in the one whose first comes next, or the first of a third
+    chunk. Those two chunks are looked at again.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * C
     log_pi += row * C
+    tops += row * P
+    values += row * 3 * P
+    indices += row * P
+    ahead += row * 3
     state += row * S
-    p = tl.arange(0, BLOCK_P)
-    value = values + row * 3 * P + p
-    top = tl.load(tops + row * P + p, mask=p < P, other=float("-inf"))
+    p = tl.arange(0, BLOCK)
+    o = tl.load(values + p, mask=p < P, other=float("inf"))
+    top = tl.load(tops + p, mask=p < P, other=float("-inf"))
+    least = tl.load(values + P + p, mask=p < P, other=float("inf"))
+    highest = tl.load(values + 2 * P + p, mask=p < P, other=float("-inf"))
+    of_z = tl.argmin(o, 0)
+    o = tl.where(p == of_z, float("inf"), o)
+    of_next = tl.where(P > 1, tl.argmin(o, 0), P)
+    o = tl.where(p == of_next, float("inf"), o)
+    of_third, chunk = tl.min(o, 0, return_indices=True)
+    z, third = tl.load(indices + of_z), tl.load(indices + tl.minimum(chunk, P - 1))
     largest = tl.max(top, 0)
-    o = tl.load(value, mask=p < P, other=float("inf"))
-    first = tl.load(indices + row * P + p, mask=p < P, other=0)
-    least = tl.load(value + P, mask=p < P, other=float("inf"))
-    z = -1
-    second = -1
-    third = -1
-    of_third = tl.full([], 0.0, tl.float64)
-    for place in tl.static_range(3):
-        best, winner = _least_of(o, first)
-        winner = tl.minimum(winner, C - 1)
-        tl.store(ahead + row * 3 + place, winner.to(tl.int64))
-        if place == 0:
-            z = winner
-        if place == 1:
-            second = winner
-        if place == 2:
-            third = winner
-            of_third = best
-        if place < 2:
-            start = winner // LENGTH * LENGTH
-            again = tl.full([BLOCK], float("inf"), tl.float64)
-            index = start + tl.arange(0, BLOCK)
-            noise = again
-            logit = -again
-            for i in range(0, LENGTH, BLOCK):
-                c = start + i + tl.arange(0, BLOCK)
-                left = (c < C) & (i + tl.arange(0, BLOCK) < LENGTH) & (c != z) & (c != second)
-                x = tl.load(logits + c, mask=left, other=float("-inf")).to(tl.float64)
-                a = noise_at(log_pi, c, left)
-                of_c = tl.where(left, a - logit_at(logits, c, left, largest), float("inf"))
-                index = tl.where(of_c < again, c, index)
-                again = tl.where(of_c < again, of_c, again)
-                noise = tl.minimum(noise, tl.where(left, a, float("inf")))
-                logit = tl.maximum(logit, x)
-            chunk = winner // LENGTH
-            if place == 0:
-                least = tl.where(p == chunk, tl.min(noise, 0), least)
-                top = tl.where(p == chunk, tl.max(logit, 0), top)
-            next_value, next_index = _least_of(again, index)
-            o = tl.where(p == chunk, next_value, o)
-            first = tl.where(p == chunk, next_index, first)
     a_z, phi_z = noise_at(log_pi, z, True), logit_at(logits, z, True, largest)
+
+    least = tl.where(p == of_z, float("inf"), least)
+    top = tl.where(p == of_z, float("-inf"), top)
+    best = tl.full([BLOCK], float("inf"), tl.float64)
+    worse = best
+    index = tl.zeros([BLOCK], tl.int32)
+    index_worse = index
+    for start in range(0, LENGTH, 4 * BLOCK):
+        for part in tl.static_range(8):
+            i = start + part // 2 * BLOCK + p
+            c = (tl.maximum(of_z, of_next) if part % 2 else tl.minimum(of_z, of_next)) * LENGTH + i
+            left = (c < C) & (i < LENGTH) & (c != z)
+            x, a = tl.load(logits + c, mask=left, other=float("-inf")), noise_at(log_pi, c, left)
+            a = tl.where(left, a, float("inf"))
+            of_c = a - below_largest(x, largest)
+            lower, between = _before(of_c, c, best, index), _before(of_c, c, worse, index_worse)
+            worse = tl.where(lower, best, tl.where(between, of_c, worse))
+            index_worse = tl.where(lower, index, tl.where(between, c, index_worse))
+            best, index = tl.where(lower, of_c, best), tl.where(lower, c, index)
+            least, top = tl.minimum(least, a), tl.maximum(top, x.to(tl.float64))
+    second_best, second = _least_of(best, index)
+    taken = (best == second_best) & (index == second)
+    other_best, other = _least_of(tl.where(taken, worse, best), tl.where(taken, index_worse, index))
+    third = tl.where(_before(of_third, third, other_best, other), third, other)
+    of_third = tl.minimum(of_third, other_best)
+    # there may be fewer than three categories
+    second, third = tl.minimum(second, C - 1), tl.minimum(third, C - 1)
+
+    tl.store(ahead, z.to(tl.int64))
+    tl.store(ahead + 1, second.to(tl.int64))
+    tl.store(ahead + 2, third.to(tl.int64))
     a_second, phi_second = noise_at(log_pi, second, True), logit_at(logits, second, True, largest)
     phi_second = tl.where(second == z, float("-inf"), phi_second)  # there is one category alone
-    best, sum_z, bound_c, bound_z, with_second = bounds_of(a_z, phi_z, z, a_second, phi_second, second, third, of_third)
-    keep_bounds(state, best, sum_z, bound_c, bound_z, with_second)
-    tl.store(state + LIMIT, a_z - phi_z + below_largest(tl.max(top, 0), largest) + STEP)
+    best_z, sum_z, bound_c, bound_z, with_second = bounds_of(
+        a_z, phi_z, z, a_second, phi_second, second, third, of_third
+    )
+    keep_bounds(state, best_z, sum_z, bound_c, bound_z, with_second)
+    tl.store(state + LIMIT, best_z + below_largest(tl.max(top, 0), largest) + STEP)
     tl.store(state + LEAST, tl.min(least, 0))
-    tl.store(state + HIGHEST, tl.max(tl.load(value + 2 * P, mask=p < P, other=float("-inf")), 0))
+    tl.store(state + HIGHEST, tl.max(highest, 0))
     tl.store(state + LARGEST, largest)
 
 
@@ -359,7 +377,7 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     _first[grid](logits, log_pi, tops, values, indices, categories, chunks, span, BLOCK_P=block_p, **size)
     _finish[(rows,)](
         logits, log_pi, tops, values, indices, ahead, state, categories, chunks, span * block, STATE,
-        BLOCK=1024, BLOCK_P=block_p, num_warps=8,
+        BLOCK=max(256, block_p), num_warps=8,
     )  # fmt: skip
     _who_can_win[grid](
         logits, log_pi, ahead, state, wins, flags, counts, members, categories, chunks, span, STATE,
@@ -372,14 +390,21 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     return ahead, can_win, state, starts, members
 
 
-def chunks_of(rows: int, categories: int, each: int = EACH, programs: int | None = None) -> tuple[int, int, int, int]:
+def chunks_of(
+    rows: int,
+    categories: int,
+    each: int = EACH,
+    programs: int | None = None,
+    most: int | None = None,
+    warps: int | None = None,
+) -> tuple[int, int, int, int]:
     """Categories per block, warps per program, blocks per chunk and chunks per row.
 
     Where there are enough chunks, a program is one warp, which never waits for others.
     """
-    programs = programs or PROGRAMS
-    warps = 1 if rows * min(CHUNKS, categories // (32 * each)) >= programs else 8
+    programs, most = programs or PROGRAMS, most or CHUNKS
+    warps = warps or (1 if rows * min(most, categories // (32 * each)) >= programs else 4)
     block = min(32 * warps * each, max(16, triton.next_power_of_2(categories)))
     blocks = triton.cdiv(categories, block)
-    span = min(blocks, max(triton.cdiv(blocks, CHUNKS), rows * blocks // programs, 1))
+    span = min(blocks, max(triton.cdiv(blocks, most), rows * blocks // programs, 1))
     return block, warps, span, triton.cdiv(blocks, span)
