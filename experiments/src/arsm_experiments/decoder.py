@@ -19,6 +19,8 @@ from torch import Tensor
 
 SLOPE = 0.2
 """Of all leaky ReLUs."""
+ALIGNMENT = 8
+"""The operator's kernels need layers whose numbers of inputs are multiples of this."""
 
 torch.library.define(
     "arsm_experiments::log_weight", "(Tensor z, Tensor log_q, Tensor[] weights, Tensor[] biases, Tensor x) -> Tensor"
@@ -31,15 +33,6 @@ def log_weight(z: Tensor, log_q: Tensor, weights: Sequence[Tensor], biases: Sequ
     weights: [O, I] per layer, all of one dtype; biases: [O] per layer.
     """
     return torch.ops.arsm_experiments.log_weight(z, log_q, weights, biases, x)
-
-
-def is_fast(widths: Sequence[int]) -> bool:
-    """Whether the operator's kernels can run on a GPU for a decoder whose layers have these inputs."""
-    try:
-        importlib.import_module("triton.tools.tensor_descriptor")
-    except ImportError:
-        return False
-    return all(width % 8 == 0 for width in widths)
 
 
 def _by_pytorch(z: Tensor, log_q: Tensor, weights: list[Tensor], biases: list[Tensor], x: Tensor) -> Tensor:

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 import arsm
 from arsm.diagnostics import pseudo_action_share
+from arsm.kernels import on_gpu
 from arsm.layers import estimate_layers
 from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
-from arsm_experiments.decoder import SLOPE, is_fast, log_weight
+from arsm_experiments.decoder import ALIGNMENT, SLOPE, log_weight
 from arsm_experiments.learned_temperature import LearnedTemperature
 from arsm_experiments.model import Model, learning_loss, seen
 from arsm_experiments.replicas import Replicas, Task
@@ -257,8 +258,9 @@ class VaeNetwork(Model):
     @property
     def prepare(self) -> Task | None:
         """What `loss` needs besides the code, where `log_weight` can replace `log_joint`."""
-        widths = [layer.in_features for layer in self.decoder]
-        return VaeNetwork.prepare_loss if self.dense and self.bf16 and is_fast(widths) else None
+        aligned = all(layer.weight.shape[1] % ALIGNMENT == 0 for layer in self.decoder)
+        fast = self.dense and self.bf16 and aligned and on_gpu(self.decoder[0].weight)
+        return VaeNetwork.prepare_loss if fast else None
 
     def prepare_loss(self, generator: torch.Generator | None = None, *, images: int) -> dict[str, Any]:
         """The estimator's noise, and the decoder's weights as `log_weight` reads them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 from torch import Tensor
@@ -31,18 +30,9 @@ def launch(kernel: Any, programs: int, *args: Tensor | int, num_warps: int = 4, 
     )
     compiled = _COMPILED.get(key)
     if compiled is None:
-        compiled = kernel[(programs,)](*args, num_warps=num_warps, **constants)
-        if _takes_constants():
-            _COMPILED[key] = compiled
+        _COMPILED[key] = kernel[(programs,)](*args, num_warps=num_warps, **constants)
     else:
         compiled[(programs, 1, 1)](*args, *constants.values())
-
-
-@functools.cache
-def _takes_constants() -> bool:
-    """Whether compiled kernels are launched with all arguments, as they are since Triton 3.3."""
-    version = importlib.import_module("triton").__version__
-    return tuple(map(int, version.split(".")[:2])) >= (3, 3)
 
 
 @functools.cache
