@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from arsm_experiments.report.chapters import Chapter, make_chapters
+from arsm_experiments.report.sections import Result
 from arsm_experiments.runs.reader import Record, read_runs
 from tests.experiments.browser import Browser, find_chromium
 
@@ -20,6 +21,13 @@ def records() -> list[Record]:
 @pytest.fixture(scope="session")
 def chapters(records: list[Record]) -> dict[str, Chapter]:
     return make_chapters(records)
+
+
+@pytest.fixture(scope="module")
+def results(chapters: dict[str, Chapter]) -> dict[tuple[str, str], Result]:
+    """Every result by its table's row, as "SECTION: ROW", and metric."""
+    sections = [section for chapter in chapters.values() for section in chapter.sections]
+    return {(f"{section.title}: {r.row}", r.metric): r for section in sections for r in section.results}
 
 
 @pytest.fixture(scope="module")
