@@ -7,6 +7,8 @@ writes docs/assets/swap-light.svg and swap-dark.svg.
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,15 @@ def draw(folder: Path) -> None:
             middle.set_title(f"{NAMES[SWAP[0]]} and {NAMES[SWAP[1]]} exchange their noise")
             table(right, pseudo, ink)
             right.set_title("who wins, for all exchanges")
-            figure.savefig(folder / f"swap-{scheme}.svg", transparent=True, metadata={"Date": None})
+            drawn = io.StringIO()
+            figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+            (folder / f"swap-{scheme}.svg").write_text(shortened(drawn.getvalue()))
+
+
+def shortened(svg: str) -> str:
+    """Without indentation, and with two decimals where they count least."""
+    svg = re.sub(r"[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
+    return re.sub(r"> <", "><", re.sub(r"\s+", " ", svg)) + "\n"
 
 
 def race(axes: Axes, log_pi: torch.Tensor, before: torch.Tensor | None, ink: str) -> None:
