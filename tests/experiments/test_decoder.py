@@ -40,8 +40,7 @@ def one(given: Given, replica: int) -> Given:
 def test_the_operator_is_the_networks_own_likelihood_less_ln_q() -> None:
     network = VaeNetwork(Vae(hidden=(20, 12), variables=3, categories=4), dense=True)
     z, log_q, _, _, x = one(drawn(1, 5, 2, 3, 4, 784), 0)
-    layers = list(network.decoder)
-    weights, biases = [layer.weight.detach() for layer in layers], [layer.bias.detach() for layer in layers]
+    weights, biases = network.frozen_decoder()
     found = log_weight(z, log_q, weights, biases, x)
     of_choices = log_q.repeat(5, 1, 1).gather(-1, z.unsqueeze(-1)).sum((-2, -1))
     prior = network.with_prior(torch.zeros(()), [z], frozen=True)
@@ -52,8 +51,7 @@ def test_the_operator_maps_over_replicas() -> None:
     given = drawn(2, 5, 3, 4, 3, 8, 6, 28)
     expected = torch.stack([log_weight(*one(given, replica)) for replica in range(2)])
     torch.testing.assert_close(vmap(log_weight)(*given), expected)
-    z, *rest = given
-    same_z = vmap(log_weight, (None, 0, 0, 0, 0))(z[0], *rest)
+    same_z = vmap(log_weight, (None, 0, 0, 0, 0))(given[0][0], *given[1:])
     torch.testing.assert_close(same_z[0], expected[0])
     torch.library.opcheck(torch.ops.arsm_experiments.log_weight.default, given)
 
@@ -63,7 +61,7 @@ def test_a_loss_is_the_same_by_the_operator(changes: dict[str, object]) -> None:
     config = Vae(hidden=(20, 12), variables=3, categories=4, **changes)  # pyright: ignore[reportArgumentType]
     network, x = VaeNetwork(config, dense=True), torch.rand(6, 784).round()
     prepared = network.prepare_loss(torch.Generator().manual_seed(0), images=6)
-    weights = {f"decoder.{i}": layer.weight.detach() for i, layer in enumerate(network.decoder)}
+    weights = {f"decoder.{i}": weight for i, weight in enumerate(network.frozen_decoder()[0])}
     assert all(torch.equal(prepared[name], weight.bfloat16()) for name, weight in weights.items())
     found = []
     for settings in ({"noise": prepared["noise"]}, prepared | weights):

@@ -207,7 +207,7 @@ class Replicas:
             self._losses = [build(loss) for loss in self._losses]
             # the update reads every gradient where it lies
             options = {"max_pointwise_cat_inputs": len(self.layout.names) + 1}
-            own = {"options": options} if self.device.type == "cuda" else {}
+            own: dict[str, Any] = {"options": options} if self.device.type == "cuda" else {}
             self._update, self._follow = build(self._update, **own), build(self._follow, **own)
         self.steps_per_replay = steps_per_replay
         self._graph: torch.cuda.CUDAGraph | None = None

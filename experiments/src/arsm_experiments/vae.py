@@ -30,7 +30,7 @@ from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
 from arsm_experiments.decoder import ALIGNMENT, SLOPE, log_weight
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.model import Model, learning_loss, seen
+from arsm_experiments.model import Model, learning_loss, seen, weight_and_bias
 from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
@@ -172,7 +172,7 @@ class VaeNetwork(Model):
     @property
     def bf16(self) -> bool:
         """Whether f is computed in bfloat16 where it needs no gradient: on a GPU alone."""
-        return self.config.precision == "bf16" and self.decoder[0].bias.is_cuda
+        return self.config.precision == "bf16" and next(self.parameters()).is_cuda
 
     @property
     def paces(self) -> Tensor | None:
@@ -258,15 +258,22 @@ class VaeNetwork(Model):
     @property
     def prepare(self) -> Task | None:
         """What `loss` needs besides the code, where `log_weight` can replace `log_joint`."""
-        aligned = all(layer.weight.shape[1] % ALIGNMENT == 0 for layer in self.decoder)
-        fast = self.dense and self.bf16 and aligned and on_gpu(self.decoder[0].weight)
+        weights, _ = self.frozen_decoder()
+        aligned = all(weight.shape[1] % ALIGNMENT == 0 for weight in weights)
+        fast = self.dense and self.bf16 and aligned and on_gpu(weights[0])
         return VaeNetwork.prepare_loss if fast else None
 
     def prepare_loss(self, generator: torch.Generator | None = None, *, images: int) -> dict[str, Any]:
         """The estimator's noise, and the decoder's weights as `log_weight` reads them."""
-        like = self.decoder[0].bias.new_empty(images, self.config.variables, self.config.categories)
-        weights = {f"decoder.{i}": layer.weight.bfloat16() for i, layer in enumerate(self.decoder)}
-        return {"noise": self.estimator.noise(like, generator), **weights}
+        weights, _ = self.frozen_decoder()
+        like = weights[0].new_empty(images, self.config.variables, self.config.categories)
+        rounded = {f"decoder.{i}": weight.bfloat16() for i, weight in enumerate(weights)}
+        return {"noise": self.estimator.noise(like, generator), **rounded}
+
+    def frozen_decoder(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights and biases of the decoder's layers, without gradient."""
+        weights, biases = zip(*(weight_and_bias(layer, frozen=True) for layer in self.decoder), strict=True)
+        return list(weights), list(biases)
 
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
@@ -275,7 +282,7 @@ class VaeNetwork(Model):
         config, images = self.config, x
         sampled = config.kl == "sampled"
         weights = [settings[f"decoder.{i}"] for i in range(len(self.decoder)) if f"decoder.{i}" in settings]
-        biases = [layer.bias for layer in self.decoder]
+        _, biases = self.frozen_decoder()
 
         def elbo(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
             inside = list(zip(logits, zs, strict=True))[0 if sampled else 1 : 1 if config.as_released else None]
