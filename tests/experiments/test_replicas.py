@@ -290,6 +290,42 @@ def two_losses(device: str, **options: Any) -> Replicas:
     )
 
 
+class Prepared(TwoLosses):
+    """Its decoder is shifted by twice its bias, which was computed beside the code."""
+
+    def twice(self, images: int) -> dict[str, Tensor]:
+        return {"twice": 2 * self.decoder.bias, "images": torch.full_like(self.decoder.bias[:1], images)}
+
+    def decoder_loss(self, x: Tensor, code: Tensor, settings: dict[str, Tensor]) -> tuple[Any, ...]:
+        shift = settings.get("twice", 2 * self.decoder.bias.detach())
+        y = self.decoder(code) + shift
+        return y, {"images": settings.get("images", x.new_zeros(1)).squeeze()}, (y.detach() - x) / x.numel()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_what_is_prepared_joins_the_settings_and_a_slope_replaces_its_loss(
+    stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "TwoLosses", Prepared)
+    trained = [two_losses("cpu", stacked=stacked, prepare=prepare) for prepare in (None, Prepared.twice)]
+    means = [replicas.epoch() for replicas in trained]
+    assert torch.equal(trained[0].parameters, trained[1].parameters)
+    assert float(means[1]["images"][0]) == trained[1].batch
+
+    by_loss = two_losses("cpu", stacked=stacked)
+    by_loss._losses = [by_loss._losses[0], partial(by_loss._each, summed_decoder_loss)]
+    by_loss.epoch()
+    torch.testing.assert_close(by_loss.parameters, trained[0].parameters)
+
+
+def summed_decoder_loss(
+    module: Prepared, x: Tensor, code: Tensor, settings: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What `Prepared.decoder_loss` gives the slope of."""
+    y = module.decoder(code) + 2 * module.decoder.bias.detach()
+    return (y - x).square().sum() / 2 / x.numel(), {}
+
+
 def test_the_second_loss_learns_from_the_code_and_does_not_change_it() -> None:
     both = two_losses("cpu", stacked=False)
     first_alone = two_losses("cpu", stacked=False)
