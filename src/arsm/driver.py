@@ -118,6 +118,7 @@ def estimate_rows(
     if masked is None:
         masked = not asked.finite and check_logits(logits, read=True)
     values = evaluate(f, queries, asked, evaluation=evaluation, max_rows=max_rows, graph=graph)
+    del asked  # `tell` may need its memory
     with full_precision(logits.device.type):
         gradient = estimator.tell(logits, queries, values.all)
     value = estimator.value(queries, values.live)
