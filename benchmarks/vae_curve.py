@@ -1,9 +1,8 @@
 """Does a faster training step train alike? `python -m benchmarks.vae_curve RUN.pt` trains, with two files it compares.
 
-A run is 15 seeds of the VAE with ARSM in bf16 on 10,000 images of MNIST, in series of 100 epochs with other noise; then
-the mean gradient over 100 epochs with a learning rate of 0, at weights that the first run has saved (--weights FILE).
-Train at two commits, with this file copied to the older one where it lacks it, and compare: the same noise gives nearly
-the same losses at first, and later the same ones within their errors.
+A run trains 15 seeds of the VAE with ARSM in bf16 on 10,000 images of MNIST for 100 epochs, in series with different
+noise. Then it averages the gradient over 100 epochs at fixed weights, which the first run saves (--weights FILE).
+Run it at two commits, copying this file to the older one if needed: the losses should agree within their errors.
 """
 
 from __future__ import annotations
@@ -17,35 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm_experiments.data import load_mnist
 from arsm_experiments.replicas import Replicas
-from arsm_experiments.training.loop import initial_parameters
-from arsm_experiments.vae import Vae, VaeNetwork
+from arsm_experiments.vae import Vae
+from benchmarks.vae import make
 
 SEEDS, IMAGES, EPOCHS, SERIES, FEW = 15, 10_000, 100, 3, 20
 
 
 def build(seeds: int = SEEDS, images: int = IMAGES) -> Replicas:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    config = replace(Vae(), precision="bf16", seeds=tuple(range(seeds)))
-    module = VaeNetwork(config, dense=True).to(device)
-    data, zeros = load_mnist().train[:images], torch.zeros(seeds)
-    return Replicas(
-        module,
-        VaeNetwork.encode,
-        module.losses,
-        initial_parameters(config, data),
-        data.to(device),
-        {"rate": zeros + config.rates[0], "dropout": zeros, "input_dropout": zeros},
-        list(config.seeds),
-        batch=config.batch,
-        watched=module.encoder_size,
-        stacked=True,
-        compiled=device == "cuda",
-        steps_per_replay=5 if device == "cuda" else 0,
-        **{name: getattr(module, name) for name in ("prepare", "metrics") if hasattr(module, name)},
-    )
+    on_gpu = torch.cuda.is_available()
+    options = {"compiled": True, "steps_per_replay": 5} if on_gpu else {}
+    return make(replace(Vae(), precision="bf16"), seeds, "cuda" if on_gpu else "cpu", images, **options)
 
 
 def losses(replicas: Replicas, start: dict[str, Any], epochs: int, seed: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -104,9 +105,9 @@ class Asked(NamedTuple):
     """The queries that f is asked, N of them."""
 
     z: Tensor
-    """[N, ...]; what is left of more rows means nothing."""
+    """[N, ...], or longer: only its first N rows count."""
     row: Tensor
-    """[N], or more: their batch rows."""
+    """[N], or longer: their batch rows."""
     place: Tensor | None
     """[M B]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
     row's first query."""
@@ -148,12 +149,8 @@ def evaluate(
     z, row = (x.split_with_sizes([*sizes, x.shape[0] - total]) for x in (asked.z, asked.row))
     values = []
     for i, (_, attached) in enumerate(calls):
-        last = i == len(calls) - 1
-        if attached:
-            values.append(_call(f, z[i], row[i], attached, last))
-        else:
-            with torch.no_grad():
-                values.append(_call(f, z[i], row[i], attached, last))
+        with nullcontext() if attached else torch.no_grad():
+            values.append(_call(f, z[i], row[i], attached, last=i == len(calls) - 1))
     everything = values if whole else [_detached(value) for value in values]
     if evaluation == "dense":
         place = asked.place

@@ -45,7 +45,7 @@ torch.library.define(
     tags=torch.Tag.flexible_layout,  # a compiler need not copy f, which may be part of a wider tensor
 )
 
-# `outer` batch dimensions come before that of the queries: mapped, they are then contiguous for each row
+# `outer` batch dimensions precede the dimension of the queries: the queries of each mapped row are then contiguous
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi, int outer) -> (Tensor, Tensor)")
 torch.library.define("arsm::merge_pairs", "(Tensor values, Tensor log_pi, int outer) -> Tensor")
 torch.library.define(
@@ -113,7 +113,7 @@ class Found(NamedTuple):
 
     points: Tensor
     same_as: Tensor | None
-    """None if somebody else must find it."""
+    """None if the kernel did not compute it."""
     weight: Tensor
     packed: Packed | None
 
@@ -339,7 +339,7 @@ def _(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The operator over one more leading dimension, which is an outer one where it tells them apart."""
+    """The operator over one more leading dimension; an operator with outer dimensions has one more of them."""
 
     def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Any) -> tuple[Any, Any]:
         out = op(
