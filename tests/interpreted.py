@@ -279,6 +279,9 @@ def main() -> None:
     compare_races()
     check_exponential()
     generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20, 2, 16, generator=generator)
+    table, same_as = gpu_pairs.pairs(logits, dirichlet(logits, torch.Generator().manual_seed(1)))
+    assert torch.equal(same_as, share(table))  # categories that need all four bits
     logits = torch.randn(2, 3_000, generator=generator)
     logits[:, :2] += 9
     compare(logits, dirichlet(logits, generator))

@@ -308,3 +308,12 @@ def test_no_caller_guesses(path: Path) -> None:
             if node.func.id == "isinstance":
                 named = set(re.findall(r"\w+", ast.unparse(node.args[1])))
                 assert not named & CLASSES, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("words", ["ars", "ars-plus", "arsm-plus", "arsm:references=2", "rloo"])
+@pytest.mark.parametrize("variables", [1, 2])
+def test_a_gradient_has_the_dtype_of_f_and_the_logits(words: str, variables: int) -> None:
+    for dtype in (torch.float32, torch.float64):
+        out = arsm.estimate(arsm.estimator(words), torch.randn(5, variables, 4, dtype=dtype), lambda z: z[:, 0].float())
+        assert out.grad is not None
+        assert out.grad.dtype == dtype

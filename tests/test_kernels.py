@@ -124,6 +124,8 @@ def test_pairs_are_summed_alike_by_the_operator() -> None:
     torch.testing.assert_close(
         vmap(kernels.merge_pairs, (None, 0))(f[:, 0], log_pi)[1], swap.merge_pairs(f[:, 0], log_pi[1])
     )
+    whole = f.round()
+    assert torch.equal(swap.merge_pairs(whole + 2**20, log_pi), swap.merge_pairs(whole, log_pi))
     torch.library.opcheck(torch.ops.arsm.merge_pairs.default, (f, log_pi, 0))
     torch.library.opcheck(torch.ops.arsm.merge_pairs.default, (f.movedim(0, 2), log_pi, 2))
 

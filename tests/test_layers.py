@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -393,3 +393,22 @@ def test_a_layer_that_forgets_the_state_is_refused() -> None:
 def test_words_are_no_estimator() -> None:
     with pytest.raises(TypeError, match=r"such as arsm.ARSM\(\), but is 'arsm'; arsm.estimator\('arsm'\) makes one"):
         estimate_layers("arsm", [lambda zs: torch.zeros(2, 2, 3)], lambda zs, logits: zs[0].sum(-1).float())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_given_noise_is_that_of_the_top_layer(evaluation: Any) -> None:
+    logits = torch.randn(6, 2, 3)
+    noise = arsm.ARSM().noise(logits, torch.Generator().manual_seed(0))
+    expected = arsm.ARSM().ask(logits, noise).z
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        layers: list[Layer] = [lambda zs: logits, lambda zs: zs[0].new_zeros((len(zs[0]), 2, 3), dtype=torch.float32)]
+        out = estimate_layers(
+            arsm.ARSM(),
+            layers,
+            lambda zs, _: zs[0].sum(-1).float(),
+            noise=noise,
+            generator=generator,
+            evaluation=evaluation,
+        )
+        assert torch.equal(out.layers[0].z, expected)

@@ -68,6 +68,9 @@ def test_a_loss_is_the_same_by_the_operator(changes: dict[str, object]) -> None:
         loss, _ = network.loss(x, network.encode(x), settings, torch.Generator().manual_seed(1))
         found.append((loss, *torch.autograd.grad(loss, list(network.encoder.parameters()))))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    if config.layers == 1 and config.independent_decoder_sample:  # all noise was prepared
+        again, _ = network.loss(x, network.encode(x), prepared | weights, torch.Generator().manual_seed(2))
+        assert torch.equal(again, found[1][0])
 
 
 def compare() -> None:
