@@ -19,7 +19,7 @@ ONE_HOT = {"BLOCK_N": 8, "num_warps": 1}
 LAYER = {"BLOCK_N": 128, "BLOCK_O": 128, "BLOCK_I": 64, "num_warps": 4, "num_stages": 2}
 LIKELIHOOD = {"ROWS": 16, "SHARED": 8, "num_warps": 4}
 PARTS = 7
-"""An image's pixels are read in so many parts, whose sizes are multiples of 16 for images of 28 x 28."""
+"""Parts in which the pixels of an image are read; for 28 x 28 pixels, a part's size is a multiple of 16."""
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
@@ -84,7 +84,7 @@ def _likelihood(
     linear, size = tl.zeros([ROWS, WIDTH], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
     factors = tl.full([ROWS, WIDTH], 1.0, tl.float32)
     for part in tl.static_range(PARTS):
-        # the loads of float32 and of half that share one layout if both read four neighbours at a time
+        # four neighbours per load: float32 and bfloat16 then share one layout
         at = tl.max_contiguous(part * SIZE + d, 4)
         y = tl.load(x + (replica * B + image) * D + at, mask=d < SIZE, other=0.0)
         b = tl.load(bias + replica * D + at, mask=d < SIZE, other=0.0)

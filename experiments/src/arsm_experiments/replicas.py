@@ -106,8 +106,8 @@ class Replicas:
         encode: the first task of every loss: `encode(x, settings, generator=...) -> code`, a tensor, for images
             x [B, D] and a dict of this replica's settings.
         losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], seen)`, or
-            `(y, seen, slope)` of a loss that nobody needs, with its derivative in y. Only the first loss has a
-            gradient through the code; the others get it detached.
+            `(y, seen, slope)` with the loss's derivative in y, if its value is not needed. Only the first loss has
+            a gradient through the code; the others get it detached.
         parameters: [R, P], made by `pack`.
         data: uint8 [N, D].
         settings: [R] each; must contain the learning rate, `rate`; `weight_decay` is AdamW's, of matrices only.

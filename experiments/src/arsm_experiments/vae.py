@@ -318,7 +318,10 @@ class VaeNetwork(Model):
     def decoder_loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> tuple[Any, ...]:
-        """-ln p(x, z) of a batch [N, 784], with a fresh sample z from q; of p(x | z) alone, its logits and slope."""
+        """-ln p(x, z) of a batch [N, 784], with a fresh sample z from q.
+
+        With one layer it returns the logits of the pixels and the loss's slope in them.
+        """
         zs, _ = self.sample(log_q1, generator)
         pixels = self.decode(zs[0], settings, generator)
         if self.config.layers == 1:
