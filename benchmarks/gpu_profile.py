@@ -18,7 +18,9 @@ import arsm
 from arsm import kernels as arsm_kernels
 from arsm.noise import dirichlet
 from arsm.univariate import merge, swap_all
+from arsm_experiments.vae import Vae
 from benchmarks.gpu import backward, captured, check, in_a_row, large_vocabulary, milliseconds, report, small, step
+from benchmarks.vae import make
 
 REPETITIONS = 10
 
@@ -92,33 +94,9 @@ def eager(file: TextIO, words: str) -> str:
 
 
 def vae_step(file: TextIO, count: int) -> str:
-    """A training step, compiled and captured, on images of noise."""
-    from arsm_experiments.data import PIXELS
-    from arsm_experiments.replicas import Replicas
-    from arsm_experiments.training.loop import initial_parameters
-    from arsm_experiments.vae import Vae, VaeNetwork
-
+    """A training step on images of MNIST, compiled and captured."""
     torch.set_float32_matmul_precision("high")
-    config = replace(Vae(), precision="bf16", seeds=tuple(range(count)))
-    module = VaeNetwork(config, dense=True).cuda()
-    zeros = torch.zeros(count)
-    data = torch.randint(0, 2, (10_000, PIXELS), dtype=torch.uint8)
-    replicas = Replicas(
-        module,
-        VaeNetwork.encode,
-        module.losses,
-        initial_parameters(config, data),
-        data.cuda(),
-        {"rate": zeros + config.rates[0], "dropout": zeros, "input_dropout": zeros},
-        list(config.seeds),
-        batch=config.batch,
-        watched=module.encoder_size,
-        prepare=module.prepare,
-        metrics=module.metrics,
-        stacked=True,
-        compiled=True,
-        steps_per_replay=5,
-    )
+    replicas = make(replace(Vae(), precision="bf16"), count, "cuda", 10_000, compiled=True, steps_per_replay=5)
     replicas.epoch()
     graph = replicas._graph
     assert graph is not None

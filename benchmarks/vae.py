@@ -21,7 +21,7 @@ from arsm.noise import dirichlet
 from arsm_experiments.data import PIXELS, load_mnist
 from arsm_experiments.replicas import Replicas
 from arsm_experiments.training.loop import initial_parameters
-from arsm_experiments.vae import SLOPE, Vae, VaeNetwork, bernoulli, log_q, perceptron
+from arsm_experiments.vae import SLOPE, Vae, VaeNetwork, bernoulli, linear_layers, log_q
 from benchmarks.measure import interleaved, table
 
 REPETITIONS = 15
@@ -67,7 +67,11 @@ def make(config: Vae, replicas: int, device: str, images: int, **options: bool |
 def matrix_products(config: Vae) -> Callable[[], None]:
     """The products of one step: the decoder on all swaps; both networks on the batch, forward and backward."""
     encoder, decoder = (
-        [(layer, torch.randn(CHUNK, layer.in_features)) for layer in perceptron(*sizes) if isinstance(layer, nn.Linear)]
+        [
+            (layer, torch.randn(CHUNK, layer.in_features))
+            for layer in linear_layers(*sizes)
+            if isinstance(layer, nn.Linear)
+        ]
         for sizes in widths(config)
     )
     rows = config.batch * swaps(config)

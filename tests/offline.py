@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from arsm.kernels import gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries, gpu_tell
-from arsm_experiments import gpu_decoder
+from arsm_experiments import gpu_decoder, gpu_perceptron
 
 TYPES = {
     torch.float16: "fp16",
@@ -154,6 +154,12 @@ def all_launches() -> set[Launch]:
         weights = [size(o, i, dtype=torch.bfloat16) for i, o in itertools.pairwise((200, *sizes))]
         given = size(9200, 20, dtype=torch.int64), size(200, 20, 10), weights, [size(o) for o in sizes], size(200, 784)
         found |= launches(lambda given=given: gpu_decoder.log_weight(*given))
+        weights = [weight.float() for weight in weights]
+        given = size(200, 200), weights, [size(o) for o in sizes]
+        found |= launches(lambda given=given: gpu_perceptron.perceptron(*given))
+        inputs = [size(200, weight.shape[-1]) for weight in weights]
+        slopes = size(200, 784), inputs, weights
+        found |= launches(lambda given=slopes: gpu_perceptron.slopes(*given))
     return found
 
 

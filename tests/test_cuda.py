@@ -82,6 +82,27 @@ def test_the_likelihood_of_choices_is_the_same_on_both() -> None:
         torch.testing.assert_close(log_weight(*given).cpu(), expected, rtol=2e-3, atol=0.5)
 
 
+@pytest.mark.parametrize("sizes", [(784, 512, 256, 180), (200, 256, 512, 784), (40, 20)])
+@pytest.mark.parametrize("replicas", [1, 15])
+def test_a_perceptron_and_its_gradient_are_the_same_on_both(replicas: int, sizes: tuple[int, ...]) -> None:
+    from arsm_experiments import gpu_perceptron, perceptron
+    from tests.experiments.test_perceptron import drawn
+
+    x, weights, biases = drawn(replicas, 200, *sizes)
+    flat = torch.cat([each.flatten(1) for pair in zip(weights, biases, strict=True) for each in pair], 1).cuda()
+    there = flat.split([each[0].numel() for pair in zip(weights, biases, strict=True) for each in pair], 1)
+    views = [part.view(each.shape) for part, each in zip(there[::2], weights, strict=True)]
+    expected = perceptron._by_pytorch(x, weights, biases)
+    slope = torch.randn(expected[-1].shape, generator=torch.Generator().manual_seed(1))
+    inputs = [x, *expected[:-1]]
+    expected += perceptron._slopes_by_pytorch(slope, inputs, weights)
+    for _ in range(20):  # a race between loads and products would not show every time
+        found = gpu_perceptron.perceptron(x.cuda(), views, list(there[1::2]))
+        found += gpu_perceptron.slopes(slope.cuda(), [each.cuda() for each in inputs], views)
+        for one, other in zip(found, expected, strict=True):  # products are in TF32, with 10 bits
+            assert (one.cpu() - other).abs().max() < 5e-3 * other.abs().max()
+
+
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
 def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:

@@ -17,10 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SLOPE = 0.2
-"""Of all leaky ReLUs."""
-ALIGNMENT = 8
-"""The operator's kernels need layers whose numbers of inputs are multiples of this."""
+from arsm_experiments.perceptron import SLOPE, lead
 
 torch.library.define(
     "arsm_experiments::log_weight", "(Tensor z, Tensor log_q, Tensor[] weights, Tensor[] biases, Tensor x) -> Tensor"
@@ -50,17 +47,12 @@ def _by_pytorch(z: Tensor, log_q: Tensor, weights: list[Tensor], biases: list[Te
 
 def _on_gpu(z: Tensor, log_q: Tensor, weights: list[Tensor], biases: list[Tensor], x: Tensor) -> Tensor:
     kernels = importlib.import_module("arsm_experiments.gpu_decoder")
-    z, log_q, x = (each.contiguous() for each in (z, log_q, x))
-    return kernels.log_weight(z, log_q, [w.contiguous() for w in weights], [b.contiguous() for b in biases], x)
+    return kernels.log_weight(*(each.contiguous() for each in (z, log_q)), weights, biases, x.contiguous())
 
 
 def _map(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    def lead(x: Any, dim: Any) -> Any:
-        if isinstance(x, list):
-            return [lead(*each) for each in zip(x, dim, strict=True)]
-        return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-    return torch.ops.arsm_experiments.log_weight(*(lead(*each) for each in zip(args, in_dims, strict=True))), 0
+    found = torch.ops.arsm_experiments.log_weight(*(lead(info, *each) for each in zip(args, in_dims, strict=True)))
+    return found, 0
 
 
 torch.library.impl("arsm_experiments::log_weight", "cpu", _by_pytorch)

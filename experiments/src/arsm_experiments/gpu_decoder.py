@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from arsm_experiments.decoder import SLOPE
+from arsm_experiments.gpu_perceptron import flat, layer
+from arsm_experiments.perceptron import SLOPE
 
 ONE_HOT = {"BLOCK_N": 8, "num_warps": 1}
 LAYER = {"BLOCK_N": 128, "BLOCK_O": 128, "BLOCK_I": 64, "num_warps": 4, "num_stages": 2}
@@ -43,34 +43,13 @@ def _one_hot(
 
 
 @triton.jit
-def _layer(
-    x, weight, bias, out, INPUTS, OUTPUTS,
-    SLOPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
-    """out [R, N, O] = leaky(x weight^T + bias) from x [R, N, I], weight [R, O, I] and bias [R, O].
-
-    Tensors of three dimensions come as descriptors: what lies outside them reads as 0 and is not written.
-    """
-    at_o, at_n, replica = tl.program_id(0) * BLOCK_O, tl.program_id(1) * BLOCK_N, tl.program_id(2)
-    total = tl.zeros([BLOCK_N, BLOCK_O], tl.float32)
-    for at_i in range(0, INPUTS, BLOCK_I):
-        a = tl.reshape(x.load([replica, at_n, at_i]), [BLOCK_N, BLOCK_I])
-        b = tl.reshape(weight.load([replica, at_o, at_i]), [BLOCK_O, BLOCK_I])
-        total = tl.dot(a, tl.trans(b), total)
-    o = at_o + tl.arange(0, BLOCK_O)
-    total += tl.load(bias + replica * OUTPUTS + o, mask=o < OUTPUTS, other=0.0)[None, :]
-    total = tl.maximum(total, SLOPE * total)
-    out.store([replica, at_n, at_o], tl.reshape(total.to(out.dtype), [1, BLOCK_N, BLOCK_O]))
-
-
-@triton.jit
 def _times(a, b):
     return a * b
 
 
 @triton.jit
 def _likelihood(
-    product, bias, x, of_choices, out, M, B,
+    product, bias, x, of_choices, out, M, B, BIAS_STRIDE,
     D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """out [R, M B] from product [R, M B, D], bias [R, D], x [R, B, D] and ln q(z) [R, M B]; one image per program.
@@ -87,7 +66,7 @@ def _likelihood(
         # four neighbours per load: float32 and bfloat16 then share one layout
         at = tl.max_contiguous(part * SIZE + d, 4)
         y = tl.load(x + (replica * B + image) * D + at, mask=d < SIZE, other=0.0)
-        b = tl.load(bias + replica * D + at, mask=d < SIZE, other=0.0)
+        b = tl.load(bias + replica * BIAS_STRIDE + at, mask=d < SIZE, other=0.0)
         phi = tl.load(product + row[:, None] * D + at[None, :], mask=(m < M)[:, None] & here, other=0.0)
         phi = phi.to(tl.float32) + b[None, :]
         linear = tl.fma(y[None, :] - 0.5, phi, linear)
@@ -99,7 +78,7 @@ def _likelihood(
 
 
 def log_weight(z: Tensor, log_q: Tensor, weights: list[Tensor], biases: list[Tensor], x: Tensor) -> Tensor:
-    """For contiguous tensors that all lead with *R."""
+    """For tensors that all lead with *R; z, log_q and x are contiguous."""
     (*_, rows, variables), (images, pixels) = z.shape, x.shape[-2:]
     replicas = z.shape[:-2].numel()
     choices = weights[0].shape[-1]
@@ -109,22 +88,13 @@ def log_weight(z: Tensor, log_q: Tensor, weights: list[Tensor], biases: list[Ten
         BLOCK_K=triton.next_power_of_2(variables), BLOCK_KC=triton.next_power_of_2(choices), **ONE_HOT,
     )  # fmt: skip
     for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-        outputs, inputs = weight.shape[-2:]
-        below, h = h, h.new_empty(replicas, rows, outputs)
-        _layer[(triton.cdiv(outputs, LAYER["BLOCK_O"]), triton.cdiv(rows, LAYER["BLOCK_N"]), replicas)](
-            _tiles(below, "BLOCK_N", "BLOCK_I"), _tiles(weight.view(-1, outputs, inputs), "BLOCK_O", "BLOCK_I"), bias,
-            _tiles(h, "BLOCK_N", "BLOCK_O"), inputs, outputs, SLOPE=SLOPE, **LAYER,
-        )  # fmt: skip
+        h = layer(h, flat(weight, 2), flat(bias, 1), SLOPE, LAYER)
     h = h.view(*z.shape[:-1], -1)
     product, out = h @ weights[-1].mT, torch.empty_like(of_choices)
-    queries = rows // images
+    queries, bias = rows // images, flat(biases[-1], 1)
     parts = PARTS if pixels % PARTS == 0 else 1
     _likelihood[(images, triton.cdiv(queries, LIKELIHOOD["ROWS"]), replicas)](
-        product, biases[-1], x, of_choices, out, queries, images, D=pixels, PARTS=parts,
+        product, bias, x, of_choices, out, queries, images, bias.stride(0), D=pixels, PARTS=parts,
         WIDTH=max(8, triton.next_power_of_2(pixels // parts)), **LIKELIHOOD,
     )  # fmt: skip
     return out
-
-
-def _tiles(x: Tensor, *sizes: str) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(x, [1, *(LAYER[size] for size in sizes)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +96,12 @@ def weight_and_bias(layer: nn.Module, frozen: bool) -> tuple[Tensor, Tensor]:
     """A linear layer's parameters; without gradient if frozen."""
     assert isinstance(layer, nn.Linear)
     return (layer.weight.detach(), layer.bias.detach()) if frozen else (layer.weight, layer.bias)
+
+
+def weights_and_biases(layers: Iterable[nn.Module], *, frozen: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters of linear layers; without gradient if frozen."""
+    weights, biases = zip(*(weight_and_bias(layer, frozen) for layer in layers), strict=True)
+    return list(weights), list(biases)
 
 
 def seen(value: Tensor, layers: Sequence[arsm.Estimate]) -> dict[str, Any]:

@@ -28,9 +28,10 @@ from arsm.layers import estimate_layers
 from arsm.noise import argmin_sample, dirichlet
 from arsm_experiments.checks import check_least, check_positive
 from arsm_experiments.data import PIXELS, Mnist
-from arsm_experiments.decoder import ALIGNMENT, SLOPE, log_weight
+from arsm_experiments.decoder import log_weight
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.model import Model, learning_loss, seen, weight_and_bias
+from arsm_experiments.model import Model, learning_loss, seen, weights_and_biases
+from arsm_experiments.perceptron import SLOPE, aligned, perceptron
 from arsm_experiments.replicas import Replicas, Task
 from arsm_experiments.training.measure import DIAGNOSTIC_IMAGES, PICTURES, multi_sample_bound, probes, run_on
 from arsm_experiments.training.options import Training
@@ -158,9 +159,9 @@ class VaeNetwork(Model):
         self.config = config
         k, c = config.variables, config.categories
         free = k * (c - 1) if config.first_logit_fixed else k * c
-        self.encoder = perceptron(PIXELS, *config.hidden, free)
+        self.encoder = linear_layers(PIXELS, *config.hidden, free)
         self.lower_encoder = nn.ModuleList([nn.Linear(k * c, free)] if config.layers == 2 else [])
-        self.decoder = perceptron(k * c, *reversed(config.hidden), PIXELS)
+        self.decoder = linear_layers(k * c, *reversed(config.hidden), PIXELS)
         self.lower_decoder = nn.ModuleList([nn.Linear(k * c, k * c)] if config.layers == 2 else [])
         self.initialise(k, c)
 
@@ -186,6 +187,8 @@ class VaeNetwork(Model):
         self, x: Tensor, settings: Mapping[str, Tensor] | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """ln q(z1 | x), with dropout if settings are given: [N, 784] -> [N, K, C]."""
+        if self.fused and settings is not None and not (self.config.input_dropout or any(self.config.dropouts)):
+            return self.normalise(perceptron(x, *weights_and_biases(self.encoder)))
         h = x
         if settings is not None and self.config.input_dropout:
             h = dropout(h, settings["input_dropout"], generator)
@@ -214,6 +217,9 @@ class VaeNetwork(Model):
         frozen: bool = False,
     ) -> Tensor:
         """The logits of the pixels, with dropout if settings are given: [N, K] -> [N, 784]."""
+        if self.fused and settings is not None and not (self.config.decoder_dropout or frozen):
+            one_hot = arsm.one_hot(z1, self.config.categories).flatten(1)
+            return perceptron(one_hot, *weights_and_biases(self.decoder))
         h = self.of_choices(self.decoder[0], z1, frozen=frozen)
         for layer in self.decoder[1:]:
             h = F.leaky_relu(h, SLOPE, inplace=True)
@@ -256,12 +262,17 @@ class VaeNetwork(Model):
         )
 
     @property
+    def fused(self) -> bool:
+        """Whether `perceptron` and `log_weight` replace single layers."""
+        weights, _ = weights_and_biases([*self.encoder, *self.decoder])
+        widths, below = [size for w in weights for size in w.shape], [w.shape[1] for w in self.frozen_decoder()[0]]
+        fits = aligned(widths, torch.float32) and aligned(below, torch.bfloat16)
+        return self.dense and self.bf16 and fits and on_gpu(weights[0])
+
+    @property
     def prepare(self) -> Task | None:
         """What `loss` needs besides the code, where `log_weight` can replace `log_joint`."""
-        weights, _ = self.frozen_decoder()
-        aligned = all(weight.shape[1] % ALIGNMENT == 0 for weight in weights)
-        fast = self.dense and self.bf16 and aligned and on_gpu(weights[0])
-        return VaeNetwork.prepare_loss if fast else None
+        return VaeNetwork.prepare_loss if self.fused else None
 
     def prepare_loss(self, generator: torch.Generator | None = None, *, images: int) -> dict[str, Any]:
         """The estimator's noise, and the decoder's weights as `log_weight` reads them."""
@@ -272,8 +283,7 @@ class VaeNetwork(Model):
 
     def frozen_decoder(self) -> tuple[list[Tensor], list[Tensor]]:
         """The weights and biases of the decoder's layers, without gradient."""
-        weights, biases = zip(*(weight_and_bias(layer, frozen=True) for layer in self.decoder), strict=True)
-        return list(weights), list(biases)
+        return weights_and_biases(self.decoder, frozen=True)
 
     def loss(
         self, x: Tensor, log_q1: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
@@ -362,7 +372,7 @@ class VaeNetwork(Model):
         return torch.stack([x, *(self.decode(sample).sigmoid() for sample in (zs[0], z))])
 
 
-def perceptron(*sizes: int) -> nn.ModuleList:
+def linear_layers(*sizes: int) -> nn.ModuleList:
     """Linear layers between these widths."""
     return nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
 
