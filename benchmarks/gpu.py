@@ -129,8 +129,8 @@ def with_floor(ms: float, logits: Tensor) -> str:
     return f"{ms:.3f} ms, {ms / least:.0f} times a copy of the logits ({least:.3f} ms)"
 
 
-def large_vocabulary() -> str:
-    logits = torch.randn(256, 1, 50_257, device="cuda", requires_grad=True)
+def large_vocabulary(scale: float) -> str:
+    logits = (scale * torch.randn(256, 1, 50_257, device="cuda")).requires_grad_()
     compiled = torch.compile(step(arsm.ARSM(), "dense"), fullgraph=True, dynamic=False)
     call = lambda: backward(compiled, logits)  # noqa: E731
     memory = added_memory(call)
@@ -155,8 +155,8 @@ def operators(*shape: int) -> str:
     return f"noise {in_a_row(noise):.3f} ms, order {in_a_row(order):.3f} ms, merge {in_a_row(merging):.3f} ms"
 
 
-def a_million(how: str) -> str:
-    logits = torch.randn(1, 1, 1_000_000, device="cuda", requires_grad=True)
+def a_million(how: str, scale: float) -> str:
+    logits = (scale * torch.randn(1, 1, 1_000_000, device="cuda")).requires_grad_()
     value = step(arsm.ARSM(), "dense")
     if how == "compiled":
         value = torch.compile(value, fullgraph=True, dynamic=False)
@@ -224,9 +224,11 @@ def main() -> None:
     report("[64, 1, 10] noise, f, one wait and backward alone, eager", least)
     for shape in ((256, 1, 50_257), (1, 1, 1_000_000)):
         report(f"{list(shape)} operators", lambda shape=shape: operators(*shape))
-    report("[1, 1, 1000000] arsm, graph", lambda: a_million("graph"))
-    report("[256, 1, 50257] arsm, compiled", large_vocabulary)
-    report("[1, 1, 1000000] arsm, compiled", lambda: a_million("compiled"))
+    report("[1, 1, 1000000] arsm, graph", lambda: a_million("graph", 1.0))
+    for scale in (1.0, 4.0):
+        words = f"arsm, compiled, logits of scale {scale:g}"
+        report(f"[256, 1, 50257] {words}", lambda scale=scale: large_vocabulary(scale))
+        report(f"[1, 1, 1000000] {words}", lambda scale=scale: a_million("compiled", scale))
     for evaluation in ("packed", "dense"):
         report(f"[256, 1, 50257] arsm, eager, {evaluation}", lambda how=evaluation: large_vocabulary_eager(how))
     for words, variables, categories in [

@@ -285,7 +285,7 @@ def main() -> None:
     logits = torch.randn(2, 3_000, generator=generator)
     logits[:, :2] += 9
     compare(logits, dirichlet(logits, generator))
-    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_merge.PER_COPY = 64, 1_500, tl.constexpr(100)
+    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_merge.PER_COPY, gpu_merge.ALONG = 64, 1_500, tl.constexpr(100), 32
     for scale, dtype, programs in ((0.0, torch.float32, 8_192), (1.0, torch.float16, 6), (4.0, torch.float64, 3)):
         gpu_order.PROGRAMS = gpu_merge.PROGRAMS = programs
         logits = scale * torch.randn(2, 1_100, generator=generator).to(dtype)
@@ -297,6 +297,11 @@ def main() -> None:
         few = logits[:, :15].double()
         for shape, count in (((5, 2, 3), 3), ((6, 1, 5), 3), ((5, 1, 6), 20)):
             compare_samples(few.reshape(shape), count)
+    peaked = torch.randn(2, 1_100, generator=generator)
+    peaked[:, :2] += 8
+    for turns, takers in ((4, 99), (1024, 99), (1024, 4)):  # few chunks of the order, many, and several per program
+        with mock.patch.multiple(gpu_merge, TURNS=turns, TAKERS=takers), backwards():
+            compare(peaked, dirichlet(peaked, torch.Generator().manual_seed(5)))
     for words in ("arsm", "ars", "rloo", "rloo:samples=5,live=2", "arsm:references=2", "arsm:pooled=True", "reinforce"):
         compare_estimates(words, 5, 1, 4)
         compare_estimates(words, 3, 2, 3)

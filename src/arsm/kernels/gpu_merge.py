@@ -4,7 +4,8 @@ The elements below the limit, which `order` picked, are put in order by a counti
 evenly filled, since pi is uniform below a small limit, and are compared exactly within a bucket. Atomics decide which
 element takes which place of a bucket, and nothing else depends on them. One pass over all categories then looks each
 theta up in that order. Sums that atomics add up are int64 in fixed point, the same in every order of summation, so that
-a run repeats to the bit.
+a run repeats to the bit. Sums along the order are cut into chunks; a program publishes the sum of its chunk and adds up
+what the chunks before it have published.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -26,7 +27,6 @@ from arsm.kernels.gpu_order import (
     bucket_of,
     chunks_of,
     fixed_noise,
-    last_of,
     load_both,
     load_bounds,
     noise_at,
@@ -39,10 +39,11 @@ BINS = tl.constexpr(6)
 """Most categories win against no more references than this: their sums need no look-up in memory."""
 EACH, PROGRAMS, CHUNKS, REGISTERS = 2, 8192, 2048, 128
 """Of the kernel that takes most of the time, as in `gpu_order`; its programs are one warp each."""
-RANKED = 256
-"""Elements that a program puts in order at once."""
-CURSORS = tl.constexpr(1)
-"""Where a row's scratch has the number of elements that each bucket holds so far."""
+RANKED, ALONG, TURNS, TAKERS = 256, 1024, 4096, 4096
+"""Elements that a program puts in order at once; elements of a chunk of the order, unless there were more than TURNS
+chunks; and programs that sum along the order, of all rows."""
+CURSORS = tl.constexpr(2)
+"""Where a row's scratch has the number of elements that each bucket holds so far, after the turns of two kernels."""
 UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
 """Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
 ranks, and the sums of w below rank r = 0..BINS."""
@@ -128,27 +129,72 @@ def _fill(
 
 
 @triton.jit
+def _take_turn(turns, count):
+    """The next of `count` turns."""
+    turn = 0
+    if count > 1:
+        turn = tl.atomic_add(turns, 1, sem="relaxed")
+    return turn
+
+
+@triton.jit
+def _publish(published, turn, own):
+    """The sum of one turn, an integer or float64. The lowest bit says that it is there; only the float64 loses it."""
+    word = own << 1 if own.dtype == tl.int64 else own.to(tl.int64, bitcast=True)
+    tl.atomic_xchg(published + turn, word | 1, sem="relaxed")
+
+
+@triton.jit
+def _add_published(published, turn, own, BLOCK_T: tl.constexpr):
+    """Add the sums of all turns before. Programs take turns as they run: whoever has an earlier one runs as well."""
+    total = own
+    if turn > 0:
+        t = tl.arange(0, BLOCK_T)
+        words = tl.load(published + t, mask=t < turn, other=1, volatile=True)
+        while tl.min(words & 1, 0) == 0:
+            words = tl.load(published + t, mask=t < turn, other=1, volatile=True)
+        each = words >> 1 if own.dtype == tl.int64 else words.to(tl.float64, bitcast=True)
+        total += tl.sum(tl.where(t < turn, each, 0), 0)
+    return total
+
+
+@triton.jit
+def _next_bucket(log_pi, bucketed, starts, limit, k, count, BUCKETS: tl.constexpr):
+    """The first place of a bucket that is at least k, or count."""
+    c = tl.load(bucketed + k, mask=k < count, other=0)
+    at = starts + bucket_of(tl.minimum(noise_at(log_pi, c, k < count), limit), limit, BUCKETS)
+    return tl.where(k < count, tl.where(tl.load(at) == k, k, tl.load(at + 1)), count)
+
+
+@triton.jit
 def _rank(
-    log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales, C, P, SPAN, N, S,
-    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr,
+    log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread, scales, C, P, LENGTH, N, S,
+    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_T: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count.
+
+    A chunk is LENGTH elements and those of the last bucket that begins there.
+    """
+    row = tl.program_id(0).to(tl.int64)
     starts += row * (BUCKETS + 1)
     log_pi += row * C
     bucketed += row * C
     ranked += row * C
     noise_sums += row * C
     state += row * S
-    count, limit = tl.load(starts + BUCKETS), tl.load(state + LIMIT)
-    length = SPAN * BLOCK
-    if (chunk * length < count) | (chunk == 0):
-        per_weight = _per_weight(state, C)
-        start = chunk * length
-        stop = tl.minimum(start + length, count)
+    scales += row * SCALES
+    published += row * BLOCK_T
+    count, limit, per_weight = tl.load(starts + BUCKETS), tl.load(state + LIMIT), _per_weight(state, C)
+    turns = tl.maximum(tl.cdiv(count, LENGTH), 1)
+    if tl.program_id(1) < turns:
+        turn = _take_turn(scratch + row * N, turns)
+        begin = _next_bucket(log_pi, bucketed, starts, limit, turn * LENGTH, count, BUCKETS)
+        stop = _next_bucket(log_pi, bucketed, starts, limit, (turn + 1) * LENGTH, count, BUCKETS)
+        own = tl.zeros([BLOCK], tl.int64)
+        start = begin
         while start < stop:
             k = start + tl.arange(0, BLOCK)
-            mask = k < count
+            mask = k < stop
             c = tl.load(bucketed + k, mask=mask, other=0)
             a = noise_at(log_pi, c, mask)
             at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
@@ -164,36 +210,34 @@ def _rank(
                 rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
                 j += 1
             tl.store(ranked + rank, c, mask=mask)
-            w = weight_at(log_pi, c, mask, C) * per_weight
-            tl.store(noise_sums + rank, w.to(tl.int64), mask=mask)
+            w = (weight_at(log_pi, c, mask, C) * per_weight).to(tl.int64)
+            tl.store(noise_sums + rank, w, mask=mask)
+            own += tl.where(mask, w, 0)
             start += BLOCK
-        if last_of(scratch + row * N, tl.maximum(tl.cdiv(count, length), 1)):
+        total = tl.sum(own, 0)
+        _publish(published, turn, total)
+        tl.debug_barrier()
+        if turn == 0:
             k = tl.arange(0, 8)
             c = tl.load(ranked + k, mask=k < count, other=0)
             w = tl.load(noise_sums + k, mask=k < count, other=0)
             w_z = weight_at(log_pi, tl.load(ahead + row * 3), True, C)
             a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
-            scales += row * SCALES
             tl.store(scales + UNIT, 1 / per_weight)
             tl.store(scales + PER_VALUE, _per_value(state, spread + row * P, C, P, BLOCK_P))
             tl.store(scales + WEIGHT_Z, w_z)
             tl.store(scales + NOISES + k, a, mask=k < BINS)
             tl.store(scales + WEIGHTS + k, (tl.cumsum(w, 0) - w).to(tl.float64) / per_weight, mask=k <= BINS)
             tl.debug_barrier()
-            _prefix(noise_sums, count, TILE)
-
-
-@triton.jit
-def _prefix(sums, count, BLOCK: tl.constexpr):
-    """In place: the sum of the elements before each, up to the one after the last."""
-    before = tl.zeros([1], tl.int64)
-    start = 0
-    while start <= count:
-        k = start + tl.arange(0, BLOCK)
-        w = tl.load(sums + k, mask=k < count, other=0)
-        tl.store(sums + k, before + tl.cumsum(w, 0) - w, mask=k <= count)
-        before += tl.sum(w, 0)
-        start += BLOCK
+        before = _add_published(published, turn, total, BLOCK_T) - total
+        start = begin
+        while start < stop:
+            k = start + tl.arange(0, TILE)
+            w = tl.load(noise_sums + k, mask=k < stop, other=0)
+            tl.store(noise_sums + k, before + tl.cumsum(w, 0) - w, mask=k < stop)
+            before += tl.sum(w, 0)
+            start += TILE
+        tl.store(noise_sums + count, before, mask=stop == count)
 
 
 # ---------------------------------------------------------------- the sums
@@ -336,22 +380,19 @@ def _sum(
 
 
 @triton.jit
-def _at_ranks(value_sums, ranked, sums, k, count, C):
-    """The sum of w d at places k, from all copies, and of rank k the category and its sum so far."""
+def _at_place(value_sums, k, count, C):
+    """The sum of w d at places k, from all copies."""
     copies = _copies(count, C)
     value = tl.zeros_like(k).to(tl.int64)
     for copy in tl.static_range(COPIES):
-        inside = (k >= 0) & (k <= count) & (copy < copies)
-        value += tl.load(value_sums + copy * (count + 1) + k, mask=inside, other=0)
-    mask = (k >= BINS) & (k < count)
-    place = tl.load(ranked + k, mask=mask, other=0)
-    return value, place, tl.load(sums + place, mask=mask, other=0.0).to(tl.float64)
+        value += tl.load(value_sums + copy * (count + 1) + k, mask=(k <= count) & (copy < copies), other=0)
+    return value
 
 
 @triton.jit
 def _beaten(
-    ahead, starts, ranked, value_sums, sums, parts, scales, centre, C, P,
-    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr,
+    ahead, starts, scratch, published, ranked, value_sums, sums, parts, scales, centre, C, P, N,
+    LENGTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_T: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """Add the second sum of the ordered elements, from the last rank down, put R_z in its place, and find mean(R)."""
     row = tl.program_id(0).to(tl.int64)
@@ -359,33 +400,33 @@ def _beaten(
     ranked += row * C
     value_sums += row * C
     sums += row * C
+    published += row * 2 * BLOCK_T
     parts += row * (BINS + 2) * P
-    p, q = tl.arange(0, BLOCK_P), tl.arange(0, BINS + 2)
-    shares = tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :], other=0.0)
-    above = tl.zeros([1], tl.int64)
-    rest = tl.zeros([BLOCK], tl.float64)
-    start = tl.where(count > BINS, count // BLOCK * BLOCK, -BLOCK)
-    below = start + tl.arange(0, BLOCK)
-    next_value, next_place, next_first = _at_ranks(value_sums, ranked, sums, below, count, C)
-    while start >= 0:
-        k, value, place, first = below, next_value, next_place, next_first
-        below = k - BLOCK
-        next_value, next_place, next_first = _at_ranks(value_sums, ranked, sums, below, count, C)
-        here = tl.sum(value, 0)
-        second = (above + here - tl.cumsum(value, 0)).to(tl.float64) / per_value
+    last, p, q = count // LENGTH, tl.arange(0, BLOCK_P), tl.arange(0, BINS + 2)
+    for _ in range(tl.program_id(1), last + 1, tl.num_programs(1)):
+        turn = _take_turn(scratch + row * N + 1, last + 1)
+        shares = tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :] & (turn == last), other=0.0)
+        k = (last - turn) * LENGTH + tl.arange(0, LENGTH)
+        value = _at_place(value_sums, k, count, C)
+        own = tl.sum(value, 0)
+        # sum_k sum_{r > k} v_r = sum_r (r - BINS) v_r, over the ranks k from BINS on
+        rest = tl.sum(value.to(tl.float64) * tl.maximum(k - BINS, 0).to(tl.float64), 0) / per_value
+        _publish(published, turn, own)
+        _publish(published + BLOCK_T, turn, rest)
         mask = (k >= BINS) & (k < count)
-        tl.store(sums + place, first + second, mask=mask)
-        rest += tl.where(mask, second, 0.0)
-        above += here
-        start -= BLOCK
-    found = tl.sum(shares, 1)
-    ordered = (q < BINS) & (q < count)
-    one = sums + tl.load(ranked + q, mask=ordered, other=0)
-    tl.store(one, tl.load(one, mask=ordered, other=0.0).to(tl.float64) + found, mask=ordered)
-    of_z = tl.sum(tl.where(q == BINS + 1, found, 0.0), 0)
-    total = tl.sum(tl.where(ordered | (q >= BINS), found, 0.0), 0)
-    tl.store(sums + tl.load(ahead + row * 3), of_z)
-    tl.store(centre + row, (total + tl.sum(rest, 0)) / C)
+        place = sums + tl.load(ranked + k, mask=mask, other=0)
+        first = tl.load(place, mask=mask, other=0.0).to(tl.float64)
+        second = (_add_published(published, turn, own, BLOCK_T) - tl.cumsum(value, 0)).to(tl.float64) / per_value
+        tl.store(place, first + second, mask=mask)
+        if turn == last:
+            found = tl.sum(shares, 1)
+            ordered = (q < BINS) & (q < count)
+            one = sums + tl.load(ranked + q, mask=ordered, other=0)
+            tl.store(one, tl.load(one, mask=ordered, other=0.0).to(tl.float64) + found, mask=ordered)
+            of_z = tl.sum(tl.where(q == BINS + 1, found, 0.0), 0)
+            total = tl.sum(tl.where(ordered | (q >= BINS), found, 0.0), 0)
+            tl.store(sums + tl.load(ahead + row * 3), of_z)
+            tl.store(centre + row, (total + _add_published(published + BLOCK_T, turn, rest, BLOCK_T)) / C)
 
 
 def merge(
@@ -409,10 +450,14 @@ def _merge_rows(
     rows, categories = f.shape
     buckets = starts.shape[-1] - 1
     taken = CURSORS.value + buckets
-    parallel = triton.cdiv(categories, 4 * RANKED)
+    length = max(ALONG, triton.next_power_of_2(triton.cdiv(categories, TURNS)))
+    turns = triton.cdiv(categories, length)
+    block_t = max(16, triton.next_power_of_2(turns))
     own_block, own_warps, own_span, own_chunks = chunks_of(rows, categories, EACH, PROGRAMS, CHUNKS, 1)
 
-    scratch = f.new_zeros(rows * taken, dtype=torch.int32)
+    zeros = f.new_zeros(rows * (3 * block_t + triton.cdiv(taken, 2)), dtype=torch.int64)
+    published, of_values, scratch = zeros.split([rows * block_t, 2 * rows * block_t, len(zeros) - 3 * rows * block_t])
+    scratch = scratch.view(torch.int32)
     ranked, queue = (f.new_empty((rows, categories), dtype=torch.int32) for _ in range(2))
     noise_sums, value_sums = (f.new_empty((rows, categories), dtype=torch.int64) for _ in range(2))
     spread, scales, parts = (
@@ -425,18 +470,19 @@ def _merge_rows(
         log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
         categories, f.stride(0), chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
     )  # fmt: skip
-    _rank[(rows, parallel)](
-        log_pi, ahead, state, starts, scratch, bucketed, ranked, noise_sums, spread, scales,
-        categories, chunks, 4, taken, STATE,
-        BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(chunks)), BUCKETS=buckets, TILE=1024, num_warps=4,
+    along = {"BLOCK_T": block_t, "BUCKETS": buckets}
+    _rank[(rows, turns)](
+        log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread, scales,
+        categories, chunks, length, taken, STATE,
+        BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(chunks)), TILE=ALONG, num_warps=4, **along,
     )  # fmt: skip
     _sum[(rows, own_chunks)](
         logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
         categories, f.stride(0), own_chunks, own_span, STATE,
         BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
     )  # fmt: skip
-    _beaten[(rows,)](
-        ahead, starts, ranked, value_sums, sums, parts, scales, centre, categories, own_chunks,
-        BLOCK=512, BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), BUCKETS=buckets,
-        num_warps=8,
+    _beaten[(rows, min(turns, triton.cdiv(TAKERS, rows)))](
+        ahead, starts, scratch, of_values, ranked, value_sums, sums, parts, scales, centre,
+        categories, own_chunks, taken,
+        LENGTH=length, BLOCK_P=max(16, triton.next_power_of_2(own_chunks)), num_warps=8, **along,
     )  # fmt: skip

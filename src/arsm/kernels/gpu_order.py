@@ -133,13 +133,6 @@ def swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second):
 
 
 @triton.jit
-def last_of(counter, count):
-    """Whether this program is the last of `count` to arrive; it sees what the others stored before they arrived."""
-    tl.debug_barrier()
-    return tl.atomic_add(counter, 1) == count - 1
-
-
-@triton.jit
 def bucket_of(x, limit, count: tl.constexpr):
     """A bucket that never decreases with x <= limit, near count e^(x - limit): 2^-n (1 - r/2) for n + r nats / ln 2."""
     s = tl.minimum((limit - x) * PER_LN2, 1000.0)
