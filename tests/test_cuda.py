@@ -103,6 +103,18 @@ def test_a_perceptron_and_its_gradient_are_the_same_on_both(replicas: int, sizes
             assert (one.cpu() - other).abs().max() < 5e-3 * other.abs().max()
 
 
+@pytest.mark.parametrize("replicas", [1, 15])
+def test_products_of_a_perceptron_round_and_do_not_cut_off(replicas: int) -> None:
+    from arsm_experiments import gpu_perceptron
+
+    size = lambda *shape: torch.rand(replicas, *shape, device="cuda")  # noqa: E731
+    x, weight, slope = size(200, 512), size(256, 512), size(200, 256)
+    (out,) = gpu_perceptron.perceptron(x, [weight], [torch.zeros_like(weight[..., 0])])
+    of_weight, _, of_x = gpu_perceptron.slopes_of_layer(slope, x, weight, hidden=True)
+    for found, a, b in ((out, x, weight.mT), (of_weight, slope.mT, x), (of_x, slope, weight)):
+        assert abs(float((found / (a.double() @ b.double())).mean()) - 1) < 2e-5  # cut off: 7e-4 less
+
+
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
 def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:

@@ -87,23 +87,9 @@ def test_a_network_encodes_and_decodes_alike_by_the_operator() -> None:
         called.assert_not_called()
 
 
-def compare() -> None:
-    """The kernels against PyTorch: several programs everywhere, sizes that fill no block, few and many rows."""
-    from arsm_experiments import gpu_perceptron
-
-    for given in (drawn(2, 70, 36, 72, 140, 20), drawn(1, 33, 8, 4), drawn(2, 530, 40, 132, 64)):
-        x, weights, _ = given
-        expected = operators._by_pytorch(*given)
-        torch.testing.assert_close(gpu_perceptron.perceptron(*given), expected, rtol=1e-4, atol=1e-4)
-        slopes = torch.randn_like(expected[-1]), [x, *expected[:-1]], weights
-        found = gpu_perceptron.slopes(*slopes)
-        torch.testing.assert_close(found, operators._slopes_by_pytorch(*slopes), rtol=1e-4, atol=1e-3)
-    print("equal")
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_triton_kernels_find_what_pytorch_finds() -> None:
-    command = [sys.executable, "-c", "from tests.experiments.test_perceptron import compare; compare()"]
+    command = [sys.executable, "-m", "tests.experiments.interpreted_perceptron"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "equal", done.stderr
