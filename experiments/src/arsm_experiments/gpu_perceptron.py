@@ -16,8 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from arsm_experiments.perceptron import SLOPE
 
 Blocks = Mapping[str, int]
-FEW = {"BLOCK_N": 64, "BLOCK_O": 32, "BLOCK_I": 64, "num_warps": 4, "num_stages": 3}
-MANY = {"BLOCK_N": 64, "BLOCK_O": 128, "BLOCK_I": 32, "num_warps": 4, "num_stages": 4}
+FEW = {"BLOCK_N": 32, "BLOCK_O": 32, "BLOCK_I": 128, "num_warps": 4, "num_stages": 3}
+MANY = {"BLOCK_N": 128, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 4, "num_stages": 4}
 """For at least MANY_ROWS rows of all replicas; then larger blocks fill the GPU, too."""
 MANY_ROWS = 1000
 # With four warps Triton takes the instructions of a warp group. They need TF32 operands whose rows run along the summed
