@@ -24,9 +24,9 @@ LAUNCHED = ((64, 10, 0), (64, 10, 1), (1, 10, 0), (7, 16, 0), (64, 10, 0), (900,
 """Rows, categories, and the place in memory where the logits start."""
 
 
-def to_cuda(x):
-    """A tensor, or a tuple of tensors, on the GPU."""
-    return x.cuda() if isinstance(x, Tensor) else type(x)(*(part.cuda() for part in x))
+def to_cuda(x, device: str = "cuda"):
+    """A tensor, or a tuple of tensors, on a GPU."""
+    return x.to(device) if isinstance(x, Tensor) else type(x)(*(part.to(device) for part in x))
 
 
 def to_gpu(loss: Loss) -> Loss:
@@ -242,3 +242,17 @@ def test_values_are_checked() -> None:
     logits = torch.zeros(5, 1, 4, device="cuda")
     with pytest.raises(arsm.NotFiniteError, match=r"z = \[2\]"):
         arsm.estimate(arsm.Exact(), logits, lambda z: torch.where(z[:, 0] == 2, torch.inf, 1.0))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("words", ["arsm", "ars", "rloo", "arsm:pooled=True"])
+@pytest.mark.parametrize("shape", [(6, 1, 10), (6, 3, 10), (2, 1, 5_000)])
+def test_logits_may_be_on_another_gpu_than_the_current_one(words: str, shape: tuple[int, ...]) -> None:
+    estimator, logits = arsm.estimator(words), torch.randn(shape)
+    noise = estimator.noise(logits, torch.Generator().manual_seed(0))
+    here, there = (
+        arsm.estimate(estimator, x, lambda z: z.double().sum(-1), noise=given)
+        for x, given in ((logits, noise), (logits.to("cuda:1"), to_cuda(noise, "cuda:1")))
+    )
+    assert torch.cuda.current_device() == 0
+    torch.testing.assert_close(torch.as_tensor(there.grad).cpu(), torch.as_tensor(here.grad))

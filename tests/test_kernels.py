@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from torch.func import vmap
 
 import arsm
 from arsm import kernels, swap, univariate
+from arsm.kernels.launch import launch
 from arsm.noise import dirichlet
 from arsm.swap import arsm_reference, pseudo_actions_reference
 from arsm.univariate import Swaps, merge, swap_all
@@ -155,3 +159,64 @@ def test_every_launch_of_a_triton_kernel_compiles_for_gpus() -> None:
 def test_operators_can_be_called_without_dispatch(name: str) -> None:
     assert inspect.isfunction(getattr(kernels, f"_{name}"))
     assert hasattr(torch.ops.arsm, name)
+
+
+def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
+        current.append(int(device.index))
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    where = kernels._where_it_lies(lambda x, *args: (current[-1], *args))
+    for index in (0, 1):
+        x = SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
+        assert where(x, "more") == (index, "more")  # pyright: ignore[reportArgumentType]
+    assert where(torch.zeros(1)) == (0,)
+    assert {"order", "merge"} <= set(vars(kernels._in("eager")))
+
+
+class Compiling:
+    """A kernel that counts how often it is compiled, and a compiled one that keeps how it was launched."""
+
+    def __init__(self) -> None:
+        self.fn, self.compiled, self.launched = self, 0, []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Callable[..., None] | Compiling]:
+        def compile_and_launch(*args: object, num_warps: int, **constants: int) -> Compiling:
+            self.compiled += 1
+            return self
+
+        def launch_again(*args: object) -> None:
+            self.launched.append((grid, args))
+
+        return compile_and_launch if len(grid) == 1 else launch_again  # pyright: ignore[reportReturnType]
+
+
+def test_a_compiled_kernel_is_launched_again_only_for_what_it_was_compiled_for() -> None:
+    x, kernel = torch.zeros(64), Compiling()
+    first = (x, 32, 5)
+    launch(kernel, 7, *first, num_warps=4, BLOCK=16)
+    launch(kernel, 9, torch.ones(64), 48, 6, num_warps=4, BLOCK=16)  # other numbers of the same kind
+    assert kernel.compiled == 1
+    ((grid, (y, *others)),) = kernel.launched
+    assert grid == (9, 1, 1)
+    assert isinstance(y, Tensor)
+    assert others == [48, 6, 16]
+    others_kinds = (
+        ((x[1:], 32, 5), 4, 16),  # not aligned
+        ((x.double(), 32, 5), 4, 16),
+        ((x, 33, 5), 4, 16),  # not a multiple of 16
+        ((x, 32, 1), 4, 16),
+        ((x, 1 << 32, 5), 4, 16),
+        (first, 8, 16),
+        (first, 4, 32),
+    )
+    for count, (args, warps, block) in enumerate(others_kinds, 2):
+        launch(kernel, 7, *args, num_warps=warps, BLOCK=block)
+        assert kernel.compiled == count
+    assert len(kernel.launched) == 1

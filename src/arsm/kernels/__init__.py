@@ -15,7 +15,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -287,8 +289,24 @@ def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator 
 
 @functools.cache
 def _in(module: str) -> Any:
-    """A module of this package, loaded when it is first needed: it may need Triton, or what needs the operators."""
-    return importlib.import_module(f"arsm.kernels.{module}")
+    """The functions of a module of this package, loaded when first needed: it may need Triton, or what needs the
+    operators.
+    """
+    functions = inspect.getmembers(importlib.import_module(f"arsm.kernels.{module}"), inspect.isfunction)
+    return SimpleNamespace(**{name: _where_it_lies(function) for name, function in functions})
+
+
+def _where_it_lies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the function on the GPU that its first tensor is on: Triton launches kernels on the current one."""
+
+    @functools.wraps(function)
+    def run(x: Tensor, *args: Any) -> Any:
+        if not x.is_cuda or x.device.index == torch.cuda.current_device():
+            return function(x, *args)
+        with torch.cuda.device(x.device):
+            return function(x, *args)
+
+    return run
 
 
 _ORDERED = (torch.float64, torch.int8, torch.int32, torch.int32)
