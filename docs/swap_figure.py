@@ -61,8 +61,13 @@ def draw(folder: Path) -> None:
 
 
 def shortened(svg: str) -> str:
-    """Without indentation, and with two decimals where they count least."""
+    """Without indentation, comments, names that nothing refers to, and decimals where they count least."""
     svg = re.sub(r"[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|DejaVuSans-", "", svg, flags=re.DOTALL)
+    used = set(re.findall(r"#([\w-]+)", svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda name: name[0] if name[1] in used else "", svg)
+    svg = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"\s*([A-Za-z])\s*", r"\1", path[0]), svg)
+    svg = re.sub(r'(?<= style=")[^"]*', lambda style: re.sub(r"([:;]) ", r"\1", style[0]), svg)
     return re.sub(r"> <", "><", re.sub(r"\s+", " ", svg)) + "\n"
 
 

@@ -19,7 +19,8 @@ import arsm
 from arsm.noise import dirichlet
 from arsm.types import Noise
 from arsm_experiments.data import load_mnist
-from arsm_experiments.replicas import Layout, Replicas, pack
+from arsm_experiments.layout import Layout, pack
+from arsm_experiments.replicas import Replicas
 from arsm_experiments.training.loop import check_finite, initial_parameters
 from arsm_experiments.vae import Vae, VaeNetwork
 from tests.experiments.training_runs import total_loss

@@ -27,8 +27,8 @@ from arsm.diagnostics import Moments
 from arsm.scores import centred, probabilities
 from arsm_experiments.checks import check_least, check_some
 from arsm_experiments.data import load_mnist
+from arsm_experiments.layout import Layout
 from arsm_experiments.progress import progress_bars
-from arsm_experiments.replicas import Layout
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import load_checkpoint, read_header
 from arsm_experiments.runs.writer import Run, open_run

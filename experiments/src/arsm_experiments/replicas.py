@@ -18,56 +18,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from arsm_experiments.layout import Layout, padded
+
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 WARM_UP = 3
-# the rounding of matrix products depends on memory alignment: every replica starts at a multiple of 64 bytes
-ALIGNMENT = 16
 STATE = ("first_moment", "second_moment", "slow_moment", "average")
 
 Schedule = Literal["constant", "cosine"]
 Task = Callable[..., Any]
 
 
-class Layout(NamedTuple):
-    """Where each parameter of a module lies in a vector [P]."""
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Layout:
-        names, parameters = zip(*module.named_parameters(), strict=True)
-        return cls(names, tuple(p.shape for p in parameters))
-
-    def unpack(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Views by name of vectors [..., P]."""
-        sizes = [shape.numel() for shape in self.shapes]
-        parts = vectors.split([*sizes, vectors.shape[-1] - sum(sizes)], -1)[: len(sizes)]  # the rest is padding
-        shaped = (part.view((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True))
-        return dict(zip(self.names, shaped, strict=True))
-
-
 def compiles_slopes() -> bool:
     """Whether this torch compiles estimators that differentiate f inside `tell`; 2.11 is the first to."""
     return hasattr(torch._dynamo.config, "trace_autograd_ops")
-
-
-def pack(module: nn.Module) -> Tensor:
-    """All parameters as one vector [P], with zeros up to a multiple of ALIGNMENT."""
-    return padded(torch.cat([p.detach().flatten() for p in module.parameters()]))
-
-
-def padded(vector: Tensor) -> Tensor:
-    """With zeros up to a multiple of ALIGNMENT."""
-    return F.pad(vector, (0, -vector.shape[0] % ALIGNMENT))
 
 
 def seed_of(words: str) -> int:
@@ -108,7 +78,7 @@ class Replicas:
         losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], seen)`, or
             `(y, seen, slope)` with the loss's derivative in y, if its value is not needed. Only the first loss has
             a gradient through the code; the others get it detached.
-        parameters: [R, P], made by `pack`.
+        parameters: [R, P], made by `layout.pack`.
         data: uint8 [N, D].
         settings: [R] each; must contain the learning rate, `rate`; `weight_decay` is AdamW's, of matrices only.
         seeds: R numbers, for the order of the data and the noise.

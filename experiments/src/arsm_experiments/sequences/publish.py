@@ -13,6 +13,7 @@ import csv
 import io
 import itertools
 import json
+import lzma
 import math
 import os
 import statistics
@@ -287,7 +288,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def pack(folder: Path, archive: Path) -> None:
     """A folder's records, with seconds in tenths and other numbers to six digits; equal records give equal bytes."""
     part = archive.with_suffix(".part")
-    with tarfile.open(part, "w:xz", preset=9) as files:
+    with tarfile.open(part, "w:xz", preset=9 | lzma.PRESET_EXTREME) as files:
         for path in sorted([*folder.rglob("*.jsonl"), folder / "provenance.json"]):
             text = path.read_text()
             if path.suffix == ".jsonl":
