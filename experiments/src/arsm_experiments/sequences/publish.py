@@ -288,7 +288,10 @@ def unpack(archive: Path, folder: Path) -> None:
 def pack(folder: Path, archive: Path) -> None:
     """A folder's records, with seconds in tenths and other numbers to six digits; equal records give equal bytes."""
     part = archive.with_suffix(".part")
-    with tarfile.open(part, "w:xz", preset=9 | lzma.PRESET_EXTREME) as files:
+    with (
+        lzma.open(part, "wb", preset=9 | lzma.PRESET_EXTREME) as packed,
+        tarfile.open(mode="w", fileobj=packed) as files,
+    ):
         for path in sorted([*folder.rglob("*.jsonl"), folder / "provenance.json"]):
             text = path.read_text()
             if path.suffix == ".jsonl":
