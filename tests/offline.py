@@ -31,8 +31,8 @@ TYPES = {
     torch.int64: "i64",
 }
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
-SHARED = 160 * 1024
-"""Bytes of shared memory that a program may use on every GPU since the A100."""
+SHARED = 99 * 1024
+"""Bytes of shared memory that a program may use on every GPU since the A100; the RTX 30 and 40 have no more."""
 ARCHITECTURES = (80, 90)
 
 Launch = tuple[Any, tuple[tuple[str, Any], ...], tuple[tuple[str, int], ...], tuple[int, ...]]
