@@ -310,7 +310,9 @@ def test_no_caller_guesses(path: Path) -> None:
                 assert not named & CLASSES, f"line {node.lineno}"
 
 
-@pytest.mark.parametrize("words", ["ars", "ars-plus", "arsm-plus", "arsm:references=2", "rloo"])
+@pytest.mark.parametrize(
+    "words", ["arsm", "arsm:pooled=True", "ars", "ars-plus", "arsm-plus", "arsm:references=2", "rloo"]
+)
 @pytest.mark.parametrize("variables", [1, 2])
 def test_a_gradient_has_the_dtype_of_f_and_the_logits(words: str, variables: int) -> None:
     for dtype in (torch.float32, torch.float64):

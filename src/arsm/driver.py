@@ -136,8 +136,7 @@ def estimate_rows(
             loss = gradient.square().sum((-2, -1)).mean()
             gradient = gradient.detach()
         value = attach(value, logits, gradient)
-        if torch.compiler.is_compiling():
-            gradient = gradient.to(torch.promote_types(values.all.dtype, logits.dtype))
+        gradient = gradient.to(torch.promote_types(values.all.dtype, logits.dtype))
         gradient = gradient.squeeze(0) if bare else gradient
     info = Info(queries.same_as, values.all.detach() if values.all.requires_grad else values.all, logits.detach())
     return Estimate(value, queries.z, gradient, info, loss, given)
