@@ -263,12 +263,14 @@ def check_noise(dtype: torch.dtype, categories: int) -> None:
 
 @contextlib.contextmanager
 def backwards() -> Iterator[None]:
-    """Run the programs of each launch in the opposite order: a GPU may choose any."""
+    """Run the programs of each launch in the opposite order, the first dimension fastest: a GPU may choose any."""
     builder = interpreter.interpreter_builder
     real = builder.set_grid_idx
 
     def turned(x: int, y: int, z: int) -> None:
-        real(*(size - 1 - i for i, size in zip((x, y, z), builder.grid_dim, strict=True)))
+        sizes = builder.grid_dim
+        left = math.prod(sizes) - 1 - ((x * sizes[1] + y) * sizes[2] + z)
+        real(left % sizes[0], left // sizes[0] % sizes[1], left // (sizes[0] * sizes[1]))
 
     with mock.patch.object(builder, "set_grid_idx", turned):
         yield
@@ -300,7 +302,7 @@ def main() -> None:
     peaked = torch.randn(2, 1_100, generator=generator)
     peaked[:, :2] += 8
     for turns, takers in ((4, 99), (1024, 99), (1024, 4)):  # few chunks of the order, many, and several per program
-        with mock.patch.multiple(gpu_merge, TURNS=turns, TAKERS=takers), backwards():
+        with mock.patch.multiple(gpu_merge, TURNS=turns, TAKERS=takers, AT_ONCE=1 << 20), backwards():
             compare(peaked, dirichlet(peaked, torch.Generator().manual_seed(5)))
     for words in ("arsm", "ars", "rloo", "rloo:samples=5,live=2", "arsm:references=2", "arsm:pooled=True", "reinforce"):
         compare_estimates(words, 5, 1, 4)
