@@ -26,8 +26,11 @@ COMMANDS = {
     "processes": "a black box of 10 ms in several processes",
     "pyro_vae": "gradients of a VAE in Pyro beside Pyro's own ELBOs",
     "router": "a mixture of experts beside Switch and Gumbel straight-through",
+    "gpu_profile": "which kernels an estimate and a training step of the VAE launch on a GPU",
+    "vae_curve": "whether a faster training step of the VAE trains alike",
 }
-"""Run one by one, as `python -m benchmarks.NAME`: most take an hour, and their results are under results/."""
+"""Run one by one, as `python -m benchmarks.NAME`: most take an hour. Their results are under results/, those of the last
+two in README.md."""
 
 
 def main() -> None:
