@@ -29,8 +29,8 @@ COMMANDS = {
     "gpu_profile": "which kernels an estimate and a training step of the VAE launch on a GPU",
     "vae_curve": "whether a faster training step of the VAE trains alike",
 }
-"""Run one by one, as `python -m benchmarks.NAME`: most take an hour. Their results are under results/, those of the last
-two in README.md."""
+"""Run one by one, as `python -m benchmarks.NAME`: most take an hour. Their results are under results/, and those of the
+last two in README.md."""
 
 
 def main() -> None:
