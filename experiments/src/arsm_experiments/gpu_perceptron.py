@@ -16,13 +16,19 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from arsm_experiments.perceptron import SLOPE
 
 Blocks = Mapping[str, int]
-FEW = {"BLOCK_N": 32, "BLOCK_O": 32, "BLOCK_I": 128, "num_warps": 4, "num_stages": 3}
-MANY = {"BLOCK_N": 128, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 4, "num_stages": 4}
-"""For at least MANY_ROWS rows of all replicas; then larger blocks fill the GPU, too."""
-MANY_ROWS = 1000
+MANY = 1000
+"""Rows of all replicas from which on larger blocks fill the GPU, too."""
+FORWARD = (
+    {"BLOCK_N": 32, "BLOCK_O": 32, "BLOCK_I": 128, "num_warps": 4, "num_stages": 3},
+    {"BLOCK_N": 128, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 4, "num_stages": 4},
+)
+"""For few and for many rows, as BACKWARD."""
 # With four warps Triton takes the instructions of a warp group. They need TF32 operands whose rows run along the summed
 # dimension; here they do not, and to transpose them costs more than the instructions save.
-BACKWARD = {"BLOCK_N": 32, "BLOCK_O": 64, "BLOCK_I": 64, "num_warps": 2, "num_stages": 3}
+BACKWARD = (
+    {"BLOCK_N": 32, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 2, "num_stages": 4},
+    {"BLOCK_N": 32, "BLOCK_O": 64, "BLOCK_I": 64, "num_warps": 2, "num_stages": 3},
+)
 
 
 @triton.jit
@@ -135,19 +141,20 @@ def slopes_of_layer(slope: Tensor, x: Tensor, weight: Tensor, *, hidden: bool) -
     (replicas, rows, inputs), outputs = x.shape, weight.shape[-2]
     of_weight, of_bias = x.new_empty(weight.shape), x.new_empty(replicas, outputs)
     of_x = torch.empty_like(x) if hidden else x
+    blocks = BACKWARD[replicas * rows >= MANY]
     sizes = ((rows, "N"), (outputs, "O"), (inputs, "I"))
-    down, out, across = (triton.cdiv(size, BACKWARD[f"BLOCK_{name}"]) for size, name in sizes)
+    down, out, across = (triton.cdiv(size, blocks[f"BLOCK_{name}"]) for size, name in sizes)
     given = ((slope, "NO"), (x, "NI"), (weight, "OI"), (of_x, "NI"), (of_weight, "OI"))
     _slopes[(((down if hidden else 0) + out) * across + out, replicas)](
-        *(_tiles(tensor, BACKWARD, names) for tensor, names in given),
-        of_bias, rows, inputs, outputs, HIDDEN=hidden, SLOPE=SLOPE, **BACKWARD,
+        *(_tiles(tensor, blocks, names) for tensor, names in given),
+        of_bias, rows, inputs, outputs, HIDDEN=hidden, SLOPE=SLOPE, **blocks,
     )  # fmt: skip
     return of_weight, of_bias, of_x
 
 
 def perceptron(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
     """For tensors that all lead with *R."""
-    blocks, found = MANY if x.shape[:-1].numel() >= MANY_ROWS else FEW, [flat(x.contiguous(), 2)]
+    blocks, found = FORWARD[x.shape[:-1].numel() >= MANY], [flat(x.contiguous(), 2)]
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True), 1):
         found.append(layer(found[-1], flat(weight, 2), flat(bias, 1), SLOPE if i < len(weights) else 1.0, blocks))
     return [each.view(*x.shape[:-1], -1) for each in found[1:]]
