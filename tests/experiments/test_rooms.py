@@ -14,6 +14,7 @@ RULES = {
     "runs": (EXPERIMENTS, ("training", "replicas", "model", "report", "plans", "reproduce", "cli")),
     "training": (EXPERIMENTS, ("report", "plans", "reproduce", "cli")),
     **dict.fromkeys(EXPERIMENTS, ((), ("report", "plans", "reproduce"))),
+    **dict.fromkeys(("decoder", "gpu_decoder", "gpu_perceptron"), (EXPERIMENTS, ("training", "replicas", "model"))),
     "report": ((), ("plans", "reproduce", "cli")),
 }
 """What each part must not import: storage and training know no experiment, an experiment does not know its report."""
