@@ -158,8 +158,8 @@ def all_launches() -> set[Launch]:
         given = size(200, 200), weights, [size(o) for o in sizes]
         found |= launches(lambda given=given: gpu_perceptron.perceptron(*given))
         inputs = [size(200, weight.shape[-1]) for weight in weights]
-        slopes = size(200, 784), inputs, weights
-        found |= launches(lambda given=slopes: gpu_perceptron.slopes(*given))
+        given_backward = size(200, 784), inputs, weights
+        found |= launches(lambda given=given_backward: gpu_perceptron.backward(*given))
     return found
 
 

@@ -93,12 +93,12 @@ def test_a_perceptron_and_its_gradient_are_the_same_on_both(replicas: int, sizes
     there = flat.split([each[0].numel() for pair in zip(weights, biases, strict=True) for each in pair], 1)
     views = [part.view(each.shape) for part, each in zip(there[::2], weights, strict=True)]
     expected = perceptron._by_pytorch(x, weights, biases)
-    slope = torch.randn(expected[-1].shape, generator=torch.Generator().manual_seed(1))
+    grad_out = torch.randn(expected[-1].shape, generator=torch.Generator().manual_seed(1))
     inputs = [x, *expected[:-1]]
-    expected += perceptron._slopes_by_pytorch(slope, inputs, weights)
+    expected += perceptron._backward_by_pytorch(grad_out, inputs, weights)
     for _ in range(20):  # a race between loads and products would not show every time
         found = gpu_perceptron.perceptron(x.cuda(), views, list(there[1::2]))
-        found += gpu_perceptron.slopes(slope.cuda(), [each.cuda() for each in inputs], views)
+        found += gpu_perceptron.backward(grad_out.cuda(), [each.cuda() for each in inputs], views)
         for one, other in zip(found, expected, strict=True):  # products are in TF32, with 10 bits
             assert (one.cpu() - other).abs().max() < 5e-3 * other.abs().max()
 
@@ -108,10 +108,10 @@ def test_products_of_a_perceptron_round_and_do_not_cut_off(replicas: int) -> Non
     from arsm_experiments import gpu_perceptron
 
     size = lambda *shape: torch.rand(replicas, *shape, device="cuda")  # noqa: E731
-    x, weight, slope = size(200, 512), size(256, 512), size(200, 256)
+    x, weight, grad_out = size(200, 512), size(256, 512), size(200, 256)
     (out,) = gpu_perceptron.perceptron(x, [weight], [torch.zeros_like(weight[..., 0])])
-    of_weight, _, of_x = gpu_perceptron.slopes_of_layer(slope, x, weight, hidden=True)
-    for found, a, b in ((out, x, weight.mT), (of_weight, slope.mT, x), (of_x, slope, weight)):
+    grad_weight, _, grad_x = gpu_perceptron.layer_backward(grad_out, x, weight, hidden=True)
+    for found, a, b in ((out, x, weight.mT), (grad_weight, grad_out.mT, x), (grad_x, grad_out, weight)):
         assert abs(float((found / (a.double() @ b.double())).mean()) - 1) < 2e-5  # cut off: 7e-4 less
 
 

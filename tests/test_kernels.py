@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from arsm.kernels.launch import launch
 from arsm.noise import dirichlet
 from arsm.swap import arsm_reference, pseudo_actions_reference
 from arsm.univariate import Swaps, merge, swap_all
+from tests.interpreting import assert_equal, needs_triton
 from tests.races import Drawn, races, rounding
 
 FORMS = {"compared": 1 << 20, "ordered": 0}
@@ -140,16 +139,13 @@ def test_a_repetition_is_the_same_to_the_bit() -> None:
     assert torch.equal(both_operators(logits, log_pi, f), both_operators(logits, log_pi, f))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_the_triton_kernels_find_what_pytorch_finds() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "tests.interpreted"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "equal", done.stderr
+    assert_equal("-m", "tests.interpreted")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_every_launch_of_a_triton_kernel_compiles_for_gpus() -> None:
     done = subprocess.run([sys.executable, "-m", "tests.offline"], capture_output=True, text=True, check=False)
     assert done.stdout.strip().endswith("kernels compile"), done.stderr
@@ -172,7 +168,7 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "device", entered)
-    where = kernels._where_it_lies(lambda x, *args: (current[-1], *args))
+    where = kernels._on_its_gpu(lambda x, *args: (current[-1], *args))
     for index in (0, 1):
         x = SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
         assert where(x, "more") == (index, "more")  # pyright: ignore[reportArgumentType]

@@ -44,9 +44,9 @@ def compare() -> None:
         x, weights, _ = given
         expected = perceptron._by_pytorch(*given)
         torch.testing.assert_close(gpu_perceptron.perceptron(*given), expected, rtol=1e-4, atol=1e-4)
-        slopes = torch.randn_like(expected[-1]), [x, *expected[:-1]], weights
-        found = gpu_perceptron.slopes(*slopes)
-        torch.testing.assert_close(found, perceptron._slopes_by_pytorch(*slopes), rtol=1e-4, atol=1e-3)
+        asked = torch.randn_like(expected[-1]), [x, *expected[:-1]], weights
+        found = gpu_perceptron.backward(*asked)
+        torch.testing.assert_close(found, perceptron._backward_by_pytorch(*asked), rtol=1e-4, atol=1e-3)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -16,6 +12,7 @@ from torch.func import vmap
 
 from arsm_experiments.decoder import log_weight
 from arsm_experiments.vae import Vae, VaeNetwork
+from tests.interpreting import assert_equal, needs_triton
 
 Given = tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor]
 
@@ -89,9 +86,6 @@ def compare() -> None:
     print("equal")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_the_triton_kernels_find_what_pytorch_finds() -> None:
-    command = [sys.executable, "-c", "from tests.experiments.test_decoder import compare; compare()"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "equal", done.stderr
+    assert_equal("-c", "from tests.experiments.test_decoder import compare; compare()")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -18,6 +14,7 @@ from torch.func import vmap
 from arsm_experiments import perceptron as operators
 from arsm_experiments.perceptron import SLOPE, perceptron
 from arsm_experiments.vae import Vae, VaeNetwork
+from tests.interpreting import assert_equal, needs_triton
 
 Given = tuple[Tensor, list[Tensor], list[Tensor]]
 
@@ -57,8 +54,8 @@ def test_the_operators_are_declared_as_they_behave() -> None:
     given = x, [w.clone().requires_grad_() for w in weights], [b.clone().requires_grad_() for b in biases]
     torch.library.opcheck(torch.ops.arsm_experiments.perceptron.default, given)
     out = operators._by_pytorch(x, weights, biases)
-    slopes = torch.ops.arsm_experiments.perceptron_slopes.default
-    torch.library.opcheck(slopes, (out[-1], [x, *out[:-1]], weights))
+    backward = torch.ops.arsm_experiments.perceptron_backward.default
+    torch.library.opcheck(backward, (out[-1], [x, *out[:-1]], weights))
     one_x = vmap(perceptron, (None, 0, 0))(x[0], weights, biases)
     torch.testing.assert_close(one_x[1], perceptron(x[0], [w[1] for w in weights], [b[1] for b in biases]))
 
@@ -87,9 +84,6 @@ def test_a_network_encodes_and_decodes_alike_by_the_operator() -> None:
         called.assert_not_called()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_the_triton_kernels_find_what_pytorch_finds() -> None:
-    command = [sys.executable, "-m", "tests.experiments.interpreted_perceptron"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "equal", done.stderr
+    assert_equal("-m", "tests.experiments.interpreted_perceptron")

@@ -2,9 +2,9 @@
 
     h_0 = x,    h_i = leaky(W_i h_{i-1} + b_i),    out = W h + b
 
-On a GPU each layer is one kernel forward, with bias and leaky ReLU, and one kernel backward, which computes the slopes
-in the layer's weight, in its bias and in the layer below side by side: the products of a small batch are too small to
-fill the GPU one after the other. Products are in TF32 there.
+On a GPU, each layer is one kernel in the forward pass, including bias and leaky ReLU, and one in the backward pass. The
+latter computes the gradients of the weight, of the bias and of the layer below at the same time, because each of them
+alone is too small to fill the GPU. Products are in TF32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALIGNMENT = 16
 
 torch.library.define("arsm_experiments::perceptron", "(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor[]")
 torch.library.define(
-    "arsm_experiments::perceptron_slopes", "(Tensor slope, Tensor[] inputs, Tensor[] weights) -> Tensor[]"
+    "arsm_experiments::perceptron_backward", "(Tensor grad_out, Tensor[] inputs, Tensor[] weights) -> Tensor[]"
 )
 
 
@@ -47,24 +47,24 @@ def _by_pytorch(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[
     return found[1:]
 
 
-def _slopes_by_pytorch(slope: Tensor, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    """Of weights, then of biases, from the slope in the output and the input of every layer."""
-    of_weights, of_biases = [], []
+def _backward_by_pytorch(grad_out: Tensor, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """The gradients of the weights, then of the biases, from grad_out and the input of every layer."""
+    grad_weights, grad_biases = [], []
     for i in reversed(range(len(weights))):
-        of_weights.append(slope.mT @ inputs[i])
-        of_biases.append(slope.sum(-2))
+        grad_weights.append(grad_out.mT @ inputs[i])
+        grad_biases.append(grad_out.sum(-2))
         if i:
-            below = slope @ weights[i]
-            slope = torch.ops.aten.leaky_relu_backward(below, inputs[i], SLOPE, self_is_result=True)
-    return [*reversed(of_weights), *reversed(of_biases)]
+            below = grad_out @ weights[i]
+            grad_out = torch.ops.aten.leaky_relu_backward(below, inputs[i], SLOPE, self_is_result=True)
+    return [*reversed(grad_weights), *reversed(grad_biases)]
 
 
 def _on_gpu(*args: Any) -> list[Tensor]:
     return importlib.import_module("arsm_experiments.gpu_perceptron").perceptron(*args)
 
 
-def _slopes_on_gpu(*args: Any) -> list[Tensor]:
-    return importlib.import_module("arsm_experiments.gpu_perceptron").slopes(*args)
+def _backward_on_gpu(*args: Any) -> list[Tensor]:
+    return importlib.import_module("arsm_experiments.gpu_perceptron").backward(*args)
 
 
 def lead(info: Any, x: Any, dim: Any) -> Any:
@@ -87,16 +87,16 @@ def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], list[Tensor]], output: l
     ctx.save_for_backward(x, *output[:-1], *weights)
 
 
-def _backward(ctx: Any, slopes: list[Tensor]) -> tuple[None, list[Tensor], list[Tensor]]:
-    layers = len(slopes)
+def _backward(ctx: Any, grads: list[Tensor]) -> tuple[None, list[Tensor], list[Tensor]]:
+    layers = len(grads)
     inputs, weights = list(ctx.saved_tensors[:layers]), list(ctx.saved_tensors[layers:])
-    found = torch.ops.arsm_experiments.perceptron_slopes(slopes[-1], inputs, weights)
+    found = torch.ops.arsm_experiments.perceptron_backward(grads[-1], inputs, weights)
     return None, found[:layers], found[layers:]
 
 
 for name, by_pytorch, on_gpu in (
     ("perceptron", _by_pytorch, _on_gpu),
-    ("perceptron_slopes", _slopes_by_pytorch, _slopes_on_gpu),
+    ("perceptron_backward", _backward_by_pytorch, _backward_on_gpu),
 ):
     torch.library.impl(f"arsm_experiments::{name}", "cpu", by_pytorch)
     torch.library.impl(f"arsm_experiments::{name}", "cuda", on_gpu)
@@ -109,7 +109,7 @@ def _(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
     return [x.new_empty((*x.shape[:-1], weight.shape[-2])) for weight in weights]
 
 
-@torch.library.register_fake("arsm_experiments::perceptron_slopes")
-def _(slope: Tensor, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+@torch.library.register_fake("arsm_experiments::perceptron_backward")
+def _(grad_out: Tensor, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     made = [weight.new_empty(weight.shape) for weight in weights]
     return [*made, *(weight.new_empty(weight.shape[:-1]) for weight in weights)]

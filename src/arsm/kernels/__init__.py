@@ -289,15 +289,16 @@ def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator 
 
 @functools.cache
 def _in(module: str) -> Any:
-    """The functions of a module of this package, loaded when first needed: it may need Triton, or what needs the
-    operators.
+    """The functions of a module of this package.
+
+    It is imported when first needed, because it may import Triton, or modules that import this one.
     """
     functions = inspect.getmembers(importlib.import_module(f"arsm.kernels.{module}"), inspect.isfunction)
-    return SimpleNamespace(**{name: _where_it_lies(function) for name, function in functions})
+    return SimpleNamespace(**{name: _on_its_gpu(function) for name, function in functions})
 
 
-def _where_it_lies(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the function on the GPU that its first tensor is on: Triton launches kernels on the current one."""
+def _on_its_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the GPU of the first tensor current while the function runs: Triton launches kernels on the current GPU."""
 
     @functools.wraps(function)
     def run(x: Tensor, *args: Any) -> Any:

@@ -4,8 +4,8 @@ The elements below the limit, which `order` picked, are put in order by a counti
 evenly filled, since pi is uniform below a small limit, and are compared exactly within a bucket. Atomics decide which
 element takes which place of a bucket, and nothing else depends on them. One pass over all categories then looks each
 theta up in that order. Sums that atomics add up are int64 in fixed point, the same in every order of summation, so that
-a run repeats to the bit. Sums along the order are cut into chunks; a program publishes the sum of its chunk and adds up
-what the chunks before it have published.
+a run repeats to the bit. Sums along the order are computed in chunks: a program publishes the sum of its chunk and adds
+the sums that the chunks before it have published.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -40,10 +40,11 @@ BINS = tl.constexpr(6)
 EACH, PROGRAMS, CHUNKS, REGISTERS = 2, 8192, 2048, 128
 """Of the kernel that takes most of the time, as in `gpu_order`; its programs are one warp each."""
 RANKED, ALONG, TURNS, TAKERS = 256, 1024, 4096, 4096
-"""Elements that a program puts in order at once; elements of a chunk of the order, unless there were more than TURNS
-chunks; and programs that sum along the order, of all rows."""
+"""Elements that a program ranks at once; elements per chunk of the order; the most chunks, so that very long rows have
+longer ones; and programs that sum along the order, over all rows."""
 CURSORS = tl.constexpr(2)
-"""Where a row's scratch has the number of elements that each bucket holds so far, after the turns of two kernels."""
+"""Where a row's scratch has the number of elements that each bucket holds so far. The counters of two kernels' turns
+come first."""
 UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
 """Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
 ranks, and the sums of w below rank r = 0..BINS."""
@@ -139,14 +140,20 @@ def _take_turn(turns, count):
 
 @triton.jit
 def _publish(published, turn, own):
-    """The sum of one turn, an integer or float64. The lowest bit says that it is there; only the float64 loses it."""
+    """Store the sum of one turn, int64 or float64, with its lowest bit set.
+
+    The bit tells it from 0, where nothing was stored yet. An integer is shifted to make room for it.
+    """
     word = own << 1 if own.dtype == tl.int64 else own.to(tl.int64, bitcast=True)
     tl.atomic_xchg(published + turn, word | 1, sem="relaxed")
 
 
 @triton.jit
 def _add_published(published, turn, own, BLOCK_T: tl.constexpr):
-    """Add the sums of all turns before. Programs take turns as they run: whoever has an earlier one runs as well."""
+    """Wait for the sums of all earlier turns and add them.
+
+    A program takes its turn when it starts, so that those it waits for are already running.
+    """
     total = own
     if turn > 0:
         t = tl.arange(0, BLOCK_T)
@@ -160,7 +167,7 @@ def _add_published(published, turn, own, BLOCK_T: tl.constexpr):
 
 @triton.jit
 def _next_bucket(log_pi, bucketed, starts, limit, k, count, BUCKETS: tl.constexpr):
-    """The first place of a bucket that is at least k, or count."""
+    """The first place from k on at which a bucket starts, or count."""
     c = tl.load(bucketed + k, mask=k < count, other=0)
     at = starts + bucket_of(tl.minimum(noise_at(log_pi, c, k < count), limit), limit, BUCKETS)
     return tl.where(k < count, tl.where(tl.load(at) == k, k, tl.load(at + 1)), count)
@@ -173,7 +180,7 @@ def _rank(
 ):  # fmt: skip
     """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count.
 
-    A chunk is LENGTH elements and those of the last bucket that begins there.
+    A turn is for the buckets that start within LENGTH places.
     """
     row = tl.program_id(0).to(tl.int64)
     starts += row * (BUCKETS + 1)
