@@ -60,6 +60,13 @@ def test_the_operators_are_declared_as_they_behave() -> None:
     torch.testing.assert_close(one_x[1], perceptron(x[0], [w[1] for w in weights], [b[1] for b in biases]))
 
 
+def test_only_rows_of_whole_sixteen_bytes_are_aligned() -> None:
+    assert operators.aligned([4, 180, 784], torch.float32)
+    assert operators.aligned([8, 200], torch.bfloat16)
+    assert not operators.aligned([4, 6], torch.float32)
+    assert not operators.aligned([180], torch.bfloat16)
+
+
 def test_a_network_encodes_and_decodes_alike_by_the_operator() -> None:
     network = VaeNetwork(Vae(hidden=(20, 12), variables=3, categories=4), dense=True)
     x, z = torch.rand(6, 784).round(), torch.randint(4, (6, 3))

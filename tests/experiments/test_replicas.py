@@ -422,3 +422,9 @@ def test_two_processes_give_one_processs_gradients(tmp_path: Path) -> None:
     assert torch.equal(found[0][0], found[1][0])
     drawn = torch.cat([torch.load(tmp_path / f"noise-{rank}.pt") for rank in range(2)])
     assert len(drawn.unique(dim=0)) == 6  # no two seeds or processes have the same noise
+
+
+def test_every_replica_starts_at_a_multiple_of_64_bytes() -> None:
+    vector = pack(torch.nn.Linear(3, 5))
+    assert len(vector) == 32
+    assert not vector[20:].any()
