@@ -8,7 +8,7 @@ from pathlib import Path
 
 from arsm_experiments.sequences.curves import crossing
 from arsm_experiments.sequences.measure import EVERY
-from arsm_experiments.sequences.methods import add_line
+from arsm_experiments.sequences.methods import add_line, read_lines
 from arsm_experiments.sequences.publish import TASKS, pack, runs, unpack, write_table
 from arsm_experiments.sequences.schedule import SETTINGS
 
@@ -29,6 +29,18 @@ def test_packed_records_are_the_same_records(tmp_path: Path) -> None:
     files = [path.relative_to(first) for path in sorted(first.rglob("*.json*"))]
     assert files == [path.relative_to(second) for path in sorted(second.rglob("*.json*"))]
     assert all((first / file).read_text() == (second / file).read_text() for file in files)
+
+
+def test_a_run_that_was_cut_short_and_made_again_is_packed_once(tmp_path: Path) -> None:
+    run = {"start": 0.1, "method": "likeliest", "per_update": 400, "rate": 1e-3, "seed": 1}
+    for update, accuracy, end in ((0, 0.1, False), (5, 0.2, False), (0, 0.1, False), (5, 0.3, True)):
+        record = run | {"update": update, "accuracy": accuracy, "seconds": 1.23456, "end": end}
+        add_line(tmp_path / "curves-spiral_matrix.jsonl", record)
+    (tmp_path / "provenance.json").write_text("{}")
+    pack(tmp_path, tmp_path / "records.tar.xz")
+    unpack(tmp_path / "records.tar.xz", tmp_path / "second")
+    packed = read_lines(tmp_path / "second" / "curves-spiral_matrix.jsonl")
+    assert [(record["accuracy"], record["seconds"]) for record in packed] == [(0.1, 1.2), (0.3, 1.2)]
 
 
 def test_only_the_size_and_rate_that_seed_0_chose_are_published(tmp_path: Path) -> None:

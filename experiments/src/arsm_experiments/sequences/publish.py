@@ -235,7 +235,7 @@ def draw_variances(folder: Path, path: Path) -> None:
     panels[0].set_ylabel("variance x tokens, best group = 1")
     handles = {h.get_label(): h for axes in panels for h in axes.get_lines() if not str(h.get_label()).startswith("_")}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    save(figure, path, 64)
+    save(figure, path)
     plt.close(figure)
 
 
@@ -286,7 +286,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """A folder's records, with seconds in tenths and other numbers to six digits; equal records give equal bytes."""
+    """A folder's records: of curves the last whole run of each kind, seconds in tenths, other numbers to six digits."""
     part = archive.with_suffix(".part")
     with (
         lzma.open(part, "wb", preset=9 | lzma.PRESET_EXTREME) as packed,
@@ -295,7 +295,10 @@ def pack(folder: Path, archive: Path) -> None:
         for path in sorted([*folder.rglob("*.jsonl"), folder / "provenance.json"]):
             text = path.read_text()
             if path.suffix == ".jsonl":
-                text = "".join(json.dumps(shorten(record)) + "\n" for record in read_lines(path))
+                records = read_lines(path)
+                if path.name.startswith("curves"):
+                    records = [r for runs in finished(records).values() for run in runs.values() for r in run]
+                text = "".join(json.dumps(shorten(record)) + "\n" for record in records)
             entry = tarfile.TarInfo(str(path.relative_to(folder)))
             entry.size = len(text.encode())
             files.addfile(entry, io.BytesIO(text.encode()))
