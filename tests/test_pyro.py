@@ -672,6 +672,25 @@ def test_a_model_without_room_for_a_plate_is_refused() -> None:
             run(model, heads)
 
 
+@pytest.mark.parametrize("site", [normal, bernoulli])
+def test_a_site_whose_samples_would_spread_over_a_plate_is_refused(site: Callable[[Tensor], Any]) -> None:
+    """As many rows as queries: the paths of a site outside the plate would broadcast to the plate's rows."""
+
+    def guide() -> None:
+        with pyro.plate("rows", 3):
+            z = pyro.sample("z", bernoulli(torch.zeros(3)))
+        pyro.sample("s", site(z.mean(-1)))  # inside one more plate it needs keepdim=True
+
+    def model() -> None:
+        s = pyro.sample("s", site(torch.zeros(())))
+        with pyro.plate("rows", 3):
+            z = pyro.sample("z", bernoulli(torch.zeros(3)))
+            pyro.sample("x", normal(z * (1 + s)), obs=torch.zeros(3))
+
+    with pytest.raises(ValueError, match="'s' has other log probabilities in a plate than alone"):
+        run(model, guide, arsm.LocalExpectation())
+
+
 def test_sites_that_come_and_go_are_refused() -> None:
     def model() -> None:
         z = coin()

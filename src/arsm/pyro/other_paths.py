@@ -193,7 +193,8 @@ class OtherPaths:
             same = x if alone else x[fixed]
             if fixed and torch.allclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True):
                 fixed = []
-            if (fixed and queries[0][0] is None) or (alone and any(self._moves(t, term) for t, _ in queries)):
+            spread = x.numel() != term.value.numel() * (1 if alone else len(queries))
+            if spread or (fixed and queries[0][0] is None) or (alone and any(self._moves(t, term) for t, _ in queries)):
                 raise ValueError(
                     f"Site {key[1]!r} has other log probabilities in a plate than alone; write model and guide so that "
                     "a plate fits around them, as for Trace_ELBO(vectorize_particles=True), and without dropout."
