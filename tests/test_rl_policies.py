@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 import arsm
-from arsm.rl import ActorCritic, PolicyGradient, Settings, make_environment
+from arsm.rl import ActionConditioned, ActorCritic, PolicyGradient, Proximal, Settings, make_environment
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
 from arsm.rl.policies import ModulePolicy, Perceptron
 from arsm.rl.stepped import Stepped
@@ -56,6 +56,14 @@ def test_a_convolutional_policy_learns_from_images(method: Any) -> None:
     history = agent.learn(100)
     assert np.mean([x.returns for x in history[-5:]]) > 8.5 > np.mean([x.returns for x in history[:2]])
     assert agent.evaluate(20).mean == 10
+
+
+@pytest.mark.parametrize("method", [Proximal(), arsm.RLOO(2), ActorCritic(), ActionConditioned()], ids=repr)
+def test_without_a_module_images_are_read_as_vectors(method: Any) -> None:
+    agent = PolicyGradient(Light, method, episodes_an_iteration=1)
+    before = agent.policy.logits(np.ones((1, 16)))
+    agent.learn(1)
+    assert (agent.policy.logits(np.ones((1, 16))) != before).all()
 
 
 def test_a_module_plays_as_the_perceptron_of_the_same_weights(tmp_path: Path) -> None:

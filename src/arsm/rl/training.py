@@ -289,7 +289,8 @@ class Training(ABC):
     def _logits(self, batch: Batch) -> Tensor:
         """[T, K, C]: the network's logits with their graph, masked as the batch's."""
         world = self.environment
-        module = ModulePolicy(self.network, world.shape, world.choices)
+        shape = (world.observations,) if self._made else world.shape  # our own networks read vectors
+        module = ModulePolicy(self.network, shape, world.choices)
         return module.outputs(batch.observations).cpu().masked_fill(batch.logits == -torch.inf, -torch.inf)
 
     def _update(self, batch: Batch, plan: rollouts.Rollouts, tries: Tries) -> float:
