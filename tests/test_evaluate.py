@@ -266,6 +266,31 @@ def test_f_may_write_all_its_values_into_one_place() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("evaluation", ["packed", "dense"])
+@pytest.mark.parametrize(
+    "estimator",
+    [e for entry in ROSTER if entry.fits(2, 3) and not (e := entry.make(2, 3)).needs_gradient],
+    ids=repr,
+)
+def test_f_may_write_into_its_input(estimator: arsm.Estimator, evaluation: Evaluation) -> None:
+    logits = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(0)).double()
+    noise = estimator.noise(logits)
+
+    def f(z: Tensor) -> Tensor:
+        return arsm.one_hot(z, 3, torch.float64).flatten(1).cumsum(-1).sin().sum(-1)
+
+    def writing(z: Tensor) -> Tensor:
+        value = f(z)
+        z.zero_()
+        return value
+
+    found, expected = (
+        arsm.estimate(estimator, logits, each, noise=noise, evaluation=evaluation) for each in (writing, f)
+    )
+    assert torch.equal(found.z, expected.z)
+    torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=0)
+
+
 def test_several_references_share_their_evaluations() -> None:
     logits = torch.zeros(2, 3)
     log_pi = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]]).log()
