@@ -329,6 +329,10 @@ class Continuous(Walk):
     action_space = spaces.Box(-1.0, 1.0, (1,))
 
 
+class Square(Walk):
+    action_space = spaces.MultiBinary((2, 2))
+
+
 class Broken(Walk):
     def step(self, action: Any) -> Any:
         raise ZeroDivisionError("no ground")
@@ -346,6 +350,8 @@ def test_refusals() -> None:
         make_environment("Pendulum-v1")
     with pytest.raises(ValueError, match="has continuous actions"):
         make_environment(Continuous, horizon=5)
+    with pytest.raises(ValueError, match="MultiBinary ones of one dimension; flatten"):
+        make_environment(Square, horizon=5)
     with pytest.raises(ValueError, match="no time limit"):
         make_environment(Walk)
     with pytest.raises(EnvironmentFailure, match="Broken raised ZeroDivisionError in its step: no ground"):

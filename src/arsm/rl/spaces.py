@@ -98,7 +98,10 @@ def choices(space: spaces.Space[Any], name: str) -> tuple[Array, tuple[int, ...]
             f"{name} has continuous actions {space}, but a policy chooses among categories; give every number a few "
             "levels with gymnasium.wrappers.TransformAction and a MultiDiscrete action space."
         )
-    raise ValueError(f"{name} has actions {space}, but a policy chooses Discrete, MultiDiscrete or MultiBinary ones.")
+    raise ValueError(
+        f"{name} has actions {space}, but a policy chooses Discrete ones, or MultiDiscrete or MultiBinary ones of one "
+        "dimension; flatten others with gymnasium.wrappers.TransformAction."
+    )
 
 
 def full_mask(mask: Any, choices: Sequence[int]) -> Array:
