@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
@@ -94,6 +95,19 @@ def test_every_way_to_map_evaluates_the_same_points() -> None:
 )
 def test_any_number_is_a_value(convert: Any) -> None:
     assert same(maximize(additive, evaluations=50), maximize(lambda z: convert(additive(z)), evaluations=50))
+
+
+@pytest.mark.parametrize("exponent", [-1000, 1000])
+def test_the_unit_of_f_is_immaterial(exponent: int) -> None:
+    """Also where the squares of the values are 0 or infinite."""
+    plain, scaled = maximize(additive), maximize(lambda z: math.ldexp(additive(z), exponent))
+    assert torch.equal(plain.state["points"], scaled.state["points"])
+    assert torch.equal(plain.probabilities, scaled.probabilities)
+
+
+def test_the_largest_number_is_a_penalty() -> None:
+    found = maximize(lambda z: additive(z) if z[0] > 0 else -sys.float_info.max)
+    assert found.value == maximize(additive).value
 
 
 def test_a_batched_f_may_return_numpy() -> None:

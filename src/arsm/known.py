@@ -44,7 +44,10 @@ class Known:
     on_value: Callable[[], None] = lambda: None
 
     def __call__(self, z: Tensor) -> Tensor:
-        """f at z [N, K]; new points are evaluated within the budget. A failure counts as the worst value."""
+        """f at z [N, K] in units of a power of 2; new points are evaluated within the budget.
+
+        A failure counts as the worst value.
+        """
         points = [tuple(row) for row in z.tolist()]
         asked = list(dict.fromkeys(points))
         new = drawn = [point for point in asked if self.is_new(point)]
@@ -66,7 +69,9 @@ class Known:
             )
         worst = min(known)
         found = [self.values[self.index[point]] for point in points]
-        self.round_values = torch.tensor([x if math.isfinite(x) else worst for x in found], dtype=torch.float64)
+        found = [x if math.isfinite(x) else worst for x in found]
+        exponent = math.frexp(max(map(abs, found)))[1]  # else the squares of very large or small values are inf or 0
+        self.round_values = torch.tensor([math.ldexp(x, -exponent) for x in found], dtype=torch.float64)
         return self.round_values
 
     def is_new(self, point: tuple[int, ...]) -> bool:
