@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import arsm
 from arsm.types import Queries
@@ -308,6 +309,20 @@ def test_a_choice_that_would_learn_nothing_raises() -> None:
         model(x)
     with pytest.raises(RuntimeError, match="nothing will give them"):
         model(x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_activation_checkpointing_is_named(reentrant: bool, inside: bool) -> None:
+    model, x = router(), torch.randn(3, 4, requires_grad=True)
+    with arsm.choices(model, arsm.RLOO(2)) as run:
+        loss = run(lambda x: checkpoint(score(model), x, use_reentrant=reentrant), x).mean()
+        if inside:
+            with pytest.raises(RuntimeError, match="without activation checkpointing"):
+                loss.backward()
+    if not inside:
+        with pytest.raises(RuntimeError, match="without activation checkpointing"):
+            loss.backward()
 
 
 def test_an_error_in_the_function_leaves_the_model_as_it_was() -> None:

@@ -68,7 +68,8 @@ class Choice(nn.Module):
         if logits.requires_grad:
             raise RuntimeError(
                 "This Choice is in training mode, and its logits require a gradient that nothing will give them; "
-                "compute the loss inside `with arsm.choices(model, estimator) as run:`, or call model.eval()."
+                "compute the loss inside `with arsm.choices(model, estimator) as run:` and without activation "
+                "checkpointing, or call model.eval()."
             )
         return draw(logits, self.k, None)
 
