@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -75,10 +77,19 @@ def test_one_layer_is_vimco() -> None:
 
 
 def test_values_of_the_wrong_shape_are_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"one value per path, \[4\], but returned \[4, 1\]"):
-        estimate_bound(
-            arsm.VIMCO(samples=2), [lambda zs, x: torch.zeros(2, 1, 3)], lambda zs, phi, x: x, torch.zeros(2, 1)
-        )
+    values: list[tuple[Any, str]] = [(torch.zeros(4, 1), r"torch.float32 \[4, 1\]"), (0.5, "float")]
+    for value, words in values:
+        with pytest.raises(ValueError, match=rf"one value per path, \[4\], but returned {words}"):
+            estimate_bound(arsm.VIMCO(samples=2), [lambda zs: torch.zeros(2, 1, 3)], lambda zs, phi, v=value: v)
+
+
+@pytest.mark.parametrize(
+    "estimate", [partial(estimate_bound, arsm.VIMCO(2)), partial(arsm.estimate_layers, arsm.RLOO(2))]
+)
+@pytest.mark.parametrize("context", [(torch.zeros(()),), (torch.zeros(4), torch.zeros(5)), ([1, 2],)], ids=str)
+def test_context_that_has_no_rows_is_refused_in_a_sentence(estimate: Any, context: Any) -> None:
+    with pytest.raises(ValueError, match=r"Context \d must be a tensor .*, but is"):
+        estimate([lambda zs, *context: torch.zeros(4, 2, 3)], lambda zs, phi, *context: zs[0].sum(-1).float(), *context)
 
 
 def test_rows_whose_logits_or_values_are_not_finite_are_flagged() -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.categorical import log_prob
-from arsm.checks import check_estimator, legal_rows
+from arsm.checks import check_estimator, check_rows, describe, legal_rows
 from arsm.layers import Layer, Path, run_layer
 from arsm.noise import working_dtype
 from arsm.samples import sample
@@ -50,6 +50,7 @@ def estimate_bound(
         raise TypeError(f"estimate_bound takes a VIMCO, such as arsm.VIMCO(10), but got {estimator!r}.")
     if not layers:
         raise ValueError("estimate_bound needs at least one layer.")
+    check_rows(context)
     phi, _ = run_layer(layers[0], Path(context))
     queries = estimator.ask(phi, estimator.noise(phi, generator))
     if queries.aux is not None:
@@ -63,8 +64,8 @@ def estimate_bound(
         zs.append(sample(phi, generator))
     log_q = torch.stack([log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]).sum(0)
     values = f(zs, logits, *rows)
-    if values.shape != log_q.shape:
-        raise ValueError(f"f must return one value per path, {list(log_q.shape)}, but returned {list(values.shape)}.")
+    if not isinstance(values, Tensor) or values.shape != log_q.shape:
+        raise ValueError(f"f must return one value per path, {list(log_q.shape)}, but returned {describe(values)}.")
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))
     scored = (signals(estimator, values.detach()) * log_q.unflatten(0, (n, -1))).sum(0)
     legal = torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits]).all(0).unflatten(0, (n, -1))

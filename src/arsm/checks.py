@@ -133,6 +133,14 @@ def check_context(context: tuple[object, ...], batch: torch.Size) -> None:
             )
 
 
+def check_rows(context: tuple[object, ...]) -> None:
+    """Require tensors [N, ...] with the same N."""
+    for first in context[:1]:
+        if not isinstance(first, Tensor) or first.ndim == 0:
+            raise ValueError(f"Context 0 must be a tensor [N, ...], one row for each value, but is {describe(first)}.")
+        check_context(context, first.shape[:1])
+
+
 def check_given(logits: Tensor, z: Tensor) -> None:
     """Require a sample z [*B, K] that these logits [*B, K, C] can draw."""
     if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.shape != logits.shape[:-1]:
