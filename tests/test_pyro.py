@@ -591,6 +591,46 @@ def no_plates(p: Parameters) -> tuple[Callable[[], None], Callable[[], None]]:
     return model, guide
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda m: dist.Beta(m, 2.0),
+        lambda m: dist.Dirichlet(torch.stack([m, 2 * torch.ones_like(m)], -1)),
+        lambda m: dist.Exponential(m),
+        lambda m: dist.Gamma(m, 1.0),
+        lambda m: dist.LogNormal(m, 0.5),
+        lambda m: dist.TransformedDistribution(dist.Beta(m, 2.0), [dist.transforms.ExpTransform()]),
+    ],
+    ids=["beta", "dirichlet", "exponential", "gamma", "log-normal", "transformed"],
+)
+def test_a_draw_below_a_discrete_site_keeps_its_gradient_and_its_noise(draw: Callable[[Tensor], Any]) -> None:
+    """The true path alone (a certain site), against the same draw without a site above it."""
+    rates = torch.tensor([1.0, 2.0, 1.5])
+
+    def model(m: Tensor, above: bool) -> None:
+        with pyro.plate("rows", 3):
+            if above:
+                pyro.sample("z", bernoulli(torch.zeros(3)))
+            prior = draw(torch.ones(3))
+            w = pyro.sample("w", prior)
+            rows = w[..., 0] if prior.event_dim else w
+            pyro.sample("x", normal(rows * torch.tensor([1.0, -3.0, 2.0])), obs=torch.ones(3))
+
+    def guide(m: Tensor, above: bool) -> None:
+        with pyro.plate("rows", 3):
+            torch.manual_seed(1)
+            z = pyro.sample("z", bernoulli(torch.full((3,), 50.0))) if above else torch.ones(3)
+            torch.manual_seed(2)
+            pyro.sample("w", draw(m * z))
+
+    found = []
+    for above in (True, False):
+        m = rates.clone().requires_grad_()
+        arsm.pyro.ELBO(arsm.Reinforce()).loss_and_grads(model, guide, m, above)
+        found.append(m.grad)
+    torch.testing.assert_close(*found)
+
+
 def test_svi_learns_without_any_plate() -> None:
     pyro.clear_param_store()
     model, guide = no_plates({"a": torch.zeros(3), "b": torch.zeros(3)})

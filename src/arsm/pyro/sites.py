@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyro.ops.provenance import detach_provenance, track_provenance
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
+from torch.distributions import Distribution, Transform
 
 from arsm.pyro.categories import kl, logits_of, unwrap
 
@@ -77,9 +79,26 @@ def same(a: Any, b: Any) -> bool:
 class Track(Messenger):
     """Mark the value of every latent site with the site's name."""
 
+    def _pyro_sample(self, msg: Any) -> None:
+        # Marked parameters would cost Beta and Dirichlet the gradient of their draw, and give all rows of an
+        # Exponential the same noise.
+        if not msg["is_observed"] and msg["value"] is None and not isinstance(msg["fn"], _Subsample):
+            msg["value"] = _unmarked(msg["fn"])(*msg["args"], **msg["kwargs"])
+
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
             msg["value"] = track_provenance(detach_provenance(msg["value"]), frozenset({msg["name"]}))
+
+
+def _unmarked(part: Any) -> Any:
+    """A distribution whose parameters, and those of the distributions and transforms in it, are not marked."""
+    if isinstance(part, list):
+        return [_unmarked(each) for each in part]
+    if not isinstance(part, Distribution | Transform):
+        return detach_provenance(part) if isinstance(part, Tensor) else part
+    found = copy.copy(part)
+    found.__dict__.update({name: _unmarked(value) for name, value in vars(part).items()})
+    return found
 
 
 class Follow(Messenger):
