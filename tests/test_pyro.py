@@ -731,6 +731,27 @@ def test_a_site_whose_samples_would_spread_over_a_plate_is_refused(site: Callabl
         run(model, guide, arsm.LocalExpectation())
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 2 * gradient
+
+
+@pytest.mark.parametrize("estimator", [arsm.Reinforce(), arsm.RLOO(2)], ids=repr)
+def test_a_gradient_that_provenance_tracking_loses_is_refused(estimator: arsm.Estimator) -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def model() -> None:
+        pyro.sample("x", normal(Twice.apply(weight * coin())), obs=torch.zeros(()))  # pyright: ignore[reportArgumentType]
+
+    with pytest.raises(ValueError, match="'x' loses a parameter's gradient under Pyro's provenance tracking"):
+        run(model, coin, estimator)
+
+
 def test_sites_that_come_and_go_are_refused() -> None:
     def model() -> None:
         z = coin()

@@ -13,7 +13,7 @@ from pyro.infer.util import is_validation_enabled
 from pyro.ops.provenance import detach_provenance
 from torch import Tensor
 
-from arsm.driver import attach
+from arsm.driver import attach, graph_nodes
 from arsm.evaluate import NotFiniteError
 from arsm.noise import argmin_sample, race_noise
 from arsm.pyro.categories import logits_of, to_value, unwrap
@@ -105,10 +105,14 @@ class OtherPaths:
         with torch.no_grad():
             self.runs += [(part, self._run(part)) for part in _chunks(rest, size)]
 
-    @torch.no_grad()
     def check_plate(self) -> None:
-        """Refuse a model or guide that gives other values for two copies of the true path in a plate."""
-        self._run([(None, 0), (None, 0)])
+        """Refuse a model or guide that gives other values, or more gradients, for two copies of the true path."""
+        for key, x in self._run([(None, 0), (None, 0)]).items():
+            if not _leaves(x) <= _leaves(self.path.terms[key].value):
+                raise ValueError(
+                    f"Site {key[1]!r} loses a parameter's gradient under Pyro's provenance tracking, as a custom "
+                    "torch.autograd.Function does; use plain torch operations there."
+                )
 
     def terms(self, t: int, keys: set[Key]) -> Tensor:
         """The sum of these terms at the queries that stage t asked for: [n, *R]."""
@@ -204,6 +208,11 @@ class OtherPaths:
                     f"Site {key[1]!r} changes with a discrete site although Pyro's provenance tracking finds no way "
                     "between them; use plain torch operations there, nothing compiled or scripted."
                 )
+
+
+def _leaves(x: Tensor) -> set[Tensor]:
+    """The leaf tensors that get a gradient from x."""
+    return {leaf for node in graph_nodes(x) if (leaf := getattr(node, "variable", None)) is not None}
 
 
 def _chunks(queries: list[Query], size: int) -> list[list[Query]]:
