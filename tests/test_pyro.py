@@ -28,6 +28,7 @@ import pyro
 from pyro import distributions as dist
 from pyro import poutine
 from pyro.infer import SVI, TraceEnum_ELBO, config_enumerate
+from pyro.ops.indexing import Vindex
 from pyro.optim import PyroOptim
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -670,6 +671,34 @@ def test_a_model_without_room_for_a_plate_is_refused() -> None:
     for model in (summing, noisy):
         with pytest.raises(ValueError, match="'x' has other log probabilities in a plate than alone"):
             run(model, heads)
+
+
+def test_samples_that_meet_in_an_index_are_refused() -> None:
+    """`[..., z]` pairs every sample of the array with every sample of z; on copies of one path all pairs are equal."""
+    z = torch.zeros(5, 3)
+
+    def guide() -> None:
+        pyro.sample("centres", normal(torch.zeros(3)).to_event(1))
+        with pyro.plate("data", 5):
+            pyro.sample("z", categorical(z))
+
+    def model(indexed: Callable[[Any], Any]) -> None:
+        centres = pyro.sample("centres", normal(torch.zeros(3)).to_event(1))
+        with pyro.plate("data", 5):
+            chosen = indexed(centres)[..., pyro.sample("z", categorical(z))]
+            pyro.sample("x", normal(chosen), obs=torch.zeros(5))
+
+    run(lambda: model(Vindex), guide)
+    with pytest.raises(ValueError, match="'x' has other log probabilities in a plate than alone"):
+        run(lambda: model(lambda centres: centres), guide)
+
+
+def test_a_model_that_fails_in_a_plate_says_what_to_change() -> None:
+    def branching() -> None:
+        pyro.sample("x", normal(torch.ones(()) if coin() else -torch.ones(())), obs=torch.zeros(()))
+
+    with pytest.raises(ValueError, match="raises RuntimeError with a plate around it"):
+        run(branching, coin)
 
 
 def test_sites_that_come_and_go_are_refused() -> None:
