@@ -103,6 +103,17 @@ def test_estimates(model: Transformers, strategy: sequences.Strategy) -> None:
     assert all(parameter.grad is not None for parameter in model.model.parameters())
 
 
+def test_a_tokenizers_attention_mask_is_a_mask(model: Transformers) -> None:
+    prompts, mask = ragged(6)
+
+    def values(mask: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        out = sequences.estimate(Group(2), model, prompts, length, max_tokens=6, eos=2, mask=mask, generator=generator)
+        return out.value
+
+    torch.testing.assert_close(values(mask.long()), values(mask), rtol=0, atol=0)
+
+
 class Forgetful(Transformers):
     """Forgets the padding after the first step."""
 

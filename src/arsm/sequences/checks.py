@@ -75,8 +75,14 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
         )
     if mask is None:
         return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != prompts.shape:
-        raise TypeError(f"mask must be a bool tensor {list(prompts.shape)}, true for tokens of the prompt.")
+    if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, torch.int64) or mask.shape != prompts.shape:
+        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(
+            f"mask must be a bool or int64 tensor {list(prompts.shape)}, true or 1 for tokens of the prompt, but is "
+            f"{found}."
+        )
+    if not bool((mask == mask.bool()).all()):
+        raise ValueError("mask must hold 0 and 1 only, 1 for tokens of the prompt.")
     if not bool(mask.any(-1).all()):
         empty = int((~mask.any(-1)).nonzero()[0])
         raise ValueError(
