@@ -140,12 +140,48 @@ def test_dropout_is_named() -> None:
         sequences.estimate(Group(2), Transformers(module), ragged(6)[0], length, max_tokens=6)
 
 
+class Adapted(nn.Module):
+    """Like PEFT's models: arguments pass through `**kwargs`, and `get_base_model` is inside."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def get_base_model(self) -> nn.Module:
+        return self.module
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return self.module(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "wrap", [Adapted, lambda module: torch.compile(module, backend="eager")], ids=["PEFT", "torch.compile"]
+)
+def test_a_wrapped_model_gives_the_same_logits(wrap: Any) -> None:
+    torch.manual_seed(0)
+    module = qwen2().double().eval()
+    prompts, mask = ragged(6)
+    plain, wrapped = Transformers(module), Transformers(wrap(module))
+    torch.testing.assert_close(wrapped.start(prompts, mask).logits, plain.start(prompts, mask).logits)
+    torch.testing.assert_close(wrapped.logits(prompts, prompts, mask), plain.logits(prompts, prompts, mask))
+
+
+def test_gradient_checkpointing_without_a_cache_is_named() -> None:
+    module = qwen2().train()
+    module.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="no cache, as one with gradient checkpointing"):
+        sequences.estimate(Group(2), Transformers(module), ragged(6)[0], length, max_tokens=6)
+    sequences.estimate(Group(2), Transformers(module.eval()), ragged(6)[0], length, max_tokens=6)
+
+
 def test_wrong_models_and_prompts(model: Transformers) -> None:
     with pytest.raises(
         TypeError,
         match=r"Linear takes no attention_mask.*; wrap another module with Recompute",
     ):
         Transformers(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"Qwen2ForCausalLM has no start, step and select; wrap it: Transformers"):
+        sequences.estimate(Group(2), model, ragged(6)[0], length, max_tokens=2, reference=qwen2(), kl=0.1)
     with pytest.raises(ValueError, match="token 13, but the model's vocabulary is 0 to 12; use the model's own"):
         sequences.estimate(Group(2), model, torch.full((2, 3), V), length, max_tokens=2)
 

@@ -115,6 +115,7 @@ def check_options(
             "kl and reference belong together: give both, or neither; "
             + ("reference is missing." if reference is None else "kl is 0.")
         )
+    _check_wrapped(reference)
     check_whole("max_rows", max_rows)
     if max_rows < 2:
         raise ValueError(f"max_rows must be at least 2, one for a sequence and one for its branch, but is {max_rows}.")
@@ -126,16 +127,21 @@ def check_options(
         )
 
 
-def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None) -> int:
-    """Start with one prompt; the size of the vocabulary."""
-    if isinstance(strategy, Estimator):
-        name = type(strategy).__name__
-        raise TypeError(f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...)).")
+def _check_wrapped(model: object) -> None:
+    """Refuse a plain module."""
     if isinstance(model, nn.Module) and not callable(getattr(model, "start", None)):
         raise TypeError(
             f"{type(model).__name__} has no start, step and select; wrap it: Transformers(model) for a causal model of "
             "transformers, Recompute(module) for any other."
         )
+
+
+def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None) -> int:
+    """Start with one prompt; the size of the vocabulary."""
+    if isinstance(strategy, Estimator):
+        name = type(strategy).__name__
+        raise TypeError(f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...)).")
+    _check_wrapped(model)
     try:
         logits = begin(model, prompts, mask).logits
     except IndexError as error:
