@@ -24,7 +24,7 @@ class CachedPrefixes:
 
 
 class Transformers:
-    """A `Model` from a causal model such as `AutoModelForCausalLM` loads, also inside PEFT or `torch.compile`.
+    """A `Model` from a causal model such as `AutoModelForCausalLM` loads, also with PEFT's LoRA or `torch.compile`.
 
     Prompts of different lengths are padded before their first token: the model gets the mask and the positions that it
     implies. Put the model into eval mode if it has dropout: its step by step and one-pass logits must agree.
