@@ -222,7 +222,8 @@ def _must_fit() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"Model or guide raises {type(error).__name__} with a plate around it; {REMEDY}.") from error
+        words = str(error).split("\n")[0]  # Pyro adds a table of shapes
+        raise ValueError(f"Model or guide fails with a plate around it ({words}); {REMEDY}.") from error
 
 
 def _chunks(queries: list[Query], size: int) -> list[list[Query]]:
