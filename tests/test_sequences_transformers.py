@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,6 +56,20 @@ def ragged(rows: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(V, (rows, 5), generator=generator)
     return prompts, torch.arange(5) >= 4 - torch.arange(rows).unsqueeze(-1) % 5
+
+
+def test_what_does_not_fit_into_the_positions_is_refused(model: Transformers) -> None:
+    assert model.positions is not None
+    prompts, mask = ragged(5)
+    room = model.positions + 1 - 5  # the last token is not read
+    sample = partial(sequences.estimate, Group(2), model, prompts, lambda *_: torch.zeros(10), mask=mask)
+    assert sample(max_tokens=room).tokens.shape[-1] == room
+    with pytest.raises(ValueError, match=rf"5 tokens and max_tokens = {room + 1} do not fit .* {model.positions} pos"):
+        sample(max_tokens=room + 1)
+    reference = copy.copy(model)
+    reference.positions = 8
+    with pytest.raises(ValueError, match="5 tokens and max_tokens = 5 do not fit into the model's 8 positions"):
+        sample(max_tokens=5, kl=0.1, reference=reference)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -168,6 +168,17 @@ def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor 
     return vocabulary
 
 
+def check_length(model: Model, prompts: Tensor, mask: Tensor | None, max_tokens: int) -> None:
+    """Require room for the longest prompt and its completion, whose last token is not read."""
+    longest = prompts.shape[1] if mask is None else int(mask.sum(-1).max())
+    positions = getattr(model, "positions", None)
+    if positions is not None and longest + max_tokens - 1 > positions:
+        raise ValueError(
+            f"A prompt of {longest} tokens and max_tokens = {max_tokens} do not fit into the model's {positions} "
+            "positions; shorten one of them."
+        )
+
+
 def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:
     """Compare one prompt's first two steps with the one pass over them."""
     state = begin(model, prompts, mask)

@@ -10,6 +10,7 @@ from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, token_log_
 from arsm.sequences.checks import (
     Reward,
     check_cache,
+    check_length,
     check_model,
     check_options,
     check_prompts,
@@ -73,6 +74,9 @@ def estimate(
     given = prompts
     if mask is not None:
         prompts, mask = pad_before(prompts, mask.bool())
+    for each in (model, reference):
+        if each is not None:
+            check_length(each, prompts, mask, max_tokens)
     with torch.no_grad():
         one = prompts.amax(-1).argmax(-1, keepdim=True)  # the prompt with the largest token, should it be unknown
         one = prompts[one], None if mask is None else mask[one]

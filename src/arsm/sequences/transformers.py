@@ -42,6 +42,7 @@ class Transformers:
             )
         self.model = model
         self.vocabulary = int(inner.get_input_embeddings().num_embeddings)
+        self.positions: int | None = getattr(inner.config, "max_position_embeddings", None)
         self._few_logits = "logits_to_keep" in accepted
         self._positions = "position_ids" in accepted
 
