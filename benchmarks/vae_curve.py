@@ -19,7 +19,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from arsm_experiments.replicas import Replicas
+from arsm_experiments.replicas import Replicas, seed_of
 from arsm_experiments.vae import Vae
 from benchmarks.measure import table
 from benchmarks.vae import make
@@ -35,18 +35,24 @@ def build(precision: Precision = "bf16", seeds: int = SEEDS, images: int = IMAGE
     return make(replace(Vae(), precision=precision), seeds, "cuda" if on_gpu else "cpu", images, **options)
 
 
-def losses(replicas: Replicas, start: dict[str, Any], epochs: int, seed: int) -> Tensor:
-    """-ELBO of each epoch's training images: [epochs, R]."""
+def restart(replicas: Replicas, start: dict[str, Any], seed: int) -> None:
+    """From these weights, with new noise: on a GPU that of torch's generator, else that of each replica's own."""
     replicas.load_state_dict(slice(None), start)
     torch.manual_seed(seed)
+    for number, generator in enumerate(replicas.noise_generators):
+        generator.manual_seed(seed_of(f"{number} {seed}"))
+
+
+def losses(replicas: Replicas, start: dict[str, Any], epochs: int, seed: int) -> Tensor:
+    """-ELBO of each epoch's training images: [epochs, R]."""
+    restart(replicas, start, seed)
     return torch.stack([replicas.epoch()["train"].clone() for _ in range(epochs)]).cpu()
 
 
 def mean_gradient(replicas: Replicas, start: dict[str, Any], epochs: int, seed: int) -> Tensor:
     """At fixed weights, the mean over the ends of epochs of Adam's first moment: [R, P]."""
-    replicas.load_state_dict(slice(None), start)
+    restart(replicas, start, seed)
     replicas.settings["rate"].zero_()
-    torch.manual_seed(seed)
     total = torch.zeros_like(replicas.parameters)
     for _ in range(epochs):
         replicas.epoch()

@@ -26,7 +26,18 @@ import arsm
 from arsm import kernels
 from arsm.categorical import one_hot
 from arsm.evaluate import Asked, _of_queries, distinct, share
-from arsm.kernels import Found, Packed, eager, gpu_few, gpu_merge, gpu_noise, gpu_order, gpu_pairs, gpu_queries
+from arsm.kernels import (
+    Found,
+    Packed,
+    eager,
+    gpu_few,
+    gpu_merge,
+    gpu_noise,
+    gpu_order,
+    gpu_pairs,
+    gpu_queries,
+    gpu_rank,
+)
 from arsm.noise import dirichlet
 from arsm.references import Swapped, by_category, swap_references, tell_references
 from arsm.samples import draw
@@ -287,7 +298,7 @@ def main() -> None:
     logits = torch.randn(2, 3_000, generator=generator)
     logits[:, :2] += 9
     compare(logits, dirichlet(logits, generator))
-    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_merge.PER_COPY, gpu_merge.ALONG = 64, 1_500, tl.constexpr(100), 32
+    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_rank.PER_COPY, gpu_merge.ALONG = 64, 1_500, tl.constexpr(100), 32
     for scale, dtype, programs in ((0.0, torch.float32, 8_192), (1.0, torch.float16, 6), (4.0, torch.float64, 3)):
         gpu_order.PROGRAMS = gpu_merge.PROGRAMS = programs
         logits = scale * torch.randn(2, 1_100, generator=generator).to(dtype)

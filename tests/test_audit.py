@@ -100,6 +100,13 @@ def test_defects_are_named(name: str) -> None:
     assert words in " ".join(str(found).split())
 
 
+def test_a_gradient_that_is_fixed_in_one_problem_is_noted_for_that_problem_alone() -> None:
+    """Straight-through is exact for a linear f of one variable, and noisy elsewhere."""
+    found = arsm.audit(by_estimator("straight-through"), samples=SAMPLES, problems=TELLING)
+    assert any(row.variance for row in found.rows)
+    assert "In 'one variable' the gradient is the same in every call" in " ".join(found.notes)
+
+
 def test_there_are_twenty_correct_surrogates() -> None:
     assert len(CORRECT) == 20
 

@@ -27,7 +27,9 @@ pytest.importorskip("pyro", reason="pyro-ppl is not installed; pip install 'arsm
 import pyro
 from pyro import distributions as dist
 from pyro import poutine
-from pyro.infer import SVI, TraceEnum_ELBO, config_enumerate
+from pyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, config_enumerate
+from pyro.infer.autoguide import AutoNormal
+from pyro.ops.indexing import Vindex
 from pyro.optim import PyroOptim
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -657,6 +659,36 @@ def test_losses_agree_with_the_expectation(truths: Any) -> None:
             assert found == pytest.approx(value, rel=0.05)
 
 
+@pytest.mark.parametrize("linked", [False, True], ids=["beside the choice", "with a site below the choice"])
+def test_an_automatic_guide_counts_its_jacobian(linked: bool) -> None:
+    """AutoNormal samples ln w, and w is a Delta whose density is the Jacobian; Pyro's own KL leaves that out."""
+
+    def sites() -> None:
+        z = coin()
+        if linked:
+            pyro.sample("y", normal(z))
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Gamma(torch.full((2,), 2.0), 1.0).to_event(1))
+        sites()
+        pyro.sample("x", normal(w.sum(-1)), obs=torch.tensor(3.0))
+
+    automatic = AutoNormal(poutine.block(model, expose=["w"]))
+
+    def guide() -> None:
+        automatic()
+        sites()
+
+    def measured(elbo: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        automatic.zero_grad()
+        loss = torch.tensor(elbo.loss_and_grads(model, guide))
+        return [loss, *(parameter.grad.clone() for parameter in automatic.parameters())]  # pyright: ignore
+
+    guide()  # makes the parameters
+    torch.testing.assert_close(measured(arsm.pyro.ELBO(arsm.RLOO(3))), measured(Trace_ELBO()))
+
+
 def test_the_example_learns() -> None:
     reached = load("pyro_vae").main(steps=120, batch=50, losses=["arsm.pyro.ELBO"])
     assert reached["arsm.pyro.ELBO"] < 195  # with Pyro's own ELBOs it is 200
@@ -750,6 +782,34 @@ def test_a_gradient_that_provenance_tracking_loses_is_refused(estimator: arsm.Es
 
     with pytest.raises(ValueError, match="'x' loses a parameter's gradient under Pyro's provenance tracking"):
         run(model, coin, estimator)
+
+
+def test_samples_that_meet_in_an_index_are_refused() -> None:
+    """`[..., z]` pairs every sample of the array with every sample of z; on copies of one path all pairs are equal."""
+    z = torch.zeros(5, 3)
+
+    def guide() -> None:
+        pyro.sample("centres", normal(torch.zeros(3)).to_event(1))
+        with pyro.plate("data", 5):
+            pyro.sample("z", categorical(z))
+
+    def model(indexed: Callable[[Any], Any]) -> None:
+        centres = pyro.sample("centres", normal(torch.zeros(3)).to_event(1))
+        with pyro.plate("data", 5):
+            chosen = indexed(centres)[..., pyro.sample("z", categorical(z))]
+            pyro.sample("x", normal(chosen), obs=torch.zeros(5))
+
+    run(lambda: model(Vindex), guide)
+    with pytest.raises(ValueError, match="'x' has other log probabilities in a plate than alone"):
+        run(lambda: model(lambda centres: centres), guide)
+
+
+def test_a_model_that_fails_in_a_plate_says_what_to_change() -> None:
+    def branching() -> None:
+        pyro.sample("x", normal(torch.ones(()) if coin() else -torch.ones(())), obs=torch.zeros(()))
+
+    with pytest.raises(ValueError, match=r"with a plate around it \(Boolean value of Tensor"):
+        run(branching, coin)
 
 
 def test_sites_that_come_and_go_are_refused() -> None:

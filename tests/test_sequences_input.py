@@ -125,7 +125,8 @@ def test_prompts_without_a_token() -> None:
     refused("Prompt 4 has no token", mask=mask)
     refused("must be an int64 tensor", TypeError, prompts=torch.zeros(ROWS, 3))
     refused("hold the token -100", prompts=torch.full((ROWS, 3), -100))
-    refused("mask must be a bool tensor", TypeError, mask=mask.long())
+    refused(r"mask must be a bool or int64 tensor .* but is torch.float32 \[6, 3\]", TypeError, mask=mask.float())
+    refused("mask must hold 0 and 1 only", mask=2 * mask.long())
 
 
 def test_a_budget_below_what_one_step_can_need() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,6 +58,20 @@ def ragged(rows: int) -> tuple[Tensor, Tensor]:
     return prompts, torch.arange(5) >= 4 - torch.arange(rows).unsqueeze(-1) % 5
 
 
+def test_what_does_not_fit_into_the_positions_is_refused(model: Transformers) -> None:
+    assert model.positions is not None
+    prompts, mask = ragged(5)
+    room = model.positions + 1 - 5  # the last token is not read
+    sample = partial(sequences.estimate, Group(2), model, prompts, lambda *_: torch.zeros(10), mask=mask)
+    assert sample(max_tokens=room).tokens.shape[-1] == room
+    with pytest.raises(ValueError, match=rf"5 tokens and max_tokens = {room + 1} do not fit .* {model.positions} pos"):
+        sample(max_tokens=room + 1)
+    reference = copy.copy(model)
+    reference.positions = 8
+    with pytest.raises(ValueError, match="5 tokens and max_tokens = 5 do not fit into the model's 8 positions"):
+        sample(max_tokens=5, kl=0.1, reference=reference)
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_cached_logits_equal_uncached(model: Transformers, padded: bool) -> None:
     prompts, mask = ragged(6)
@@ -103,6 +119,17 @@ def test_estimates(model: Transformers, strategy: sequences.Strategy) -> None:
     assert all(parameter.grad is not None for parameter in model.model.parameters())
 
 
+def test_a_tokenizers_attention_mask_is_a_mask(model: Transformers) -> None:
+    prompts, mask = ragged(6)
+
+    def values(mask: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        out = sequences.estimate(Group(2), model, prompts, length, max_tokens=6, eos=2, mask=mask, generator=generator)
+        return out.value
+
+    torch.testing.assert_close(values(mask.long()), values(mask), rtol=0, atol=0)
+
+
 class Forgetful(Transformers):
     """Forgets the padding after the first step."""
 
@@ -129,12 +156,48 @@ def test_dropout_is_named() -> None:
         sequences.estimate(Group(2), Transformers(module), ragged(6)[0], length, max_tokens=6)
 
 
+class Adapted(nn.Module):
+    """Like PEFT's models: arguments pass through `**kwargs`, and `get_base_model` is inside."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def get_base_model(self) -> nn.Module:
+        return self.module
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return self.module(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "wrap", [Adapted, lambda module: torch.compile(module, backend="eager")], ids=["PEFT", "torch.compile"]
+)
+def test_a_wrapped_model_gives_the_same_logits(wrap: Any) -> None:
+    torch.manual_seed(0)
+    module = qwen2().double().eval()
+    prompts, mask = ragged(6)
+    plain, wrapped = Transformers(module), Transformers(wrap(module))
+    torch.testing.assert_close(wrapped.start(prompts, mask).logits, plain.start(prompts, mask).logits)
+    torch.testing.assert_close(wrapped.logits(prompts, prompts, mask), plain.logits(prompts, prompts, mask))
+
+
+def test_gradient_checkpointing_without_a_cache_is_named() -> None:
+    module = qwen2().train()
+    module.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="no cache, as one with gradient checkpointing"):
+        sequences.estimate(Group(2), Transformers(module), ragged(6)[0], length, max_tokens=6)
+    sequences.estimate(Group(2), Transformers(module.eval()), ragged(6)[0], length, max_tokens=6)
+
+
 def test_wrong_models_and_prompts(model: Transformers) -> None:
     with pytest.raises(
         TypeError,
         match=r"Linear takes no attention_mask.*; wrap another module with Recompute",
     ):
         Transformers(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"Qwen2ForCausalLM has no start, step and select; wrap it: Transformers"):
+        sequences.estimate(Group(2), model, ragged(6)[0], length, max_tokens=2, reference=qwen2(), kl=0.1)
     with pytest.raises(ValueError, match="token 13, but the model's vocabulary is 0 to 12; use the model's own"):
         sequences.estimate(Group(2), model, torch.full((2, 3), V), length, max_tokens=2)
 

@@ -254,7 +254,8 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
         if moved:
             raise RefusedError("state", REMEMBERED)
         return "The loss draws from its own generator; state between calls could not be checked.", False
-    note = None if calls_differ else "The loss draws nothing that matters: its gradient is the same in every call."
+    fixed = f"In {problem.name!r} the gradient is the same in every call: its random numbers could not be checked."
+    note = None if calls_differ else fixed
     seed_generators(seed)
     ignored = False
     with contextlib.suppress(Exception):  # somebody else's code may raise anything, here at an f of no problem

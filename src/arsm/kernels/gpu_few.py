@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from arsm.kernels import Found
-from arsm.kernels.gpu_merge import swapped_with_z, weight_at
+from arsm.kernels.gpu_merge import swapped_with_z
 from arsm.kernels.gpu_order import STEP, below_largest, bounds_of, noise_at, swaps
 from arsm.kernels.gpu_queries import pack_room, room_for, room_for_samples, rows_from
+from arsm.kernels.gpu_rank import weight_at
 from arsm.kernels.launch import in_one_warp, launch
 
 

@@ -1,11 +1,8 @@
 """`arsm.kernels.merge` as Triton kernels: static shapes, no synchronisation.
 
-The elements below the limit, which `order` picked, are put in order by a counting sort: they fall into buckets that are
-evenly filled, since pi is uniform below a small limit, and are compared exactly within a bucket. Atomics decide which
-element takes which place of a bucket, and nothing else depends on them. One pass over all categories then looks each
-theta up in that order. Sums that atomics add up are int64 in fixed point, the same in every order of summation, so that
-a run repeats to the bit. Sums along the order are computed in chunks: a program publishes the sum of its chunk and adds
-the sums that the chunks before it have published.
+`gpu_rank` puts the elements below the limit in order. One pass over all categories then looks each theta up in that
+order. Sums that atomics add up are int64 in fixed point, the same in every order of summation, so that a run repeats to
+the bit.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -20,7 +17,6 @@ from torch import Tensor
 
 from arsm.kernels import STATE
 from arsm.kernels.gpu_order import (
-    HIGHEST,
     LARGEST,
     LIMIT,
     below_largest,
@@ -32,222 +28,31 @@ from arsm.kernels.gpu_order import (
     noise_at,
     swaps,
 )
+from arsm.kernels.gpu_rank import (
+    BINS,
+    COPIES,
+    CURSORS,
+    NOISES,
+    PER_VALUE,
+    SCALES,
+    UNIT,
+    WEIGHT_Z,
+    WEIGHTS,
+    add_published,
+    copies_of,
+    fill,
+    publish,
+    rank,
+    take_turn,
+)
 
 AT_ONCE = 1 << 23
 """Categories whose order and sums are held at one time, 24 bytes each."""
-BINS = tl.constexpr(6)
-"""Most categories win against no more references than this: their sums need no look-up in memory."""
 EACH, PROGRAMS, CHUNKS, REGISTERS = 2, 8192, 2048, 128
 """Of the kernel that takes most of the time, as in `gpu_order`; its programs are one warp each."""
 RANKED, ALONG, TURNS, TAKERS = 256, 1024, 4096, 4096
 """Elements that a program ranks at once; elements per chunk of the order; the most chunks, so that very long rows have
 longer ones; and programs that sum along the order, over all rows."""
-CURSORS = tl.constexpr(2)
-"""Where a row's scratch has the number of elements that each bucket holds so far. The counters of two kernels' turns
-come first."""
-UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
-"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
-ranks, and the sums of w below rank r = 0..BINS."""
-SCALES = tl.constexpr(16)
-COPIES, PER_COPY = tl.constexpr(8), tl.constexpr(1 << 16)
-"""Copies of the sums that atomics add up, at most, and categories per copy: of a long row, many programs would wait for
-one sum."""
-
-
-@triton.jit
-def weight_at(log_pi, at, mask, C):
-    """w = 1/C - pi; the division of two literals would be one of float32."""
-    pi = tl.exp(tl.load(log_pi + at, mask=mask, other=0.0).to(tl.float64))
-    return tl.full([], 1.0, tl.float64) / C - pi
-
-
-@triton.jit
-def _per_weight(state, C):
-    """Units per 1 of the sums of w, chosen so that no sum of C terms overflows."""
-    top = tl.maximum(tl.exp(tl.load(state + HIGHEST)), tl.full([], 1.0, tl.float64) / C)
-    return 2305843009213693952.0 / (top * C)  # 2^61
-
-
-@triton.jit
-def _per_value(state, spread, C, P, BLOCK_P: tl.constexpr):
-    """The same for the sums of w d: spread [P] has the largest |d| of each chunk."""
-    p = tl.arange(0, BLOCK_P)
-    largest = tl.max(tl.load(spread + p, mask=p < P, other=0.0), 0)
-    return _per_weight(state, C) / tl.where(largest > 0, largest, 1.0)
-
-
-@triton.jit
-def _copies(count, C):
-    """How many copies of count + 1 sums a row has."""
-    return tl.maximum(tl.minimum(C // tl.maximum(count + 1, PER_COPY), COPIES), 1)
-
-
-# ---------------------------------------------------------------- the order
-
-
-@triton.jit
-def _fill(
-    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, ROW, P, SPAN, N, S,
-    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
-    """Put the members into their buckets, bucketed [R, C], and zeros where values will be summed, value_sums [R, C].
-
-    spread [R, P] is the largest |d| of each chunk.
-    """
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    starts += row * (BUCKETS + 1)
-    f += row * ROW
-    count, limit = tl.load(starts + BUCKETS), tl.load(state + row * S + LIMIT)
-    own = tl.load(f + tl.load(ahead + row * 3))
-    low = tl.full([BLOCK], 0.0, own.dtype) + own
-    high = low
-    for i in range(SPAN):
-        c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(f + c, mask=c < C, other=own)
-        low, high = tl.minimum(low, value), tl.maximum(high, value)
-    f_z = own.to(tl.float64)
-    above, below = tl.max(high, 0).to(tl.float64) - f_z, f_z - tl.min(low, 0).to(tl.float64)
-    tl.store(spread + row * P + chunk, tl.maximum(above, below))
-    start = chunk * SPAN * BLOCK
-    stop = tl.minimum(start + SPAN * BLOCK, C)
-    summed = tl.minimum((count + 1) * _copies(count, C), stop)
-    while start < summed:
-        k = start + tl.arange(0, BLOCK)
-        tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=k < summed)
-        start += BLOCK
-    start = chunk * SPAN * BLOCK
-    while start < stop:
-        k = start + tl.arange(0, BLOCK)
-        c = tl.load(members + row * C + k, mask=k < stop, other=-1)
-        end = tl.min(tl.where(c < 0, k, stop), 0)
-        mask = k < end
-        c = tl.where(mask, c, 0)
-        bucket = bucket_of(tl.minimum(noise_at(log_pi, row * C + c, mask), limit), limit, BUCKETS)
-        first = tl.load(starts + bucket, mask=mask, other=0)
-        place = first + tl.atomic_add(scratch + row * N + CURSORS + bucket, 1, mask=mask, sem="relaxed")
-        tl.store(bucketed + row * C + place, c, mask=mask)
-        start = tl.where(end < start + BLOCK, stop, start + BLOCK)
-
-
-@triton.jit
-def _take_turn(turns, count):
-    """The next of `count` turns."""
-    turn = 0
-    if count > 1:
-        turn = tl.atomic_add(turns, 1, sem="relaxed")
-    return turn
-
-
-@triton.jit
-def _publish(published, turn, own):
-    """Store the sum of one turn, int64 or float64, with its lowest bit set.
-
-    The bit tells it from 0, where nothing was stored yet. An integer is shifted to make room for it.
-    """
-    word = own << 1 if own.dtype == tl.int64 else own.to(tl.int64, bitcast=True)
-    tl.atomic_xchg(published + turn, word | 1, sem="relaxed")
-
-
-@triton.jit
-def _add_published(published, turn, own, BLOCK_T: tl.constexpr):
-    """Wait for the sums of all earlier turns and add them.
-
-    A program takes its turn when it starts, so that those it waits for are already running.
-    """
-    total = own
-    if turn > 0:
-        t = tl.arange(0, BLOCK_T)
-        words = tl.load(published + t, mask=t < turn, other=1, volatile=True)
-        while tl.min(words & 1, 0) == 0:
-            words = tl.load(published + t, mask=t < turn, other=1, volatile=True)
-        each = words >> 1 if own.dtype == tl.int64 else words.to(tl.float64, bitcast=True)
-        total += tl.sum(tl.where(t < turn, each, 0), 0)
-    return total
-
-
-@triton.jit
-def _next_bucket(log_pi, bucketed, starts, limit, k, count, BUCKETS: tl.constexpr):
-    """The first place from k on at which a bucket starts, or count."""
-    c = tl.load(bucketed + k, mask=k < count, other=0)
-    at = starts + bucket_of(tl.minimum(noise_at(log_pi, c, k < count), limit), limit, BUCKETS)
-    return tl.where(k < count, tl.where(tl.load(at) == k, k, tl.load(at + 1)), count)
-
-
-@triton.jit
-def _rank(
-    log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread, scales, C, P, LENGTH, N, S,
-    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_T: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count.
-
-    A turn is for the buckets that start within LENGTH places.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    starts += row * (BUCKETS + 1)
-    log_pi += row * C
-    bucketed += row * C
-    ranked += row * C
-    noise_sums += row * C
-    state += row * S
-    scales += row * SCALES
-    published += row * BLOCK_T
-    count, limit, per_weight = tl.load(starts + BUCKETS), tl.load(state + LIMIT), _per_weight(state, C)
-    turns = tl.maximum(tl.cdiv(count, LENGTH), 1)
-    if tl.program_id(1) < turns:
-        turn = _take_turn(scratch + row * N, turns)
-        begin = _next_bucket(log_pi, bucketed, starts, limit, turn * LENGTH, count, BUCKETS)
-        stop = _next_bucket(log_pi, bucketed, starts, limit, (turn + 1) * LENGTH, count, BUCKETS)
-        own = tl.zeros([BLOCK], tl.int64)
-        start = begin
-        while start < stop:
-            k = start + tl.arange(0, BLOCK)
-            mask = k < stop
-            c = tl.load(bucketed + k, mask=mask, other=0)
-            a = noise_at(log_pi, c, mask)
-            at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
-            first = tl.load(at, mask=mask, other=0)
-            end = tl.load(at + 1, mask=mask, other=0)
-            rank = first
-            longest = tl.max(end - first, 0)
-            j = 0
-            while j < longest:
-                inside = first + j < end
-                member = tl.load(bucketed + first + j, mask=inside, other=0)
-                other = noise_at(log_pi, member, inside)
-                rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
-                j += 1
-            tl.store(ranked + rank, c, mask=mask)
-            w = (weight_at(log_pi, c, mask, C) * per_weight).to(tl.int64)
-            tl.store(noise_sums + rank, w, mask=mask)
-            own += tl.where(mask, w, 0)
-            start += BLOCK
-        total = tl.sum(own, 0)
-        _publish(published, turn, total)
-        tl.debug_barrier()
-        if turn == 0:
-            k = tl.arange(0, 8)
-            c = tl.load(ranked + k, mask=k < count, other=0)
-            w = tl.load(noise_sums + k, mask=k < count, other=0)
-            w_z = weight_at(log_pi, tl.load(ahead + row * 3), True, C)
-            a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
-            tl.store(scales + UNIT, 1 / per_weight)
-            tl.store(scales + PER_VALUE, _per_value(state, spread + row * P, C, P, BLOCK_P))
-            tl.store(scales + WEIGHT_Z, w_z)
-            tl.store(scales + NOISES + k, a, mask=k < BINS)
-            tl.store(scales + WEIGHTS + k, (tl.cumsum(w, 0) - w).to(tl.float64) / per_weight, mask=k <= BINS)
-            tl.debug_barrier()
-        before = _add_published(published, turn, total, BLOCK_T) - total
-        start = begin
-        while start < stop:
-            k = start + tl.arange(0, TILE)
-            w = tl.load(noise_sums + k, mask=k < stop, other=0)
-            tl.store(noise_sums + k, before + tl.cumsum(w, 0) - w, mask=k < stop)
-            before += tl.sum(w, 0)
-            start += TILE
-        tl.store(noise_sums + count, before, mask=stop == count)
-
-
-# ---------------------------------------------------------------- the sums
 
 
 @triton.jit
@@ -347,7 +152,7 @@ def _sum(
             end += count
 
     tl.debug_barrier()
-    value_sums += chunk % _copies(members, C) * (members + 1)
+    value_sums += chunk % copies_of(members, C) * (members + 1)
     unit, per_value, w5 = tl.load(scales + UNIT), tl.load(scales + PER_VALUE), tl.load(scales + WEIGHTS + BINS)
     while begin < end:
         place = begin + tl.arange(0, BLOCK)
@@ -389,7 +194,7 @@ def _sum(
 @triton.jit
 def _at_place(value_sums, k, count, C):
     """The sum of w d at places k, from all copies."""
-    copies = _copies(count, C)
+    copies = copies_of(count, C)
     value = tl.zeros_like(k).to(tl.int64)
     for copy in tl.static_range(COPIES):
         value += tl.load(value_sums + copy * (count + 1) + k, mask=(k <= count) & (copy < copies), other=0)
@@ -411,19 +216,19 @@ def _beaten(
     parts += row * (BINS + 2) * P
     last, p, q = count // LENGTH, tl.arange(0, BLOCK_P), tl.arange(0, BINS + 2)
     for _ in range(tl.program_id(1), last + 1, tl.num_programs(1)):
-        turn = _take_turn(scratch + row * N + 1, last + 1)
+        turn = take_turn(scratch + row * N + 1, last + 1)
         shares = tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :] & (turn == last), other=0.0)
         k = (last - turn) * LENGTH + tl.arange(0, LENGTH)
         value = _at_place(value_sums, k, count, C)
         own = tl.sum(value, 0)
         # sum_k sum_{r > k} v_r = sum_r (r - BINS) v_r, over the ranks k from BINS on
         rest = tl.sum(value.to(tl.float64) * tl.maximum(k - BINS, 0).to(tl.float64), 0) / per_value
-        _publish(published, turn, own)
-        _publish(published + BLOCK_T, turn, rest)
+        publish(published, turn, own)
+        publish(published + BLOCK_T, turn, rest)
         mask = (k >= BINS) & (k < count)
         place = sums + tl.load(ranked + k, mask=mask, other=0)
         first = tl.load(place, mask=mask, other=0.0).to(tl.float64)
-        second = (_add_published(published, turn, own, BLOCK_T) - tl.cumsum(value, 0)).to(tl.float64) / per_value
+        second = (add_published(published, turn, own, BLOCK_T) - tl.cumsum(value, 0)).to(tl.float64) / per_value
         tl.store(place, first + second, mask=mask)
         if turn == last:
             found = tl.sum(shares, 1)
@@ -433,7 +238,7 @@ def _beaten(
             of_z = tl.sum(tl.where(q == BINS + 1, found, 0.0), 0)
             total = tl.sum(tl.where(ordered | (q >= BINS), found, 0.0), 0)
             tl.store(sums + tl.load(ahead + row * 3), of_z)
-            tl.store(centre + row, (total + _add_published(published + BLOCK_T, turn, rest, BLOCK_T)) / C)
+            tl.store(centre + row, (total + add_published(published + BLOCK_T, turn, rest, BLOCK_T)) / C)
 
 
 def merge(
@@ -473,12 +278,12 @@ def _merge_rows(
     )
     bucketed = sums.view(torch.int32)  # nothing is summed before the order is known
 
-    _fill[(rows, chunks)](
+    fill[(rows, chunks)](
         log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
         categories, f.stride(0), chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
     )  # fmt: skip
     along = {"BLOCK_T": block_t, "BUCKETS": buckets}
-    _rank[(rows, turns)](
+    rank[(rows, turns)](
         log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread, scales,
         categories, chunks, length, taken, STATE,
         BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(chunks)), TILE=ALONG, num_warps=4, **along,

@@ -48,6 +48,10 @@ def to_value(fn: Any, z: Tensor, like: Tensor) -> Tensor:
 
 def kl(q: Any, p: Any) -> Tensor | None:
     """KL(q || p) [*batch] in closed form; None if there is none."""
+    if isinstance(unwrap(q), dist.Delta):
+        # Pyro's own KL leaves out a Delta's density: in an automatic guide, the Jacobian of its transform
+        point = q.rsample()
+        return q.log_prob(point) - p.log_prob(point)
     log_q, log_p = logits_of(q), logits_of(p)
     if log_q is None or log_p is None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,11 @@ from arsm.types import Estimator
 
 Query = tuple[int | None, int]
 """A stage and one of its queries; no stage for the true path."""
+
+REMEDY = (
+    "write model and guide as for Trace_ELBO(vectorize_particles=True): sum and index from the right, index by samples "
+    "with pyro.ops.indexing.Vindex, decide with torch.where"
+)
 
 
 class Stage:
@@ -128,11 +135,12 @@ class OtherPaths:
     def _run(self, queries: list[Query]) -> dict[Key, Tensor]:
         """The terms that change with these queries, [n, *batch]; under validation also those that must not change."""
         path, validated = self.path, is_validation_enabled()
+        fits = _must_fit if queries[0][0] is None else nullcontext
 
         def sites(program: Program, values: dict[str, Any]) -> dict[str, Site]:
             plate = pyro.plate("arsm_paths", len(queries), dim=-1 - path.nesting)
             # the true path is already validated
-            with pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
+            with fits(), pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
                 return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))[0]
 
         if any(self.above.values()):
@@ -145,7 +153,8 @@ class OtherPaths:
                 f"Site {min(changed)!r} exists for some samples only; model and guide must have the same sites for all."
             )
         wanted = {k for k, term in path.terms.items() if validated or any(self._moves(t, term) for t, _ in queries)}
-        terms = {key: detach_provenance(x) for key, x, _ in elbo_terms(model, guide, path.closed, wanted)}
+        with fits():
+            terms = {key: detach_provenance(x) for key, x, _ in elbo_terms(model, guide, path.closed, wanted)}
         self._check(queries, terms)
         return terms
 
@@ -194,14 +203,15 @@ class OtherPaths:
             term = self.path.terms[key]
             fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
             alone = x.ndim <= self.path.nesting  # it does not depend on the plate
-            same = x if alone else x[fixed]
-            if fixed and torch.allclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True):
-                fixed = []
-            spread = x.numel() != term.value.numel() * (1 if alone else len(queries))
-            if spread or (fixed and queries[0][0] is None) or (alone and any(self._moves(t, term) for t, _ in queries)):
+            paired = x.numel() != term.value.numel() * (1 if alone else len(queries))  # paths met in an index
+            if fixed and not paired:
+                same = x if alone else x[fixed]
+                if torch.allclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True):
+                    fixed = []
+            moved = any(self._moves(t, term) for t, _ in queries)
+            if paired or (fixed and queries[0][0] is None) or (alone and moved):
                 raise ValueError(
-                    f"Site {key[1]!r} has other log probabilities in a plate than alone; write model and guide so that "
-                    "a plate fits around them, as for Trace_ELBO(vectorize_particles=True), and without dropout."
+                    f"Site {key[1]!r} has other log probabilities in a plate than alone; {REMEDY}; no dropout."
                 )
             if fixed:
                 raise ValueError(
@@ -213,6 +223,16 @@ class OtherPaths:
 def _leaves(x: Tensor) -> set[Tensor]:
     """The leaf tensors that get a gradient from x."""
     return {leaf for node in graph_nodes(x) if (leaf := getattr(node, "variable", None)) is not None}
+
+
+@contextmanager
+def _must_fit() -> Iterator[None]:
+    """Say that an error of the program is one inside a plate: alone, it has run before."""
+    try:
+        yield
+    except Exception as error:
+        words = str(error).split("\n")[0]  # Pyro adds a table of shapes
+        raise ValueError(f"Model or guide fails with a plate around it ({words}); {REMEDY}.") from error
 
 
 def _chunks(queries: list[Query], size: int) -> list[list[Query]]:

@@ -75,8 +75,14 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
         )
     if mask is None:
         return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != prompts.shape:
-        raise TypeError(f"mask must be a bool tensor {list(prompts.shape)}, true for tokens of the prompt.")
+    if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, torch.int64) or mask.shape != prompts.shape:
+        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(
+            f"mask must be a bool or int64 tensor {list(prompts.shape)}, true or 1 for tokens of the prompt, but is "
+            f"{found}."
+        )
+    if not bool((mask == mask.bool()).all()):
+        raise ValueError("mask must hold 0 and 1 only, 1 for tokens of the prompt.")
     if not bool(mask.any(-1).all()):
         empty = int((~mask.any(-1)).nonzero()[0])
         raise ValueError(
@@ -109,6 +115,7 @@ def check_options(
             "kl and reference belong together: give both, or neither; "
             + ("reference is missing." if reference is None else "kl is 0.")
         )
+    _check_wrapped(reference)
     check_whole("max_rows", max_rows)
     if max_rows < 2:
         raise ValueError(f"max_rows must be at least 2, one for a sequence and one for its branch, but is {max_rows}.")
@@ -120,16 +127,21 @@ def check_options(
         )
 
 
-def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None) -> int:
-    """Start with one prompt; the size of the vocabulary."""
-    if isinstance(strategy, Estimator):
-        name = type(strategy).__name__
-        raise TypeError(f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...)).")
+def _check_wrapped(model: object) -> None:
+    """Refuse a plain module."""
     if isinstance(model, nn.Module) and not callable(getattr(model, "start", None)):
         raise TypeError(
             f"{type(model).__name__} has no start, step and select; wrap it: Transformers(model) for a causal model of "
             "transformers, Recompute(module) for any other."
         )
+
+
+def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None) -> int:
+    """Start with one prompt; the size of the vocabulary."""
+    if isinstance(strategy, Estimator):
+        name = type(strategy).__name__
+        raise TypeError(f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...)).")
+    _check_wrapped(model)
     try:
         logits = begin(model, prompts, mask).logits
     except IndexError as error:
@@ -154,6 +166,17 @@ def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor 
         raise ValueError(f"eos = {eos} is not in the model's vocabulary of {vocabulary} tokens.")
     strategy.check(logits)
     return vocabulary
+
+
+def check_length(model: Model, prompts: Tensor, mask: Tensor | None, max_tokens: int) -> None:
+    """Require room for the longest prompt and its completion, whose last token is not read."""
+    longest = prompts.shape[1] if mask is None else int(mask.sum(-1).max())
+    positions = getattr(model, "positions", None)
+    if positions is not None and longest + max_tokens - 1 > positions:
+        raise ValueError(
+            f"A prompt of {longest} tokens and max_tokens = {max_tokens} do not fit into the model's {positions} "
+            "positions; shorten one of them."
+        )
 
 
 def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:

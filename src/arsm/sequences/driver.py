@@ -10,6 +10,7 @@ from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, token_log_
 from arsm.sequences.checks import (
     Reward,
     check_cache,
+    check_length,
     check_model,
     check_options,
     check_prompts,
@@ -53,7 +54,7 @@ def estimate(
         max_tokens: T, the most tokens of a completion.
         eos: the token that ends a sequence; None where every completion has max_tokens tokens.
         temperature: the tokens are drawn from softmax(logits / temperature).
-        mask: [N, P] bool, true for tokens of the prompt, where prompts are padded.
+        mask: [N, P] bool, true for tokens of the prompt, where prompts are padded; or a tokenizer's attention mask.
         completions: [N, T], or [N, n, T] for a `Group`: true sequences that another sampler drew from this model.
         log_probs: shaped like the completions: that sampler's ln p, to be compared with the model's.
         reference: a model to stay close to.
@@ -72,7 +73,10 @@ def estimate(
     check_options(max_tokens, eos, temperature, kl, reference, max_rows, completions, log_probs, engine)
     given = prompts
     if mask is not None:
-        prompts, mask = pad_before(prompts, mask)
+        prompts, mask = pad_before(prompts, mask.bool())
+    for each in (model, reference):
+        if each is not None:
+            check_length(each, prompts, mask, max_tokens)
     with torch.no_grad():
         one = prompts.amax(-1).argmax(-1, keepdim=True)  # the prompt with the largest token, should it be unknown
         one = prompts[one], None if mask is None else mask[one]

@@ -23,7 +23,8 @@ class Model(Protocol):
     """An autoregressive model: any object with these four methods, an `nn.Module` or not.
 
     `mask` [N, P] is given only where prompts differ in length; it is true for tokens of the prompt. Padding then comes
-    first: the last column is always a token of the prompt.
+    first: the last column is always a token of the prompt. A limit on the tokens of prompt and completion
+    together may be stated in an attribute `positions`.
     """
 
     def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:

@@ -24,14 +24,16 @@ class CachedPrefixes:
 
 
 class Transformers:
-    """A `Model` from a causal model such as `AutoModelForCausalLM` loads.
+    """A `Model` from a causal model such as `AutoModelForCausalLM` loads, also with PEFT's LoRA or `torch.compile`.
 
     Prompts of different lengths are padded before their first token: the model gets the mask and the positions that it
     implies. Put the model into eval mode if it has dropout: its step by step and one-pass logits must agree.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        accepted = inspect.signature(model.forward).parameters
+        inner: Any = getattr(model, "_orig_mod", model)  # torch.compile and PEFT hide the arguments
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        accepted = inspect.signature(inner.forward).parameters
         missing = {"input_ids", "attention_mask", "past_key_values", "use_cache"} - set(accepted)
         if missing:
             raise TypeError(
@@ -39,7 +41,8 @@ class Transformers:
                 f"{', '.join(sorted(missing))}; wrap another module with Recompute."
             )
         self.model = model
-        self.vocabulary = int(model.get_input_embeddings().num_embeddings)  # pyright: ignore
+        self.vocabulary = int(inner.get_input_embeddings().num_embeddings)
+        self.positions: int | None = getattr(inner.config, "max_position_embeddings", None)
         self._few_logits = "logits_to_keep" in accepted
         self._positions = "position_ids" in accepted
 
@@ -50,6 +53,10 @@ class Transformers:
                 f"{self.vocabulary - 1}; use the model's own tokenizer."
             )
         out = self._forward(prompts, mask, 1, use_cache=True)
+        if out.past_key_values is None:
+            raise ValueError(
+                "The model returned no cache, as one with gradient checkpointing in training mode; call model.eval()."
+            )
         return CachedPrefixes(out.logits[:, -1], out.past_key_values, mask)
 
     def step(self, state: CachedPrefixes, tokens: Tensor) -> CachedPrefixes:
