@@ -36,6 +36,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 
 import arsm.pyro
 from arsm.pyro import sites
+from arsm.pyro.categories import kl
 from arsm.pyro.other_paths import OtherPaths, Stage
 
 Parameters = dict[str, Tensor]
@@ -555,6 +556,32 @@ def test_a_kl_in_closed_form_has_no_variance() -> None:
     for found in gradients(loss, p):
         assert found.abs().max() > 0.01
         torch.testing.assert_close(found, found[:1].expand_as(found))
+
+
+def shifted(mean: float) -> Any:
+    """Its shift is a tensor of its own, which happens to be zero."""
+    shift = dist.transforms.AffineTransform(torch.zeros(()), 1.0)
+    return dist.TransformedDistribution(normal(torch.tensor(mean)), [shift])
+
+
+@pytest.mark.parametrize(
+    ("q", "p"),
+    [
+        (dist.FoldedDistribution(normal(torch.ones(()))), dist.FoldedDistribution(normal(torch.zeros(())))),
+        (shifted(1.0), shifted(0.0)),
+        (normal(torch.ones(2)).mask(torch.tensor([True, False])), normal(torch.zeros(2)).mask(True)),
+        (dist.OneHotCategorical(torch.ones(2)), dist.Bernoulli(torch.tensor([0.3, 0.6])).to_event(1)),
+        (dist.Wishart(torch.tensor(5.5), torch.eye(3)), dist.Wishart(torch.tensor(6.5), 2 * torch.eye(3))),
+    ],
+    ids=["folded", "equal values of two transforms", "two masks", "one-hot under Bernoulli", "Wishart"],
+)
+def test_a_kl_that_pyro_or_pytorch_gets_wrong_is_sampled(q: Any, p: Any) -> None:
+    assert kl(q, p) is None
+
+
+def test_a_kl_between_log_normals_is_in_closed_form() -> None:
+    q, p = (dist.LogNormal(torch.full((3,), mean), 1.0).to_event(1) for mean in (1.0, 0.0))
+    torch.testing.assert_close(kl(q, p), torch.tensor(1.5))
 
 
 def test_normal_sites_are_drawn_again_with_the_same_noise() -> None:

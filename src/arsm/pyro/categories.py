@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from pyro import distributions as dist
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import ExpTransform, SigmoidTransform, StickBreakingTransform, kl_divergence
 
 from arsm.categorical import one_hot
 
 WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)
+INVERTIBLE = (ExpTransform, SigmoidTransform, StickBreakingTransform)
+"""Transforms without parameters that leave a KL divergence as it is."""
 
 
 def unwrap(fn: Any) -> Any:
@@ -52,19 +54,31 @@ def kl(q: Any, p: Any) -> Tensor | None:
         # Pyro's own KL leaves out a Delta's density: in an automatic guide, the Jacobian of its transform
         point = q.rsample()
         return q.log_prob(point) - p.log_prob(point)
+    if _masks(q) or _masks(p):
+        return None  # Pyro's own KL applies both masks to both distributions
     log_q, log_p = logits_of(q), logits_of(p)
     if log_q is None or log_p is None:
         try:
-            known = kl_divergence(q, p)
+            return kl_divergence(q, p) if _known(unwrap(q)) else None
         except NotImplementedError:
             return None
-        return known if isinstance(known, Tensor) else None  # Pyro gives a plain 0 if everything is masked
-    if _masks(q) or _masks(p) or log_q.shape[-1] != log_p.shape[-1]:
+    if log_q.shape[-1] != log_p.shape[-1] or _events(q) != _events(p):
         return None
     log_q, log_p = log_q.log_softmax(-1), log_p.log_softmax(-1)
     # an impossible category of q adds nothing; torch's own KL would give it a gradient of NaN
     ratio = (log_q - log_p).masked_fill(log_q == -torch.inf, 0)
     return (log_q.exp() * ratio).flatten(-1 - _events(q)).sum(-1)
+
+
+def _known(fn: Any) -> bool:
+    """Whether PyTorch's KL from this distribution can be trusted.
+
+    That of a transformed one compares the transforms' current values and takes every transform for a bijection; that
+    of a Wishart disagrees with its own log probabilities.
+    """
+    if isinstance(fn, torch.distributions.TransformedDistribution):
+        return all(isinstance(transform, INVERTIBLE) for transform in fn.transforms)
+    return not isinstance(fn, dist.Wishart)
 
 
 def _events(fn: Any) -> int:
