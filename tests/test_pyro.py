@@ -28,7 +28,7 @@ import pyro
 from pyro import distributions as dist
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, config_enumerate
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from pyro.ops.indexing import Vindex
 from pyro.optim import PyroOptim
 from pyro.poutine.messenger import Messenger
@@ -209,6 +209,22 @@ def masked_model(p: Parameters) -> None:
             pyro.sample("x", normal(pick(p["mean"], a) * (1 + b)), obs=DATA[i])
 
 
+def choosing_guide(p: Parameters) -> None:
+    """Masks that depend on a site, and a site without any log probability below it."""
+    a = pyro.sample("a", categorical(p["a"]))
+    with poutine.mask(mask=a == 1):
+        pyro.sample("b", bernoulli(p["b"][..., 0]))
+    pyro.sample("c", bernoulli(pick(p["b"], a)).mask(False))
+
+
+def choosing_model(p: Parameters) -> None:
+    a = pyro.sample("a", categorical(p["prior"]))
+    with poutine.mask(mask=a >= 1):  # as in the guide for two of three categories
+        b = pyro.sample("b", bernoulli(p["prior"][..., 0]))
+    c = pyro.sample("c", bernoulli(p["prior"][..., 0]).mask(False))
+    pyro.sample("x", normal(pick(p["mean"], a) + b + 2 * c), obs=torch.tensor(0.7, dtype=torch.float64))
+
+
 def several_guide(p: Parameters) -> None:
     """Different C, vectors of variables, one-hot values, an impossible category."""
     pyro.sample("a", categorical(p["a"]))
@@ -276,6 +292,13 @@ PROBLEMS = [
     Problem("a chain", {"z": (1, 3), **THREE}, chain_model, chain_guide, enumerable=False),
     Problem("nested plates", {"w": (1,), "z": (2, 2), **THREE}, nested_model, nested_guide, enumerable=False),
     Problem("masks", LOCAL, masked_model, masked_guide),
+    Problem(
+        "masks by samples",
+        {"a": (1, 3), "b": (1, 3), **THREE},
+        choosing_model,
+        choosing_guide,
+        enumerable=False,
+    ),
     Problem(
         "several sizes",
         {"a": (1, 3), "b": (1, 2), "c": (1, 4), **THREE},
@@ -714,6 +737,21 @@ def test_an_automatic_guide_counts_its_jacobian(linked: bool) -> None:
 
     guide()  # makes the parameters
     torch.testing.assert_close(measured(arsm.pyro.ELBO(arsm.RLOO(3))), measured(Trace_ELBO()))
+
+
+def test_an_automatic_guide_may_be_a_flow() -> None:
+    """Its transforms are modules that point back to themselves after the first step."""
+    pyro.clear_param_store()
+
+    def model() -> None:
+        w = pyro.sample("w", normal(torch.zeros(2)).to_event(1))
+        pyro.sample("x", normal(coin() * w[..., 0]), obs=torch.ones(()))
+
+    automatic = AutoIAFNormal(poutine.block(model, expose=["w"]))
+    elbo = arsm.pyro.ELBO(arsm.RLOO(3))
+    for _ in range(3):
+        assert math.isfinite(elbo.loss_and_grads(model, lambda: (automatic(), coin())))
+    assert all(parameter.grad is not None for parameter in automatic.parameters())
 
 
 def test_the_example_learns() -> None:

@@ -94,6 +94,8 @@ def _unmarked(part: Any) -> Any:
     """A distribution whose parameters, and those of the distributions and transforms in it, are not marked."""
     if isinstance(part, list):
         return [_unmarked(each) for each in part]
+    if isinstance(part, torch.nn.Module):
+        return part  # it keeps its parameters to itself, and its parts may point back to it
     if not isinstance(part, Distribution | Transform):
         return detach_provenance(part) if isinstance(part, Tensor) else part
     found = copy.copy(part)

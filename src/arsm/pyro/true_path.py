@@ -14,7 +14,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.util import check_model_guide_match
 from torch import Tensor
 
-from arsm.pyro.categories import kl, logits_of, to_categories
+from arsm.pyro.categories import kl, logits_of, to_categories, unwrap
 from arsm.pyro.sites import Key, Plates, Site, Track, elbo_terms, plates_of, refuse, same, sample_sites
 
 Program = Callable[..., Any]
@@ -81,7 +81,9 @@ class TruePath:
 
         self.ancestors: dict[str, frozenset[str]] = {}
         for name, site in self.guide_sites.items():
-            parents = get_provenance(site["fn"].log_prob(site["value"])) - {name}
+            # also of the unmasked one: under `mask(False)` the log probability is a plain zero
+            log_probs = [fn.log_prob(site["value"]) for fn in (site["fn"], unwrap(site["fn"]))]
+            parents = get_provenance([log_probs, site["scale"], site["mask"]]) - {name}
             self.ancestors[name] = self._with_ancestors(parents)
         self.closed = frozenset(name for name in self.guide_sites if self._is_closed(name))
         self.terms: dict[Key, Term] = {
@@ -106,9 +108,10 @@ class TruePath:
             return False
         if not (plates_of(q) == plates_of(p) and same(q["scale"], p["scale"]) and same(q["mask"], p["mask"])):
             return False
+        if get_provenance([q["scale"], q["mask"], p["scale"], p["mask"]]):  # equal for these samples only, perhaps
+            return False
         divergence = kl(q["fn"], p["fn"])
-        used = get_provenance([divergence, q["scale"], q["mask"], p["scale"], p["mask"]])
-        return divergence is not None and name not in self._with_ancestors(used)
+        return divergence is not None and name not in self._with_ancestors(get_provenance(divergence))
 
     def stages(self) -> list[tuple[dict[str, Choice], Plates]]:
         """Discrete sites that do not depend on each other and have the same rows, and the plates of these rows.
