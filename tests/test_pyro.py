@@ -212,14 +212,15 @@ def masked_model(p: Parameters) -> None:
 def choosing_guide(p: Parameters) -> None:
     """Masks that depend on a site, and a site without any log probability below it."""
     a = pyro.sample("a", categorical(p["a"]))
-    with poutine.mask(mask=a == 1):
+    with poutine.mask(mask=a == 1):  # pyright: ignore[reportArgumentType]
         pyro.sample("b", bernoulli(p["b"][..., 0]))
     pyro.sample("c", bernoulli(pick(p["b"], a)).mask(False))
 
 
 def choosing_model(p: Parameters) -> None:
+    """For two of three categories of a, its mask is that of the guide."""
     a = pyro.sample("a", categorical(p["prior"]))
-    with poutine.mask(mask=a >= 1):  # as in the guide for two of three categories
+    with poutine.mask(mask=a >= 1):  # pyright: ignore[reportArgumentType]
         b = pyro.sample("b", bernoulli(p["prior"][..., 0]))
     c = pyro.sample("c", bernoulli(p["prior"][..., 0]).mask(False))
     pyro.sample("x", normal(pick(p["mean"], a) + b + 2 * c), obs=torch.tensor(0.7, dtype=torch.float64))
@@ -824,7 +825,7 @@ def test_a_site_whose_samples_would_spread_over_a_plate_is_refused(site: Callabl
             z = pyro.sample("z", bernoulli(torch.zeros(3)))
             pyro.sample("x", normal(z * (1 + s)), obs=torch.zeros(3))
 
-    with pytest.raises(ValueError, match="'s' has other log probabilities in a plate than alone"):
+    with pytest.raises(ValueError, match=r"in a plate than alone|with a plate around it"):
         run(model, guide, arsm.LocalExpectation())
 
 
@@ -847,6 +848,64 @@ def test_a_gradient_that_provenance_tracking_loses_is_refused(estimator: arsm.Es
 
     with pytest.raises(ValueError, match="'x' loses a parameter's gradient under Pyro's provenance tracking"):
         run(model, coin, estimator)
+
+
+def test_a_gradient_lost_beside_one_that_is_kept_is_refused() -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def model() -> None:
+        h = weight * (1 + coin())
+        pyro.sample("x", normal(h + Twice.apply(h)), obs=torch.zeros(()))  # pyright: ignore
+
+    with pytest.raises(ValueError, match="'x' loses a parameter's gradient"):
+        run(model, coin)
+
+
+@pytest.mark.parametrize("site", [bernoulli, normal, dist.Delta, lambda x: bernoulli(x).mask(torch.tensor(True))])
+@pytest.mark.parametrize("above", [bernoulli, normal], ids=["below a discrete site", "below a continuous site"])
+def test_a_gradient_lost_in_the_guide_is_refused(site: Any, above: Any) -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def guide() -> None:
+        u = pyro.sample("u", above(torch.zeros(())))
+        pyro.sample("w", site(Twice.apply(weight * (1 + u))))  # pyright: ignore[reportArgumentType]
+
+    def model() -> None:
+        u = pyro.sample("u", above(torch.zeros(())))
+        w = pyro.sample("w", normal(torch.zeros(())) if site is dist.Delta else site(torch.zeros(())))
+        pyro.sample("x", normal(u + w), obs=torch.zeros(()))
+
+    with pytest.raises(ValueError, match="'w' loses a parameter's gradient"):
+        run(model, guide)
+
+
+def test_every_model_of_an_elbo_is_checked() -> None:
+    weight = torch.ones((), requires_grad=True)
+    elbo = arsm.pyro.ELBO(arsm.RLOO(3))
+
+    def model() -> None:
+        pyro.sample("x", normal(Twice.apply(weight * coin())), obs=torch.zeros(()))  # pyright: ignore[reportArgumentType]
+
+    elbo.loss_and_grads(coin, coin)
+    with pytest.raises(ValueError, match="'x' loses a parameter's gradient"):
+        elbo.loss_and_grads(model, coin)
+
+
+def test_samples_that_meet_in_a_mean_are_refused() -> None:
+    """The mean over copies of one path is that of the path."""
+
+    def guide() -> Tensor:
+        with pyro.plate("rows", 3):
+            return pyro.sample("z", bernoulli(torch.zeros(3)))
+
+    def model(dims: tuple[int, ...]) -> None:
+        z = guide()
+        with pyro.plate("again", 3):
+            pyro.sample("x", normal(z - z.mean(dims, keepdim=True)), obs=torch.zeros(3))
+
+    run(lambda: model((-1,)), guide, arsm.LocalExpectation())
+    with pytest.raises(ValueError, match="'x' has other log probabilities in a plate than alone"):
+        run(lambda: model(()), guide, arsm.LocalExpectation())
 
 
 def test_samples_that_meet_in_an_index_are_refused() -> None:

@@ -38,7 +38,7 @@ class ELBO(infer.ELBO):
 
     Guide sites are Categorical, OneHotCategorical or Bernoulli (also after `to_event`, `expand` or `mask`), or
     reparameterised. Model and guide must allow a plate around them, as for `Trace_ELBO(vectorize_particles=True)`,
-    which the first step checks while Pyro's validation is on. A plate is subsampled once per step, for all samples
+    which the first steps check while Pyro's validation is on. A plate is subsampled once per step, for all samples
     together.
 
     Args:
@@ -66,7 +66,7 @@ class ELBO(infer.ELBO):
             )
         super().__init__()
         self.estimator, self.max_rows = estimator, max_rows
-        self._plate_fits = False
+        self._checked: tuple[Program, Program] | None = None
 
     def _get_trace(
         self, model: Program, guide: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -85,9 +85,8 @@ class ELBO(infer.ELBO):
         path = TruePath(model, guide, args, kwargs)
         stages = [Stage(self.estimator, *found) for found in path.stages()]
         others = OtherPaths(path, stages)
-        if stages and is_validation_enabled() and not self._plate_fits:
-            others.check_plate()
-            self._plate_fits = True
+        if is_validation_enabled() and self._checked != (model, guide) and others.check():
+            self._checked = model, guide
         others.run(self.max_rows)
         elbo = torch.zeros(())
         pending = set(path.terms)

@@ -57,6 +57,11 @@ class Stage:
         """Number of leading queries that keep their graph."""
         return self.queries.weight.shape[0]
 
+    def farthest(self) -> int:
+        """The query that differs from the true sample in most variables."""
+        points = self.queries.points
+        return max(self.asked, key=lambda m: int((points[m] != points[0]).sum()))
+
     def moves(self, term: Term) -> bool:
         """Whether the term depends on a site of this stage."""
         return not term.depends.isdisjoint(self.choices)
@@ -112,14 +117,35 @@ class OtherPaths:
         with torch.no_grad():
             self.runs += [(part, self._run(part)) for part in _chunks(rest, size)]
 
-    def check_plate(self) -> None:
-        """Refuse a model or guide that gives other values, or more gradients, for two copies of the true path."""
-        for key, x in self._run([(None, 0), (None, 0)]).items():
-            if not _leaves(x) <= _leaves(self.path.terms[key].value):
-                raise ValueError(
-                    f"Site {key[1]!r} loses a parameter's gradient under Pyro's provenance tracking, as a custom "
-                    "torch.autograd.Function does; use plain torch operations there."
-                )
+    def check(self) -> bool:
+        """Refuse a program with other values or gradients for two copies of the true path, beside other samples.
+
+        Returns whether there were other samples of all stages that ever ask for any.
+        """
+        self._check_guide()
+        others = [(t, stage.farthest()) for t, stage in enumerate(self.stages)]
+        for key, x in self._run([(None, 0), (None, 0), *others]).items():
+            copy = x if x.ndim <= self.path.nesting else x[0]
+            _check_gradient(key[1], self.path.terms[key].value, copy)
+        points = [stage.queries.points for stage in self.stages]
+        return all(len(x) == 1 or bool((x[m] != x[0]).any()) for x, (_, m) in zip(points, others, strict=True))
+
+    def _check_guide(self) -> None:
+        """Refuse a guide that loses gradients between its sites."""
+        path = self.path
+        below = {name: site for name, site in path.guide_sites.items() if path.ancestors[name]}
+        if not below:
+            return
+        values = {name: detach_provenance(site["value"]) for name, site in path.guide_sites.items()}
+        with Follow(path.subsamples | values):
+            again = sample_sites(poutine.trace(path.guide).get_trace(*path.args, **path.kwargs))[0]
+        for name in below.keys() & again.keys():
+            tracked, plain = (unwrap(sites[name]["fn"]) for sites in (below, again))
+            if isinstance(plain, dist.Delta):
+                _check_gradient(name, detach_provenance(tracked.v), plain.v)
+            else:
+                log_q = detach_provenance(tracked.log_prob(values[name]))
+                _check_gradient(name, log_q, plain.log_prob(values[name]))
 
     def terms(self, t: int, keys: set[Key]) -> Tensor:
         """The sum of these terms at the queries that stage t asked for: [n, *R]."""
@@ -202,22 +228,47 @@ class OtherPaths:
         for key, x in terms.items():
             term = self.path.terms[key]
             fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
+            wrong: list[int] = []
             alone = x.ndim <= self.path.nesting  # it does not depend on the plate
             paired = x.numel() != term.value.numel() * (1 if alone else len(queries))  # paths met in an index
             if fixed and not paired:
-                same = x if alone else x[fixed]
-                if torch.allclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True):
-                    fixed = []
+                same = x.expand(len(fixed), *x.shape) if alone else x[fixed]
+                close = torch.isclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True)
+                wrong = [
+                    i
+                    for i, right in zip(fixed, close.reshape(len(fixed), -1).all(-1).tolist(), strict=True)
+                    if not right
+                ]
             moved = any(self._moves(t, term) for t, _ in queries)
-            if paired or (fixed and queries[0][0] is None) or (alone and moved):
+            if paired or any(queries[i][0] is None for i in wrong) or (alone and moved):
                 raise ValueError(
                     f"Site {key[1]!r} has other log probabilities in a plate than alone; {REMEDY}; no dropout."
                 )
-            if fixed:
+            if wrong:
                 raise ValueError(
                     f"Site {key[1]!r} changes with a discrete site although Pyro's provenance tracking finds no way "
                     "between them; use plain torch operations there, nothing compiled or scripted."
                 )
+
+
+def _check_gradient(name: str, tracked: Tensor, plain: Tensor) -> None:
+    """Refuse a site whose value has fewer gradients, or others, with provenance tracking than without."""
+    leaves = list(_leaves(plain))
+    lost = not _leaves(tracked).issuperset(leaves)
+    if leaves and not lost and _close(tracked, plain.reshape(tracked.shape)):
+        found, wanted = (torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (tracked, plain))
+        lost = not all(_close(a.to_dense(), b.to_dense()) for a, b in zip(found, wanted, strict=True))
+    if lost:
+        raise ValueError(
+            f"Site {name!r} loses a parameter's gradient under Pyro's provenance tracking, as a custom "
+            "torch.autograd.Function does; use plain torch operations there."
+        )
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding, relative to the largest entry."""
+    scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def _leaves(x: Tensor) -> set[Tensor]:
