@@ -27,6 +27,7 @@ pytest.importorskip("pyro", reason="pyro-ppl is not installed; pip install 'arsm
 import pyro
 from pyro import distributions as dist
 from pyro import poutine
+from pyro.distributions.testing.rejection_gamma import RejectionStandardGamma
 from pyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from pyro.ops.indexing import Vindex
@@ -776,6 +777,7 @@ def coin(name: str = "z") -> Tensor:
     [
         (dist.Poisson(torch.tensor(2.0)), "'z' is Poisson"),
         (dist.Geometric(torch.tensor(0.2)), "'z' is Geometric"),
+        (RejectionStandardGamma(torch.tensor(2.0)), "'z' is RejectionStandardGamma, which is reparameterised in part"),
         (dist.OneHotCategoricalStraightThrough(torch.ones(3)), "'z' is OneHotCategoricalStraightThrough"),
         (dist.RelaxedBernoulliStraightThrough(torch.tensor(1.0), torch.tensor(0.5)), "StraightThrough"),
     ],

@@ -124,6 +124,10 @@ def refuse(model: dict[str, Site], guide: dict[str, Site]) -> None:
             raise ValueError(f"Guide site {name!r} is observed; observe it in the model, or leave it out of the guide.")
         if isinstance(unwrap(site["fn"]), STRAIGHT_THROUGH):
             raise ValueError(f"Guide site {name!r} is {kind}, whose gradient is biased; use Categorical or Bernoulli.")
+        if isinstance(unwrap(site["fn"]), dist.Rejector):
+            raise ValueError(
+                f"Guide site {name!r} is {kind}, which is reparameterised in part only; use pyro.infer.Trace_ELBO."
+            )
         if not site["is_observed"] and logits_of(site["fn"]) is None and not site["fn"].has_rsample:
             raise ValueError(
                 f"Guide site {name!r} is {kind}, which is neither reparameterised nor Categorical, OneHotCategorical "
