@@ -653,9 +653,10 @@ def no_plates(p: Parameters) -> tuple[Callable[[], None], Callable[[], None]]:
         lambda m: dist.Exponential(m),
         lambda m: dist.Gamma(m, 1.0),
         lambda m: dist.LogNormal(m, 0.5),
+        lambda m: dist.Gumbel(m, 0.5),
         lambda m: dist.TransformedDistribution(dist.Beta(m, 2.0), [dist.transforms.ExpTransform()]),
     ],
-    ids=["beta", "dirichlet", "exponential", "gamma", "log-normal", "transformed"],
+    ids=["beta", "dirichlet", "exponential", "gamma", "log-normal", "Gumbel", "transformed"],
 )
 def test_a_draw_below_a_discrete_site_keeps_its_gradient_and_its_noise(draw: Callable[[Tensor], Any]) -> None:
     """The true path alone (a certain site), against the same draw without a site above it."""
@@ -742,7 +743,7 @@ def test_an_automatic_guide_counts_its_jacobian(linked: bool) -> None:
 
 
 def test_an_automatic_guide_may_be_a_flow() -> None:
-    """Its transforms are modules that point back to themselves after the first step."""
+    """Its transforms and their inverses point to each other after the first step."""
     pyro.clear_param_store()
 
     def model() -> None:

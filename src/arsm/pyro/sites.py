@@ -90,17 +90,17 @@ class Track(Messenger):
             msg["value"] = track_provenance(detach_provenance(msg["value"]), frozenset({msg["name"]}))
 
 
-def _unmarked(part: Any) -> Any:
+def _unmarked(part: Any, copies: dict[int, Any] | None = None) -> Any:
     """A distribution whose parameters, and those of the distributions and transforms in it, are not marked."""
+    copies = {} if copies is None else copies  # a transform and its inverse point to each other
     if isinstance(part, list):
-        return [_unmarked(each) for each in part]
-    if isinstance(part, torch.nn.Module):
-        return part  # it keeps its parameters to itself, and its parts may point back to it
+        return [_unmarked(each, copies) for each in part]
     if not isinstance(part, Distribution | Transform):
         return detach_provenance(part) if isinstance(part, Tensor) else part
-    found = copy.copy(part)
-    found.__dict__.update({name: _unmarked(value) for name, value in vars(part).items()})
-    return found
+    if id(part) not in copies:
+        copies[id(part)] = found = copy.copy(part)
+        found.__dict__.update({name: _unmarked(value, copies) for name, value in vars(part).items()})
+    return copies[id(part)]
 
 
 class Follow(Messenger):
