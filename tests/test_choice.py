@@ -313,15 +313,23 @@ def test_a_choice_that_would_learn_nothing_raises() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-def test_activation_checkpointing_is_named(reentrant: bool, inside: bool) -> None:
-    model, x = router(), torch.randn(3, 4, requires_grad=True)
-    with arsm.choices(model, arsm.RLOO(2)) as run:
-        loss = run(lambda x: checkpoint(score(model), x, use_reentrant=reentrant), x).mean()
+@pytest.mark.parametrize("frozen", [False, True])  # whose logits need no gradient
+@pytest.mark.parametrize("estimator", [arsm.RLOO(2), arsm.ARSM()])
+def test_activation_checkpointing_is_named(
+    reentrant: bool, inside: bool, frozen: bool, estimator: arsm.Estimator
+) -> None:
+    model, x = Routed(), torch.randn(3, 4)
+    for part in (model.norm, model.gate):
+        part.requires_grad_(not frozen)
+    with arsm.choices(model, estimator) as run:
+        loss = run(
+            lambda x: checkpoint(model, x.detach().requires_grad_(reentrant), use_reentrant=reentrant)[:, 0], x
+        ).mean()
         if inside:
-            with pytest.raises(RuntimeError, match="without activation checkpointing"):
+            with pytest.raises(RuntimeError, match="checkpoint the modules before and after it"):
                 loss.backward()
     if not inside:
-        with pytest.raises(RuntimeError, match="without activation checkpointing"):
+        with pytest.raises(RuntimeError, match="checkpoint the modules before and after it"):
             loss.backward()
 
 

@@ -62,14 +62,18 @@ class Choice(nn.Module):
                     "model.train(), or evaluate outside or under torch.no_grad()."
                 )
             return _most_probable(logits, self.k)
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "A Choice was called in the backward pass, as activation checkpointing does, where it would choose "
+                "again; checkpoint the modules before and after it."
+            )
         if self._run is not None:
             self.logits = logits
             return self._run.choose(self, logits)
         if logits.requires_grad:
             raise RuntimeError(
                 "This Choice is in training mode, and its logits require a gradient that nothing will give them; "
-                "compute the loss inside `with arsm.choices(model, estimator) as run:` and without activation "
-                "checkpointing, or call model.eval()."
+                "compute the loss inside `with arsm.choices(model, estimator) as run:`, or call model.eval()."
             )
         return draw(logits, self.k, None)
 

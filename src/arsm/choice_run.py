@@ -83,7 +83,7 @@ class Run:
         if self._chooser is None:
             raise RuntimeError(
                 "A Choice was called inside `arsm.choices` but not by run(function, *batch); call the model in that "
-                "function, and without activation checkpointing."
+                "function."
             )
         if logits.shape[0] != self._rows:
             raise ValueError(
