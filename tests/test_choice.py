@@ -6,6 +6,7 @@ import copy
 import itertools
 import multiprocessing
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -341,6 +342,23 @@ def test_an_error_in_the_function_leaves_the_model_as_it_was() -> None:
         model(x)
     with arsm.choices(model, arsm.RLOO(2)) as run:
         assert run(score(model), x).shape == (3,)
+
+
+def test_a_copy_of_a_model_in_a_run_is_a_model_of_its_own() -> None:
+    model, x = router(), torch.randn(3, 4)
+    with arsm.choices(model, arsm.RLOO(2)) as run:
+        value = run(score(model), x)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            with arsm.choices(other, arsm.RLOO(2)) as its_own:
+                assert its_own(score(other), x).shape == (3,)
+        value.mean().backward()
+
+
+@pytest.mark.parametrize("k", [None, 2])
+def test_evaluation_mode_can_be_exported(k: int | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (1, 6)), arsm.Choice(k)).eval()
+    exported, x = torch.export.export(model, (torch.randn(3, 4),)), torch.randn(3, 4)
+    assert torch.equal(exported.module()(x), model(x))
 
 
 def test_logits_are_there_for_balancing_losses() -> None:

@@ -43,10 +43,15 @@ class Choice(nn.Module):
         self.logits = None
         self._run: Run | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "logits": None, "_run": None}  # a copy is in no run
+
     def extra_repr(self) -> str:
         return "" if self.k is None else f"k={self.k}"
 
     def forward(self, logits: Tensor) -> Tensor:
+        if torch.compiler.is_exporting() and not self.training:
+            return _most_probable(logits, self.k)  # a graph cannot check values
         if torch.compiler.is_compiling():
             # a run keeps Python state, so a compiled model has a graph break here
             eager: Any = torch.compiler.disable
