@@ -475,6 +475,18 @@ def test_compiled_models_make_the_same_choices(estimator: arsm.Estimator) -> Non
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(eager, compiled, strict=True))
 
 
+class Lossy(nn.Module):
+    """The loss of a model as a module, which DDP can search for unused parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.unused = model, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, y: Tensor, estimator: arsm.Estimator, generator: torch.Generator) -> Tensor:
+        with arsm.choices(self.model, estimator, generator=generator) as run:
+            return run(lambda x, y: F.cross_entropy(self.model(x), y, reduction="none"), x, y)
+
+
 def _replica(rank: int, port: int, out: Any) -> None:
     """For each estimator: gradients that two processes share, and the mean of those that each has alone."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -496,8 +508,19 @@ def _replica(rank: int, port: int, out: Any) -> None:
     for estimator in (arsm.RLOO(4), arsm.ARSM()):
         shared, alone = gradient(wrapped, estimator), gradient(model, estimator)
         torch.distributed.all_reduce(alone)
-        found.append((shared.tolist(), (alone / 2).tolist()))
-    out.put((rank, found))
+        searched = copy.deepcopy(model)
+        searching = nn.parallel.DistributedDataParallel(Lossy(searched), find_unused_parameters=True)
+        searched.zero_grad()
+        searching(x, y, estimator, torch.Generator().manual_seed(rank)).mean().backward()
+        whole = torch.cat([p.grad.flatten() for p in searched.parameters() if p.grad is not None])
+        found.append((shared.tolist(), (alone / 2).tolist(), whole.tolist()))
+    refusal = None
+    try:
+        with arsm.choices(nn.parallel.DistributedDataParallel(model, find_unused_parameters=True), arsm.RLOO(4)):
+            pass
+    except ValueError as error:
+        refusal = str(error)
+    out.put((rank, (found, refusal)))
     torch.distributed.destroy_process_group()
 
 
@@ -513,8 +536,9 @@ def test_two_processes_share_their_gradients() -> None:
     found = dict(out.get() for _ in processes)
     for process in processes:
         process.join()
-    for (first, mean), (second, _) in zip(found[0], found[1], strict=True):
-        assert first == second
+    assert "whose forward returns run(function, *batch)" in found[0][1]
+    for (first, mean, whole), (second, _, _) in zip(found[0][0], found[1][0], strict=True):
+        assert first == second == whole
         assert first == pytest.approx(mean, abs=1e-6)
         assert max(abs(g) for g in mean) > 0
 

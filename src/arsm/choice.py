@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from arsm.checks import NotFiniteError, check_count, check_estimator, describe, legal_rows
 from arsm.choice_run import Run, draw
@@ -129,6 +130,13 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
             f"{name} bounds f, learns, or differentiates it at several points, which cannot be done inside a module; "
             "use RLOO or another that only evaluates f, or a relaxation such as StraightThrough."
         )
+    for module in model.modules():
+        searches = isinstance(module, DistributedDataParallel) and module.find_unused_parameters
+        if searches and not module.static_graph and not estimator.pathwise:
+            raise ValueError(
+                "DDP with find_unused_parameters=True takes the layers before a Choice for unused, as its output has "
+                "no graph; leave the option out, or wrap a module whose forward returns run(function, *batch)."
+            )
     for choice in found:
         if not estimator.paths and estimator.subset != choice.k:
             kind = "one category" if choice.k is None else f"k = {choice.k} categories"
