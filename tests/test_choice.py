@@ -634,6 +634,28 @@ def test_wrong_loss_functions_are_refused(function: Callable[..., Tensor], words
         run(lambda x: function(model, x), torch.randn(3, 4))
 
 
+class Optional(nn.Module):
+    """Its first choice is made only if a row is positive; such a row is certain of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices = nn.ModuleList(arsm.Choice() for _ in range(3))
+        self.logits = nn.Parameter(torch.tensor([100.0, 0.0, 0.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = (self.logits * (x > 0).unsqueeze(-1)).unsqueeze(1)
+        made = self.choices if bool((x > 0).any()) else list(self.choices)[1:]
+        return sum((choice(logits).squeeze(1) for choice in made), torch.zeros_like(x))
+
+
+def test_choices_that_depend_on_the_other_rows_are_refused() -> None:
+    model, x = Optional(), torch.tensor([1.0] + 16 * [-1.0])
+    with arsm.choices(model, arsm.ARSM()) as run:
+        with pytest.raises(RuntimeError, match="which choices it makes"):
+            run(model, x)
+        assert run(model, -x.abs()).shape == (17,)
+
+
 def test_wrong_batches_models_and_logits_are_refused() -> None:
     model, x = router(), torch.randn(3, 4)
     with arsm.choices(model, arsm.RLOO(2)) as run:
