@@ -216,6 +216,31 @@ def test_an_address_is_no_engine() -> None:
     assert refused(message, TypeError, engine="http://localhost:8000").calls == 0
 
 
+@pytest.mark.parametrize("strategy", [Branch(arsm.ARSM()), Group(3)], ids=repr)
+def test_a_reward_may_write_into_its_tokens(strategy: sequences.Strategy) -> None:
+    def writing(prompts: Tensor, tokens: Tensor) -> Tensor:
+        value = reward(prompts, tokens)
+        prompts.zero_()
+        tokens.zero_()
+        return value
+
+    found = []
+    for each in (reward, writing):
+        module = Table(ROWS, 3)
+        generator = torch.Generator().manual_seed(0)
+        out = sequences.estimate(
+            strategy,
+            sequences.Recompute(module),
+            Setting().prompts(ROWS)[0],
+            each,
+            max_tokens=3,
+            eos=1,
+            generator=generator,
+        )
+        found.append((out.tokens, *torch.autograd.grad(out.value.sum(), module.table)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_samples_of_another_model() -> None:
     setting, prompts = Setting(eos=1), Setting().prompts(ROWS)[0]
     out = sequences.estimate(Group(2), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1)
