@@ -211,6 +211,16 @@ def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:
     refused("completions must be an int64 tensor .6, 3., but are a list", TypeError, completions=[[0, 1, 1]] * ROWS)
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [(lambda logits: (logits, None), "tuple"), (lambda logits: logits[:, -1], "torch.float64 .1, 3.")],
+)
+def test_a_module_that_does_not_return_logits(change: Any, found: str) -> None:
+    module = Table(ROWS, 3)
+    model = sequences.Recompute(lambda tokens: change(module(tokens)))
+    refused(f"it returned {found}; wrap a function that returns the logits", TypeError, model=model)
+
+
 def test_an_address_is_no_engine() -> None:
     message = r"engine must have a method complete, as Server\(url, module\) has, but is a str"
     assert refused(message, TypeError, engine="http://localhost:8000").calls == 0
