@@ -246,7 +246,8 @@ class Group:
             advantage = returns - torch.where(total > 0, baseline, plain)
         else:
             advantage = (returns - returns.mean(1, keepdim=True)) * self.n / others
-        surrogate = (advantage.flatten(0, 1).to(batch.logits.dtype) * batch.log_probs()).sum(-1)
+        log_p = batch.log_probs()
+        surrogate = (advantage.flatten(0, 1).to(log_p.dtype) * log_p).sum(-1)
         return surrogate - surrogate.detach(), None
 
     def _score_energy(self, batch: Batch) -> Tensor:
