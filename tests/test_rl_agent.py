@@ -682,6 +682,8 @@ def test_a_video_shows_one_episode(tmp_path: Path) -> None:
         assert not np.array_equal(np.asarray(film.convert("L")), first)
     with pytest.raises(ValueError, match='draws nothing; make it with render_mode="rgb_array"'):
         agent.video(path, gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=r"A video is a \.gif, \.webp or \.png, but policy\.mp4 ends in \.mp4"):
+        agent.video(tmp_path / "policy.mp4")
     with pytest.raises(ValueError, match="Give video an environment"):
         one_by_one(Walk, horizon=9).video(path)
     assert [file.name for file in tmp_path.iterdir()] == ["policy.gif"]
