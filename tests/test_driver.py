@@ -324,6 +324,7 @@ def test_estimators_from_words() -> None:
     ("words", "sentence"),
     [
         ("reinforse", 'There is no estimator "reinforse": did you mean "reinforce"?'),
+        ("ARSM", 'There is no estimator "ARSM": did you mean "arsm"?'),
         ("xyzzy", 'There is no estimator "xyzzy": known are '),
         ("arsm:colour=1", '"colour=1" is no option of "arsm"; its options are pooled, references.'),
         ("ar:x=1", '"x=1" is no option of "ar"; it has none.'),
