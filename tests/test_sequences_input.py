@@ -203,6 +203,8 @@ def test_strategies() -> None:
         Branch(arsm.RLOO(), budget=9, keep=0.5)
     with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\]"):
         Branch(arsm.RLOO(), keep=0.0)
+    with pytest.raises(ValueError, match="RELAX learns a control variate, which Branch would never train"):
+        Branch(arsm.RELAX())
 
 
 def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:

@@ -64,6 +64,11 @@ class Branch:
     samples = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.estimator, Estimator) and len(self.estimator.learned):
+            raise ValueError(
+                f"{type(self.estimator).__name__} learns a control variate, which Branch would never train; use one "
+                "such as RLOO(8), and a critic for what is learned."
+            )
         if self.budget is not None and self.keep is not None:
             raise ValueError("Branch takes a budget or keep-probabilities, but both were given; leave one out.")
         keep = torch.as_tensor(1.0 if self.keep is None else self.keep)
