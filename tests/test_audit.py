@@ -541,6 +541,49 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["losses.py:advantages", "--advantages"]) == 1
 
 
+def test_the_command_ends_quietly_when_nobody_reads_on(tmp_path: Path) -> None:
+    (tmp_path / "losses.py").write_text(LOSSES)
+    command = [sys.executable, "-m", "arsm.audit", "losses:advantages", "--advantages"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--samples", "10"], "samples must be at least 1024, but is 10"),
+        (["--false-alarm", "2"], "false_alarm must lie between 0 and 1"),
+        (["--tokens"], "--tokens belongs to --advantages"),
+    ],
+)
+def test_options_are_refused_in_a_sentence(
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from arsm.audit.__main__ import main
+
+    (tmp_path / "losses.py").write_text(LOSSES)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["losses.py:wrong", *options])
+    assert words in capsys.readouterr().err
+
+
+def test_a_figure_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from arsm.audit.__main__ import main
+
+    (tmp_path / "losses.py").write_text(LOSSES)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="The figure could not be written"):
+        main(["losses.py:wrong", "--samples", "1024", "--figure", "nowhere/audit.png"])
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

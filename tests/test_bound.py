@@ -116,5 +116,11 @@ def test_what_estimate_layers_refuses_is_refused_here() -> None:
             estimate_bound(wrong, [lambda zs: torch.zeros(2, 2, 3)], f)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="at least one layer"):
         estimate_bound(arsm.VIMCO(2), [], f)
+    with pytest.raises(TypeError, match="a list of functions that return logits"):
+        estimate_bound(arsm.VIMCO(2), torch.zeros(2, 2, 3), f)  # pyright: ignore[reportArgumentType]
+    top, whole = (lambda zs: torch.zeros(2, 2, 3)), (lambda zs: torch.zeros(4 if zs else 2, 2, 3).long())
+    for layers in ([whole], [top, whole]):
+        with pytest.raises(TypeError, match=r"logits must be a floating tensor .* convert them with \.float"):
+            estimate_bound(arsm.VIMCO(2), layers, f)
     with pytest.raises(ValueError, match=r"Layer 0 must return logits"):
         estimate_bound(arsm.VIMCO(2), [lambda zs: torch.zeros(2, 6)], f)

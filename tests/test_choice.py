@@ -6,6 +6,7 @@ import copy
 import itertools
 import multiprocessing
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -313,15 +314,23 @@ def test_a_choice_that_would_learn_nothing_raises() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-def test_activation_checkpointing_is_named(reentrant: bool, inside: bool) -> None:
-    model, x = router(), torch.randn(3, 4, requires_grad=True)
-    with arsm.choices(model, arsm.RLOO(2)) as run:
-        loss = run(lambda x: checkpoint(score(model), x, use_reentrant=reentrant), x).mean()
+@pytest.mark.parametrize("frozen", [False, True])  # whose logits need no gradient
+@pytest.mark.parametrize("estimator", [arsm.RLOO(2), arsm.ARSM()])
+def test_activation_checkpointing_is_named(
+    reentrant: bool, inside: bool, frozen: bool, estimator: arsm.Estimator
+) -> None:
+    model, x = Routed(), torch.randn(3, 4)
+    for part in (model.norm, model.gate):
+        part.requires_grad_(not frozen)
+    with arsm.choices(model, estimator) as run:
+        loss = run(
+            lambda x: checkpoint(model, x.detach().requires_grad_(reentrant), use_reentrant=reentrant)[:, 0], x
+        ).mean()
         if inside:
-            with pytest.raises(RuntimeError, match="without activation checkpointing"):
+            with pytest.raises(RuntimeError, match="checkpoint the modules before and after it"):
                 loss.backward()
     if not inside:
-        with pytest.raises(RuntimeError, match="without activation checkpointing"):
+        with pytest.raises(RuntimeError, match="checkpoint the modules before and after it"):
             loss.backward()
 
 
@@ -333,6 +342,23 @@ def test_an_error_in_the_function_leaves_the_model_as_it_was() -> None:
         model(x)
     with arsm.choices(model, arsm.RLOO(2)) as run:
         assert run(score(model), x).shape == (3,)
+
+
+def test_a_copy_of_a_model_in_a_run_is_a_model_of_its_own() -> None:
+    model, x = router(), torch.randn(3, 4)
+    with arsm.choices(model, arsm.RLOO(2)) as run:
+        value = run(score(model), x)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            with arsm.choices(other, arsm.RLOO(2)) as its_own:
+                assert its_own(score(other), x).shape == (3,)
+        value.mean().backward()
+
+
+@pytest.mark.parametrize("k", [None, 2])
+def test_evaluation_mode_can_be_exported(k: int | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (1, 6)), arsm.Choice(k)).eval()
+    exported, x = torch.export.export(model, (torch.randn(3, 4),)), torch.randn(3, 4)
+    assert torch.equal(exported.module()(x), model(x))
 
 
 def test_logits_are_there_for_balancing_losses() -> None:
@@ -449,6 +475,18 @@ def test_compiled_models_make_the_same_choices(estimator: arsm.Estimator) -> Non
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(eager, compiled, strict=True))
 
 
+class Lossy(nn.Module):
+    """The loss of a model as a module, which DDP can search for unused parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.unused = model, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, y: Tensor, estimator: arsm.Estimator, generator: torch.Generator) -> Tensor:
+        with arsm.choices(self.model, estimator, generator=generator) as run:
+            return run(lambda x, y: F.cross_entropy(self.model(x), y, reduction="none"), x, y)
+
+
 def _replica(rank: int, port: int, out: Any) -> None:
     """For each estimator: gradients that two processes share, and the mean of those that each has alone."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -470,8 +508,19 @@ def _replica(rank: int, port: int, out: Any) -> None:
     for estimator in (arsm.RLOO(4), arsm.ARSM()):
         shared, alone = gradient(wrapped, estimator), gradient(model, estimator)
         torch.distributed.all_reduce(alone)
-        found.append((shared.tolist(), (alone / 2).tolist()))
-    out.put((rank, found))
+        searched = copy.deepcopy(model)
+        searching = nn.parallel.DistributedDataParallel(Lossy(searched), find_unused_parameters=True)
+        searched.zero_grad()
+        searching(x, y, estimator, torch.Generator().manual_seed(rank)).mean().backward()
+        whole = torch.cat([p.grad.flatten() for p in searched.parameters() if p.grad is not None])
+        found.append((shared.tolist(), (alone / 2).tolist(), whole.tolist()))
+    refusal = None
+    try:
+        with arsm.choices(nn.parallel.DistributedDataParallel(model, find_unused_parameters=True), arsm.RLOO(4)):
+            pass
+    except ValueError as error:
+        refusal = str(error)
+    out.put((rank, (found, refusal)))
     torch.distributed.destroy_process_group()
 
 
@@ -487,8 +536,9 @@ def test_two_processes_share_their_gradients() -> None:
     found = dict(out.get() for _ in processes)
     for process in processes:
         process.join()
-    for (first, mean), (second, _) in zip(found[0], found[1], strict=True):
-        assert first == second
+    assert "whose forward returns run(function, *batch)" in found[0][1]
+    for (first, mean, whole), (second, _, _) in zip(found[0][0], found[1][0], strict=True):
+        assert first == second == whole
         assert first == pytest.approx(mean, abs=1e-6)
         assert max(abs(g) for g in mean) > 0
 
@@ -582,6 +632,28 @@ def test_wrong_loss_functions_are_refused(function: Callable[..., Tensor], words
     model = router()
     with arsm.choices(model, arsm.RLOO(2)) as run, pytest.raises(ValueError, match=words):
         run(lambda x: function(model, x), torch.randn(3, 4))
+
+
+class Optional(nn.Module):
+    """Its first choice is made only if a row is positive; such a row is certain of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices = nn.ModuleList(arsm.Choice() for _ in range(3))
+        self.logits = nn.Parameter(torch.tensor([100.0, 0.0, 0.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = (self.logits * (x > 0).unsqueeze(-1)).unsqueeze(1)
+        made = self.choices if bool((x > 0).any()) else list(self.choices)[1:]
+        return sum((choice(logits).squeeze(1) for choice in made), torch.zeros_like(x))
+
+
+def test_choices_that_depend_on_the_other_rows_are_refused() -> None:
+    model, x = Optional(), torch.tensor([1.0] + 16 * [-1.0])
+    with arsm.choices(model, arsm.ARSM()) as run:
+        with pytest.raises(RuntimeError, match="which choices it makes"):
+            run(model, x)
+        assert run(model, -x.abs()).shape == (17,)
 
 
 def test_wrong_batches_models_and_logits_are_refused() -> None:

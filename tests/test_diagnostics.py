@@ -85,6 +85,11 @@ def test_a_variance_needs_two_samples() -> None:
         gradient_variance(arsm.ARSM(), torch.zeros(3), reward, samples=1)
 
 
+def test_numbers_are_no_context() -> None:
+    with pytest.raises(ValueError, match="Context 0 must be a tensor"):
+        gradient_variance(arsm.RLOO(2), torch.zeros(1, 3), lambda z: z.sum(-1), 1000)  # pyright: ignore
+
+
 def test_bias_clears_arsm_and_catches_a_relaxation() -> None:
     logits = torch.randn(2, 3, generator=generator(), dtype=torch.float64)
     error, standard_error = bias(arsm.ARSM(), logits, reward, samples=4000, generator=generator(1))

@@ -324,6 +324,7 @@ def test_estimators_from_words() -> None:
     ("words", "sentence"),
     [
         ("reinforse", 'There is no estimator "reinforse": did you mean "reinforce"?'),
+        ("ARSM", 'There is no estimator "ARSM": did you mean "arsm"?'),
         ("xyzzy", 'There is no estimator "xyzzy": known are '),
         ("arsm:colour=1", '"colour=1" is no option of "arsm"; its options are pooled, references.'),
         ("ar:x=1", '"x=1" is no option of "ar"; it has none.'),
@@ -359,8 +360,9 @@ def test_what_is_no_estimator_is_refused_with_how_to_make_one() -> None:
     for wrong in ("arsm", arsm.ARSM):
         with pytest.raises(TypeError, match=r"such as arsm.ARSM\(\), but is .*; arsm.estimator\(.arsm.\) makes one"):
             arsm.estimate(wrong, torch.zeros(3), lambda z: z[:, 0].float())  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="max_rows must be at least 1"):
-        arsm.estimate(arsm.ARSM(), torch.zeros(3), lambda z: z[:, 0].float(), max_rows=0)
+    for rows in (0, 2.5, True):
+        with pytest.raises(ValueError, match=f"max_rows must be a whole number of at least 1, .* but is {rows}"):
+            arsm.estimate(arsm.ARSM(), torch.zeros(3), lambda z: z[:, 0].float(), max_rows=rows)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("words", ["arsm", "rloo:samples=8,ridge=0.001", "carms"])

@@ -351,8 +351,11 @@ def test_wrong_layers_are_refused_in_a_sentence() -> None:
     def f(zs: list[Tensor], logits: list[Tensor], *context: Tensor) -> Tensor:
         return zs[0].sum(-1).float()
 
-    with pytest.raises(ValueError, match="one estimator for all or for each"):
+    with pytest.raises(ValueError, match="one for each, but there are 2 layers and 1 estimators"):
         estimate_layers([arsm.ARSM()], [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
+    for wrong in (torch.zeros(2, 2, 3), [torch.zeros(2, 2, 3)]):
+        with pytest.raises(TypeError, match=r"a list of functions that return logits.* use arsm\.estimate"):
+            estimate_layers(arsm.ARSM(), wrong, f)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"Layer 1 must return logits \[2, K, C\]"):
         estimate_layers(arsm.ARSM(), [lambda zs: torch.zeros(2, 2, 3), lambda zs: torch.zeros(3, 2, 3)], f)
     for estimator in (arsm.VIMCO(), arsm.Average(arsm.VIMCO(), 2)):

@@ -152,6 +152,33 @@ def test_measured_scales_make_the_unit_of_rewards_immaterial(scale: float | None
     assert torch.allclose(*found, rtol=1e-6) == alike
 
 
+class Lottery(gymnasium.Env[Any, Any]):
+    """One step, whose reward is 0 or the prize: the first returns are often equal."""
+
+    observation_space, action_space, prize = spaces.Box(0, 1, (1,)), spaces.Discrete(20), 1.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), self.prize * (action == 7), True, False, {}
+
+
+class LotteryForMore(Lottery):
+    prize = 1e6
+
+
+@pytest.mark.parametrize("method", [arsm.ARSM(), Proximal()], ids=repr)
+def test_the_unit_of_rewards_is_immaterial_before_returns_differ(method: Any) -> None:
+    found = []
+    for kind in (Lottery, LotteryForMore):
+        agent = PolicyGradient(kind, method, horizon=1, episodes_an_iteration=4, seed=1)
+        agent.learn(40)
+        found.append(parameters_to_vector(agent.network.parameters()).detach())
+    assert torch.allclose(*found, rtol=1e-6)
+
+
 def test_the_learning_rate_falls_to_nothing() -> None:
     agent = one_by_one("CartPole-v1", horizon=40, learning_rate=0.1, decay_over=4)
     sizes = []
@@ -344,6 +371,23 @@ def test_what_was_learned_before_a_failure_is_kept() -> None:
         agent.learn(5)
     assert weights(agent) == kept
     assert agent.episodes == 2
+
+
+def test_a_failure_in_a_rollout_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, broken = (PolicyGradient(Walk, arsm.ARSM(), horizon=20, episodes_an_iteration=4) for _ in range(2))
+    for agent in (whole, broken):
+        agent.learn(4)
+
+    def fail(*_: Any) -> Any:
+        raise EnvironmentFailure("no ground")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broken, "_play", fail)
+        with pytest.raises(EnvironmentFailure):
+            broken.learn(4)
+    for agent in (whole, broken):
+        agent.learn(8)
+    assert weights(broken) == weights(whole)
 
 
 class WalkWithoutRewards(Walk):
@@ -638,6 +682,8 @@ def test_a_video_shows_one_episode(tmp_path: Path) -> None:
         assert not np.array_equal(np.asarray(film.convert("L")), first)
     with pytest.raises(ValueError, match='draws nothing; make it with render_mode="rgb_array"'):
         agent.video(path, gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=r"A video is a \.gif, \.webp or \.png, but policy\.mp4 ends in \.mp4"):
+        agent.video(tmp_path / "policy.mp4")
     with pytest.raises(ValueError, match="Give video an environment"):
         one_by_one(Walk, horizon=9).video(path)
     assert [file.name for file in tmp_path.iterdir()] == ["policy.gif"]

@@ -338,6 +338,18 @@ class Broken(Walk):
         raise ZeroDivisionError("no ground")
 
 
+class Seedless(Walk):
+    def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().reset()
+
+
+class Bare(Walk):
+    """Resets as gym's environments did."""
+
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0]
+
+
 class Stuck(Walk):
     def close(self) -> None:
         raise ZeroDivisionError("no way out")
@@ -356,6 +368,10 @@ def test_refusals() -> None:
         make_environment(Walk)
     with pytest.raises(EnvironmentFailure, match="Broken raised ZeroDivisionError in its step: no ground"):
         make_environment(Broken, horizon=5)
+    with pytest.raises(EnvironmentFailure, match=r"Seedless raised TypeError in its reset\(seed=0\)"):
+        make_environment(Seedless, horizon=5)
+    with pytest.raises(EnvironmentFailure, match=r"Bare must return \(observation, info\) from its reset"):
+        make_environment(Bare, horizon=5)
     with pytest.raises(EnvironmentFailure, match="Stuck raised ZeroDivisionError in its close: no way out"):
         Stepped("Stuck", Stuck, (2,), (2,), np.array(1), 5).tested()
 

@@ -97,6 +97,8 @@ def test_modules_that_cannot_be_policies() -> None:
     for wrong in (nn.ReLU(), nn.Linear, "mlp"):
         with pytest.raises(TypeError, match=r"policy must be a torch.nn.Module with parameters"):
             PolicyGradient(Light, policy=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="All parameters of the policy are frozen"):
+        PolicyGradient(Light, policy=convolutions(2).requires_grad_(False))
 
 
 class Meeting:

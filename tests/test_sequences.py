@@ -280,6 +280,18 @@ class Recorded(sequences.Recompute):
         return super().logits(prompts, tokens, mask)
 
 
+@pytest.mark.parametrize("strategy", [sequences.Branch(arsm.ARSM()), sequences.Group(2)], ids=repr)
+def test_values_of_a_coarse_model_are_not_rounded(strategy: sequences.Strategy) -> None:
+    module, prompts = Table(4, 3), Setting().prompts(4)[0]
+    model = sequences.Recompute(lambda tokens: module(tokens).bfloat16())
+    out = sequences.estimate(strategy, model, prompts, reward, max_tokens=3)
+    assert out.value.dtype == torch.float32
+    assert torch.allclose(out.value.double(), out.rewards.view(4, -1).mean(-1))
+    out.value.sum().backward()
+    assert module.table.grad is not None
+    assert float(module.table.grad.abs().max()) > 0
+
+
 def test_certain_tokens_cost_nothing() -> None:
     table = Table(6, 3)
     table.table = torch.full_like(table.table, -torch.inf).index_fill(-1, torch.tensor(2), 0.0).requires_grad_()

@@ -203,6 +203,8 @@ def test_strategies() -> None:
         Branch(arsm.RLOO(), budget=9, keep=0.5)
     with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\]"):
         Branch(arsm.RLOO(), keep=0.0)
+    with pytest.raises(ValueError, match="RELAX learns a control variate, which Branch would never train"):
+        Branch(arsm.RELAX())
 
 
 def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:
@@ -211,9 +213,44 @@ def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:
     refused("completions must be an int64 tensor .6, 3., but are a list", TypeError, completions=[[0, 1, 1]] * ROWS)
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [(lambda logits: (logits, None), "tuple"), (lambda logits: logits[:, -1], "torch.float64 .1, 3.")],
+)
+def test_a_module_that_does_not_return_logits(change: Any, found: str) -> None:
+    module = Table(ROWS, 3)
+    model = sequences.Recompute(lambda tokens: change(module(tokens)))
+    refused(f"it returned {found}; wrap a function that returns the logits", TypeError, model=model)
+
+
 def test_an_address_is_no_engine() -> None:
     message = r"engine must have a method complete, as Server\(url, module\) has, but is a str"
     assert refused(message, TypeError, engine="http://localhost:8000").calls == 0
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.ARSM()), Group(3)], ids=repr)
+def test_a_reward_may_write_into_its_tokens(strategy: sequences.Strategy) -> None:
+    def writing(prompts: Tensor, tokens: Tensor) -> Tensor:
+        value = reward(prompts, tokens)
+        prompts.zero_()
+        tokens.zero_()
+        return value
+
+    found = []
+    for each in (reward, writing):
+        module = Table(ROWS, 3)
+        generator = torch.Generator().manual_seed(0)
+        out = sequences.estimate(
+            strategy,
+            sequences.Recompute(module),
+            Setting().prompts(ROWS)[0],
+            each,
+            max_tokens=3,
+            eos=1,
+            generator=generator,
+        )
+        found.append((out.tokens, *torch.autograd.grad(out.value.sum(), module.table)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_samples_of_another_model() -> None:

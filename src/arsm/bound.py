@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.categorical import log_prob
-from arsm.checks import check_estimator, check_rows, describe, legal_rows
-from arsm.layers import Layer, Path, run_layer
+from arsm.checks import check_estimator, check_logits, check_rows, describe, legal_rows
+from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
 from arsm.samples import sample
 from arsm.types import Estimate, Estimator, Queries
@@ -48,10 +48,10 @@ def estimate_bound(
     check_estimator(estimator)
     if estimator.target != "bound":
         raise TypeError(f"estimate_bound takes a VIMCO, such as arsm.VIMCO(10), but got {estimator!r}.")
-    if not layers:
-        raise ValueError("estimate_bound needs at least one layer.")
+    check_layers(layers)
     check_rows(context)
     phi, _ = run_layer(layers[0], Path(context))
+    check_logits(phi, read=False)
     queries = estimator.ask(phi, estimator.noise(phi, generator))
     if queries.aux is not None:
         raise TypeError(f"{estimator!r} does not compare whole paths; give VIMCO more samples instead.")
@@ -60,6 +60,7 @@ def estimate_bound(
     zs, logits = [queries.points.flatten(0, 1)], [phi.repeat(n, 1, 1)]
     for layer in layers[1:]:
         phi, _ = run_layer(layer, Path(rows, tuple(zs), tuple(logits)))
+        check_logits(phi, read=False)
         logits.append(phi)
         zs.append(sample(phi, generator))
     log_q = torch.stack([log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]).sum(0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from arsm.checks import NotFiniteError, check_count, check_estimator, describe, legal_rows
 from arsm.choice_run import Run, draw
@@ -43,10 +44,15 @@ class Choice(nn.Module):
         self.logits = None
         self._run: Run | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "logits": None, "_run": None}  # a copy is in no run
+
     def extra_repr(self) -> str:
         return "" if self.k is None else f"k={self.k}"
 
     def forward(self, logits: Tensor) -> Tensor:
+        if torch.compiler.is_exporting() and not self.training:
+            return _most_probable(logits, self.k)  # a graph cannot check values
         if torch.compiler.is_compiling():
             # a run keeps Python state, so a compiled model has a graph break here
             eager: Any = torch.compiler.disable
@@ -62,14 +68,18 @@ class Choice(nn.Module):
                     "model.train(), or evaluate outside or under torch.no_grad()."
                 )
             return _most_probable(logits, self.k)
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "A Choice was called in the backward pass, as activation checkpointing does, where it would choose "
+                "again; checkpoint the modules before and after it."
+            )
         if self._run is not None:
             self.logits = logits
             return self._run.choose(self, logits)
         if logits.requires_grad:
             raise RuntimeError(
                 "This Choice is in training mode, and its logits require a gradient that nothing will give them; "
-                "compute the loss inside `with arsm.choices(model, estimator) as run:` and without activation "
-                "checkpointing, or call model.eval()."
+                "compute the loss inside `with arsm.choices(model, estimator) as run:`, or call model.eval()."
             )
         return draw(logits, self.k, None)
 
@@ -120,6 +130,13 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
             f"{name} bounds f, learns, or differentiates it at several points, which cannot be done inside a module; "
             "use RLOO or another that only evaluates f, or a relaxation such as StraightThrough."
         )
+    for module in model.modules():
+        searches = isinstance(module, DistributedDataParallel) and module.find_unused_parameters
+        if searches and not module.static_graph and not estimator.pathwise:
+            raise ValueError(
+                "DDP with find_unused_parameters=True takes the layers before a Choice for unused, as its output has "
+                "no graph; leave the option out, or wrap a module whose forward returns run(function, *batch)."
+            )
     for choice in found:
         if not estimator.paths and estimator.subset != choice.k:
             kind = "one category" if choice.k is None else f"k = {choice.k} categories"

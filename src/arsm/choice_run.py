@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 class _Call:
     """One call of a Choice on the true path."""
 
+    choice: Choice
     logits: Tensor
     z: Tensor
     queries: Queries
@@ -83,7 +84,7 @@ class Run:
         if self._chooser is None:
             raise RuntimeError(
                 "A Choice was called inside `arsm.choices` but not by run(function, *batch); call the model in that "
-                "function, and without activation checkpointing."
+                "function."
             )
         if logits.shape[0] != self._rows:
             raise ValueError(
@@ -147,7 +148,7 @@ class Run:
             queries = self.estimator.ask(logits, self.estimator.noise(logits, self.generator))
             z = queries.z.reshape(rows, -1, queries.points.shape[-1])[:, 0]
             race = None if choice.k else given_winner(logits, z, dirichlet(logits, self.generator))
-            calls.append(_Call(logits, z, queries, race))
+            calls.append(_Call(choice, logits, z, queries, race))
             return z
 
         true = self._evaluate(function, batch, rows, choose)
@@ -185,6 +186,11 @@ class Run:
             def choose(choice: Choice, logits: Tensor) -> Tensor:
                 nonlocal made
                 made += 1
+                if made <= t + 1 and calls[made - 1].choice is not choice:
+                    raise RuntimeError(
+                        "The model made another choice here than for the true sample; which choices it makes, and in "
+                        "which order, must not depend on the rows."
+                    )
                 if made <= t:
                     return calls[made - 1].z.index_select(0, row)
                 if made == t + 1:

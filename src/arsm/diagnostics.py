@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.checks import check_estimator
+from arsm.checks import check_context, check_estimator
 from arsm.driver import estimate
 from arsm.estimators.exact import Exact
 from arsm.types import Estimator
@@ -208,6 +208,7 @@ def _draws(
     logits = logits.detach()
     if logits.ndim == 1:
         logits = logits.unsqueeze(0)
+    check_context(context, logits.shape[:-2])
     # several variables need a table of pairs, C entries per logit
     elements = logits.numel() * (logits.shape[-1] if logits.shape[-2] > 1 else 1)
     # coupled rows must belong to one draw

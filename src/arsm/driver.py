@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import register_pytree_node
 
-from arsm.checks import check_context, check_estimator, check_logits, legal_rows
+from arsm.checks import check_context, check_estimator, check_logits, is_whole, legal_rows
 from arsm.evaluate import Evaluation, Rowwise, ask, evaluate, reads_logits_later, speakers, with_context
 from arsm.types import Estimate, Estimator, Queries
 
@@ -74,8 +74,8 @@ def check_evaluation(evaluation: Evaluation, max_rows: int | None) -> None:
     """Require a known evaluation, and a positive max_rows."""
     if evaluation not in ("packed", "dense"):
         raise ValueError(f'evaluation must be "packed" or "dense", but is {evaluation!r}.')
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, or None for no limit, but is {max_rows}.")
+    if max_rows is not None and (not is_whole(max_rows) or max_rows < 1):
+        raise ValueError(f"max_rows must be a whole number of at least 1, or None for no limit, but is {max_rows!r}.")
 
 
 def estimate_rows(

@@ -197,7 +197,7 @@ def _all(queries: Queries) -> Asked:
     batch, live = queries.same_as.ndim - 1, queries.weight.shape[0] * queries.same_as.shape[1:].numel()
     if not queries.first_for_rest:
         place, z = _flat_index(queries.same_as), queries.points.flatten(0, batch)
-        z = z.clone() if queries.equal else z.index_select(0, place)  # f may write into it
+        z = z if queries.equal else z.index_select(0, place)
         return Asked(z, _rows_of(place, queries), place, z.shape[0], live)
     own = (queries.same_as > 0).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
     z = torch.where(own, queries.points, queries.points[:1]).flatten(0, batch)

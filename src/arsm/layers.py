@@ -109,15 +109,16 @@ def estimate_layers(
     An estimator with L live queries starts L paths below each of its rows: give `RLOO` a small `live`, and all
     layers together cost the sum of their evaluations. `Exact` enumerates everything below.
     """
+    check_layers(layers)
     depth = len(layers)
     chosen = list(estimators) if isinstance(estimators, (list, tuple)) else [estimators] * depth
     for estimator in chosen:
         check_estimator(estimator)
     check_evaluation(evaluation, max_rows)
-    if depth == 0 or len(chosen) != depth:
+    if len(chosen) != depth:
         raise ValueError(
-            "estimate_layers needs at least one layer, and one estimator for all or for each, but has "
-            f"{depth} layers and {len(chosen)} estimators."
+            f"estimators must be one for all layers or one for each, but there are {depth} layers and {len(chosen)} "
+            "estimators."
         )
     for estimator in chosen if depth > 1 else []:
         if estimator.target == "bound":
@@ -188,6 +189,17 @@ def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator:
     if estimator.needs_gradient:
         return estimator.ask(logits, estimator.noise(logits, generator)).points[0]
     return argmin_sample(logits, dirichlet(logits, generator) if noise is None else noise)
+
+
+def check_layers(layers: Sequence[Layer]) -> None:
+    """Require functions, at least one."""
+    if isinstance(layers, Tensor) or not all(map(callable, layers)):
+        raise TypeError(
+            "layers must be a list of functions that return logits, such as [lambda zs, *context: logits]; for logits "
+            "alone use arsm.estimate."
+        )
+    if len(layers) == 0:
+        raise ValueError("layers must hold at least one layer.")
 
 
 def run_layer(layer: Layer, path: Path) -> tuple[Tensor, Any]:

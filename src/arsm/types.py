@@ -34,7 +34,8 @@ class Queries:
     first_for_rest: bool = False
     """Whether every query that is not evaluated takes the value of query 0; `evaluate` then needs no look-up."""
     equal: bool = False
-    """Whether every query equals the one whose value it takes; all may then be evaluated where they are."""
+    """Whether every query equals the one whose value it takes, and `tell` does not read the points: all may then be
+    evaluated where they are, even by an f that writes into them."""
     packed: Packed | None = None
     """The distinct queries, if the kernel that found the queries packed them too."""
 

@@ -183,6 +183,16 @@ def test_help_explains_every_option(
     assert not re.findall(r"^\W*(?:--.*\s{2,})?\(default.*", out, re.MULTILINE)
 
 
+@pytest.mark.parametrize("words", [["--help"], ["toy", "--help"]])
+def test_help_ends_quietly_when_nobody_reads_on(words: list[str]) -> None:
+    command = [sys.executable, "-c", "import sys; from arsm_experiments.cli import main; sys.exit(main())", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (141, b"")
+
+
 def test_a_folder_that_cannot_be_written_is_said_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,8 +46,19 @@ class Refusal(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 if done, 2 for invalid options, 130 if interrupted."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    """Run one command. Returns 0 if done, 2 for invalid options, 130 if interrupted, 141 if its output is closed."""
+    try:
+        try:
+            return run(sys.argv[1:] if arguments is None else list(arguments))
+        finally:  # --help exits
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as head has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run(arguments: list[str]) -> int:
+    """As `main`, for these words."""
     command = None
     try:
         command = parse(arguments)

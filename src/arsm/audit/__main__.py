@@ -76,22 +76,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--advantages", action="store_true", help="function(rewards [B, n]) -> advantages [B, n]")
     parser.add_argument("--tokens", action="store_true", help="with --advantages: function(rewards, mask) -> [B, n, T]")
     given = parser.parse_args(arguments)
+    if given.tokens and not given.advantages:
+        parser.error("--tokens belongs to --advantages; give both, or neither.")
     function = load(given.function)
-    if given.advantages:
-        result = audit_advantages(function, tokens=given.tokens)
-    else:
-        result = audit(
-            function,
-            sign=-1 if given.minimise else 1,
-            parameters=given.parameters,
-            samples=given.samples,
-            false_alarm=given.false_alarm,
-            seed=given.seed,
-            progress=Progress(),
-        )
-    print(result)
+    try:
+        if given.advantages:
+            result = audit_advantages(function, tokens=given.tokens)
+        else:
+            result = audit(
+                function,
+                sign=-1 if given.minimise else 1,
+                parameters=given.parameters,
+                samples=given.samples,
+                false_alarm=given.false_alarm,
+                seed=given.seed,
+                progress=Progress(),
+            )
+    except ValueError as error:  # of an option: what the function raises is part of the result
+        parser.error(str(error))
+    try:
+        print(result, flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as head has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if given.figure:
-        result.figure().savefig(given.figure, dpi=150)
+        try:
+            result.figure().savefig(given.figure, dpi=150)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"The figure could not be written: {error}.") from error
     return {"unbiased": 0, "wrong": 1, "not decided": 2}[result.verdict]
 
 

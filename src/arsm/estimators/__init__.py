@@ -127,7 +127,7 @@ def estimator(words: str) -> Estimator:
         return Average(estimator(rest), int(count))
     name, _, options = spec.partition(":")
     if name not in NAMES:
-        close = difflib.get_close_matches(name, NAMES, 1)
+        close = difflib.get_close_matches(name.lower(), NAMES, 1)
         hint = f'did you mean "{close[0]}"?' if close else "known are " + ", ".join(estimator_names()) + "."
         raise ValueError(f'There is no estimator "{name}": {hint}')
     kind = NAMES[name]

@@ -86,11 +86,11 @@ class ARSM(Estimator):
         if kernels.has_pairs(logits):
             points, same_as = kernels.pairs(logits.detach(), noise)
             swaps = swap_all(logits, noise) if self.pooled else None
-            return Queries(points, points[0], same_as, one, Merged(noise, swaps), equal=True)
+            return Queries(points, points[0].clone(), same_as, one, Merged(noise, swaps), equal=not self.pooled)
         race = run_race(logits, noise)
         table = pair_table(race)
         swaps = swap_all(logits, noise, race) if self.pooled else None
-        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps), equal=True)
+        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps), equal=not self.pooled)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):

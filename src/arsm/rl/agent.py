@@ -307,3 +307,5 @@ def _check_parts(estimator: Method, policy: object) -> None:
             )
     if policy is not None and not (isinstance(policy, nn.Module) and list(policy.parameters())):
         raise TypeError(f"policy must be a torch.nn.Module with parameters, but is {policy!r}.")
+    if isinstance(policy, nn.Module) and not any(parameter.requires_grad for parameter in policy.parameters()):
+        raise ValueError("All parameters of the policy are frozen, so it cannot learn; call policy.requires_grad_().")

@@ -66,7 +66,8 @@ def make_environment(
         env, limit = make.strip(made), _time_limit(made)
     with closing(env):
         first, actions = choices(env.action_space, name)
-        shape = _observation_shape(env, name, encoder)
+        seen, info = _first(env, name)
+        shape = _observation_shape(env, seen, name, encoder)
         plain = encoder is not None or (_is_vector(env.observation_space) and env.observation_space.dtype != np.uint8)
         environment = Stepped(
             name=name,
@@ -77,7 +78,7 @@ def make_environment(
             horizon=_earliest(horizon, limit),
             space=None if plain else env.observation_space,
             encoder=encoder,
-            masked_by=_masks(env),
+            masked_by=_masks(env, info),
             agents=env.size if isinstance(env, Team) else 1,
             snapshot=snapshot,
             randomness=randomness,
@@ -178,8 +179,20 @@ def _needed(horizon: int, name: str) -> int:
     return horizon
 
 
-def _masks(env: Env) -> Literal["info", "method"] | None:
-    if "action_mask" in env.reset(seed=0)[1]:
+def _first(env: Env, name: str) -> tuple[Any, dict[str, Any]]:
+    try:
+        given: Any = env.reset(seed=0)
+    except Exception as error:
+        raise EnvironmentFailure(f"{name} raised {type(error).__name__} in its reset(seed=0): {error}") from error
+    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
+        raise EnvironmentFailure(
+            f"{name} must return (observation, info) from its reset, info a dict, as Gymnasium's environments do."
+        )
+    return given
+
+
+def _masks(env: Env, info: dict[str, Any]) -> Literal["info", "method"] | None:
+    if "action_mask" in info:
         return "info"
     return "method" if env.has_wrapper_attr("action_masks") else None
 
@@ -188,9 +201,8 @@ def _is_vector(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) == 1
 
 
-def _observation_shape(env: Env, name: str, encoder: Encoder | None) -> tuple[int, ...]:
+def _observation_shape(env: Env, seen: Any, name: str, encoder: Encoder | None) -> tuple[int, ...]:
     if encoder is not None:
-        seen = env.reset(seed=0)[0]
         try:
             return np.asarray(encoder(seen), dtype=np.float64).shape or (1,)
         except Exception as error:

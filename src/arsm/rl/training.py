@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -189,8 +189,7 @@ class Training(ABC):
         seeds = [int(stream >> np.uint64(33)) for stream in streams[3:]]
         played = play_episodes(world, current, seeds, Tape(true, count, self._logits_shape))
 
-        scale = self._measure_scale(played)
-        batch = self._batch(played, scale)
+        batch = self._batch(played)
         if not bool(legal_rows(batch.logits).all()):
             raise FloatingPointError(
                 f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
@@ -199,6 +198,8 @@ class Training(ABC):
         plan = self._plan(batch, generator)
         branches = self._branches(plan, played, branched, true if settings.common_random_numbers else None)
         tried = self._play(current, branches)
+        scale = self._measure_scale(batch.returns.numpy(), tried.returns)
+        batch = replace(batch, rewards=scale * batch.rewards, returns=scale * batch.returns)
         tries = Tries(*map(torch.from_numpy, (scale * tried.returns, tried.ends, tried.left)))
         mean_entropy = self._update(batch, plan, tries)
 
@@ -252,17 +253,19 @@ class Training(ABC):
             cut=self.learner.cut,
         )
 
-    def _measure_scale(self, played: list[Episode]) -> float:
+    def _measure_scale(self, returns: Array, tried: Array) -> float:
         """The factor of the rewards; a measured one comes from earlier iterations, the first measures itself."""
         if self.settings.reward_scale is not None:
             return self.settings.reward_scale
-        earlier = self._returns.clone()
-        square = float(np.var(np.concatenate([one.returns(self.settings.gamma) for one in played])))
+        earlier, square = self._returns.clone(), float(np.var(returns))
         self._returns = DECAY * self._returns + (1 - DECAY) * torch.tensor([square, 1.0], dtype=torch.float64)
         total, weight = (earlier if earlier[0] > 0 else self._returns).tolist()
-        return 1 / math.sqrt(total / weight) if total > 0 else 1.0
+        if total > 0:
+            return 1 / math.sqrt(total / weight)
+        # no true return differs from another yet, but those of rollouts may
+        return 1 / (float(np.abs(np.concatenate([returns, tried])).max()) or 1.0)
 
-    def _batch(self, played: list[Episode], scale: float) -> Batch:
+    def _batch(self, played: list[Episode]) -> Batch:
         gamma = self.settings.gamma
 
         def join(parts: list[Array]) -> Tensor:
@@ -276,8 +279,8 @@ class Training(ABC):
             observations=join([one.observations for one in played])[:, : self.environment.observations],
             logits=join([one.logits for one in played]),
             actions=join([one.actions for one in played]),
-            rewards=scale * join([one.rewards for one in played]),
-            returns=scale * join([one.returns(gamma) for one in played]),
+            rewards=join([one.rewards for one in played]),
+            returns=join([one.returns(gamma) for one in played]),
             discount=discount,
             lengths=lengths,
             last_observations=torch.from_numpy(np.stack([one.last_observation for one in played]))[

@@ -22,6 +22,9 @@ def film(agent: PolicyGradient, path: str | os.PathLike[str], env: Any, seed: in
 
     Returns the number of steps.
     """
+    path = Path(path)
+    if path.suffix not in ("", ".gif", ".webp", ".png"):
+        raise ValueError(f"A video is a .gif, .webp or .png, but {path.name} ends in {path.suffix}.")
     seen, info = env.reset(seed=seed)
     frames, step, over = [_frame(env)], 0, False
     while not over and step < agent.environment.horizon:
@@ -35,7 +38,6 @@ def film(agent: PolicyGradient, path: str | os.PathLike[str], env: Any, seed: in
         step += 1
         if step % every == 0 or over:
             frames.append(_frame(env))
-    path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         frames[0].save(beside, path.suffix[1:] or "gif", save_all=True, append_images=frames[1:], duration=60, loop=0)

@@ -117,7 +117,7 @@ class Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits: Tensor, credit: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.save_for_backward(credit)
-        return logits.new_zeros(logits.shape[0])
+        return logits.new_zeros(logits.shape[0], dtype=torch.promote_types(logits.dtype, torch.float32))
 
     @staticmethod
     def backward(ctx, output: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -44,7 +44,7 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
     """[R] float64."""
     if tokens.shape[0] == 0:
         return torch.zeros(0, dtype=torch.float64, device=tokens.device)
-    rewards = reward(prompts, tokens)
+    rewards = reward(prompts, tokens.clone())  # a reward may write into its own copy
     if not isinstance(rewards, Tensor):
         raise TypeError(f"reward must return a tensor [R], but returned {type(rewards).__name__}; use torch.tensor.")
     if not rewards.is_floating_point():

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from arsm.checks import describe
+
 
 class State(Protocol):
     """N prefixes of equal length, ready for their next token; a model adds whatever it caches."""
@@ -80,13 +82,22 @@ class Recompute:
         prompts, length = _pad_behind(prompts, mask)
         place = length.unsqueeze(-1) + torch.arange(tokens.shape[-1], device=tokens.device)
         whole = torch.cat([prompts, tokens], -1).scatter(-1, place, tokens)
-        logits = self.module(whole[:, :-1])
+        logits = self._call(whole[:, :-1])
         return logits.gather(1, (place - 1).unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
 
     def _state(self, tokens: Tensor, length: Tensor) -> Prefixes:
-        logits = self.module(tokens)
+        logits = self._call(tokens)
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         return Prefixes(logits[rows, length - 1], tokens, length)
+
+    def _call(self, tokens: Tensor) -> Tensor:
+        logits = self.module(tokens)
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != tokens.shape:
+            raise TypeError(
+                f"Recompute takes a module from tokens [N, L] to logits [N, L, V], but for {list(tokens.shape)} it "
+                f"returned {describe(logits)}; wrap a function that returns the logits alone."
+            )
+        return logits
 
 
 def _pad_behind(prompts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

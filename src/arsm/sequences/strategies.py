@@ -64,6 +64,11 @@ class Branch:
     samples = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.estimator, Estimator) and len(self.estimator.learned):
+            raise ValueError(
+                f"{type(self.estimator).__name__} learns a control variate, which Branch would never train; use one "
+                "such as RLOO(8), and a critic for what is learned."
+            )
         if self.budget is not None and self.keep is not None:
             raise ValueError("Branch takes a budget or keep-probabilities, but both were given; leave one out.")
         keep = torch.as_tensor(1.0 if self.keep is None else self.keep)
@@ -246,7 +251,8 @@ class Group:
             advantage = returns - torch.where(total > 0, baseline, plain)
         else:
             advantage = (returns - returns.mean(1, keepdim=True)) * self.n / others
-        surrogate = (advantage.flatten(0, 1).to(batch.logits.dtype) * batch.log_probs()).sum(-1)
+        log_p = batch.log_probs()
+        surrogate = (advantage.flatten(0, 1).to(log_p.dtype) * log_p).sum(-1)
         return surrogate - surrogate.detach(), None
 
     def _score_energy(self, batch: Batch) -> Tensor:
