@@ -176,6 +176,20 @@ def aggregate_model(p: Parameters) -> None:
     pyro.sample("y", normal(z.prod(-1, keepdim=True) * p["mean"][..., 0]), obs=torch.tensor(1.0, dtype=torch.float64))
 
 
+def silent_guide(p: Parameters) -> None:
+    """As above, but the global site has no log probability."""
+    with rows() as i:
+        z = pyro.sample("z", categorical(p["z"][:, i]))
+    pyro.sample("g", categorical(p["g"] * (1 + z.sum(-1, keepdim=True).unsqueeze(-1))).mask(False))
+
+
+def silent_model(p: Parameters) -> None:
+    g = pyro.sample("g", categorical(p["prior"]).mask(False))
+    with rows() as i:
+        z = pyro.sample("z", categorical(torch.zeros(2, dtype=torch.float64)))
+        pyro.sample("x", normal(pick(p["mean"], g) + z * g), obs=DATA[i])
+
+
 def mixed_guide(p: Parameters) -> None:
     u = pyro.sample("u", dist.Normal(p["u"], 0.3 * p["width"].exp()))
     y = pyro.sample("y", categorical(p["y"] * u.unsqueeze(-1)))
@@ -284,6 +298,7 @@ PROBLEMS = [
     Problem("global and local", SHARED, global_model, global_guide),
     Problem("global beside local", SHARED, global_model, unlinked_guide),
     Problem("global below local", SHARED, aggregate_model, aggregate_guide, enumerable=False),
+    Problem("silent below local", SHARED, silent_model, silent_guide, enumerable=False),
     Problem(
         "continuous sites",
         {"u": (1,), "width": (1,), "y": (1, 3), "w": (1, 3), **THREE},

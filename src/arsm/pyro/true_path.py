@@ -123,5 +123,7 @@ class TruePath:
         for name, choice in self.choices.items():
             depth[name] = 1 + max((depth[above] for above in self.ancestors[name] if above in depth), default=0)
             shared = [term.plates for term in self.terms.values() if name in term.depends]
+            # a site under `mask(False)` has no term that says so
+            shared += [plates_of(site) for below, site in self.guide_sites.items() if name in self.ancestors[below]]
             groups.setdefault((depth[name], plates_of(choice.site).intersection(*shared)), {})[name] = choice
         return [(choices, plates) for (_, plates), choices in sorted(groups.items(), key=lambda group: group[0][0])]
