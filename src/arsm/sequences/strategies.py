@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from arsm import policy
+from arsm.checks import check_estimator
 from arsm.sequences.batch import Attach, Batch, Branches
 from arsm.sequences.decode import Prefixes
 from arsm.types import Estimator
@@ -64,7 +65,8 @@ class Branch:
     samples = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.estimator, Estimator) and len(self.estimator.learned):
+        check_estimator(self.estimator)
+        if len(self.estimator.learned):
             raise ValueError(
                 f"{type(self.estimator).__name__} learns a control variate, which Branch would never train; use one "
                 "such as RLOO(8), and a critic for what is learned."
