@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.categorical import log_prob
-from arsm.checks import check_estimator, check_logits, check_rows, describe, legal_rows
+from arsm.checks import check_estimator, check_logits, check_same_rows, describe, legal_rows
 from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
 from arsm.samples import sample
@@ -49,7 +49,7 @@ def estimate_bound(
     if estimator.target != "bound":
         raise TypeError(f"estimate_bound takes a VIMCO, such as arsm.VIMCO(10), but got {estimator!r}.")
     check_layers(layers)
-    check_rows(context)
+    check_same_rows(context)
     phi, _ = run_layer(layers[0], Path(context))
     check_logits(phi, read=False)
     queries = estimator.ask(phi, estimator.noise(phi, generator))

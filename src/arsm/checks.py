@@ -133,7 +133,7 @@ def check_context(context: tuple[object, ...], batch: torch.Size) -> None:
             )
 
 
-def check_rows(context: tuple[object, ...]) -> None:
+def check_same_rows(context: tuple[object, ...]) -> None:
     """Require tensors [N, ...] with the same N."""
     for first in context[:1]:
         if not isinstance(first, Tensor) or first.ndim == 0:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from arsm.checks import check_estimator, check_logits, check_rows, describe
+from arsm.checks import check_estimator, check_logits, check_same_rows, describe
 from arsm.driver import check_evaluation, estimate_rows
 from arsm.evaluate import Evaluation
 from arsm.noise import argmin_sample, dirichlet, given_winner
@@ -131,7 +131,7 @@ def estimate_layers(
                 f"{type(estimator).__name__} chooses subsets, which layers below and above cannot; use arsm.Choice("
                 f"k={estimator.subset}) inside a module."
             )
-    check_rows(context)
+    check_same_rows(context)
     made: list[list[Estimate]] = [[] for _ in layers]
 
     def descend(path: Path) -> tuple[Tensor, list[Tensor]]:

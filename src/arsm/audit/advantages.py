@@ -13,6 +13,7 @@ from torch import Tensor
 from arsm.audit.diagnose import Finding, Interval, Means, diagnose, fitted_scale
 from arsm.audit.problems import PROBLEMS, Problem, Truth, enumerate_problem
 from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
+from arsm.checks import describe
 
 ROUNDING = 1e-4
 """Relative to the largest reward: what float32 may be off by."""
@@ -171,8 +172,7 @@ def _call(function: Callable[..., Tensor], policy: Policy, outcomes: Tensor, tok
     found = function(rewards, mask) if tokens else function(rewards)
     expected = mask.shape if tokens else rewards.shape
     if not isinstance(found, Tensor) or not found.is_floating_point() or found.shape != expected:
-        shape = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise TypeError(f"The function must return a floating tensor {list(expected)}, but returned {shape}.")
+        raise TypeError(f"The function must return a floating tensor {list(expected)}, but returned {describe(found)}.")
     found = found.detach().double()
     return found if tokens else found.unsqueeze(-1)
 

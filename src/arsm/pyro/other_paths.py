@@ -234,11 +234,8 @@ class OtherPaths:
             if fixed and not paired:
                 same = x.expand(len(fixed), *x.shape) if alone else x[fixed]
                 close = torch.isclose(same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True)
-                wrong = [
-                    i
-                    for i, right in zip(fixed, close.reshape(len(fixed), -1).all(-1).tolist(), strict=True)
-                    if not right
-                ]
+                right = close.reshape(len(fixed), -1).all(-1).tolist()
+                wrong = [i for i, agrees in zip(fixed, right, strict=True) if not agrees]
             moved = any(self._moves(t, term) for t, _ in queries)
             if paired or any(queries[i][0] is None for i in wrong) or (alone and moved):
                 raise ValueError(

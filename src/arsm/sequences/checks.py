@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from arsm.checks import NotFiniteError, check_count, check_whole
+from arsm.checks import NotFiniteError, check_count, check_whole, describe
 from arsm.sequences.batch import Strategy
 from arsm.sequences.decode import Completions, live_tokens
 from arsm.sequences.model import Model, begin, one_pass
@@ -62,8 +62,7 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
 def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
     """Require int64 prompts [N, P] of at least one token each."""
     if not isinstance(prompts, Tensor) or prompts.dtype != torch.int64 or prompts.ndim != 2:
-        found = f"{prompts.dtype} {list(prompts.shape)}" if isinstance(prompts, Tensor) else type(prompts).__name__
-        raise TypeError(f"prompts must be an int64 tensor [N, P], but are {found}.")
+        raise TypeError(f"prompts must be an int64 tensor [N, P], but are {describe(prompts)}.")
     if 0 in prompts.shape:
         raise ValueError(
             f"prompts must hold at least one prompt of at least one token, but are {list(prompts.shape)}; start an "
@@ -76,10 +75,9 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, torch.int64) or mask.shape != prompts.shape:
-        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
             f"mask must be a bool or int64 tensor {list(prompts.shape)}, true or 1 for tokens of the prompt, but is "
-            f"{found}."
+            f"{describe(mask)}."
         )
     if not bool((mask == mask.bool()).all()):
         raise ValueError("mask must hold 0 and 1 only, 1 for tokens of the prompt.")
@@ -150,8 +148,9 @@ def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor 
             "own vocabulary."
         ) from error
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[0] != 1:
-        found = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is {found}.")
+        raise TypeError(
+            f"model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is {describe(logits)}."
+        )
     if logits.dtype.itemsize not in LARGEST_MISMATCH:
         raise TypeError(
             f"The model's logits are {logits.dtype}, too coarse to sample from; convert them with .float()."
@@ -168,7 +167,7 @@ def check_model(strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor 
     return vocabulary
 
 
-def check_length(model: Model, prompts: Tensor, mask: Tensor | None, max_tokens: int) -> None:
+def check_length(model: Model | None, prompts: Tensor, mask: Tensor | None, max_tokens: int) -> None:
     """Require room for the longest prompt and its completion, whose last token is not read."""
     longest = prompts.shape[1] if mask is None else int(mask.sum(-1).max())
     positions = getattr(model, "positions", None)

@@ -75,8 +75,7 @@ def estimate(
     if mask is not None:
         prompts, mask = pad_before(prompts, mask.bool())
     for each in (model, reference):
-        if each is not None:
-            check_length(each, prompts, mask, max_tokens)
+        check_length(each, prompts, mask, max_tokens)
     with torch.no_grad():
         one = prompts.amax(-1).argmax(-1, keepdim=True)  # the prompt with the largest token, should it be unknown
         one = prompts[one], None if mask is None else mask[one]

@@ -44,7 +44,7 @@ class Transformers:
         self.vocabulary = int(inner.get_input_embeddings().num_embeddings)
         self.positions: int | None = getattr(inner.config, "max_position_embeddings", None)
         self._few_logits = "logits_to_keep" in accepted
-        self._positions = "position_ids" in accepted
+        self._takes_positions = "position_ids" in accepted
 
     def start(self, prompts: Tensor, mask: Tensor | None = None) -> CachedPrefixes:
         if int(prompts.max()) >= self.vocabulary:
@@ -82,7 +82,7 @@ class Transformers:
             options["logits_to_keep"] = wanted
         if mask is not None:
             options["attention_mask"] = mask.long()
-            if self._positions:
+            if self._takes_positions:
                 options["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
         return self.model(input_ids=tokens, **options)
 
