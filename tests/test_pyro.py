@@ -29,6 +29,7 @@ import arsm.pyro
 from arsm.pyro import sites
 from arsm.pyro.categories import kl
 from arsm.pyro.other_paths import OtherPaths, Stage
+from arsm.pyro.true_path import TruePath
 from tests.pyro_problems import (
     DATA,
     PAIRS,
@@ -38,6 +39,7 @@ from tests.pyro_problems import (
     Problem,
     bernoulli,
     categorical,
+    choosing_guide,
     coin,
     exact,
     gradients,
@@ -238,6 +240,14 @@ def shifted(mean: float) -> Any:
 )
 def test_a_kl_that_pyro_or_pytorch_gets_wrong_is_sampled(q: Any, p: Any) -> None:
     assert kl(q, p) is None
+
+
+def test_masks_that_agree_for_one_sample_only_leave_the_kl_open() -> None:
+    (problem,) = (problem for problem in PROBLEMS if problem.guide is choosing_guide)
+    p = problem.parameters(1)
+    for seed in range(8):
+        pyro.set_rng_seed(seed)
+        assert "b" not in TruePath(replicated(problem.model), replicated(problem.guide), (p,), {}).closed
 
 
 def test_a_kl_between_log_normals_is_in_closed_form() -> None:
