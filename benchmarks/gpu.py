@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.driver import attach
 from arsm.noise import dirichlet
+from arsm.question import attach
 from arsm.sampling import uniforms
 from arsm.univariate import merge, swap_all
 from benchmarks.overhead import leave_one_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.noise import dirichlet
 from arsm.swap import pair_table, run_race
 from benchmarks.measure import interleaved, table

@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 import arsm
 from arsm import kernels
 from arsm.categorical import one_hot
-from arsm.evaluate import Asked, _of_queries, distinct, share
+from arsm.distinct import share
 from arsm.kernels import (
     Found,
     Packed,
@@ -39,6 +39,7 @@ from arsm.kernels import (
     gpu_rank,
 )
 from arsm.noise import dirichlet
+from arsm.question import Distinct, _distinct, _from_distinct
 from arsm.references import Swapped, by_category, swap_references, tell_references
 from arsm.samples import draw
 from arsm.sampling import inverse_sample
@@ -83,10 +84,10 @@ def compare_found(found: Found, points: Tensor, same_as: Tensor, logits: Tensor)
     assert float(found.weight.sum()) == 1
     if found.packed is not None:
         queries = Queries(points, points[0], same_as, found.weight)
-        compare_packed_with(found.packed, distinct(queries, logits), bool(logits.isfinite().all()))
+        compare_packed_with(found.packed, _distinct(queries, logits), bool(logits.isfinite().all()))
 
 
-def compare_packed_with(packed: Packed, expected: Asked, finite: bool) -> None:
+def compare_packed_with(packed: Packed, expected: Distinct, finite: bool) -> None:
     """The same queries asked, and what is said of them."""
     z, row, place, _ = packed
     assert packed.read() == (expected.total, expected.live, finite)
@@ -187,7 +188,7 @@ def compare_tiles() -> None:
 def compare_packed(queries: Queries) -> None:
     """The same queries asked, and the same values found."""
     logits = torch.zeros(3, 700)
-    expected, batch = distinct(queries, logits), queries.same_as.ndim - 1
+    expected, batch = _distinct(queries, logits), queries.same_as.ndim - 1
     live = queries.weight.shape[0] * queries.same_as[0].numel()
     for worst in (0.0, -torch.inf, torch.inf, torch.nan):
         logits[2, 699] = worst
@@ -196,7 +197,7 @@ def compare_packed(queries: Queries) -> None:
     values, count = torch.randn(expected.total, dtype=torch.float64), expected.live
     found, finite = gpu_queries.spread(values[:count], values[count:], packed, queries.same_as.shape)
     assert finite
-    assert torch.equal(found, _of_queries([values], expected, queries.same_as))
+    assert torch.equal(found, _from_distinct([values], expected, queries.same_as))
     for at, worst in ((0, torch.inf), (-1, torch.nan)):
         values[at] = worst
         assert not gpu_queries.spread(values, values, packed, queries.same_as.shape)[1]

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import arsm
-from arsm.evaluate import FEW, Evaluation, Graph, ask, evaluate, share, with_context
+from arsm.distinct import FEW, share
+from arsm.evaluate import evaluate, with_context
+from arsm.question import Evaluation, Question
 from arsm.references import ReferenceNoise, by_category
 from arsm.types import Queries
 from tests.problems import PROBLEMS, Problem
@@ -226,16 +228,17 @@ def test_a_query_takes_the_value_that_it_names() -> None:
     queries = Queries(points, points[0], same_as, torch.ones(1))
     for evaluation in ("packed", "dense"):
         f = with_context(lambda z: z.sum(-1).double(), (), same_as.shape[1:])
-        asked = ask(queries, torch.zeros(1), evaluation)
-        values = evaluate(f, queries, asked, evaluation=evaluation, max_rows=None, graph="live")
+        question = Question(arsm.ARSM(), torch.zeros(1), queries)
+        values = evaluate(f, question, question.asked(evaluation))
         assert values.all.tolist() == [[0, 1], [2, 3], [2, 5]]
         assert values.live.tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("graph", ["none", "live", "all"])
+@pytest.mark.parametrize("estimator", [arsm.ARSM(), arsm.MuProp()])  # the second needs f's gradient at all queries
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(("evaluation", "max_rows"), WAYS)
 def test_silent_queries_take_the_first_ones_value_though_f_differs_between_equal_rows(
-    evaluation: Evaluation, max_rows: int | None, graph: Graph
+    evaluation: Evaluation, max_rows: int | None, frozen: bool, estimator: arsm.Estimator
 ) -> None:
     points, same_as = by_category(
         torch.tensor([[2], [0]]), torch.tensor([[[True, False, True]], [[True, True, False]]])
@@ -244,8 +247,8 @@ def test_silent_queries_take_the_first_ones_value_though_f_differs_between_equal
     called = itertools.count()
     queries = Queries(points, points[0], same_as, torch.ones(1), first_for_rest=True)
     f = with_context(lambda z: torch.tensor([float(next(called)) for _ in z]), (), same_as.shape[1:])
-    asked = ask(queries, torch.zeros(1), evaluation)
-    values = evaluate(f, queries, asked, evaluation=evaluation, max_rows=max_rows, graph=graph)
+    question = Question(estimator, torch.zeros(1), queries)
+    values = evaluate(f, question, question.asked(evaluation), max_rows=max_rows, frozen=frozen)
     assert torch.equal(values.all, values.all.gather(0, same_as))
     assert torch.equal(values.live, values.all[:1])
     assert values.all.unique().numel() == 4

@@ -12,6 +12,7 @@ from arsm.checks import NotFiniteError
 from arsm.choice import Choice, choices
 from arsm.comparison import Compared, compare
 from arsm.diagnostics import Bias, Moments
+from arsm.distinct import share
 from arsm.driver import estimate
 from arsm.estimators import (
     AR,
@@ -49,7 +50,6 @@ from arsm.estimators import (
     estimator,
     estimator_names,
 )
-from arsm.evaluate import share
 from arsm.fields import document_fields
 from arsm.layers import LayersEstimate, estimate_layers
 from arsm.maximize import Maximum, maximize

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +11,10 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import register_pytree_node
 
 from arsm.checks import check_context, check_estimator, check_logits, is_whole, legal_rows
-from arsm.evaluate import Evaluation, Rowwise, ask, evaluate, reads_logits_later, speakers, with_context
-from arsm.types import Estimate, Estimator, Queries
+from arsm.distinct import speakers
+from arsm.evaluate import Rowwise, evaluate, with_context
+from arsm.question import Evaluation, attach, pose, reads_logits_later
+from arsm.types import Estimate, Estimator
 
 
 def estimate(
@@ -100,46 +100,37 @@ def estimate_rows(
     if bare:
         logits = logits.unsqueeze(0)
     batch = logits.shape[:-2]
-    if noise is None:
-        noise = estimator.noise(logits, generator)
-    for x in noise if isinstance(noise, tuple) else (noise,):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"noise must be what estimator.noise(logits) draws, but holds {type(x).__name__}.")
-        if x.shape[: len(batch)] != batch:
-            raise ValueError(
-                f"noise must lead with the batch's shape {list(batch)}, but is {list(x.shape)}; draw it by "
-                "estimator.noise(logits) for these logits."
-            )
-    queries = estimator.ask(logits, noise)
-    if not shared:
-        queries = _unshare(queries)
-    graph = "all" if estimator.needs_gradient else "none" if frozen else "live"
-    asked = ask(queries, logits, evaluation)
+    if noise is not None:
+        for x in noise if isinstance(noise, tuple) else (noise,):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"noise must be what estimator.noise(logits) draws, but holds {type(x).__name__}.")
+            if x.shape[: len(batch)] != batch:
+                raise ValueError(
+                    f"noise must lead with the batch's shape {list(batch)}, but is {list(x.shape)}; draw it by "
+                    "estimator.noise(logits) for these logits."
+                )
+    question = pose(estimator, logits, noise=noise, generator=generator, shared=shared)
+    asked = question.asked(evaluation)
     if masked is None:
         masked = not asked.finite and check_logits(logits, read=True)
-    values = evaluate(f, queries, asked, evaluation=evaluation, max_rows=max_rows, graph=graph)
-    del asked  # `tell` may need its memory
-    with full_precision(logits.device.type):
-        gradient = estimator.tell(logits, queries, values.all)
-    value = estimator.value(queries, values.live)
-    loss = None
-    if gradient is None and evaluation == "packed" and not _reaches(value, queries.points):
+    values = evaluate(f, question, asked, max_rows=max_rows, frozen=frozen)
+    del asked  # the credit may need its memory
+    credit = question.credit(values.all, masked=masked)
+    value = question.value(values.live)
+    gradient = credit.gradient
+    if gradient is None and evaluation == "packed" and not _reaches(value, question.queries.points):
         raise ValueError(
             f"{type(estimator).__name__} differentiates f in z, but autograd finds no way from f's values to z; make f "
             "differentiable in one-hot z, or choose an estimator that only evaluates f, such as RLOO."
         )
     if gradient is not None:
-        if masked:
-            gradient = gradient.masked_fill(logits == -torch.inf, 0)
-        # inside vmap, requires_grad is always False
-        if gradient.requires_grad or len(estimator.learned) > 0:
-            loss = gradient.square().sum((-2, -1)).mean()
-            gradient = gradient.detach()
+        gradient = gradient.detach() if credit.learns else gradient
         value = attach(value, logits, gradient)
         gradient = gradient.to(torch.promote_types(values.all.dtype, logits.dtype))
         gradient = gradient.squeeze(0) if bare else gradient
-    info = Info(queries.same_as, values.all.detach() if values.all.requires_grad else values.all, logits.detach())
-    return Estimate(value, queries.z, gradient, info, loss, given)
+    told = values.all.detach() if values.all.requires_grad else values.all
+    info = Info(question.queries.same_as, told, logits.detach())
+    return Estimate(value, question.queries.z, gradient, info, credit.loss(), given)
 
 
 class Info(Mapping[str, Tensor]):
@@ -169,15 +160,6 @@ register_pytree_node(
 )
 
 
-def _unshare(queries: Queries) -> Queries:
-    """Evaluate all queries separately, except those that must not be evaluated at their own point."""
-    points, same_as = queries.points, queries.same_as
-    index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
-    equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
-    number = torch.arange(same_as.shape[0], device=same_as.device).view(-1, *(1,) * (same_as.ndim - 1))
-    return replace(queries, same_as=torch.where(equal, number, same_as), packed=None)
-
-
 def _reaches(value: Tensor, source: Tensor) -> bool:
     """Whether value's graph leads back to source; True if no graphs are recorded."""
     made_at = (node is source.grad_fn or getattr(node, "variable", None) is source for node in graph_nodes(value))
@@ -193,31 +175,3 @@ def graph_nodes(value: Tensor) -> Iterator[Node]:
             yield node
             seen.add(node)
             pending.extend(parent for parent, _ in node.next_functions)
-
-
-def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """Switch autocast off: it is meant for f, and estimators need full precision for differences and linear solves."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
-
-
-def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-    """value [*B], whose derivative in the logits is gradient [*B, K, C]; where a logit is -inf, gradient must be 0."""
-    if not torch._C._are_functorch_transforms_active():
-        return _Attach.apply(value, logits, gradient)  # pyright: ignore[reportReturnType]
-    # torch.compile traces no autograd function inside vmap
-    finite = logits.masked_fill(logits == -torch.inf, 0)
-    return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
-
-
-class _Attach(torch.autograd.Function):
-    """value, with a gradient for the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient  # no graph leads to it
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad = grads[0]
-        return grad, grad.view(*grad.shape, 1, 1) * ctx.gradient, None  # autograd converts it to the logits' dtype

@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_map
 
 from arsm.checks import check_estimator, check_logits, check_same_rows, describe
 from arsm.driver import check_evaluation, estimate_rows
-from arsm.evaluate import Evaluation
 from arsm.noise import argmin_sample, dirichlet, given_winner
+from arsm.question import Evaluation
 from arsm.types import Estimate, Estimator
 
 Layer = Callable[..., Any]

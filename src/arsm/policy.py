@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole, describe
-from arsm.driver import attach
+from arsm.question import attach
 from arsm.types import Estimator, Queries
 
 PARTS = 16

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm import kernels
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.swap import Race, run_race, swap_with
 from arsm.types import Queries
 

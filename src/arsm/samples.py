@@ -9,7 +9,7 @@ from torch import Tensor
 
 from arsm import kernels
 from arsm.checks import check_given
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.sampling import inverse_sample, uniforms
 from arsm.types import Queries
 

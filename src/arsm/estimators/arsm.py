@@ -10,7 +10,7 @@ from torch import Tensor
 
 from arsm import kernels, swap
 from arsm.checks import check_whole
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.noise import race_noise
 from arsm.references import (
     ReferenceNoise,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.checks import check_given, check_samples
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.noise import dirichlet
 from arsm.samples import EDGE, mean_weight, open_uniforms
 from arsm.scores import less_mean, log_probability

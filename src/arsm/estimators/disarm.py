@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.checks import check_given
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.noise import working_dtype
 from arsm.samples import EDGE, mean_weight, open_uniforms
 from arsm.scores import log_probability

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_one_variable, check_whole
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.noise import fixed_point, race_noise, repeat_draws
 from arsm.scores import probabilities_for, weighted_scores
 from arsm.types import Estimator, Queries, at_most_all

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_count, check_samples
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.samples import mean_weight
 from arsm.sampling import uniforms
 from arsm.scores import less_mean

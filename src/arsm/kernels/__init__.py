@@ -93,7 +93,7 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tens
 
 
 class Packed(NamedTuple):
-    """The distinct among M B queries, as `arsm.evaluate.Asked` has them; only the GPU knows how many there are."""
+    """The distinct among M B queries, as `arsm.question.Distinct` has them; only the GPU knows how many there are."""
 
     z: Tensor
     """[M B, K]."""
@@ -185,7 +185,7 @@ def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def share(points: Tensor) -> Tensor:
-    """`arsm.evaluate.share` of few queries."""
+    """`arsm.distinct.share` of few queries."""
     return _in("gpu_queries").share(points)
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arsm.evaluate import share
+from arsm.distinct import share
 from arsm.noise import RESOLUTION, fixed_point
 from arsm.swap import pair_table, run_race
 

@@ -264,7 +264,7 @@ def _share(points, same_as, M, R, K, ROWS: tl.constexpr):
 
 
 def share(points: Tensor) -> Tensor:
-    """`arsm.evaluate.share` for few queries and variables."""
+    """`arsm.distinct.share` for few queries and variables."""
     queries, *batch, variables = points.shape
     same_as = torch.empty((queries, *batch), dtype=torch.int64, device=points.device)
     rows = same_as[0].numel()

@@ -15,12 +15,13 @@ from pyro.infer.util import is_validation_enabled
 from pyro.ops.provenance import detach_provenance
 from torch import Tensor
 
-from arsm.driver import attach, graph_nodes
-from arsm.evaluate import NotFiniteError
+from arsm.checks import NotFiniteError
+from arsm.driver import graph_nodes
 from arsm.noise import argmin_sample, race_noise
 from arsm.pyro.categories import logits_of, to_value, unwrap
 from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites
 from arsm.pyro.true_path import Choice, Program, Term, TruePath
+from arsm.question import attach
 from arsm.types import Estimator
 
 Query = tuple[int | None, int]

@@ -1,0 +1,415 @@
+"""One question and one credit: the head and the tail of every estimate.
+
+    question = pose(estimator, logits)              # noise -> queries
+    asked = question.asked("packed")                # the points at which f must be evaluated
+    values = question.spread(asked, [f(asked.z)])   # f at every query
+    credit = question.credit(values.all)            # the gradient estimate [*B, K, C]
+    value = attach(question.value(values.live), logits, credit.gradient)
+
+A caller supplies only how to go on from a query. `arsm.estimate` calls f. A caller that has already played the true
+sample (an episode, a pass through a module) asks for the `others` only; one that can only evaluate a query for all rows
+at once asks for whole queries. `Question.credit` is the only place that calls `Estimator.tell`, and `attach` the only
+autograd function that gives logits a credit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arsm import kernels
+from arsm.checks import NotFiniteError
+from arsm.distinct import flat_index, speakers
+from arsm.kernels import SMALL
+from arsm.types import Estimator, Queries
+
+Evaluation = Literal["packed", "dense"]
+
+
+class Values(NamedTuple):
+    """f at the queries."""
+
+    live: Tensor
+    """[L, *B], with f's graph where it is kept."""
+    all: Tensor
+    """[M, *B], detached unless the estimator needs f's gradient."""
+
+
+class Distinct(NamedTuple):
+    """The distinct queries, N of them; the number depends on the data."""
+
+    z: Tensor
+    """[N, ...], or longer: only its first N rows count."""
+    row: Tensor
+    """[N], or longer: their batch rows."""
+    total: int
+    """N."""
+    live: int
+    """How many of them are live; they come first."""
+    place: Tensor | None
+    """[M B]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
+    row's first query."""
+    number: Tensor | None
+    """[N]: which of all queries they are, if there is no `place`."""
+    packed: kernels.Packed | None = None
+    """All this, if a kernel found it."""
+    finite: bool = False
+    """Whether all logits are known to be finite."""
+
+
+class Every(NamedTuple):
+    """All N = M B queries, in static shapes, at points that their values may be taken from."""
+
+    z: Tensor
+    """[N, ...]."""
+    row: Tensor
+    """[N]: their batch rows."""
+    total: int
+    """N."""
+    live: int
+    """How many of them are live; they come first."""
+    place: Tensor | None
+    """[N]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
+    row's first query."""
+    finite: bool = False
+    """Nothing is read from the device, so nothing is known of the logits."""
+
+
+Asked = Distinct | Every
+
+
+class Others(NamedTuple):
+    """R queries that are left to evaluate where f at the true sample is known, ordered by row."""
+
+    row: Tensor
+    """[R] int64: the (flat) batch row of each."""
+    query: Tensor
+    """[R] int64: which query of that row."""
+    point: Tensor
+    """[R, K] int64."""
+
+
+class Credit(NamedTuple):
+    """An estimate of dE[f]/dlogits."""
+
+    gradient: Tensor | None
+    """[*B, K, C]; None where autograd through the points is the estimate. It has a graph if the estimator learns."""
+    learns: bool
+    """Whether the estimator has learned parts."""
+
+    def loss(self) -> Tensor | None:
+        """[]: the gradient's squared norm, averaged over the batch, which learned parts minimise; None without any."""
+        if self.gradient is None or not self.learns:
+            return None
+        return self.gradient.square().sum((-2, -1)).mean()
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """An estimator's queries at some logits [*B, K, C]."""
+
+    estimator: Estimator
+    logits: Tensor
+    queries: Queries
+    given: Tensor | None = None
+    """[*B, K]: the true sample, where the caller drew it."""
+
+    @property
+    def true(self) -> Tensor:
+        """[*B, K]: the true sample, the first where there are several."""
+        batch = self.logits.shape[:-2]
+        return self.queries.z.reshape(*batch, -1, self.queries.z.shape[-1])[..., 0, :]
+
+    # ---------------------------------------------------------------- what must be evaluated
+
+    @overload
+    def asked(self, evaluation: Literal["packed"]) -> Distinct: ...
+    @overload
+    def asked(self, evaluation: Literal["dense"]) -> Every: ...
+    @overload
+    def asked(self, evaluation: Evaluation) -> Asked: ...
+    def asked(self, evaluation: Evaluation) -> Asked:
+        """What f must be asked, the live queries first: the distinct ones (packed), or all, in static shapes (dense).
+
+        The result is not kept here, so that a caller can free its memory before `credit`.
+        """
+        return _every(self.queries) if evaluation == "dense" else _distinct(self.queries, self.logits)
+
+    def asked_queries(self) -> list[int]:
+        """The queries that some row needs, the true sample first, for a caller that evaluates a query for all rows."""
+        needed = speakers(self.queries.same_as).flatten(1).any(1).tolist()
+        return [number for number, is_needed in enumerate(needed) if is_needed or number == 0]
+
+    def others(self) -> Others:
+        """What is left to evaluate where f at the true sample is known; their number depends on the data."""
+        same_as, points = self.queries.same_as, self.queries.points
+        wanted = speakers(same_as)
+        if self.given is None:
+            # the true sample need not be the first query: `Exact` enumerates
+            wanted = wanted & (points != self.true).any(-1)
+        else:
+            if not torch.equal(points[0], self.given):
+                raise ValueError(
+                    f"{self.estimator} did not ask for the given action first; its noise(logits, generator, z) must "
+                    "make z the first query."
+                )
+            wanted[0] = False
+        row, query = wanted.flatten(1).T.nonzero().unbind(-1)
+        return Others(row, query, points.flatten(1, -2)[query, row])
+
+    # ---------------------------------------------------------------- f at every query
+
+    def spread(self, asked: Asked, parts: list[Tensor], live_parts: int | None = None) -> Values:
+        """f at every query, from its values at those that were asked.
+
+        Args:
+            asked: what `asked` returned.
+            parts: f's values there, in consecutive parts.
+            live_parts: how many of the parts hold the live queries, with their graph; None if all parts have the same
+                kind of graph, or none has one.
+        """
+        same_as, lives = self.queries.same_as, self.queries.weight.shape[0]
+        values = parts if live_parts is None else [_detached(part) for part in parts]
+        if isinstance(asked, Every):
+            every = _from_every(values, asked, same_as)
+        else:
+            every = _from_distinct(values, asked, same_as)
+        if live_parts is None:
+            live = every if lives == same_as.shape[0] else every[:lives]
+            return Values(live, every if self.estimator.needs_gradient else _detached(every))
+        live = _join(parts[:live_parts])
+        if lives > 1 and asked.place is not None:
+            live = live.index_select(0, asked.place[: lives * same_as.shape[1:].numel()])
+        return Values(live.view(lives, *same_as.shape[1:]), every)
+
+    def spread_queries(self, queries: list[int], values: Tensor) -> Values:
+        """f at every query, from its values [n, *B] at those of `asked_queries`."""
+        same_as, lives = self.queries.same_as, self.queries.weight.shape[0]
+        place = torch.zeros(same_as.shape[0], dtype=torch.int64, device=same_as.device)
+        place[queries] = torch.arange(len(queries), device=same_as.device)
+        every = values.gather(0, place[same_as])
+        return Values(every[:lives], _detached(every))
+
+    def spread_others(self, others: Others, values: Tensor, true: Tensor) -> Tensor:
+        """f at every query [M, *B], from its values [R] at (some of) the others and [*B] at the true sample."""
+        same_as = self.queries.same_as.flatten(1)
+        every = true.flatten().expand(same_as.shape)
+        every = every.index_put((others.query, others.row), values.to(true.dtype))
+        return every.gather(0, same_as).view(self.queries.same_as.shape)
+
+    # ---------------------------------------------------------------- the credit
+
+    def value(self, live: Tensor) -> Tensor:
+        """The value [*B] from f at the live queries [L, *B]."""
+        return self.estimator.value(self.queries, live)
+
+    def credit(self, values: Tensor, weight: Tensor | None = None, *, masked: bool = True) -> Credit:
+        """Turn f's values [M, *B] into the gradient.
+
+        Args:
+            values: f at every query.
+            weight: [*B], factors of the rows' gradients.
+            masked: False if no category is masked, which saves a kernel.
+        """
+        # autocast is meant for f: differences and linear solves need full precision
+        with full_precision(self.logits.device.type):
+            gradient = self.estimator.tell(self.logits, self.queries, values)
+            if gradient is None:
+                return Credit(None, False)
+            if weight is not None:
+                gradient = gradient * weight[..., None, None].to(gradient.dtype)
+        if masked:
+            gradient = gradient.masked_fill(self.logits == -torch.inf, 0)
+        # inside vmap, requires_grad is always False
+        return Credit(gradient, gradient.requires_grad or len(self.estimator.learned) > 0)
+
+
+def pose(
+    estimator: Estimator,
+    logits: Tensor,
+    *,
+    z: Tensor | None = None,
+    noise: Any = None,
+    generator: torch.Generator | None = None,
+    shared: bool = True,
+) -> Question:
+    """Draw the noise and find the queries of an estimator at logits [*B, K, C].
+
+    Args:
+        estimator: any.
+        logits: [*B, K, C].
+        z: [*B, K], the true sample where it was drawn elsewhere: the noise is drawn given it.
+        noise: what `estimator.noise` drew for these logits; drawn here if None.
+        generator: source of the noise.
+        shared: whether equal queries of a row share one evaluation.
+    """
+    if noise is None:
+        noise = estimator.noise(logits, generator) if z is None else estimator.noise(logits, generator, z)
+    queries = estimator.ask(logits, noise)
+    return Question(estimator, logits, queries if shared else _unshared(queries), z)
+
+
+def _unshared(queries: Queries) -> Queries:
+    """Evaluate all queries separately, except those that must not be evaluated at their own point."""
+    points, same_as = queries.points, queries.same_as
+    index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
+    equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
+    number = torch.arange(same_as.shape[0], device=same_as.device).view(-1, *(1,) * (same_as.ndim - 1))
+    return replace(queries, same_as=torch.where(equal, number, same_as), packed=None)
+
+
+def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
+    """Switch autocast off."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
+def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
+    """value [*B], whose derivative in the logits is gradient [*B, K, C]; where a logit is -inf, gradient must be 0."""
+    if not torch._C._are_functorch_transforms_active():
+        return _Attach.apply(value, logits, gradient)  # pyright: ignore[reportReturnType]
+    # torch.compile traces no autograd function inside vmap
+    finite = logits.masked_fill(logits == -torch.inf, 0)
+    return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
+
+
+class _Attach(torch.autograd.Function):
+    """value, with a gradient for the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient  # no graph leads to it
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad = grads[0]
+        return grad, grad.view(*grad.shape, 1, 1) * ctx.gradient, None  # autograd converts it to the logits' dtype
+
+
+# ---------------------------------------------------------------- dense: all queries
+
+
+def _every(queries: Queries) -> Every:
+    batch = queries.same_as.ndim - 1
+    live = queries.weight.shape[0] * queries.same_as.shape[1:].numel()
+    if not queries.first_for_rest:
+        place = flat_index(queries.same_as)
+        z = queries.points.flatten(0, batch)
+        z = z if queries.equal else z.index_select(0, place)
+        return Every(z, _rows_of(place, queries), z.shape[0], live, place)
+    own = (queries.same_as > 0).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
+    z = torch.where(own, queries.points, queries.points[:1]).flatten(0, batch)
+    number = torch.arange(z.shape[0], device=z.device)
+    return Every(z, _rows_of(number, queries), z.shape[0], live, None)
+
+
+def _from_every(values: list[Tensor], asked: Every, same_as: Tensor) -> Tensor:
+    """f at all queries [M, *B] from values at all of them."""
+    if asked.place is not None:
+        return _look_up(values, asked.place, same_as)
+    rows = same_as.shape[1:].numel()
+    if values[0].shape[0] != rows or len(values) == 1:
+        every = _join(values).view(same_as.shape)
+        return torch.where(same_as > 0, every, every[:1])
+    # The first part is query 0. pad and where, unlike cat, are compiled without memory of their own.
+    first = values[0].view(1, *same_as.shape[1:])
+    rest = _join(values[1:]).view(-1, *same_as.shape[1:])
+    every = F.pad(rest, (*(0, 0) * (same_as.ndim - 1), 1, 0))
+    return torch.where(same_as > 0, every, first)
+
+
+# ---------------------------------------------------------------- packed: the distinct queries
+
+
+def reads_logits_later(logits: object) -> bool:
+    """Whether `Question.asked` is likely to find out if these logits are finite: one synchronisation less."""
+    return isinstance(logits, Tensor) and logits.numel() <= SMALL and kernels.eager_on_gpu(logits)
+
+
+def _distinct(queries: Queries, logits: Tensor) -> Distinct:
+    packed = queries.packed or _packed(queries, logits)
+    if packed is not None:
+        total, live, finite = packed.read()
+        return Distinct(packed.z, packed.row, total, live, packed.place, None, packed, finite)
+    same_as, lives = queries.same_as, queries.weight.shape[0]
+    points, live = queries.points.flatten(0, same_as.ndim - 1), lives * same_as.shape[1:].numel()
+    if queries.first_for_rest:
+        number, place = speakers(same_as).flatten().nonzero().squeeze(-1), None
+    else:
+        place = flat_index(same_as)
+        speaks = place == torch.arange(points.shape[0], device=points.device)
+        number = speaks.nonzero().squeeze(-1)
+        place = speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
+    if 1 < lives < same_as.shape[0]:  # a row's only live query is distinct
+        live = int((number < live).sum())
+    z = points.squeeze(-1).index_select(0, number)  # a CPU selects numbers faster than rows of one
+    z, row = z.view(-1, *points.shape[1:]), _rows_of(number, queries)
+    return Distinct(z, row, z.shape[0], min(live, z.shape[0]), place, number if place is None else None)
+
+
+def _packed(queries: Queries, logits: Tensor) -> kernels.Packed | None:
+    """The distinct among few queries in eager mode on a GPU."""
+    points, same_as = queries.points, queries.same_as
+    small = points.numel() <= SMALL and logits.numel() <= SMALL
+    if points.dtype != torch.int64 or not small or not kernels.eager_on_gpu(points):
+        return None
+    live = queries.weight.shape[0] * same_as.shape[1:].numel()
+    return kernels.pack(points.flatten(0, same_as.ndim - 1), same_as, live, logits)
+
+
+def _from_distinct(values: list[Tensor], asked: Distinct, same_as: Tensor) -> Tensor:
+    """f at all queries [M, *B] from its values at the distinct ones, which must be finite."""
+    alike = len(values) <= 2 and values[0].dtype == values[-1].dtype and not values[0].requires_grad
+    if asked.packed is not None and alike and kernels.eager_on_gpu(values[0]):
+        every, finite = kernels.spread(values, asked.packed, same_as.shape)
+        if not finite:
+            _check_finite(_join(values), asked)
+        return every
+    joined = _join(values)
+    _check_finite(joined.detach(), asked)
+    if asked.place is not None:
+        return _look_up([joined], asked.place, same_as)
+    assert asked.number is not None
+    rows = same_as.shape[1:].numel()
+    first = joined[:rows].expand(same_as.shape[0], rows).contiguous()  # faster than repeat
+    return first.view(-1).scatter_(0, asked.number, joined).view(same_as.shape)
+
+
+def _check_finite(values: Tensor, asked: Distinct) -> None:
+    if math.isfinite(values.sum()):  # one kernel; if the sum overflows, check again
+        return
+    bad = ~values.isfinite()
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        at = f"z = {asked.z[first].tolist()}" if not asked.z.is_floating_point() else "a relaxed z"
+        raise NotFiniteError(
+            f"f returned {float(values[first])} for {at} in row {int(asked.row[first])} of the batch; f must be finite "
+            "wherever a category is not masked."
+        )
+
+
+# ---------------------------------------------------------------- both
+
+
+def _rows_of(number: Tensor, queries: Queries) -> Tensor:
+    """The batch rows of flat queries."""
+    rows = queries.same_as.shape[1:].numel()
+    return number % rows if rows > 1 else number.new_zeros(1).expand(number.shape)
+
+
+def _look_up(values: list[Tensor], place: Tensor, same_as: Tensor) -> Tensor:
+    return _join(values).index_select(0, place).view(same_as.shape)
+
+
+def _join(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _detached(x: Tensor) -> Tensor:
+    return x.detach() if x.requires_grad else x
