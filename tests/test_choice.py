@@ -224,7 +224,7 @@ def test_forgotten_earlier_choices_are_caught(monkeypatch: pytest.MonkeyPatch) -
     """Choices before the one under test must be held."""
     from arsm.choice_run import Run
 
-    inner = Run._values_of_queries
+    inner = Run._values_of_others
 
     def forgetful(self: Run, function: Any, batch: Any, calls: Any, t: int, true: Tensor) -> Tensor:
         redrawn = [copy.copy(call) for call in calls]
@@ -232,7 +232,7 @@ def test_forgotten_earlier_choices_are_caught(monkeypatch: pytest.MonkeyPatch) -
             object.__setattr__(call, "z", call.z.roll(1, 0))
         return inner(self, function, batch, redrawn, t, true)
 
-    monkeypatch.setattr(Run, "_values_of_queries", forgetful)
+    monkeypatch.setattr(Run, "_values_of_others", forgetful)
     assert worst(Nested, arsm.LocalExpectation())["gradient"] > 1
 
 

@@ -513,7 +513,7 @@ def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(monkeypatc
     batch = Batch(states, logits, actions, returns, returns, None, (steps,), states[:1], (True,))
     learner = Relax(ActionConditioned(), inputs + variables * categories, (8,), generator)
     plan = policy.plan(learner.estimator, logits.unsqueeze(0), actions.unsqueeze(0), generator=generator)
-    queries = [ask() for ask in plan.ask]
+    queries = [part.pose().queries for part in plan.parts]
     assert [len(part.z) for part in queries] == [4] * 7 + [2]
     nothing = Tries(torch.zeros(0, dtype=torch.float64), states[:0], torch.zeros(0, dtype=torch.float64))
     found, loss = learner.gradient(batch, plan, nothing)

@@ -152,7 +152,7 @@ def test_backed_up_returns_are_those_of_the_definition() -> None:
     )
     batch, plan, branches = seen["batch"], seen["plan"], seen["branches"]
     found = backed_up(estimator, plan, batch, branches.returns)
-    (queries,) = (ask() for ask in plan.ask)
+    (queries,) = (part.pose().queries for part in plan.parts)
     draws = {tuple(divmod(place, 3)): queries.points[:, i, 0].tolist() for i, place in enumerate(plan.played.tolist())}
     for i, length in enumerate(batch.mask.sum(-1).tolist()):
         value = None

@@ -36,7 +36,7 @@ def test_parts_change_nothing(cells: int, masked: bool, monkeypatch: pytest.Monk
     (whole, at_once), (split, in_parts) = results
     for name in ("episode", "step", "action", "query", "weight", "played", "row", "pseudo_actions"):
         assert torch.equal(getattr(whole, name), getattr(split, name)), name
-    assert len(split.ask) > len(whole.ask) == 1
+    assert len(split.parts) > len(whole.parts) == 1
     assert torch.equal(at_once, in_parts)
     assert (at_once != 0).any()
 

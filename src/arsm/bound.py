@@ -20,6 +20,7 @@ from arsm.categorical import log_prob
 from arsm.checks import check_estimator, check_logits, check_same_rows, describe, legal_rows
 from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
+from arsm.question import pose
 from arsm.samples import sample
 from arsm.types import Estimate, Estimator, Queries
 
@@ -52,7 +53,8 @@ def estimate_bound(
     check_same_rows(context)
     phi, _ = run_layer(layers[0], Path(context))
     check_logits(phi, read=False)
-    queries = estimator.ask(phi, estimator.noise(phi, generator))
+    question = pose(estimator, phi, generator=generator)
+    queries = question.queries
     if queries.aux is not None:
         raise TypeError(f"{estimator!r} does not compare whole paths; give VIMCO more samples instead.")
     n = queries.points.shape[0]
@@ -76,7 +78,7 @@ def estimate_bound(
         "finite": (values.detach().isfinite() & legal).all(0),
     }
     z = torch.cat(zs, -1).unflatten(0, (n, -1)).movedim(0, 1)
-    return Estimate(estimator.value(queries, values) + scored - scored.detach(), z, None, info)
+    return Estimate(question.value(values) + scored - scored.detach(), z, None, info)
 
 
 def signals(estimator: Estimator, values: Tensor) -> Tensor:

@@ -29,11 +29,11 @@ from arsm.bound import signals
 from arsm.categorical import log_prob
 from arsm.checks import NotFiniteError, describe
 from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
-from arsm.question import attach, full_precision
+from arsm.question import Others, Question, attach, full_precision, pose
 from arsm.samples import sample
 from arsm.sampling import uniforms
 from arsm.subsets import draw_subsets, subset_log_prob
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator
 
 if TYPE_CHECKING:
     from arsm.choice import Choice
@@ -44,9 +44,9 @@ class _Call:
     """One call of a Choice on the true path."""
 
     choice: Choice
-    logits: Tensor
+    question: Question
     z: Tensor
-    queries: Queries
+    """[N, K], or [N, k]."""
     race: Tensor | None
     """[N, K, C]: noise with which z won; None for subsets."""
 
@@ -137,7 +137,7 @@ class Run:
         return values.mean(0) + (scored - scored.detach()).to(values.dtype)
 
     def _relax(self, choice: Choice, logits: Tensor) -> Tensor:
-        return self.estimator.ask(logits, self.estimator.noise(logits, self.generator)).points[0]
+        return pose(self.estimator, logits, generator=self.generator).queries.points[0]
 
     def _over_queries(self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int) -> Tensor:
         calls: list[_Call] = []
@@ -145,69 +145,66 @@ class Run:
 
         def choose(choice: Choice, logits: Tensor) -> Tensor:
             last[choice] = logits
-            queries = self.estimator.ask(logits, self.estimator.noise(logits, self.generator))
-            z = queries.z.reshape(rows, -1, queries.points.shape[-1])[:, 0]
+            question = pose(self.estimator, logits, generator=self.generator)
+            z = question.true
             race = None if choice.k else given_winner(logits, z, dirichlet(logits, self.generator))
-            calls.append(_Call(choice, logits, z, queries, race))
+            calls.append(_Call(choice, question, z, race))
             return z
 
         true = self._evaluate(function, batch, rows, choose)
         value = true
         for t, call in enumerate(calls):
-            values = self._values_of_queries(function, batch, calls, t, true.detach())
-            with full_precision(true.device.type):
-                gradient = self.estimator.tell(call.logits, call.queries, values)
+            others = call.question.others()
+            values = self._values_of_others(function, batch, calls, t, others).to(true.dtype)
+            every = call.question.spread_others(others, values, true.detach())
+            gradient = call.question.credit(every).gradient
             if gradient is None:
                 raise TypeError(f"{self.estimator!r} tells no gradient but is not declared as pathwise.")
-            masked = call.logits == -torch.inf
-            value = attach(value, call.logits.masked_fill(masked, 0), gradient.detach().masked_fill(masked, 0))
+            value = attach(value, call.question.logits, gradient.detach())
         for choice, logits in last.items():  # not the queries' logits, which have no graph
             choice.logits = logits
         return value
 
     @torch.no_grad()
-    def _values_of_queries(
+    def _values_of_others(
         self,
         function: Callable[..., Tensor],
         batch: tuple[Tensor, ...],
         calls: list[_Call],
         t: int,
-        true: Tensor,
+        others: Others,
     ) -> Tensor:
-        """f at the queries of call t: [M, N]."""
-        points, same_as = calls[t].queries.points, calls[t].queries.same_as
-        number = torch.arange(points.shape[0], device=points.device).unsqueeze(-1)
-        elsewhere = (points != calls[t].z).any(-1)
-        query, row = ((same_as == number) & elsewhere).nonzero(as_tuple=True)
-        values = true.expand(same_as.shape).clone()
-        if len(row) > 0:
-            made = 0
+        """f at the queries of call t that differ from the true sample: [R]."""
+        row = others.row
+        if len(row) == 0:
+            return torch.zeros(0, device=row.device)
+        made = 0
 
-            def choose(choice: Choice, logits: Tensor) -> Tensor:
-                nonlocal made
-                made += 1
-                if made <= t + 1 and calls[made - 1].choice is not choice:
-                    raise RuntimeError(
-                        "The model made another choice here than for the true sample; which choices it makes, and in "
-                        "which order, must not depend on the rows."
-                    )
-                if made <= t:
-                    return calls[made - 1].z.index_select(0, row)
-                if made == t + 1:
-                    return points[query, row]
-                race = calls[made - 1].race if made <= len(calls) else None
-                if race is None or race.shape[1:] != logits.shape[1:]:
-                    return draw(logits, choice.k, self.generator)
-                return argmin_sample(logits, race.index_select(0, row))
-
-            asked = tuple(x.index_select(0, row) for x in batch)
-            values[query, row] = self._evaluate(function, asked, len(row), choose).to(values.dtype)
-            if made <= t:
+        def choose(choice: Choice, logits: Tensor) -> Tensor:
+            nonlocal made
+            made += 1
+            if made <= t + 1 and calls[made - 1].choice is not choice:
                 raise RuntimeError(
-                    f"The model made {len(calls)} choices for the true sample but {made} in another pass; their number "
-                    "must not depend on the rows."
+                    "The model made another choice here than for the true sample; which choices it makes, and in "
+                    "which order, must not depend on the rows."
                 )
-        return values.gather(0, same_as)
+            if made <= t:
+                return calls[made - 1].z.index_select(0, row)
+            if made == t + 1:
+                return others.point
+            race = calls[made - 1].race if made <= len(calls) else None
+            if race is None or race.shape[1:] != logits.shape[1:]:
+                return draw(logits, choice.k, self.generator)
+            return argmin_sample(logits, race.index_select(0, row))
+
+        asked = tuple(x.index_select(0, row) for x in batch)
+        values = self._evaluate(function, asked, len(row), choose)
+        if made <= t:
+            raise RuntimeError(
+                f"The model made {len(calls)} choices for the true sample but {made} in another pass; their number "
+                "must not depend on the rows."
+            )
+        return values
 
 
 def draw(logits: Tensor, k: int | None, generator: torch.Generator | None) -> Tensor:

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 from arsm.checks import check_estimator, check_logits, check_same_rows, describe
 from arsm.driver import check_evaluation, estimate_rows
 from arsm.noise import argmin_sample, dirichlet, given_winner
-from arsm.question import Evaluation
+from arsm.question import Evaluation, pose
 from arsm.types import Estimate, Estimator
 
 Layer = Callable[..., Any]
@@ -187,7 +187,7 @@ def estimate_layers(
 def _draw(estimator: Estimator, logits: Tensor, noise: Tensor | None, generator: torch.Generator | None) -> Tensor:
     """A sample like the estimator's true sample: relaxed if that is relaxed."""
     if estimator.needs_gradient:
-        return estimator.ask(logits, estimator.noise(logits, generator)).points[0]
+        return pose(estimator, logits, generator=generator).queries.points[0]
     return argmin_sample(logits, dirichlet(logits, generator) if noise is None else noise)
 
 

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole, describe
-from arsm.question import attach
-from arsm.types import Estimator, Queries
+from arsm.question import Others, Question, attach, pose
+from arsm.types import Estimator
 
 PARTS = 16
 """The logits are planned in about this many parts, which limits the estimator's memory."""
@@ -59,9 +59,28 @@ class Rollouts:
     """[R] int64: index of each rollout's step among those S."""
     pseudo_actions: Tensor
     """[S] int64: the number of pseudo actions of each played step, before the budget."""
-    ask: tuple[Callable[[], Queries], ...]
-    """The estimator's queries [M, ., K] at the S played steps, in parts. Queries that are larger than their logits are
-    not kept, but asked again from the same noise."""
+    parts: tuple[Part, ...]
+    """The S played steps with the estimator's questions there."""
+
+    def answered(self) -> list[tuple[Part, slice, Others]]:
+        """Every part, the rollouts [R] that belong to it, and the queries of the part that they answer."""
+        stops = [0, *accumulate(part.step.shape[0] for part in self.parts)]
+        edges = torch.tensor(stops, device=self.row.device)
+        edges = torch.searchsorted(self.row, edges).tolist()  # the rollouts are ordered by step
+        found = []
+        for i, part in enumerate(self.parts):
+            some = slice(edges[i], edges[i + 1])
+            found.append((part, some, Others(self.row[some] - stops[i], self.query[some], self.action[some])))
+        return found
+
+
+class Part(NamedTuple):
+    """Some of the played steps."""
+
+    step: Tensor
+    """[s] int64: their indices in [B T]."""
+    pose: Callable[[], Question]
+    """Poses the question there again, from the same noise: neither logits nor queries that are larger are kept."""
 
 
 def plan(
@@ -93,19 +112,19 @@ def plan(
         raise ValueError("Give a budget or keep-probabilities, not both.")
     played = _played(logits, mask)
     every, actions = logits.detach().flatten(0, 1), actions.flatten(0, 1)
-    parts = _parts(estimator, played, logits)
-    ask, pseudo = zip(*(_ask(estimator, every, actions, part, budget, generator) for part in parts), strict=True)
-    counts = torch.cat([part.counts for part in pseudo])
+    posed = [_pose(estimator, every, actions, steps, budget, generator) for steps in _split(estimator, played, logits)]
+    starts = accumulate((part.step.shape[0] for part, _ in posed), initial=0)
+    row = torch.cat([others.row + start for (_, others), start in zip(posed, starts, strict=False)])
+    counts = torch.bincount(row, minlength=played.shape[0])
     if keep is not None:
         weight = _tossed(counts, _check_keep(keep, logits).flatten()[played], generator)
     else:
         pending = counts.nonzero().squeeze(-1)
         order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
         weight = walk(counts, order, budget, weighted=weighted)
-    sizes = [part.shape[0] for part in parts]
-    row = torch.cat([part.row + first for part, first in zip(pseudo, _starts(sizes), strict=True)])
     kept = (weight > 0)[row]
-    query, action = torch.cat([part.query for part in pseudo])[kept], torch.cat([part.action for part in pseudo])[kept]
+    query = torch.cat([others.query for _, others in posed])[kept]
+    action = torch.cat([others.point for _, others in posed])[kept]
     row = row[kept]
     place = played[row]
     episodes, length = logits.shape[:2]
@@ -119,65 +138,36 @@ def plan(
         played=played,
         row=row,
         pseudo_actions=counts,
-        ask=ask,
+        parts=tuple(part for part, _ in posed),
     )
 
 
-def _parts(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+def _split(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
     """The played steps [S] in parts, twice as many where a step can have as many queries as categories."""
     parts = PARTS if estimator.most_queries(logits[:1, 0]) < logits.shape[-1] else 2 * PARTS
     return played.split(max(1, max(CELLS, logits.numel() // parts) // logits.shape[2:].numel()))
 
 
-def _starts(sizes: list[int]) -> list[int]:
-    return [0, *accumulate(sizes)][:-1]
-
-
-class Pseudo(NamedTuple):
-    """The n pseudo actions of some steps, ordered by step."""
-
-    row: Tensor
-    """[n] int64: the step of each."""
-    query: Tensor
-    """[n] int64."""
-    action: Tensor
-    """[n, K] int64."""
-    counts: Tensor
-    """[S] int64: how many each step has."""
-
-
-def _ask(
+def _pose(
     estimator: Estimator,
     every: Tensor,
     actions: Tensor,
-    part: Tensor,
+    step: Tensor,
     budget: int | None,
     generator: torch.Generator | None,
-) -> tuple[Callable[[], Queries], Pseudo]:
-    """The queries at some steps of logits [B T, K, C] and actions [B T, K]; the true action comes first."""
-    steps, true = every[part], actions[part]
-    check_logits(steps, read=True)
-    noise = estimator.noise(steps, generator, true)
-    queries = estimator.ask(steps, noise)
-    if not torch.equal(queries.points[0], true):
-        raise ValueError(
-            f"{estimator} did not ask for the given action first; its noise(logits, generator, z) must make z the "
-            "first query."
-        )
+) -> tuple[Part, Others]:
+    """The question at some steps of logits [B T, K, C] and actions [B T, K], and its pseudo actions."""
+    logits, true = every[step], actions[step]
+    check_logits(logits, read=True)
+    noise = estimator.noise(logits, generator, true)
+    question = pose(estimator, logits, z=true, noise=noise)
+    others = question.others()
     if budget is not None:
-        _check_budget(estimator, steps, budget)
-    evaluated = _distinct_from_first(queries.same_as)
-    row, query = evaluated.T.nonzero().unbind(-1)
-    pseudo = Pseudo(row, query, queries.points[query, row], evaluated.sum(0))
-    if queries.points.numel() > steps.numel():
-        return lambda: estimator.ask(every[part], noise), pseudo
-    return lambda: queries, pseudo
-
-
-def _distinct_from_first(same_as: Tensor) -> Tensor:
-    """[M, S] bool: the queries that are pseudo actions and are evaluated themselves."""
-    number = torch.arange(same_as.shape[0], device=same_as.device).unsqueeze(-1)
-    return (same_as == number) & (number > 0)
+        _check_budget(estimator, logits, budget)
+    queries = question.queries
+    if queries.points.numel() > logits.numel():
+        return Part(step, lambda: pose(estimator, every[step], noise=noise)), others
+    return Part(step, lambda: Question(estimator, every[step], queries)), others
 
 
 def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = True) -> Tensor:
@@ -222,18 +212,17 @@ def gradient(
     every, true = logits.detach().flatten(0, 1), returns.detach().flatten()
     rollout_returns = rollout_returns.detach().to(returns.dtype)
     whole = torch.zeros_like(every)
-    parts = _parts(estimator, rollouts.played, logits)
-    sizes = [part.shape[0] for part in parts]
-    edges = torch.tensor([*_starts(sizes), sum(sizes)], device=logits.device)
-    edges = torch.searchsorted(rollouts.row, edges).tolist()  # the rollouts are ordered by step
-    for part, ask, start, first, last in zip(parts, rollouts.ask, _starts(sizes), edges[:-1], edges[1:], strict=True):
-        steps, queries = every[part], ask()
-        answered = rollouts.query[first:last], rollouts.row[first:last] - start
-        values = true[part].expand(queries.same_as.shape).index_put(answered, rollout_returns[first:last])
-        estimate = estimator.tell(steps, queries, values.gather(0, queries.same_as))
-        assert estimate is not None  # only estimators that need f's gradient return None
-        estimate = estimate * weight[part].to(estimate.dtype)[:, None, None]
-        whole[part] = estimate.masked_fill(steps == -torch.inf, 0).to(whole.dtype)
+
+    def of_part(part: Part, some: slice, answered: Others) -> Tensor:
+        """The gradient at some steps; a function, so that nothing of one part is alive at the next."""
+        question = part.pose()
+        values = question.spread_others(answered, rollout_returns[some], true[part.step])
+        gradient = question.credit(values, weight[part.step]).gradient
+        assert gradient is not None  # only estimators that need f's gradient return None
+        return gradient.to(whole.dtype)
+
+    for part, some, answered in rollouts.answered():
+        whole[part.step] = of_part(part, some, answered)
     return whole.view_as(logits)
 
 
@@ -252,8 +241,7 @@ def loss(
     estimate = gradient(estimator, logits, rollouts, returns, rollout_returns, discount).detach()
     counted = torch.zeros_like(rollouts.weight, dtype=torch.bool).flatten()
     counted = counted.index_fill(0, rollouts.played, True).view_as(rollouts.weight)
-    usable = counted[..., None, None] & (logits.detach() > -torch.inf)
-    moved = attach(torch.zeros_like(returns), torch.where(usable, logits, 0), estimate)  # 0 in value
+    moved = attach(torch.zeros_like(returns), logits, estimate)  # 0 in value
     return -(torch.where(counted[:, 0], returns[:, 0].detach(), 0).sum() + moved.sum())
 
 

@@ -143,7 +143,8 @@ class Question:
 
     def asked_queries(self) -> list[int]:
         """The queries that some row needs, the true sample first, for a caller that evaluates a query for all rows."""
-        needed = speakers(self.queries.same_as).flatten(1).any(1).tolist()
+        same_as = self.queries.same_as
+        needed = speakers(same_as).reshape(same_as.shape[0], -1).any(1).tolist()
         return [number for number, is_needed in enumerate(needed) if is_needed or number == 0]
 
     def others(self) -> Others:
@@ -160,8 +161,8 @@ class Question:
                     "make z the first query."
                 )
             wanted[0] = False
-        row, query = wanted.flatten(1).T.nonzero().unbind(-1)
-        return Others(row, query, points.flatten(1, -2)[query, row])
+        row, query = wanted.reshape(same_as.shape[0], -1).T.nonzero().unbind(-1)
+        return Others(row, query, points.reshape(points.shape[0], -1, points.shape[-1])[query, row])
 
     # ---------------------------------------------------------------- f at every query
 
@@ -198,8 +199,8 @@ class Question:
 
     def spread_others(self, others: Others, values: Tensor, true: Tensor) -> Tensor:
         """f at every query [M, *B], from its values [R] at (some of) the others and [*B] at the true sample."""
-        same_as = self.queries.same_as.flatten(1)
-        every = true.flatten().expand(same_as.shape)
+        same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
+        every = true.reshape(-1).expand(same_as.shape)
         every = every.index_put((others.query, others.row), values.to(true.dtype))
         return every.gather(0, same_as).view(self.queries.same_as.shape)
 
@@ -245,7 +246,7 @@ def pose(
         estimator: any.
         logits: [*B, K, C].
         z: [*B, K], the true sample where it was drawn elsewhere: the noise is drawn given it.
-        noise: what `estimator.noise` drew for these logits; drawn here if None.
+        noise: what `estimator.noise` drew for these logits (and z); drawn here if None.
         generator: source of the noise.
         shared: whether equal queries of a row share one evaluation.
     """
@@ -270,11 +271,15 @@ def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
 
 
 def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-    """value [*B], whose derivative in the logits is gradient [*B, K, C]; where a logit is -inf, gradient must be 0."""
+    """value [*B], whose derivative in the logits is gradient [*B, K, C].
+
+    The value may come from elsewhere, and may carry several credits. Where a logit is not finite, the gradient must
+    be 0.
+    """
     if not torch._C._are_functorch_transforms_active():
         return _Attach.apply(value, logits, gradient)  # pyright: ignore[reportReturnType]
     # torch.compile traces no autograd function inside vmap
-    finite = logits.masked_fill(logits == -torch.inf, 0)
+    finite = logits.masked_fill(gradient == 0, 0)  # -inf where it is masked, and anything where nobody chose
     return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
 
 

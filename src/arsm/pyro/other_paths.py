@@ -21,7 +21,7 @@ from arsm.noise import argmin_sample, race_noise
 from arsm.pyro.categories import logits_of, to_value, unwrap
 from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites
 from arsm.pyro.true_path import Choice, Program, Term, TruePath
-from arsm.question import attach
+from arsm.question import attach, pose
 from arsm.types import Estimator
 
 Query = tuple[int | None, int]
@@ -37,7 +37,7 @@ class Stage:
     """Discrete sites whose gradient is one problem: logits phi [*R, K, C], padded by impossible categories."""
 
     def __init__(self, estimator: Estimator, choices: dict[str, Choice], plates: Plates) -> None:
-        self.estimator, self.choices = estimator, choices
+        self.choices = choices
         ordered = sorted(plates, key=lambda plate: plate[1])
         self.dims, self.sizes = [plate[1] for plate in ordered], [plate[2] for plate in ordered]
         parts = [choice.rows(choice.logits, self.dims) for choice in choices.values()]
@@ -46,30 +46,32 @@ class Stage:
         pad = torch.nn.functional.pad
         self.logits = torch.cat([pad(part, (0, most - part.shape[-1]), value=-torch.inf) for part in parts], -2)
         z = torch.cat([choice.rows(choice.z, self.dims) for choice in choices.values()], -1)
-        logits = self.logits.detach()
-        self.queries = estimator.ask(logits, estimator.noise(logits, z=z))
-        same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
-        asked = (same_as == torch.arange(same_as.shape[0], device=z.device).unsqueeze(-1)).any(-1)
-        self.asked = [m for m, wanted in enumerate(asked.tolist()) if wanted or m == 0]
+        self.question = pose(estimator, self.logits.detach(), z=z)
+        self.asked = self.question.asked_queries()
         """The queries that some row needs, the true sample first."""
+
+    @property
+    def points(self) -> Tensor:
+        """[M, *R, K]: the categories of all sites at every query."""
+        return self.question.queries.points
 
     @property
     def live(self) -> int:
         """Number of leading queries that keep their graph."""
-        return self.queries.weight.shape[0]
+        return self.question.queries.weight.shape[0]
 
     def farthest(self) -> int:
         """The query that differs from the true sample in most variables."""
-        points = self.queries.points
-        return max(self.asked, key=lambda m: int((points[m] != points[0]).sum()))
+        changed = (self.points != self.points[0]).flatten(1).sum(1).tolist()
+        return max(self.asked, key=changed.__getitem__)
 
     def moves(self, term: Term) -> bool:
         """Whether the term depends on a site of this stage."""
         return not term.depends.isdisjoint(self.choices)
 
-    def points(self, name: str, queries: list[int]) -> Tensor:
+    def at(self, name: str, queries: list[int]) -> Tensor:
         """A site's categories [n, *batch, *event] at n queries."""
-        parts = dict(zip(self.choices, self.queries.points[queries].split(self.widths, -1), strict=True))
+        parts = dict(zip(self.choices, self.points[queries].split(self.widths, -1), strict=True))
         return self.choices[name].from_rows(parts[name], self.dims)
 
     def value(self, own: Tensor, moved: Tensor) -> Tensor:
@@ -79,14 +81,10 @@ class Stage:
                 f"ln p - ln q is infinite or NaN for a sample of {', '.join(map(repr, self.choices))}; give every "
                 "value that the guide can draw a probability above zero in the model."
             )
-        same_as = self.queries.same_as
-        place = torch.zeros(same_as.shape[0], dtype=torch.int64, device=same_as.device)
-        place[self.asked] = torch.arange(len(self.asked), device=same_as.device)
-        gradient = self.estimator.tell(self.logits.detach(), self.queries, moved.detach().gather(0, place[same_as]))
+        gradient = self.question.credit(self.question.spread_queries(self.asked, moved.detach()).all).gradient
         assert gradient is not None  # only estimators that need f's gradient return None
-        value = self.estimator.value(self.queries, own.gather(0, place[same_as[: self.live]]))
-        masked = self.logits == -torch.inf
-        return attach(value, self.logits.masked_fill(masked, 0), gradient.masked_fill(masked, 0)).sum()
+        value = self.question.value(self.question.spread_queries(self.asked, own).live)
+        return attach(value, self.logits, gradient).sum()
 
 
 class OtherPaths:
@@ -128,7 +126,7 @@ class OtherPaths:
         for key, x in self._run([(None, 0), (None, 0), *others]).items():
             copy = x if x.ndim <= self.path.nesting else x[0]
             _check_gradient(key[1], self.path.terms[key].value, copy)
-        points = [stage.queries.points for stage in self.stages]
+        points = [stage.points for stage in self.stages]
         return all(len(x) == 1 or bool((x[m] != x[0]).any()) for x, (_, m) in zip(points, others, strict=True))
 
     def _check_guide(self) -> None:
@@ -203,7 +201,7 @@ class OtherPaths:
         for t, stage in enumerate(self.stages):
             mine = [i for i, (s, _) in enumerate(queries) if s == t]
             if mine and name in stage.choices:
-                points = self._widen(stage.points(name, [queries[i][1] for i in mine]), batch)
+                points = self._widen(stage.at(name, [queries[i][1] for i in mine]), batch)
                 value = value.index_copy(0, torch.tensor(mine, device=value.device), points)
         return to_value(site["fn"], value, detach_provenance(site["value"]))
 

@@ -109,17 +109,3 @@ class Estimate:
     """`generated`: the number of tokens that were sampled, those of rollouts included, prompts and padding not;
     `rollouts`: their number; `mismatch`: the largest |ln p| difference between the sampler and the model's `logits`;
     `kl`: with a reference, the mean over true sequences of ln p - ln p_reference."""
-
-
-class Attach(torch.autograd.Function):
-    """Zeros [N] whose gradient in the logits [N, T, V] is the credit, without a product the size of either."""
-
-    @staticmethod
-    def forward(ctx, logits: Tensor, credit: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(credit)
-        return logits.new_zeros(logits.shape[0], dtype=torch.promote_types(logits.dtype, torch.float32))
-
-    @staticmethod
-    def backward(ctx, output: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (credit,) = ctx.saved_tensors
-        return credit * output[:, None, None].to(credit.dtype), None

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from arsm import policy
 from arsm.checks import check_estimator
-from arsm.sequences.batch import Attach, Batch, Branches
+from arsm.question import Others, attach
+from arsm.sequences.batch import Batch, Branches
 from arsm.sequences.decode import Prefixes
 from arsm.types import Estimator
 
@@ -116,7 +117,9 @@ class Branch:
             known = p * (h - (p * h).sum(-1, keepdim=True))
             credit += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
         credit = credit.detach().div_(batch.temperature)
-        return Attach.apply(batch.logits, credit), branches  # pyright: ignore[reportReturnType]
+        wide = torch.promote_types(credit.dtype, torch.float32)
+        nothing = torch.zeros(len(credit), dtype=wide, device=credit.device)
+        return attach(nothing, batch.logits, credit), branches
 
     def _play(self, batch: Batch, plan: policy.Rollouts, guess: Tensor) -> tuple[Tensor, Branches]:
         """R' [R], and the rollouts that were played."""
@@ -180,16 +183,15 @@ def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: 
 def _value_parts(estimator: Estimator, plan: policy.Rollouts, returns: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
     """V_t = own_t Q_t + others_t, both [N, T]: the weight of the queries that agree with y_t, and what the rest add."""
     own, others = torch.ones_like(returns).flatten(), torch.zeros_like(returns).flatten()
-    start = 0
-    for ask in plan.ask:
-        queries = ask()
-        live, stop = queries.weight.shape[0], start + queries.same_as.shape[1]
-        first, last = torch.searchsorted(plan.row, torch.tensor([start, stop], device=plan.row.device)).tolist()
-        answered = plan.query[first:last], plan.row[first:last] - start
-        values = returns.new_zeros(queries.same_as.shape).index_put(answered, tried[first:last].to(returns.dtype))
-        place, start = plan.played[start:stop], stop
-        own[place] = estimator.value(queries, (queries.same_as[:live] == 0).to(returns.dtype))
-        others[place] = estimator.value(queries, values.gather(0, queries.same_as)[:live])
+
+    def of_part(part: policy.Part, some: slice, answered: Others) -> tuple[Tensor, Tensor]:
+        question = part.pose()
+        lives, same_as = question.queries.weight.shape[0], question.queries.same_as
+        without = question.spread_others(answered, tried[some], torch.zeros_like(own[part.step]))
+        return question.value((same_as[:lives] == 0).to(returns.dtype)), question.value(without[:lives])
+
+    for part, some, answered in plan.answered():
+        own[part.step], others[part.step] = of_part(part, some, answered)
     branched = plan.weight > 0
     return own.view_as(branched).where(branched, 1), others.view_as(branched).where(branched, 0)
 
