@@ -25,6 +25,7 @@ from triton.runtime import interpreter
 import arsm
 from arsm import kernels
 from arsm.categorical import one_hot
+from arsm.draws import draw
 from arsm.evaluate import Asked, _of_queries, distinct, share
 from arsm.kernels import (
     Found,
@@ -40,7 +41,6 @@ from arsm.kernels import (
 )
 from arsm.noise import dirichlet
 from arsm.references import Swapped, by_category, swap_references, tell_references
-from arsm.samples import draw
 from arsm.sampling import inverse_sample
 from arsm.scores import leave_one_out
 from arsm.swap import merge_pairs, pair_table, run_race

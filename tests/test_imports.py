@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +38,7 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 
 
 SINGLE = {
-    "audit/figure.py": "figure",
+    "referee/figure.py": "figure",
     "sequences/transformers.py": "transformers",
     "cluster.py": "cluster",
     "rl/video.py": "video",
@@ -103,12 +105,30 @@ assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "ars
 
 def test_the_core_needs_torch_alone() -> None:
     """Whatever torch itself has loaded, the core loads nothing else."""
-    core = [path for path in FILES if room(path) == "core" and path != PACKAGE / "experiments.py"]  # it raises
+    core = [path for path in FILES if room(path) == "core"]
     modules = [".".join(("arsm", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in core]
     modules = [module.removesuffix(".__init__") for module in modules]
     program = REFUSE_OTHERS.format(allowed={"torch", "arsm"}, modules=modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- names of modules
+
+
+PACKAGES = ["arsm", *(module.name for module in pkgutil.walk_packages([str(PACKAGE)], "arsm.") if module.ispkg)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_function_or_class_hides_a_module(package: str) -> None:
+    if package == "arsm.pyro":
+        pytest.importorskip("pyro", reason="pyro-ppl is not installed; pip install 'arsm[pyro]'")
+    found = importlib.import_module(package)
+    modules = {module.name for module in pkgutil.iter_modules(found.__path__)}
+    # a module that was not imported yet is no attribute; once imported, it would replace what has its name
+    public = modules & {*vars(found), *getattr(found, "__all__", ())}
+    hiding = [name for name in public if getattr(found, name) is not sys.modules.get(f"{package}.{name}")]
+    assert not hiding
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

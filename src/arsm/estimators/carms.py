@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.checks import check_given, check_samples
+from arsm.draws import EDGE, mean_weight, open_uniforms
 from arsm.evaluate import share
 from arsm.noise import dirichlet
-from arsm.samples import EDGE, mean_weight, open_uniforms
 from arsm.scores import less_mean, log_probability
 from arsm.trees import ascending, first_stop, stick_position
 from arsm.types import Estimator, Queries, at_most_all

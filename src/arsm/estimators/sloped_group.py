@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from arsm.categorical import one_hot
 from arsm.checks import check_samples
+from arsm.draws import Draws, draw, mean_weight, samples
 from arsm.evaluate import share
 from arsm.relaxations import slopes_at_queries
-from arsm.samples import Draws, draw, mean_weight, samples
 from arsm.types import Estimator, Queries, at_most_all
 
 

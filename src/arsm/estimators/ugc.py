@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.draws import mean_weight
 from arsm.estimators.disarm import DisARM
 from arsm.evaluate import share
-from arsm.samples import mean_weight
 from arsm.scores import probabilities, probabilities_for
 from arsm.types import Estimator, Queries
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_samples
+from arsm.draws import Draws, draw, samples
 from arsm.evaluate import share
-from arsm.samples import Draws, draw, samples
 from arsm.scores import probabilities_for, weighted_scores
 from arsm.types import Estimator, Queries, at_most_all
 
