@@ -1,5 +1,8 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from arsm import policy as policy
 from arsm import referee as referee
 from arsm import sequences as sequences
@@ -57,6 +60,11 @@ from arsm.scores import score, weighted_scores
 from arsm.search import Maximum, maximize
 from arsm.subsets import subset_log_prob, subset_marginals
 from arsm.types import Estimate, Estimator, Queries
+
+if TYPE_CHECKING:
+    from arsm import pyro as pyro
+    from arsm import rl as rl
+    from arsm import testing as testing
 
 __version__ = "0.2.0"
 
@@ -132,3 +140,21 @@ __all__ = [
 
 document_fields(*(globals()[name] for name in __all__), *vars(sequences).values())
 document_fields(policy.Rollouts, LayersEstimate, Compared, Bias, Moments)
+
+_LATE = ("pyro", "rl", "testing")
+"""Modules that are imported on their first use; the first two need packages that the core does without."""
+
+if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            # `hasattr` and `help` expect an AttributeError; the sentence says which extra to install
+            raise AttributeError(str(error)) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
