@@ -26,9 +26,9 @@ import torch
 from tests.surrogates import CORRECT, REDUCED, REDUCED_SAMPLES
 
 import arsm
-from arsm.audit import PROBLEMS, Problem
-from arsm.audit.measure import Draws, Loss, draw, generators, one_thread
-from arsm.audit.referee import _judge
+from arsm.referee import PROBLEMS, Problem
+from arsm.referee.judge import _judge
+from arsm.referee.measure import Draws, Loss, draw, generators, one_thread
 from arsm_experiments.runs.provenance import provenance
 from benchmarks.agents_report import read
 

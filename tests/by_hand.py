@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.samples import Draws
+from arsm.draws import Draws
 from tests.problems import interacting
 
 

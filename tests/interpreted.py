@@ -26,6 +26,7 @@ import arsm
 from arsm import kernels
 from arsm.categorical import one_hot
 from arsm.distinct import share
+from arsm.draws import draw
 from arsm.kernels import (
     Found,
     Packed,
@@ -41,7 +42,6 @@ from arsm.kernels import (
 from arsm.noise import dirichlet
 from arsm.question import Distinct, _distinct, _from_distinct
 from arsm.references import Swapped, by_category, swap_references, tell_references
-from arsm.samples import draw
 from arsm.sampling import inverse_sample
 from arsm.scores import leave_one_out
 from arsm.swap import merge_pairs, pair_table, run_race

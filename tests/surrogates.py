@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import arsm
-from arsm.audit import PROBLEMS
-from arsm.audit.measure import SMALL_SHARE, Loss
+from arsm.referee import PROBLEMS
+from arsm.referee.measure import SMALL_SHARE, Loss
 
 REDUCED = [p for p in PROBLEMS if p.role == "f" or p.name in ("two categories", "a batch of 2")]
 REDUCED_SAMPLES = 320 * SMALL_SHARE

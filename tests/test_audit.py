@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import arsm
-from arsm.audit import PROBLEMS, Problem
-from arsm.audit.measure import Loss
-from arsm.audit.problems import enumerate_problem
+from arsm.referee import PROBLEMS, Problem
+from arsm.referee.measure import Loss
+from arsm.referee.problems import enumerate_problem
 from arsm.testing import assert_unbiased, assert_unbiased_advantages
 from tests.surrogates import CORRECT, by_estimator, group, leave_one_out
 
@@ -481,13 +481,10 @@ def test_problems_are_what_the_audit_promises() -> None:
 # ---------------------------------------------------------------- the names, the test helper and the command
 
 
-def test_the_name_is_a_function_and_a_package() -> None:
-    import arsm.audit
-    from arsm.audit import Audit
-
-    assert callable(arsm.audit)
-    assert Audit is arsm.Audit
-    assert sys.modules["arsm.audit"].audit is arsm.audit
+def test_the_referee_is_a_package_and_an_audit_is_a_function() -> None:
+    assert arsm.referee.PROBLEMS is PROBLEMS
+    assert arsm.referee.audit is arsm.audit
+    assert arsm.referee.Audit is arsm.Audit
 
 
 def test_the_helper_for_other_test_suites() -> None:
@@ -521,11 +518,11 @@ number = 3
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from arsm.audit.__main__ import main
+    from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)
     done = subprocess.run(
-        [sys.executable, "-m", "arsm.audit", "losses:rewards_themselves", "--advantages"],
+        [sys.executable, "-m", "arsm.referee", "losses:rewards_themselves", "--advantages"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -543,7 +540,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_the_command_ends_quietly_when_nobody_reads_on(tmp_path: Path) -> None:
     (tmp_path / "losses.py").write_text(LOSSES)
-    command = [sys.executable, "-m", "arsm.audit", "losses:advantages", "--advantages"]
+    command = [sys.executable, "-m", "arsm.referee", "losses:advantages", "--advantages"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -566,7 +563,7 @@ def test_options_are_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from arsm.audit.__main__ import main
+    from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)
     monkeypatch.chdir(tmp_path)
@@ -576,7 +573,7 @@ def test_options_are_refused_in_a_sentence(
 
 
 def test_a_figure_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arsm.audit.__main__ import main
+    from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)
     monkeypatch.chdir(tmp_path)
@@ -595,7 +592,7 @@ def test_a_figure_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_the_command_refuses_kindly(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arsm.audit.__main__ import main
+    from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)
     monkeypatch.chdir(tmp_path)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.audit import PROBLEMS
-from arsm.audit.bounds import bernstein, student
-from arsm.audit.measure import Loss
+from arsm.referee import PROBLEMS
+from arsm.referee.bounds import bernstein, student
+from arsm.referee.measure import Loss
 from tests.surrogates import CORRECT, REDUCED, REDUCED_SAMPLES, group, leave_one_out
 
 

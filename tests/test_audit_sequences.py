@@ -10,8 +10,8 @@ from torch import Tensor
 
 import arsm
 from arsm import sequences
-from arsm.audit.problems import enumerate_problem
-from arsm.audit.sequences import SEQUENCE_PROBLEMS, SequenceLoss, Table
+from arsm.referee.problems import enumerate_problem
+from arsm.referee.sequences import SEQUENCE_PROBLEMS, SequenceLoss, Table
 
 SAMPLES = 1 << 13
 """Draws per prompt."""

@@ -226,11 +226,11 @@ def test_forgotten_earlier_choices_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
     inner = Run._values_of_others
 
-    def forgetful(self: Run, function: Any, batch: Any, calls: Any, t: int, true: Tensor) -> Tensor:
+    def forgetful(self: Run, function: Any, batch: Any, calls: Any, t: int, others: Any) -> Tensor:
         redrawn = [copy.copy(call) for call in calls]
         for call in redrawn[:t]:
             object.__setattr__(call, "z", call.z.roll(1, 0))
-        return inner(self, function, batch, redrawn, t, true)
+        return inner(self, function, batch, redrawn, t, others)
 
     monkeypatch.setattr(Run, "_values_of_others", forgetful)
     assert worst(Nested, arsm.LocalExpectation())["gradient"] > 1

@@ -409,18 +409,3 @@ def test_one_version_everywhere() -> None:
     assert newest is not None
     assert newest[1] in (arsm.__version__, "Unreleased")
     assert f"\nversion: {arsm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-
-
-def test_names_of_the_last_version_say_what_to_write_instead() -> None:
-    from arsm import policy
-
-    relax = arsm.RELAX(control=torch.nn.Linear(3, 1))
-    with pytest.warns(DeprecationWarning, match=r"estimator\.learned"):
-        assert list(arsm.learned_parts(relax)) == list(relax.learned)  # pyright: ignore[reportAttributeAccessIssue]
-    for gone in ("race_noise", "select_steps"):
-        with pytest.raises(AttributeError, match=r"plan\(estimator, logits, actions\)"):
-            getattr(policy, gone)
-    with pytest.raises(ModuleNotFoundError, match="import arsm_experiments"):
-        importlib.import_module("arsm.experiments.toy")
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        arsm.nothing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

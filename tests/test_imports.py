@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +38,7 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 
 
 SINGLE = {
-    "audit/figure.py": "figure",
+    "referee/figure.py": "figure",
     "sequences/transformers.py": "transformers",
     "cluster.py": "cluster",
     "rl/video.py": "video",
@@ -77,6 +79,8 @@ def test_each_room_imports_what_it_may(path: Path) -> None:
     others = {module[0] for module in modules} - STANDARD - {own}
     assert others <= ALLOWED[room(path)]
     entered = {module[1] for module in modules if module[0] == "arsm" and len(module) > 1}
+    if path == PACKAGE / "__init__.py":
+        entered -= LIBRARY  # it names them for type checkers alone: test_other_rooms_load_on_first_use
     assert not entered & INNER[room(path)]
 
 
@@ -103,12 +107,85 @@ assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "ars
 
 def test_the_core_needs_torch_alone() -> None:
     """Whatever torch itself has loaded, the core loads nothing else."""
-    core = [path for path in FILES if room(path) == "core" and path != PACKAGE / "experiments.py"]  # it raises
+    core = [path for path in FILES if room(path) == "core"]
     modules = [".".join(("arsm", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in core]
     modules = [module.removesuffix(".__init__") for module in modules]
     program = REFUSE_OTHERS.format(allowed={"torch", "arsm"}, modules=modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- names of modules
+
+
+PACKAGES = ["arsm", *(module.name for module in pkgutil.walk_packages([str(PACKAGE)], "arsm.") if module.ispkg)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_function_or_class_hides_a_module(package: str) -> None:
+    if package == "arsm.pyro":
+        pytest.importorskip("pyro", reason="pyro-ppl is not installed; pip install 'arsm[pyro]'")
+    found = importlib.import_module(package)
+    modules = {module.name for module in pkgutil.iter_modules(found.__path__)}
+    # a module that was not imported yet is no attribute; once imported, it would replace what has its name
+    public = modules & {*vars(found), *getattr(found, "__all__", ())}
+    hiding = [name for name in public if getattr(found, name) is not sys.modules.get(f"{package}.{name}")]
+    assert not hiding
+
+
+FIRST_USE = """
+import sys
+import torch
+before = set(sys.modules)
+import arsm
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+assert not loaded & {"gymnasium", "numpy", "pyro", "transformers"}, loaded
+assert not {"arsm.rl", "arsm.pyro", "arsm.testing"} & set(sys.modules)
+assert {"rl", "pyro", "testing", "referee", "audit", "ARSM"} <= set(dir(arsm))
+assert arsm.rl.Settings().budget > 0
+assert arsm.testing.assert_unbiased
+assert arsm.rl is sys.modules["arsm.rl"]
+assert "arsm.pyro" not in sys.modules
+"""
+
+
+def test_other_rooms_load_on_first_use() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+RL_EXTRA = "arsm.rl needs gymnasium; install it with `pip install 'arsm[rl]'`."
+PYRO_EXTRA = "arsm.pyro needs Pyro; install it with `pip install 'arsm[pyro]'`."
+WITHOUT_EXTRAS = {
+    "arsm.rl.PolicyGradient": f"ModuleNotFoundError: {RL_EXTRA}",
+    "from arsm.rl import Proximal": f"ModuleNotFoundError: {RL_EXTRA}",
+    "arsm.rl.Settings()": "",  # needs none
+    "arsm.pyro": f"AttributeError: {PYRO_EXTRA}",
+    "import arsm.pyro": f"ModuleNotFoundError: {PYRO_EXTRA}",
+    "from arsm import pyro": f"ModuleNotFoundError: {PYRO_EXTRA}",
+    "assert not hasattr(arsm, 'pyro')": "",
+    "import pydoc; pydoc.render_doc(arsm)": "",
+    "arsm.nothing": "AttributeError: module 'arsm' has no attribute 'nothing'",
+}
+"""Statements, and what they raise."""
+TRY_ALL = """
+import sys
+sys.modules.update(dict.fromkeys(["gymnasium", "pyro"]))  # None: not found
+import arsm
+for statement in {statements!r}:
+    try:
+        exec(statement)
+    except Exception as error:
+        print(f"{{type(error).__name__}}: {{error}}")
+    else:
+        print()
+"""
+
+
+def test_without_an_extra_it_says_what_to_install() -> None:
+    program = TRY_ALL.format(statements=list(WITHOUT_EXTRAS))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert dict(zip(WITHOUT_EXTRAS, done.stdout.split("\n"), strict=False)) == WITHOUT_EXTRAS, done.stderr
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

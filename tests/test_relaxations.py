@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import arsm
+from arsm.draws import Draws
 from arsm.estimators.gumbel_rao import RaoNoise
 from arsm.noise import argmin_sample, dirichlet
 from arsm.relaxations import conditional_perturbed
-from arsm.samples import Draws
 from arsm.types import Noise
 from tests.by_hand import given, normal
 from tests.problems import extreme_logits

@@ -1,11 +1,11 @@
 """Gradients through discrete choices: ask, evaluate, tell."""
 
-import warnings
+import importlib
 from typing import TYPE_CHECKING
 
 from arsm import policy as policy
+from arsm import referee as referee
 from arsm import sequences as sequences
-from arsm.audit import Audit, audit, audit_advantages, audit_sequences
 from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
@@ -13,6 +13,7 @@ from arsm.choice import Choice, choices
 from arsm.comparison import Compared, compare
 from arsm.diagnostics import Bias, Moments
 from arsm.distinct import share
+from arsm.draws import Draws, draw, sample, samples
 from arsm.driver import estimate
 from arsm.estimators import (
     AR,
@@ -52,13 +53,18 @@ from arsm.estimators import (
 )
 from arsm.fields import document_fields
 from arsm.layers import LayersEstimate, estimate_layers
-from arsm.maximize import Maximum, maximize
 from arsm.noise import argmin_sample, dirichlet, race_noise
+from arsm.referee import Audit, audit, audit_advantages, audit_sequences
 from arsm.rows import ragged, rowwise
-from arsm.samples import Draws, draw, sample, samples
 from arsm.scores import score, weighted_scores
+from arsm.search import Maximum, maximize
 from arsm.subsets import subset_log_prob, subset_marginals
 from arsm.types import Estimate, Estimator, Queries
+
+if TYPE_CHECKING:
+    from arsm import pyro as pyro
+    from arsm import rl as rl
+    from arsm import testing as testing
 
 __version__ = "0.2.0"
 
@@ -135,12 +141,20 @@ __all__ = [
 document_fields(*(globals()[name] for name in __all__), *vars(sequences).values())
 document_fields(policy.Rollouts, LayersEstimate, Compared, Bias, Moments)
 
-if not TYPE_CHECKING:  # type checkers do not know names of 0.1
+_LATE = ("pyro", "rl", "testing")
+"""Modules that are imported on their first use; the first two need packages that the core does without."""
+
+if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name
 
     def __getattr__(name: str) -> object:
-        """Deprecated names of 0.1, with their replacements."""
-        if name == "learned_parts":
-            words = "arsm.learned_parts(estimator) is now estimator.learned; the old name goes away in 0.3."
-            warnings.warn(words, DeprecationWarning, stacklevel=2)
-            return lambda estimator: estimator.learned
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in _LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            # `hasattr` and `help` expect an AttributeError; the sentence says which extra to install
+            raise AttributeError(str(error)) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})

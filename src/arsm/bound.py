@@ -18,10 +18,10 @@ from torch import Tensor
 
 from arsm.categorical import log_prob
 from arsm.checks import check_estimator, check_logits, check_same_rows, describe, legal_rows
+from arsm.draws import sample
 from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
 from arsm.question import pose
-from arsm.samples import sample
 from arsm.types import Estimate, Estimator, Queries
 
 

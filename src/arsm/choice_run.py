@@ -28,9 +28,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from arsm.bound import signals
 from arsm.categorical import log_prob
 from arsm.checks import NotFiniteError, describe
+from arsm.draws import sample
 from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
 from arsm.question import Others, Question, attach, full_precision, pose
-from arsm.samples import sample
 from arsm.sampling import uniforms
 from arsm.subsets import draw_subsets, subset_log_prob
 from arsm.types import Estimator

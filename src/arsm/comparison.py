@@ -15,9 +15,9 @@ from torch import Tensor
 from arsm.categorical import one_hot
 from arsm.checks import check_context, check_logits
 from arsm.diagnostics import Moments, check_target, gradient_moments
+from arsm.draws import sample
 from arsm.driver import estimate, graph_nodes
 from arsm.estimators import RLOO, Average, Exact, estimator
-from arsm.samples import sample
 from arsm.scores import probabilities
 from arsm.types import Estimate, Estimator
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -322,15 +322,3 @@ def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor,
             f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** torch.arange(T).expand(B, T), "
             f"but is {list(discount.shape) if isinstance(discount, Tensor) else discount}."
         )
-
-
-if not TYPE_CHECKING:  # type checkers do not know names of 0.1
-
-    def __getattr__(name: str) -> object:
-        """Removed names of 0.1, with their replacements."""
-        if name in ("race_noise", "select_steps"):
-            raise AttributeError(
-                f"arsm.policy.{name} is gone since 0.2: plan(estimator, logits, actions) takes the actions that were "
-                "played, with logits [B, T, K, C], and draws the noise given them."
-            )
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

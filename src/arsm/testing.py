@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from arsm.audit import PROBLEMS, Audit, Problem, audit, audit_advantages
-from arsm.audit.measure import Loss, Sign
+from arsm.referee import PROBLEMS, Audit, Problem, audit, audit_advantages
+from arsm.referee.measure import Loss, Sign
 
 
 def assert_unbiased(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from arsm.draws import one_sample
 from arsm.noise import argmin_sample, race_noise
-from arsm.samples import one_sample
 from arsm.types import Estimator, Queries
 
 

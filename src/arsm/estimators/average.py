@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from arsm.checks import check_estimator, check_whole
+from arsm.draws import sample
 from arsm.noise import repeat_draws
-from arsm.samples import sample
 from arsm.types import Estimator, Noise, Queries
 
 FORWARDED = (

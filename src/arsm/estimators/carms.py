@@ -11,8 +11,8 @@ from torch import Tensor
 
 from arsm.checks import check_given, check_samples
 from arsm.distinct import share
+from arsm.draws import EDGE, mean_weight, open_uniforms
 from arsm.noise import dirichlet
-from arsm.samples import EDGE, mean_weight, open_uniforms
 from arsm.scores import less_mean, log_probability
 from arsm.trees import ascending, first_stop, stick_position
 from arsm.types import Estimator, Queries, at_most_all

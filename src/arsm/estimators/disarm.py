@@ -11,8 +11,8 @@ from torch import Tensor
 
 from arsm.checks import check_given
 from arsm.distinct import share
+from arsm.draws import EDGE, mean_weight, open_uniforms
 from arsm.noise import working_dtype
-from arsm.samples import EDGE, mean_weight, open_uniforms
 from arsm.scores import log_probability
 from arsm.trees import SHAPES
 from arsm.types import Estimator, Queries

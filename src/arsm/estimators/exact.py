@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import log_prob
+from arsm.draws import Draws, draw, samples
 from arsm.noise import working_dtype
-from arsm.samples import Draws, draw, samples
 from arsm.types import Estimator, Queries
 
 LIMIT = 1 << 20

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_temperature
+from arsm.draws import Draws, samples
 from arsm.estimators.relaxation import Relaxation
 from arsm.noise import working_dtype
 from arsm.relaxations import hard_point, softmax_tangent
-from arsm.samples import Draws, samples
 from arsm.types import Queries
 
 

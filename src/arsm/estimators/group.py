@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_samples
-from arsm.samples import Draws, ask_samples, draw
+from arsm.draws import Draws, ask_samples, draw
 from arsm.types import Estimator, Queries, at_most_all
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_temperature, check_whole
+from arsm.draws import Draws, draw, samples
 from arsm.estimators.relaxation import Relaxation
 from arsm.noise import dirichlet
 from arsm.relaxations import conditional_perturbed, hard_point, softmax_tangent
-from arsm.samples import Draws, draw, samples
 from arsm.types import Queries
 
 

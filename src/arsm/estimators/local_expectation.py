@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.samples import Draws, draw, samples
+from arsm.draws import Draws, draw, samples
 from arsm.scores import centred
 from arsm.types import Estimator, Queries
 

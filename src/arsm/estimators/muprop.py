@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from arsm.draws import Draws, draw, samples
 from arsm.noise import working_dtype
 from arsm.relaxations import sample_and_point, slopes_at_queries
-from arsm.samples import Draws, draw, samples
 from arsm.scores import centred, probabilities, score
 from arsm.types import Estimator, Queries
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.samples import Draws, draw, one_sample, samples
+from arsm.draws import Draws, draw, one_sample, samples
 from arsm.scores import score
 from arsm.types import Estimator, Queries
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from arsm.categorical import one_hot
 from arsm.checks import check_temperature
+from arsm.draws import Draws, samples
 from arsm.estimators.relaxation import Relaxation
 from arsm.relaxations import hard_point, softmax_tangent
-from arsm.samples import Draws, samples
 from arsm.scores import probabilities
 from arsm.types import Queries
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from arsm.checks import check_temperature
+from arsm.draws import one_sample
 from arsm.noise import argmin_sample, race_noise
 from arsm.relaxations import perturbed, relaxed, tied_gradient
-from arsm.samples import one_sample
 from arsm.scores import probabilities
 from arsm.types import Estimator, Queries
 

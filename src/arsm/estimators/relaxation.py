@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.samples import draw
+from arsm.draws import draw
 from arsm.types import Estimator, Queries
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from arsm.categorical import one_hot
 from arsm.checks import check_samples
 from arsm.distinct import share
+from arsm.draws import Draws, draw, mean_weight, samples
 from arsm.relaxations import slopes_at_queries
-from arsm.samples import Draws, draw, mean_weight, samples
 from arsm.types import Estimator, Queries, at_most_all
 
 

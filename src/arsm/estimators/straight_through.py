@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from arsm.draws import Draws, samples
 from arsm.estimators.relaxation import Relaxation
 from arsm.relaxations import hard_point, softmax_tangent
-from arsm.samples import Draws, samples
 from arsm.scores import probabilities
 from arsm.types import Queries
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from arsm.checks import check_count, check_samples
 from arsm.distinct import share
-from arsm.samples import mean_weight
+from arsm.draws import mean_weight
 from arsm.sampling import uniforms
 from arsm.scores import less_mean
 from arsm.subsets import check_subset, draw_subsets, members, subset_marginals

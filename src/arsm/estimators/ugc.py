@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from arsm.distinct import share
+from arsm.draws import mean_weight
 from arsm.estimators.disarm import DisARM
-from arsm.samples import mean_weight
 from arsm.scores import probabilities, probabilities_for
 from arsm.types import Estimator, Queries
 

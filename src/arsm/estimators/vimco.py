@@ -10,7 +10,7 @@ from torch import Tensor
 
 from arsm.checks import check_samples
 from arsm.distinct import share
-from arsm.samples import Draws, draw, samples
+from arsm.draws import Draws, draw, samples
 from arsm.scores import probabilities_for, weighted_scores
 from arsm.types import Estimator, Queries, at_most_all
 

@@ -48,7 +48,14 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_LATE[name]}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("gymnasium", "numpy"):
+            raise
+        words = f"{__name__} needs {error.name}; install it with `pip install 'arsm[rl]'`."
+        raise ModuleNotFoundError(words, name=error.name) from None
+    found = getattr(module, name)
     document_fields(found)
     return found
 

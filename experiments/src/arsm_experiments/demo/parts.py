@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import arsm
 from arsm import sequences
-from arsm.audit import PROBLEMS
+from arsm.referee import PROBLEMS
 from arsm_experiments.data import load_mnist
 from arsm_experiments.demo.pictures import cart_pole, sheet
 from arsm_experiments.labels import readable

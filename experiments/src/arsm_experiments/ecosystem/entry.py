@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.audit import PROBLEMS, Audit, Problem
-from arsm.audit.measure import Loss
-from arsm.audit.problems import Function
+from arsm.referee import PROBLEMS, Audit, Problem
+from arsm.referee.measure import Loss
+from arsm.referee.problems import Function
 
 SAMPLES = 1 << 14
 BINARY = [p for p in PROBLEMS if p.weights.shape[1] == 2]

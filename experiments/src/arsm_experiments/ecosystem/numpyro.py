@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.audit.measure import Loss
-from arsm.audit.problems import Function
+from arsm.referee.measure import Loss
+from arsm.referee.problems import Function
 from arsm_experiments.ecosystem.entry import ONE_VARIABLE, UNBIASED, Entry, audited, from_gradient, from_package
 
 

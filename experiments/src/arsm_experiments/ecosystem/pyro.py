@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from arsm.audit.measure import Loss
-from arsm.audit.problems import Function
+from arsm.referee.measure import Loss
+from arsm.referee.problems import Function
 from arsm_experiments.ecosystem.entry import UNBIASED, Entry, audited, from_gradient, from_package
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.audit import PROBLEMS
-from arsm.audit.measure import Loss
+from arsm.referee import PROBLEMS
+from arsm.referee.measure import Loss
 from arsm_experiments.ecosystem.entry import RELAXED, UNBIASED, Entry, audited, from_package
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.audit.bounds import bernstein, student
+from arsm.referee.bounds import bernstein, student
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package
 
 RATE = 1e-6

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.audit import Problem
-from arsm.audit.measure import Loss
-from arsm.audit.problems import Function
+from arsm.referee import Problem
+from arsm.referee.measure import Loss
+from arsm.referee.problems import Function
 from arsm_experiments.ecosystem.entry import (
     BINARY,
     ONE_VARIABLE,

@@ -1,4 +1,4 @@
-"""python -m arsm.audit module:function audits a loss, or a file's: python -m arsm.audit path.py:function."""
+"""python -m arsm.referee module:function audits a loss, or a file's: python -m arsm.referee path.py:function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from arsm.audit import audit, audit_advantages
+from arsm.referee import audit, audit_advantages
 
 
 def load(words: str) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ class Progress:
 
 def main(arguments: list[str] | None = None) -> int:
     """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
-    parser = argparse.ArgumentParser(prog="python -m arsm.audit", description="Is the gradient of this loss right?")
+    parser = argparse.ArgumentParser(prog="python -m arsm.referee", description="Is the gradient of this loss right?")
     parser.add_argument("function", help="module:function or path.py:function; loss(logits, f) -> scalar")
     parser.add_argument("--minimise", action="store_true", help="the loss is minus the objective's surrogate")
     parser.add_argument("--parameters", action="store_true", help="judge the gradient of f's own parameters too")

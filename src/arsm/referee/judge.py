@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from arsm.audit.bounds import student
-from arsm.audit.diagnose import Finding, Interval, Means, diagnose
-from arsm.audit.measure import (
+from arsm.referee.bounds import student
+from arsm.referee.diagnose import Finding, Interval, Means, diagnose
+from arsm.referee.measure import (
     CALLS,
     IGNORED,
     REPEATED,
@@ -23,8 +23,8 @@ from arsm.audit.measure import (
     one_thread,
     probe,
 )
-from arsm.audit.problems import PROBLEMS, Problem
-from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
+from arsm.referee.problems import PROBLEMS, Problem
+from arsm.referee.result import Audit, Row, Verdict, in_words, worst_entry
 
 POWER = 2.33
 """Standard errors beyond the interval at which an error is caught with probability 0.99."""
@@ -49,7 +49,7 @@ def audit(
             [...].
         sign: -1 if the loss is to be minimised: its gradient is then minus the estimate.
         parameters: whether the gradient of f's own parameters is judged too; it is always reported.
-        problems: those to run, `arsm.audit.PROBLEMS` by default; leave out what the loss is not made for.
+        problems: those to run, `arsm.referee.PROBLEMS` by default; leave out what the loss is not made for.
         samples: draws per row; problems of small batches get a 32nd, and at most 1,024.
         false_alarm: the probability with which a correct loss may be called wrong.
         seed: of torch's, Python's and NumPy's global generators, which are set back afterwards; torch runs on one

@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from arsm.audit.measure import Sign
-from arsm.audit.problems import Function, Problem
-from arsm.audit.referee import audit
-from arsm.audit.result import Audit
+from arsm.referee.judge import audit
+from arsm.referee.measure import Sign
+from arsm.referee.problems import Function, Problem
+from arsm.referee.result import Audit
 
 LENGTH = 3
 REWARDS = (0.5, -0.4, 0.9, 0.1, -0.7, 0.8, 0.3, -0.2)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.audit.problems import Truth
+from arsm.referee.problems import Truth
 
 
 class Finding(NamedTuple):

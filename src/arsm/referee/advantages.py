@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from arsm.audit.diagnose import Finding, Interval, Means, diagnose, fitted_scale
-from arsm.audit.problems import PROBLEMS, Problem, Truth, enumerate_problem
-from arsm.audit.result import Audit, Row, Verdict, in_words, worst_entry
 from arsm.checks import describe
+from arsm.referee.diagnose import Finding, Interval, Means, diagnose, fitted_scale
+from arsm.referee.problems import PROBLEMS, Problem, Truth, enumerate_problem
+from arsm.referee.result import Audit, Row, Verdict, in_words, worst_entry
 
 ROUNDING = 1e-4
 """Relative to the largest reward: what float32 may be off by."""

@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from arsm.audit.bounds import bernstein, student
-from arsm.audit.problems import Function, Problem, Truth, enumerate_problem
+from arsm.referee.bounds import bernstein, student
+from arsm.referee.problems import Function, Problem, Truth, enumerate_problem
 
 Sign = Literal[1, -1]
 CALLS = 64

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from arsm.audit.result import Audit
+    from arsm.referee.result import Audit
 
 
 def draw(audit: Audit) -> Figure:

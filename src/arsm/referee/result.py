@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from arsm.audit.diagnose import Finding, Interval, Means
+from arsm.referee.diagnose import Finding, Interval, Means
 
 Verdict = Literal["unbiased", "wrong", "not decided"]
 WIDTH = 110
@@ -149,7 +149,7 @@ class Audit:
 
     def figure(self) -> Any:
         """A matplotlib figure of every problem's worst bias in units of its interval's half-width."""
-        from arsm.audit.figure import draw
+        from arsm.referee.figure import draw
 
         return draw(self)
 
