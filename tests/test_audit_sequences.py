@@ -70,7 +70,7 @@ def test_correct_losses_pass(loss: SequenceLoss) -> None:
         (by_hand(lambda r: r - r.mean(0)), "scale"),
         (by_hand(lambda r: (r - r.mean(0)) / (r.std(0) + 1e-4)), "standard deviation"),
         (by_hand(lambda r: -leave_one_out(r)), "sign"),
-        pytest.param(by_strategy(sequences.Group(4, normalise="std")), "standard deviation", marks=pytest.mark.slow),
+        pytest.param(by_strategy(sequences.Group(arsm.GRPO(4))), "standard deviation", marks=pytest.mark.slow),
     ],
 )
 def test_defects_are_named(loss: SequenceLoss, kind: str) -> None:

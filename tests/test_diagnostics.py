@@ -173,7 +173,7 @@ def test_moving_variance_continues_from_its_state() -> None:
 
 
 def test_a_bound_is_no_expectation() -> None:
-    with pytest.raises(ValueError, match="estimates the gradient of its bound and not of E"):
+    with pytest.raises(ValueError, match="VIMCO estimates a multi-sample bound"):
         bias(arsm.VIMCO(4), torch.zeros(2, 1, 3), lambda z: z[:, 0].float(), samples=2)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import arsm
 from arsm.scores import score
 from tests.by_hand import assert_equal, cosine, given, normal
+from tests.roster import ROSTER
 
 LOGITS = normal(0, 2, 3, 4)
 THETA = normal(1, 2, 3, 4)
@@ -199,3 +200,62 @@ def test_decoupled_straight_through_samples_at_its_temperature() -> None:
 def test_wrong_options_are_refused(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+# ---------------------------------------------------------------- weights
+
+
+WEIGHING = [e for entry in ROSTER if entry.fits(2, 3) and (e := entry.make(2, 3)).paths]
+
+
+def test_who_declares_weights() -> None:
+    assert {type(e).__name__ for e in WEIGHING} == {"RLOO", "GRPO", "DrGRPO", "OTB", "VIMCO", "Reinforce"}
+
+
+@pytest.mark.parametrize("estimator", WEIGHING, ids=repr)
+def test_the_estimate_is_the_weighted_sum_of_scores(estimator: arsm.Estimator) -> None:
+    """sum_i w_ik (onehot(z_ik) - p_k), by autograd of sum w ln q."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 2, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    queries = estimator.ask(logits.detach(), estimator.noise(logits.detach(), generator))
+    values = torch.randn(len(queries.points), 5, generator=generator, dtype=torch.float64)
+    log_q = arsm.log_prob(logits.log_softmax(-1).expand(len(values), -1, -1, -1), queries.points)  # [n, B, K]
+    weight = estimator.weights(values).unsqueeze(-1) if not estimator.weighs_energy else None
+    if weight is None:
+        scores = [torch.autograd.grad(each.sum(), logits, retain_graph=True)[0] for each in log_q]
+        energy = torch.stack(scores).square().sum(-1).cumsum(-1)
+        weight = estimator.weights(values.unsqueeze(-1).expand_as(energy), energy)
+    (expected,) = torch.autograd.grad((weight * log_q).sum(), logits)
+    found = estimator.tell(logits.detach(), queries, values)
+    torch.testing.assert_close(found, expected)
+    if estimator.centred:
+        assert float(weight.sum(0).abs().max()) < 1e-12
+
+
+def test_tell_and_weights_cannot_disagree() -> None:
+    with pytest.raises(TypeError, match="Longer overrides tell but inherits weights"):
+
+        class Longer(arsm.RLOO):
+            def tell(self, logits: Tensor, queries: arsm.Queries, values: Tensor) -> Tensor:
+                return 2 * super().tell(logits, queries, values)
+
+    with pytest.raises(TypeError, match="Heavier overrides weights but inherits tell"):
+
+        class Heavier(arsm.RLOO):
+            def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+                return 2 * super().weights(values)
+
+    class Twice(arsm.DrGRPO):  # its tell is made from its weights
+        def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+            return 2 * super().weights(values)
+
+    logits, f = torch.zeros(4, 1, 3, dtype=torch.float64), lambda z: z[:, 0].double()
+    noise = arsm.DrGRPO(4).noise(logits)
+    once, twice = (arsm.estimate(e, logits, f, noise=noise).grad for e in (arsm.DrGRPO(4), Twice(4)))
+    assert once is not None
+    torch.testing.assert_close(twice, 2 * once)
+
+
+def test_an_estimator_without_weights_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="ARSM has no weights"):
+        arsm.ARSM().weights(torch.zeros(2, 3))

@@ -359,7 +359,7 @@ def test_wrong_layers_are_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"Layer 1 must return logits \[2, K, C\]"):
         estimate_layers(arsm.ARSM(), [lambda zs: torch.zeros(2, 2, 3), lambda zs: torch.zeros(3, 2, 3)], f)
     for estimator in (arsm.VIMCO(), arsm.Average(arsm.VIMCO(), 2)):
-        with pytest.raises(ValueError, match=r"bounds f by several samples.* use arsm\.estimate_bound"):
+        with pytest.raises(ValueError, match=r"estimates a multi-sample bound.* arsm\.estimate_bound"):
             estimate_layers(estimator, [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
 
 

@@ -31,7 +31,7 @@ def calls_of(method: str) -> list[str]:
 
 
 def test_one_place_asks_and_one_tells() -> None:
-    assert sorted(calls_of("tell")) == ["bound.py", "question.py"]  # the first finds weights out
+    assert calls_of("tell") == ["question.py"]
     assert calls_of("ask") == ["question.py"]
 
 

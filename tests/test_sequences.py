@@ -63,9 +63,9 @@ STRATEGIES = {
     "chance, exact": Branch(arsm.LocalExpectation(), chance=sequences.by_likelihood(0.2)),
     "chance, critic": Branch(arsm.ExactPlusSampled(1, 1), chance=by_result, critic=critic),
     "leave-one-out": Group(3),
-    "optimal token baseline": Group(3, baseline="token"),
+    "optimal token baseline": Group(arsm.OTB(3)),
 }
-BIASED = {"GRPO": Group(3, normalise="std"), "Dr. GRPO": Group(3, baseline="mean")}
+BIASED = {"GRPO": Group(arsm.GRPO(3)), "Dr. GRPO": Group(arsm.DrGRPO(3))}
 ROWS = 6000
 
 

@@ -101,6 +101,8 @@ class HeavyARSM(arsm.ARSM):
 class OwnSampleRLOO(arsm.RLOO):
     """RLOO whose baseline is the mean of all samples, its own among them."""
 
+    paths = 0  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         centred = values - values.mean(0)
         x = score(logits.unsqueeze(-3).expand((*logits.shape[:-2], self.samples, *logits.shape[-2:])), queries.z)
@@ -121,7 +123,7 @@ class LightValue(arsm.Estimator):
         queries = self.inner.ask(logits, noise)
         return Queries(queries.points, queries.z, queries.same_as, 0.95 * queries.weight)
 
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor | None:
         return self.inner.tell(logits, queries, values)
 
 

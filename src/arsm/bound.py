@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from arsm.capabilities import require
 from arsm.categorical import log_prob
-from arsm.checks import check_estimator, check_logits, check_same_rows, describe, legal_rows
+from arsm.checks import check_logits, check_same_rows, describe, legal_rows
 from arsm.draws import sample
 from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
-from arsm.question import pose
-from arsm.types import Estimate, Estimator, Queries
+from arsm.question import attach_paths, pose
+from arsm.types import Estimate, Estimator
 
 
 def estimate_bound(
@@ -46,18 +46,14 @@ def estimate_bound(
         L^ [N] as the value, whose backward is the estimate, and the paths as z [N, n, sum_t K_t]. Each path has its
         own logits, so there is no `grad`.
     """
-    check_estimator(estimator)
-    if estimator.target != "bound":
-        raise TypeError(f"estimate_bound takes a VIMCO, such as arsm.VIMCO(10), but got {estimator!r}.")
+    require(estimator, "estimate_bound", "bound", "paths", instead="use one such as arsm.VIMCO(10)")
     check_layers(layers)
     check_same_rows(context)
     phi, _ = run_layer(layers[0], Path(context))
     check_logits(phi, read=False)
     question = pose(estimator, phi, generator=generator)
     queries = question.queries
-    if queries.aux is not None:
-        raise TypeError(f"{estimator!r} does not compare whole paths; give VIMCO more samples instead.")
-    n = queries.points.shape[0]
+    n = estimator.paths
     rows = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in context)
     zs, logits = [queries.points.flatten(0, 1)], [phi.repeat(n, 1, 1)]
     for layer in layers[1:]:
@@ -70,7 +66,6 @@ def estimate_bound(
     if not isinstance(values, Tensor) or values.shape != log_q.shape:
         raise ValueError(f"f must return one value per path, {list(log_q.shape)}, but returned {describe(values)}.")
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))
-    scored = (signals(estimator, values.detach()) * log_q.unflatten(0, (n, -1))).sum(0)
     legal = torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits]).all(0).unflatten(0, (n, -1))
     info = {
         "asked": torch.full((), n, device=values.device),
@@ -78,20 +73,5 @@ def estimate_bound(
         "finite": (values.detach().isfinite() & legal).all(0),
     }
     z = torch.cat(zs, -1).unflatten(0, (n, -1)).movedim(0, 1)
-    return Estimate(question.value(values) + scored - scored.detach(), z, None, info)
-
-
-def signals(estimator: Estimator, values: Tensor) -> Tensor:
-    """The factor of each sample's score in the estimate, from f's values: [n, N] -> [n, N].
-
-    The estimate is sum_i signal_i (onehot(z_i) - p). With one variable whose category i is taken by sample i alone,
-    and a last category that has all the probability, that is the signals themselves.
-    """
-    n, rows = values.shape
-    logits = F.pad(torch.full((rows, 1, n), -torch.inf, dtype=values.dtype, device=values.device), (0, 1))
-    number = torch.arange(n, device=values.device).view(n, 1, 1)
-    points = number.expand(n, rows, 1)
-    queries = Queries(points, points.movedim(0, -2), points.squeeze(-1), torch.ones(n, device=values.device))
-    told = estimator.tell(logits, queries, values)
-    assert told is not None  # only relaxations return None, and none of them has a bound as its target
-    return told[:, 0, :n].T
+    value = attach_paths(question.value(values), estimator, values, log_q.unflatten(0, (n, -1)))
+    return Estimate(value, z, None, info)

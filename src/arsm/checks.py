@@ -8,8 +8,6 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from arsm.types import Estimator
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST_SEED = 2**63 - 1
 LEAST_LOG_PROBABILITY = math.log(torch.finfo(torch.float64).tiny)
@@ -17,17 +15,6 @@ LEAST_LOG_PROBABILITY = math.log(torch.finfo(torch.float64).tiny)
 
 class NotFiniteError(ValueError):
     """Logits or a value of f that are NaN or infinite."""
-
-
-def check_estimator(estimator: object) -> None:
-    """Require an estimator, not its name or its class."""
-    if isinstance(estimator, Estimator):
-        return
-    words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
-    mend = f"arsm.estimator({words}) makes one from words"
-    if not isinstance(estimator, str | type):
-        mend = "an estimator of your own must be a subclass of arsm.Estimator, and " + mend
-    raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; {mend}.")
 
 
 def describe(x: object) -> str:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from arsm.checks import NotFiniteError, check_count, check_estimator, describe, legal_rows
+from arsm.capabilities import require
+from arsm.checks import NotFiniteError, check_count, describe, legal_rows
 from arsm.choice_run import Run, draw
 from arsm.types import Estimator
 
@@ -121,15 +122,10 @@ def choices(model: nn.Module, estimator: Estimator, *, generator: torch.Generato
 
 
 def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> None:
-    check_estimator(estimator)
-    name = type(estimator).__name__
+    relaxes = "use RLOO or another that only evaluates f, or a relaxation such as StraightThrough"
+    require(estimator, "arsm.choices", "mean", "nothing_learned", "one_pass", instead=relaxes)
     if not found:
         raise ValueError(f"{type(model).__name__} contains no arsm.Choice; put one where its forward chooses.")
-    if estimator.target != "mean" or len(estimator.learned) or (estimator.needs_gradient and not estimator.pathwise):
-        raise ValueError(
-            f"{name} bounds f, learns, or differentiates it at several points, which cannot be done inside a module; "
-            "use RLOO or another that only evaluates f, or a relaxation such as StraightThrough."
-        )
     for module in model.modules():
         searches = isinstance(module, DistributedDataParallel) and module.find_unused_parameters
         if searches and not module.static_graph and not estimator.pathwise:
@@ -137,12 +133,9 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
                 "DDP with find_unused_parameters=True takes the layers before a Choice for unused, as its output has "
                 "no graph; leave the option out, or wrap a module whose forward returns run(function, *batch)."
             )
-    for choice in found:
-        if not estimator.paths and estimator.subset != choice.k:
-            kind = "one category" if choice.k is None else f"k = {choice.k} categories"
-            raise ValueError(
-                f"{name} does not fit a Choice of {kind}; RLOO fits all, SIMPLE(k) and SubsetRLOO(k) their k."
-            )
+    for choice in found if not estimator.paths else []:
+        by = "this model's Choice()" if choice.k is None else f"this model's Choice(k={choice.k})"
+        require(estimator, by, subset=choice.k, instead="RLOO fits all, SIMPLE(k) and SubsetRLOO(k) their k")
 
 
 def _check(choice: Choice, logits: Tensor) -> None:

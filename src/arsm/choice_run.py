@@ -4,8 +4,8 @@ r"""The object that `arsm.choices` yields: it runs a loss function through a mod
 
 How a choice gets its credit follows from what the estimator declares:
 
-- `paths` = n: n copies of every row run through the model in one forward pass; path i's weight, which the estimator
-  makes from the n values, multiplies sum_t d ln q(z_t^i).
+- `paths` = n, with weights from the values alone: n copies of every row run through the model in one forward pass; path
+  i's weight multiplies sum_t d ln q(z_t^i).
 - `pathwise`: one pass in which the choices are floating and autograd does the rest.
 - else: one pass along the true path; then, for each choice t, one pass without grad over the estimator's other queries,
   with the choices before t held at the true path and those after it drawn again. That is `estimate` for phi_t with a
@@ -25,12 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from arsm.bound import signals
 from arsm.categorical import log_prob
 from arsm.checks import NotFiniteError, describe
 from arsm.draws import sample
 from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
-from arsm.question import Others, Question, attach, full_precision, pose
+from arsm.question import Others, Question, attach, attach_paths, pose
 from arsm.sampling import uniforms
 from arsm.subsets import draw_subsets, subset_log_prob
 from arsm.types import Estimator
@@ -73,7 +72,7 @@ class Run:
         """
         rows = _batch_rows(batch)
         _refuse_batch_norm(self.model)
-        if self.estimator.paths:
+        if self.estimator.paths and not self.estimator.weighs_energy:
             return self._over_paths(function, batch, rows)
         if self.estimator.pathwise:
             return self._evaluate(function, batch, rows, self._relax)
@@ -131,10 +130,8 @@ class Run:
         values = self._evaluate(function, repeated, n * rows, choose).unflatten(0, (n, rows))
         if not log_q:
             return values.mean(0)
-        with full_precision(values.device.type):
-            weight = signals(self.estimator, values.detach())
-            scored = (weight * sum(log_q[1:], log_q[0]).unflatten(0, (n, rows))).sum(0)
-        return values.mean(0) + (scored - scored.detach()).to(values.dtype)
+        whole = sum(log_q[1:], log_q[0]).unflatten(0, (n, rows))
+        return attach_paths(values.mean(0), self.estimator, values, whole)
 
     def _relax(self, choice: Choice, logits: Tensor) -> Tensor:
         return pose(self.estimator, logits, generator=self.generator).queries.points[0]

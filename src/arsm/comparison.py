@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from arsm.capabilities import require
 from arsm.categorical import one_hot
 from arsm.checks import check_context, check_logits
-from arsm.diagnostics import Moments, check_target, gradient_moments
+from arsm.diagnostics import Moments, gradient_moments
 from arsm.draws import sample
 from arsm.driver import estimate, graph_nodes
 from arsm.estimators import RLOO, Average, Exact, estimator
@@ -107,7 +108,7 @@ def compare(
     logits = logits.detach()
     named = [(e, estimator(e)) if isinstance(e, str) else (str(e), _apart(e)) for e in estimators]
     for _, chosen in named:
-        check_target(chosen)
+        require(chosen, "compare", "mean", instead="leave it out here")
     problem = _Problem(logits, f, context, generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.checks import check_context, check_estimator
+from arsm.capabilities import check_estimator, require
+from arsm.checks import check_context
 from arsm.driver import estimate
 from arsm.estimators.exact import Exact
 from arsm.types import Estimator
@@ -96,19 +97,13 @@ def bias(
     max_rows: int | None = 1024,
 ) -> Bias:
     """E[g_kc] - dE[f]/dphi_kc, the exact gradient by enumeration: [*B, K, C] in float64."""
-    check_target(estimator)
+    require(estimator, "bias", "mean", instead="leave it out here")
     exact = estimate(Exact(), logits.detach(), f, *context, max_rows=max_rows, frozen=True).grad
     assert exact is not None
     mean, variance = gradient_moments(
         estimator, logits, f, *context, samples=samples, generator=generator, max_rows=max_rows
     )
     return Bias(mean - exact, (variance / samples).sqrt())
-
-
-def check_target(estimator: Estimator) -> None:
-    """Refuse an estimator whose target is not E[f]."""
-    if estimator.target != "mean":
-        raise ValueError(f"{estimator} estimates the gradient of its bound and not of E[f]; leave it out here.")
 
 
 def pseudo_action_share(logits: Tensor, log_pi: Tensor) -> Tensor:

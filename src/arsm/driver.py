@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import register_pytree_node
 
-from arsm.checks import check_context, check_estimator, check_logits, is_whole, legal_rows
+from arsm.capabilities import check_estimator, require
+from arsm.checks import check_context, check_logits, is_whole, legal_rows
 from arsm.distinct import speakers
 from arsm.evaluate import Rowwise, evaluate, with_context
 from arsm.question import Evaluation, attach, pose, reads_logits_later
@@ -53,8 +54,8 @@ def estimate(
     check_evaluation(evaluation, max_rows)
     later = evaluation == "packed" and reads_logits_later(logits)
     masked = check_logits(logits, read=evaluation == "packed" and not later)
-    if frozen and estimator.needs_gradient:
-        raise ValueError(f"{type(estimator).__name__} needs f's gradient; leave frozen out.")
+    if frozen:
+        require(estimator, "a frozen f", "values_only", instead="leave frozen out")
     batch = logits.shape[:-2]
     check_context(context, batch)
     return estimate_rows(

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from arsm.checks import check_estimator, check_logits, check_same_rows, describe
+from arsm.capabilities import check_estimator, require
+from arsm.checks import check_logits, check_same_rows, describe
 from arsm.driver import check_evaluation, estimate_rows
 from arsm.noise import argmin_sample, dirichlet, given_winner
 from arsm.question import Evaluation, pose
@@ -121,16 +122,8 @@ def estimate_layers(
             "estimators."
         )
     for estimator in chosen if depth > 1 else []:
-        if estimator.target == "bound":
-            raise ValueError(
-                f"{type(estimator).__name__} bounds f by several samples, which cannot be done layer by layer; use "
-                "arsm.estimate_bound."
-            )
-        if estimator.subset is not None:
-            raise ValueError(
-                f"{type(estimator).__name__} chooses subsets, which layers below and above cannot; use arsm.Choice("
-                f"k={estimator.subset}) inside a module."
-            )
+        # L^ is not linear in the values of its paths, and a layer below takes one category of each variable above
+        require(estimator, "estimate_layers", "mean", subset=None, instead="arsm.estimate_bound takes bounds")
     check_same_rows(context)
     made: list[list[Estimate]] = [[] for _ in layers]
 

@@ -29,7 +29,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm.checks import NotFiniteError, check_estimator, check_logits, check_whole, describe
+from arsm.capabilities import require
+from arsm.checks import NotFiniteError, check_logits, check_whole, describe
 from arsm.question import Others, Question, attach, pose
 from arsm.types import Estimator
 
@@ -249,18 +250,8 @@ def loss(
 
 
 def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask: Tensor | None) -> None:
-    check_estimator(estimator)
-    if estimator.needs_gradient:
-        raise ValueError(f"{estimator} needs f's derivative, which a rollout does not have; use one such as RLOO().")
-    if estimator.couples_rows:
-        raise ValueError(
-            f"{estimator} learns from a step what it subtracts at another, which biases an episode's gradient, since "
-            "its steps depend on each other; leave surrogate out."
-        )
-    if estimator.target != "mean":
-        raise ValueError(f"{estimator} estimates a bound, not the expected return; use one such as RLOO() or ARSM().")
-    if not estimator.given_sample:
-        raise ValueError(f"{estimator} takes no given action; use RLOO(), or LocalExpectation() to try every action.")
+    # a surrogate learned at other steps would bias an episode's gradient: its steps depend on each other
+    require(estimator, "an episode", "values_only", "mean", "given_sample", "independent_rows", subset=None)
     check_logits(logits, read=False)
     if logits.ndim != 4:
         raise ValueError(

@@ -283,6 +283,20 @@ def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
     return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
 
 
+def attach_paths(value: Tensor, estimator: Estimator, values: Tensor, log_q: Tensor) -> Tensor:
+    """value [*B], whose derivative is sum_i w_i d ln q(path i), the credit of an estimator with `paths`.
+
+    Args:
+        value: [*B].
+        estimator: gives the weights w_i.
+        values: f at the n paths, [n, *B].
+        log_q: their ln q, [n, *B], with the graph.
+    """
+    with full_precision(value.device.type):
+        scored = (estimator.weights(values.detach()) * log_q).sum(0)
+    return value + (scored - scored.detach()).to(value.dtype)
+
+
 class _Attach(torch.autograd.Function):
     """value, with a gradient for the logits."""
 

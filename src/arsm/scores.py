@@ -32,18 +32,29 @@ def score(logits: Tensor, z: Tensor) -> Tensor:
 
 
 def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-    """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] -> [*B, K, C]."""
-    z = z.movedim(0, -1)
-    weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
+    """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] (or [n, *B, K]) -> [*B, K, C]."""
+    z, weight = z.movedim(0, -1), _of_variables(weight, z).movedim(0, -1)
     return (-weight.sum(-1, keepdim=True) * p).scatter_add_(-1, z, weight)
 
 
 def sum_by_category(z: Tensor, weight: Tensor, categories: int) -> Tensor:
-    """sum_i w_i onehot(z_i): z [n, *B, K], w [n, *B] -> [*B, K, C]. Where the weights sum to 0, as they do in
-    leave-one-out, these are the weighted scores."""
-    z = z.movedim(0, -1)
-    weight = weight.movedim(0, -1).unsqueeze(-2).expand(z.shape)
+    """sum_i w_i onehot(z_i): z [n, *B, K], w [n, *B] (or [n, *B, K]) -> [*B, K, C].
+
+    Where the weights sum to 0, as they do in leave-one-out, these are the weighted scores.
+    """
+    z, weight = z.movedim(0, -1), _of_variables(weight, z).movedim(0, -1)
     return weight.new_zeros(*z.shape[:-1], categories).scatter_add_(-1, z, weight)
+
+
+def _of_variables(weight: Tensor, z: Tensor) -> Tensor:
+    """Weights [n, *B] or [n, *B, K] as [n, *B, K]."""
+    return weight if weight.ndim == z.ndim else weight.unsqueeze(-1).expand(z.shape)
+
+
+def energy(p: Tensor, z: Tensor) -> Tensor:
+    """|onehot(z_k) - p_k|^2 = 1 - 2 p_k(z_k) + sum_c p_kc^2: p [*B, K, C], z [n, *B, K] -> [n, *B, K]."""
+    of_sample = p.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).squeeze(-1)
+    return 1 - 2 * of_sample + p.square().sum(-1)
 
 
 def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.checks import check_count, check_estimator, check_seed, check_whole
+from arsm.capabilities import require
+from arsm.checks import check_count, check_seed, check_whole
 from arsm.driver import estimate
 from arsm.estimators.rloo import RLOO
 from arsm.known import Known, Stop, in_batches, one_by_one
@@ -179,12 +180,8 @@ def _chosen(estimator: Estimator | None, samples: int | None, logits: Tensor) ->
         check_whole("samples", samples)
     if estimator is None:
         return RLOO(SAMPLES if samples is None else samples, ridge=1.0)
-    check_estimator(estimator)
-    if estimator.needs_gradient or estimator.target != "mean" or len(estimator.learned) or estimator.subset:
-        raise ValueError(
-            f"{type(estimator).__name__} differentiates f, bounds it, learns, or chooses subsets; take one that only "
-            "evaluates f, such as arsm.RLOO(16, ridge=1.0)."
-        )
+    instead = "use one such as arsm.RLOO(16, ridge=1.0)"
+    require(estimator, "arsm.maximize", "values_only", "mean", "nothing_learned", subset=None, instead=instead)
     resized = estimator if samples is None else estimator.within(samples)
     if resized is None:
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from arsm import scores
 from arsm.kernels import Packed
 
 Noise = Tensor | tuple[Tensor, ...]
@@ -43,9 +44,9 @@ class Queries:
 class Estimator(ABC):
     """A gradient estimator: pure functions of logits [*B, K, C] and noise, which never call f.
 
-    A subclass is a frozen dataclass that defines `unbiased`, `noise`, `ask` and `tell`. The other members have
-    defaults. Callers use only the members declared here, so a wrapper that forwards them behaves like the estimator
-    that it wraps.
+    A subclass is a frozen dataclass that defines `unbiased`, `noise`, `ask`, and either `tell` or, with `paths`,
+    `weights`. The other members have defaults. Callers use only the members declared here, so a wrapper that forwards
+    them behaves like the estimator that it wraps.
     """
 
     unbiased: bool
@@ -65,8 +66,12 @@ class Estimator(ABC):
     pathwise: bool = False
     """Whether autograd through its one point is the whole estimate, and `tell` returns None."""
     paths: int = 0
-    """n, if the estimate is sum_i w_i d ln q(z_i) over n independent samples with weights from f's values alone, else
-    0. The samples may then be whole paths through choices that depend on each other."""
+    """n, if the estimate is sum_i w_i d ln q(z_i) over n independent samples with the w_i of `weights`, else 0. The
+    samples may then be whole paths through choices that depend on each other."""
+    centred: bool = False
+    """Whether the `weights` of a row sum to 0: the estimate is then sum_i w_i onehot(z_i), without softmax(logits)."""
+    weighs_energy: bool = False
+    """Whether `weights` needs the energies of the samples' scores."""
     subset: int | None = None
     """k, if a sample is a subset of k categories: int64 [*B, k], ascending, of one variable, logits [*B, 1, C]."""
     learned: nn.ModuleList = nn.ModuleList()
@@ -84,12 +89,43 @@ class Estimator(ABC):
     def ask(self, logits: Tensor, noise: Any) -> Queries:
         """Return the points where f must be evaluated."""
 
-    @abstractmethod
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor | None:
         """Turn f's values [M, *B] into the gradient [*B, K, C].
 
-        Return None where autograd through the points is the estimate.
+        Return None where autograd through the points is the estimate. For an estimator with `paths` this is
+        sum_i w_i (onehot(z_i) - softmax(logits)).
         """
+        dtype = torch.promote_types(values.dtype, logits.dtype)
+        if self.weighs_energy:
+            p = scores.probabilities_for(values, logits)
+            energy = scores.energy(p, queries.points).cumsum(-1)
+            weight = self.weights(values.unsqueeze(-1).expand_as(energy), energy)
+            return scores.weighted_scores(p, queries.points, weight.to(dtype))
+        weight = self.weights(values).to(dtype)
+        if self.centred:
+            return scores.sum_by_category(queries.points, weight, logits.shape[-1])
+        return scores.weighted_scores(scores.probabilities_for(values, logits), queries.points, weight)
+
+    def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+        """The weights w_i of the samples' scores, from f's values: [n, *B] -> [n, *B].
+
+        With `weighs_energy`, every variable (or token) has a weight of its own: *B includes the variables, and energy
+        [n, *B] is sum_{s <= k} |onehot(z_is) - p_s|^2, summed over the variables up to this one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no weights: its gradient is not a sum of scores.")
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a subclass whose `tell` and `weights` could disagree."""
+        super().__init_subclass__(**options)
+        own = [name for name in ("tell", "weights") if name in vars(cls)]
+        if len(own) != 1 or vars(cls).get("paths") == 0:
+            return
+        (missing,) = {"tell", "weights"} - set(own)
+        if getattr(cls, missing) is not getattr(Estimator, missing):
+            raise TypeError(
+                f"{cls.__name__} overrides {own[0]} but inherits {missing}, which would disagree with it; override "
+                "both, or only tell and declare paths = 0."
+            )
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """The value [*B] from f at the live queries [L, *B]: their weighted sum."""

@@ -291,8 +291,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             ["--strategies", "tree:3"],
             'There is no strategy "tree:3"; there are branch:ESTIMATOR, chance:ESTIMATOR, group:N,',
         ),
-        (["--strategies", "group:x"], '"group:x" must name a number of answers per prompt, as group:8 does.'),
-        (["--strategies", "group:1"], "Group compares at least 2 sequences per prompt"),
+        (
+            ["--strategies", "group:x"],
+            '"group:x" must name a number of answers per prompt, at least 2, as group:8 does.',
+        ),
+        (["--strategies", "group:1"], "answers per prompt, at least 2"),
         (["--strategies", "branch:rlooo"], 'There is no estimator "rlooo": did you mean "rloo"?'),
         (["--width", "10"], "--width must be a multiple of the 4 heads, but is 10."),
         (["--warm-up", "1"], "--warm-up must be below 1, but is 1.0."),
@@ -333,7 +336,7 @@ def test_names() -> None:
     branch = named_strategy("branch:arsm:references=3")
     assert isinstance(branch, Branch)
     assert branch.estimator == arsm.ARSM(references=3)
-    assert named_strategy("dr-grpo") == Group(8, baseline="mean")
+    assert named_strategy("dr-grpo") == Group(arsm.DrGRPO(8))
     assert not named_strategy("grpo:4").unbiased
 
 

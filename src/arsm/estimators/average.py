@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from arsm.checks import check_estimator, check_whole
+from arsm.capabilities import check_estimator
+from arsm.checks import check_whole
 from arsm.draws import sample
 from arsm.noise import repeat_draws
 from arsm.types import Estimator, Noise, Queries

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from arsm.estimators.group import Group
-from arsm.scores import less_mean, probabilities_for, weighted_scores
-from arsm.types import Queries
+from arsm.scores import less_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +22,12 @@ class DrGRPO(Group):
     """
 
     unbiased = False
+    centred = True
 
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        p = probabilities_for(values, logits)
-        return weighted_scores(p, queries.points, less_mean(values).to(p.dtype) / self.samples)
+    @property
+    def paths(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.samples
+
+    def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+        """(f_i - mean(f)) / n."""
+        return less_mean(values) / self.samples

@@ -15,7 +15,7 @@ from arsm.types import Estimator, Queries, at_most_all
 
 @dataclass(frozen=True, eq=False)
 class Group(Estimator):
-    """n independent samples; `tell` compares them."""
+    """n independent samples; `weights` or `tell` compares them."""
 
     samples: int = 4
     """n, the number of samples."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from arsm.estimators.group import Group
-from arsm.scores import less_mean, probabilities_for, weighted_scores
-from arsm.types import Queries
+from arsm.scores import less_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +25,19 @@ class GRPO(Group):
     """Added to the standard deviation."""
 
     unbiased = False
+    centred = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, but is {self.epsilon}.")
 
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        p = probabilities_for(values, logits)
-        f = less_mean(values).to(p.dtype)  # [n, *B]
+    @property
+    def paths(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.samples
+
+    def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+        """(f_i - mean(f)) / (sd(f) + epsilon) / n."""
+        f = less_mean(values)
         deviation = (f.square().sum(0) / (self.samples - 1)).sqrt()
-        return weighted_scores(p, queries.points, f / (deviation + self.epsilon) / self.samples)
+        return f / (deviation + self.epsilon) / self.samples

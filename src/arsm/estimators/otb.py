@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from arsm.estimators.group import Group
-from arsm.scores import less_mean, probabilities_for
-from arsm.types import Queries
+from arsm.scores import less_mean
 
 LEAST = 1e-6
 """The least weight of a sample: certain variables have scores of length 0."""
@@ -29,14 +28,19 @@ class OTB(Group):
     """
 
     unbiased = True
+    weighs_energy = True
 
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        p = probabilities_for(values, logits)
-        z = queries.points  # [n, *B, K]
-        f = less_mean(values).to(p.dtype).unsqueeze(-1)  # [n, *B, 1]
-        of_sample = p.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).squeeze(-1)
-        energy = (1 - 2 * of_sample + p.square().sum(-1)).cumsum(-1).clamp_min(LEAST)  # [n, *B, K]
-        others = torch.ones(self.samples, self.samples, dtype=p.dtype, device=p.device).fill_diagonal_(0)
-        weighted, total = (torch.einsum("ij,j...->i...", others, x) for x in (energy * f, energy))
-        weight = ((f - weighted / total) / self.samples).movedim(0, -1)  # [*B, K, n]
-        return (-weight.sum(-1, keepdim=True) * p).scatter_add(-1, z.movedim(0, -1), weight)
+    @property
+    def paths(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.samples
+
+    def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+        """(f_i - b_ik) / n, with W_ik as the energy."""
+        assert energy is not None  # declared by `weighs_energy`
+        f = less_mean(values).to(energy.dtype)  # [n, *B, K]
+        energy = energy.clamp_min(LEAST)
+        # a product with zeros on the diagonal, since a sum less the own term would lose digits
+        others = torch.ones(self.samples, self.samples, dtype=f.dtype, device=f.device).fill_diagonal_(0)
+        weighted = torch.einsum("ij,j...->i...", others, energy * f)
+        total = torch.einsum("ij,j...->i...", others, energy)
+        return (f - weighted / total) / self.samples

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from arsm.draws import Draws, draw, one_sample, samples
-from arsm.scores import score
 from arsm.types import Estimator, Queries
 
 
@@ -26,6 +25,7 @@ class Reinforce(Estimator):
     """b: a number or a tensor [*B]; it must not depend on the sample."""
 
     unbiased = True
+    paths = 1
 
     def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
         return draw(logits, 1, generator, z)
@@ -33,11 +33,12 @@ class Reinforce(Estimator):
     def ask(self, logits: Tensor, noise: Draws) -> Queries:
         return one_sample(samples(logits, noise).squeeze(-2))
 
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+    def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+        """f(z) - b."""
         baseline = 0.0 if self.baseline is None else self.baseline
         if isinstance(baseline, Tensor) and baseline.ndim not in (0, values.ndim - 1):
             raise ValueError(
                 f"baseline must be a number or shaped like the batch {list(values.shape[1:])}, but is "
                 f"{list(baseline.shape)}; inside Average the batch is [*B, n], so unsqueeze(-1) it."
             )
-        return (values[0] - baseline)[..., None, None] * score(logits, queries.z)
+        return values - baseline

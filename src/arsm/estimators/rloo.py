@@ -43,6 +43,7 @@ class RLOO(Group):
     at least two rows, because each row takes its coefficient from the others."""
 
     unbiased = True
+    centred = True
 
     @property
     def couples_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -75,6 +76,10 @@ class RLOO(Group):
         if self.ridge is None:
             return known + sum_by_category(z, f / (self.samples - 1), logits.shape[-1])
         return known + self._ridge(p, z, f, self.ridge)
+
+    def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+        """(f_i - mean_{m != i} f_m) / n."""
+        return less_mean(values) / (self.samples - 1)
 
     def _surrogate(self, logits: Tensor) -> Tensor:
         if not isinstance(self.surrogate, Tensor):

@@ -11,7 +11,6 @@ from torch import Tensor
 from arsm.checks import check_samples
 from arsm.distinct import share
 from arsm.draws import Draws, draw, samples
-from arsm.scores import probabilities_for, weighted_scores
 from arsm.types import Estimator, Queries, at_most_all
 
 
@@ -45,9 +44,13 @@ class VIMCO(Estimator):
         points = z.movedim(-2, 0)
         return Queries(points, z, share(points), torch.ones(self.samples, device=z.device))
 
-    def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        p = probabilities_for(values, logits)
-        return weighted_scores(p, queries.points, leave_one_out_signals(values).to(p.dtype))
+    @property
+    def paths(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.samples
+
+    def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
+        """L^ - L^_{-i}."""
+        return leave_one_out_signals(values)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """L^ [*B]."""

@@ -25,7 +25,8 @@ from pyro.infer.util import is_validation_enabled
 from pyro.util import warn_if_nan
 from torch import Tensor
 
-from arsm.driver import check_estimator, check_evaluation
+from arsm.capabilities import require
+from arsm.driver import check_evaluation
 from arsm.pyro.other_paths import OtherPaths, Stage
 from arsm.pyro.true_path import Program, TruePath
 from arsm.types import Estimator
@@ -47,23 +48,10 @@ class ELBO(infer.ELBO):
     """
 
     def __init__(self, estimator: Estimator, max_rows: int | None = 512) -> None:
-        check_estimator(estimator)
+        enumerates = "use one such as arsm.RLOO(8), or pyro.infer.TraceEnum_ELBO for the exact gradient"
+        needs = ("values_only", "mean", "nothing_learned", "given_sample")
+        require(estimator, "arsm.pyro.ELBO", *needs, subset=None, instead=enumerates)
         check_evaluation("packed", max_rows)
-        name = type(estimator).__name__
-        if estimator.needs_gradient:
-            raise ValueError(
-                f"{name} differentiates the model in relaxed samples, which Pyro's discrete sites do not take; use an "
-                "estimator that only evaluates the model, such as RLOO(8) or ARSM()."
-            )
-        if estimator.target != "mean":
-            raise ValueError(f"{name} estimates a multi-sample bound, not the ELBO; use one such as RLOO(8) or ARSM().")
-        if len(estimator.learned) > 0:
-            raise ValueError(f"{name} learns a part of its own, which SVI does not train; use one such as RLOO(8).")
-        if not estimator.given_sample:
-            raise ValueError(
-                f"{name} cannot start from the sample that the guide drew; use one such as RLOO(8) or ARSM(), or "
-                "pyro.infer.TraceEnum_ELBO for the exact gradient."
-            )
         super().__init__()
         self.estimator, self.max_rows = estimator, max_rows
         self._checked: tuple[Program, Program] | None = None

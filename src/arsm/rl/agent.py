@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from torch import nn
 
-from arsm.checks import check_estimator
+from arsm.capabilities import require
 from arsm.rl import files
 from arsm.rl.branching import Array
 from arsm.rl.environments import make_environment
@@ -299,12 +299,8 @@ class PolicyGradient(Training):
 
 def _check_parts(estimator: Method, policy: object) -> None:
     if not isinstance(estimator, Proximal | ActorCritic | ActionConditioned):
-        check_estimator(estimator)
-        if len(estimator.learned):
-            raise ValueError(
-                f"{type(estimator).__name__} learns a control variate of relaxed samples, which an episode does not "
-                'have; use ActionConditioned(), the method "relax" of `arsm control`.'
-            )
+        relax = 'use ActionConditioned(), the method "relax" of `arsm control`'
+        require(estimator, "PolicyGradient", "nothing_learned", instead=relax)
     if policy is not None and not (isinstance(policy, nn.Module) and list(policy.parameters())):
         raise TypeError(f"policy must be a torch.nn.Module with parameters, but is {policy!r}.")
     if isinstance(policy, nn.Module) and not any(parameter.requires_grad for parameter in policy.parameters()):

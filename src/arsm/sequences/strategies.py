@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from arsm import policy
-from arsm.checks import check_estimator
+from arsm.capabilities import require
+from arsm.estimators.rloo import RLOO
 from arsm.question import Others, attach
+from arsm.scores import energy
 from arsm.sequences.batch import Batch, Branches
 from arsm.sequences.decode import Prefixes
 from arsm.types import Estimator
@@ -66,12 +67,7 @@ class Branch:
     samples = None
 
     def __post_init__(self) -> None:
-        check_estimator(self.estimator)
-        if len(self.estimator.learned):
-            raise ValueError(
-                f"{type(self.estimator).__name__} learns a control variate, which Branch would never train; use one "
-                "such as RLOO(8), and a critic for what is learned."
-            )
+        require(self.estimator, "Branch", "nothing_learned", instead="use one such as RLOO(8), and a critic to learn")
         if self.budget is not None and self.keep is not None:
             raise ValueError("Branch takes a budget or keep-probabilities, but both were given; leave one out.")
         keep = torch.as_tensor(1.0 if self.keep is None else self.keep)
@@ -200,68 +196,54 @@ def _value_parts(estimator: Estimator, plan: policy.Rollouts, returns: Tensor, t
 class Group:
     r"""Credit for whole sequences, compared with the n - 1 others of the same prompt.
 
-    | | g_it / x_it | unbiased |
-    |---|---|---|
-    | `Group(n)`: leave-one-out (RLOO) | G_it - mean_{j != i} G_jt | yes |
-    | `Group(n, baseline="token")`: optimal token baseline | G_it - sum_{j != i} W_jt G_jt / sum_{j != i} W_jt | yes |
-    | `Group(n, baseline="mean")`: Dr. GRPO | G_it - mean_j G_jt | up to the factor (n - 1)/n |
-    | `Group(n, normalise="std")`: GRPO | (G_it - mean_j G_jt) / (std_j G_jt + 1e-4) | no |
+    With the weights w_i that the estimator makes of the returns G_it of a prompt's n sequences,
 
-    W_jt = sum_{s <= t} |x_js|^2. References: Kool, van Hoof and Welling, 2019; Li and others, Optimal token baseline,
-    2025; Liu and others, Understanding R1-Zero-like training, 2025; Shao and others, DeepSeekMath, 2024, here without
-    its division by the sequence's length.
+        g_it = w_it x_it
+
+    | | n w_it | unbiased |
+    |---|---|---|
+    | `Group(arsm.RLOO(n))`, short `Group(n)` | G_it - mean_{j != i} G_jt | yes |
+    | `Group(arsm.OTB(n))`: optimal token baseline | G_it - sum_{j != i} W_jt G_jt / sum_{j != i} W_jt | yes |
+    | `Group(arsm.DrGRPO(n))` | G_it - mean_j G_jt | up to the factor (n - 1)/n |
+    | `Group(arsm.GRPO(n))`, without its division by length | (G_it - mean_j G_jt) / (std_j G_jt + 1e-4) | no |
+
+    W_jt = sum_{s <= t} |x_js|^2. The references are the estimators'.
     """
 
-    n: int
-    """Sequences per prompt."""
-    normalise: Literal["std"] | None = None
-    baseline: Literal["leave-one-out", "token", "mean"] | None = None
-    """The default is "leave-one-out", or "mean" with `normalise`."""
+    estimator: Estimator
+    """One with `paths`, whose samples are whole sequences; a number n stands for `arsm.RLOO(n)`."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or self.n < 2:
-            raise ValueError(f"Group compares at least 2 sequences per prompt, but n = {self.n}.")
-        if self.normalise not in (None, "std"):
-            raise ValueError(f'normalise must be "std" or None, but is {self.normalise!r}.')
-        if self.baseline not in (None, "leave-one-out", "token", "mean"):
-            raise ValueError(f'baseline must be "leave-one-out", "token" or "mean", but is {self.baseline!r}.')
-        if self.normalise == "std" and self.baseline not in (None, "mean"):
-            raise ValueError(f'normalise="std" subtracts the mean, but baseline is {self.baseline!r}; leave it out.')
+    def __init__(self, estimator: Estimator | int) -> None:
+        if isinstance(estimator, int):
+            if estimator < 2:
+                raise ValueError(f"Group compares at least 2 sequences per prompt, but n = {estimator}.")
+            estimator = RLOO(estimator)
+        require(estimator, "Group", "mean", "paths")
+        object.__setattr__(self, "estimator", estimator)
 
     @property
     def samples(self) -> int:
-        return self.n
+        return self.estimator.paths
 
     @property
     def unbiased(self) -> bool:
-        return self.normalise is None and self.baseline != "mean"
+        return self.estimator.unbiased
 
     def check(self, logits: Tensor) -> None:
         """Nothing to check: a group fits every model."""
 
     def surrogate(self, batch: Batch) -> tuple[Tensor, None]:
-        returns = batch.returns.unflatten(0, (-1, self.n))  # [N, n, T]
-        others = self.n - 1
-        if self.normalise == "std":
-            centred = returns - returns.mean(1, keepdim=True)
-            advantage = centred / (returns.std(1, keepdim=True) + 1e-4)
-        elif self.baseline == "mean":
-            advantage = returns - returns.mean(1, keepdim=True)
-        elif self.baseline == "token":
-            weight = self._score_energy(batch)
-            total = weight.sum(1, keepdim=True) - weight
-            baseline = ((weight * returns).sum(1, keepdim=True) - weight * returns) / total
-            plain = (returns.sum(1, keepdim=True) - returns) / others
-            advantage = returns - torch.where(total > 0, baseline, plain)
-        else:
-            advantage = (returns - returns.mean(1, keepdim=True)) * self.n / others
+        n = self.samples
+        returns = batch.returns.unflatten(0, (-1, n)).movedim(1, 0)  # [n, N, T]
+        energies = self._energy(batch).unflatten(0, (-1, n)).movedim(1, 0) if self.estimator.weighs_energy else None
+        weight = self.estimator.weights(returns, energies).movedim(0, 1).flatten(0, 1)  # [N n, T]
         log_p = batch.log_probs()
-        surrogate = (advantage.flatten(0, 1).to(log_p.dtype) * log_p).sum(-1)
+        # the caller takes the mean over a prompt's sequences, and the weights make their sum the estimate
+        surrogate = n * (weight.to(log_p.dtype) * log_p).sum(-1)
         return surrogate - surrogate.detach(), None
 
-    def _score_energy(self, batch: Batch) -> Tensor:
-        """W [N, n, T], with |x_t|^2 = 1 - 2 p_t(y_t) + sum_c p_tc^2."""
+    def _energy(self, batch: Batch) -> Tensor:
+        """W [N n, T]; padding adds nothing."""
         p = batch.scaled_logits().softmax(-1)
-        of_token = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-        energy = 1 - 2 * of_token + p.square().sum(-1)
-        return energy.masked_fill(~batch.mask, 0).cumsum(-1).unflatten(0, (-1, self.n)).to(batch.returns.dtype)
+        of_tokens = energy(p, batch.tokens.unsqueeze(0)).squeeze(0)
+        return of_tokens.masked_fill(~batch.mask, 0).cumsum(-1).to(batch.returns.dtype)

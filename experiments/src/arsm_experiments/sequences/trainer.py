@@ -20,12 +20,8 @@ from arsm_experiments.sequences.methods import Size, accuracy, cross_entropy, dr
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY, Data, ExactMatch
 from arsm_experiments.sequences.transformer import Transformer
 
-GROUPS: dict[str, dict[str, Any]] = {
-    "group": {},
-    "token-baseline": {"baseline": "token"},
-    "dr-grpo": {"baseline": "mean"},
-    "grpo": {"normalise": "std"},
-}
+GROUPS = {"group": "rloo", "token-baseline": "otb", "dr-grpo": "dr-grpo", "grpo": "grpo"}
+"""The estimator of each kind of group."""
 WARM = 10
 """Updates over which the rate rises."""
 
@@ -41,9 +37,9 @@ def named_strategy(words: str) -> Strategy:
         raise ValueError(
             f'There is no strategy "{words}"; there are branch:ESTIMATOR, chance:ESTIMATOR, {":N, ".join(GROUPS)}:N.'
         )
-    if not (rest or "8").isdigit():
-        raise ValueError(f'"{words}" must name a number of answers per prompt, as {kind}:8 does.')
-    return Group(int(rest or 8), **GROUPS[kind])
+    if not (rest or "8").isdigit() or int(rest or 8) < 2:
+        raise ValueError(f'"{words}" must name a number of answers per prompt, at least 2, as {kind}:8 does.')
+    return Group(arsm.estimator(f"{GROUPS[kind]}:samples={rest or 8}"))
 
 
 def most_tokens(strategy: Strategy, width: int) -> float:

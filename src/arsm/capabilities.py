@@ -1,0 +1,86 @@
+"""What fits where: an estimator declares what it is, a caller says what it needs, and `require` compares the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from arsm.types import Estimator
+
+
+class Need(NamedTuple):
+    """Something that a caller may need of an estimator."""
+
+    met: Callable[[Estimator], bool]
+    need: str
+    """The end of "... needs one that"."""
+    lack: str
+    """What an estimator does that does not meet it."""
+
+
+NEEDS = {
+    "values_only": Need(lambda e: not e.needs_gradient, "only evaluates f", "needs f's derivative in z"),
+    "one_pass": Need(
+        lambda e: e.pathwise or not e.needs_gradient,
+        "only evaluates f, or differentiates it at one point",
+        "differentiates f at several points",
+    ),
+    "mean": Need(lambda e: e.target == "mean", "estimates the gradient of E[f]", "estimates a multi-sample bound"),
+    "bound": Need(lambda e: e.target == "bound", "estimates a multi-sample bound", "estimates the gradient of E[f]"),
+    "given_sample": Need(
+        lambda e: e.given_sample,
+        "can start from a sample that was drawn elsewhere",
+        "cannot start from a given sample",
+    ),
+    "independent_rows": Need(
+        lambda e: not e.couples_rows,
+        "treats every row by itself",
+        "learns from one row what it subtracts at another",
+    ),
+    "nothing_learned": Need(
+        lambda e: len(e.learned) == 0, "has no learned parts", "learns a control variate, which nothing would train"
+    ),
+    "paths": Need(lambda e: e.paths > 0, "weighs whole samples", "does not weigh whole samples"),
+}
+ANY = -1
+"""A sample may be one category or a subset."""
+
+
+def require(
+    estimator: object,
+    by: str,
+    *needs: str,
+    subset: int | None = ANY,
+    instead: str = "use one such as arsm.RLOO(8)",
+) -> None:
+    """Refuse an estimator that does not meet the needs of a caller, in one sentence.
+
+    Args:
+        estimator: what the caller was given.
+        by: the caller, as its user knows it.
+        needs: names of `NEEDS`.
+        subset: number of categories in a sample, None for one category of each variable.
+        instead: what to do about it.
+    """
+    check_estimator(estimator)
+    assert isinstance(estimator, Estimator)
+    missing = [(NEEDS[name].lack, NEEDS[name].need) for name in needs if not NEEDS[name].met(estimator)]
+    if subset not in (ANY, estimator.subset):
+        missing.append((_chooses(estimator.subset), _chooses(subset)))
+    for lack, need in missing:
+        raise ValueError(f"{type(estimator).__name__} {lack}, but {by} needs one that {need}; {instead}.")
+
+
+def _chooses(subset: int | None) -> str:
+    return "chooses one category" if subset is None else f"chooses {subset} categories at once"
+
+
+def check_estimator(estimator: object) -> None:
+    """Require an estimator, not its name or its class."""
+    if isinstance(estimator, Estimator):
+        return
+    words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
+    mend = f"arsm.estimator({words}) makes one from words"
+    if not isinstance(estimator, str | type):
+        mend = "an estimator of your own must be a subclass of arsm.Estimator, and " + mend
+    raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; {mend}.")
