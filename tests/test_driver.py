@@ -39,6 +39,40 @@ def test_noise_and_generator_make_the_estimate_reproducible(entry: Entry) -> Non
 
 
 @pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
+def test_logits_keep_their_precision_where_f_has_less(entry: Entry) -> None:
+    """An offset of 1e7 changes nothing, although f is float32: logits never take the dtype of its values."""
+    problem = next(p for p in PROBLEMS if entry.fits(*p.size) and p.size[1] > 1)
+    estimator = entry.make(*problem.size)
+    logits = (problem.logits * 2**20).round() / 2**20  # the offset is then added without rounding
+    logits, theta = logits.repeat(20, 1, 1), problem.theta.repeat(20, 1)
+    noise = estimator.noise(logits, torch.Generator().manual_seed(0))
+
+    def gradient(offset: float) -> Tensor:
+        moved = (logits + offset).requires_grad_()
+        out = arsm.estimate(estimator, moved, lambda z, theta: problem.f(z, theta).float(), theta, noise=noise)
+        return torch.autograd.grad(out.value.sum(), moved)[0]
+
+    plain, moved = gradient(0.0), gradient(1e7)
+    assert plain.abs().max() > 0
+    assert float((plain - moved).abs().max() / plain.abs().max()) < 100 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
+def test_logits_beyond_float32_give_finite_gradients(entry: Entry) -> None:
+    categories = next(c for c in (3, 2) if entry.fits(1, c))
+    logits = torch.zeros(2, 1, categories, dtype=torch.float64)
+    logits[..., 0] = 1e39
+    weight = torch.arange(1.0, 1 + categories)
+
+    def f(z: Tensor) -> Tensor:
+        return (arsm.one_hot(z, categories).squeeze(-2) * weight).sum(-1)
+
+    out = arsm.estimate(entry.make(1, categories), logits.requires_grad_(), f)
+    assert bool(out.info["finite"].all())
+    assert bool(torch.autograd.grad(out.value.sum(), logits)[0].isfinite().all())
+
+
+@pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
 def test_a_bare_vector_is_one_variable(entry: Entry) -> None:
     categories = next((c for c in (4, 2) if entry.fits(1, c)), None)
     if categories is None:
