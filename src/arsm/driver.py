@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import register_pytree_node
 
-from arsm.checks import check_context, check_estimator, check_logits, is_whole, legal_rows
+from arsm.checks import check_context, check_estimator, check_logits, check_noise, is_whole, legal_rows
 from arsm.evaluate import Evaluation, Rowwise, ask, evaluate, reads_logits_later, speakers, with_context
 from arsm.types import Estimate, Estimator, Queries
 
@@ -99,17 +99,10 @@ def estimate_rows(
     bare, given = logits.ndim == 1, logits
     if bare:
         logits = logits.unsqueeze(0)
-    batch = logits.shape[:-2]
     if noise is None:
         noise = estimator.noise(logits, generator)
-    for x in noise if isinstance(noise, tuple) else (noise,):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"noise must be what estimator.noise(logits) draws, but holds {type(x).__name__}.")
-        if x.shape[: len(batch)] != batch:
-            raise ValueError(
-                f"noise must lead with the batch's shape {list(batch)}, but is {list(x.shape)}; draw it by "
-                "estimator.noise(logits) for these logits."
-            )
+    else:
+        check_noise(estimator, logits, noise)
     queries = estimator.ask(logits, noise)
     if not shared:
         queries = _unshare(queries)
