@@ -63,7 +63,7 @@ class ControlVariate(Single):
         return list(self.network.parameters())
 
     def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
-        true = torch.cat([ask().points[0] for ask in rollouts.ask])
+        true = torch.cat([part.pose().queries.points[0] for part in rollouts.parts])
         h = self.network(batch.observations).unflatten(-1, self.shape)
         own, tried = (
             x.gather(-1, a.unsqueeze(-1)).sum((-2, -1)) for x, a in ((h, true), (h[rollouts.step], rollouts.action))

@@ -77,6 +77,31 @@ def test_one_layer_is_vimco() -> None:
     torch.testing.assert_close(total, by_definition)
 
 
+def test_layers_and_f_may_write_into_their_samples() -> None:
+    network = Network(((2, 3), (2, 2)))
+    parameters = tuple(p.repeat(5, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
+
+    def writing(function: Any) -> Any:
+        def run(zs: list[Tensor], *rest: Any) -> Tensor:
+            out = function(zs, *rest)
+            for z in zs:
+                z.zero_()
+            return out
+
+        return run
+
+    def estimated(layers: Any, f: Any) -> tuple[Tensor, ...]:
+        out = estimate_bound(arsm.VIMCO(3), layers, f, *parameters, generator=torch.Generator().manual_seed(0))
+        return out.value, out.z, *torch.autograd.grad(out.value.sum(), parameters)
+
+    def f(zs: list[Tensor], logits: list[Tensor], *parameters: Tensor) -> Tensor:
+        return torch.cos((torch.cat(network.one_hot(zs), -1) * parameters[-1]).sum(-1))
+
+    expected = estimated(network.layers, f)
+    found = estimated([writing(layer) for layer in network.layers], writing(f))
+    assert all(map(torch.equal, found, expected))
+
+
 def test_values_of_the_wrong_shape_are_refused_in_a_sentence() -> None:
     values: list[tuple[Any, str]] = [(torch.zeros(4, 1), r"torch.float32 \[4, 1\]"), (0.5, "float")]
     for value, words in values:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import arsm
+from arsm.given_noise import check_noise
 from tests.problems import PROBLEMS
 from tests.roster import ROSTER, Entry
 
@@ -36,6 +38,40 @@ def test_noise_and_generator_make_the_estimate_reproducible(entry: Entry) -> Non
     assert all(map(torch.equal, first, run(1, given=True)))
     if not isinstance(estimator, arsm.Exact):
         assert not torch.equal(first[0], run(2)[0])
+
+
+@pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
+def test_logits_keep_their_precision_where_f_has_less(entry: Entry) -> None:
+    """An offset of 1e7 changes nothing, although f is float32: logits never take the dtype of its values."""
+    problem = next(p for p in PROBLEMS if entry.fits(*p.size) and p.size[1] > 1)
+    estimator = entry.make(*problem.size)
+    logits = (problem.logits * 2**20).round() / 2**20  # the offset is then added without rounding
+    logits, theta = logits.repeat(20, 1, 1), problem.theta.repeat(20, 1)
+    noise = estimator.noise(logits, torch.Generator().manual_seed(0))
+
+    def gradient(offset: float) -> Tensor:
+        moved = (logits + offset).requires_grad_()
+        out = arsm.estimate(estimator, moved, lambda z, theta: problem.f(z, theta).float(), theta, noise=noise)
+        return torch.autograd.grad(out.value.sum(), moved)[0]
+
+    plain, moved = gradient(0.0), gradient(1e7)
+    assert plain.abs().max() > 0
+    assert float((plain - moved).abs().max() / plain.abs().max()) < 100 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
+def test_logits_beyond_float32_give_finite_gradients(entry: Entry) -> None:
+    categories = next(c for c in (3, 2) if entry.fits(1, c))
+    logits = torch.zeros(2, 1, categories, dtype=torch.float64)
+    logits[..., 0] = 1e39
+    weight = torch.arange(1.0, 1 + categories)
+
+    def f(z: Tensor) -> Tensor:
+        return (arsm.one_hot(z, categories).squeeze(-2) * weight).sum(-1)
+
+    out = arsm.estimate(entry.make(1, categories), logits.requires_grad_(), f)
+    assert bool(out.info["finite"].all())
+    assert bool(torch.autograd.grad(out.value.sum(), logits)[0].isfinite().all())
 
 
 @pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
@@ -254,15 +290,54 @@ def test_what_f_returns_is_checked() -> None:
 
 
 def test_noise_is_checked() -> None:
-    for estimator in (arsm.RLOO(), arsm.ARS()):
-        noise = estimator.noise(GOOD[:1])
-        found = list((noise[0] if isinstance(noise, tuple) else noise).shape)
-        refused(
-            f"noise must lead with the batch's shape [2], but is {found}; draw it by estimator.noise(logits) for these "
-            "logits.",
-            ValueError,
-            lambda estimator=estimator, noise=noise: arsm.estimate(estimator, GOOD, total, noise=noise),
+    for estimator, noise, expected, found in (
+        (arsm.RLOO(), arsm.RLOO().noise(SOME[:1]), "Draws of samples [2, 4, 2]", "Draws of samples [1, 4, 2]"),
+        (arsm.RLOO(), torch.zeros(2, 2, 3), "Draws of samples [2, 4, 2]", "floating [2, 2, 3]"),
+        (arsm.Reinforce(), arsm.RLOO().noise(SOME), "Draws of samples [2, 1, 2]", "Draws of samples [2, 4, 2]"),
+        (arsm.Reinforce(), tuple(arsm.Reinforce().noise(SOME)), "Draws of samples [2, 1, 2]", TUPLE),
+        (arsm.ARSM(), arsm.ARSM().noise(SOME[..., :2]), "floating [2, 2, 3]", "floating [2, 2, 2]"),
+        (arsm.ARSM(), torch.zeros(2, 2, 1), "floating [2, 2, 3]", "floating [2, 2, 1]"),
+        (arsm.ARSM(), torch.zeros(2, 2, 3).half(), "floating [2, 2, 3]", "torch.float16 [2, 2, 3]"),
+        (arsm.ARSM(), "noise", "floating [2, 2, 3]", "str"),
+        (arsm.ARS(), arsm.ARSM().noise(SOME), REFERENCES, "floating [2, 2, 3]"),
+        (NeedsRows(), arsm.ARSM().noise(SOME[:1]), "floating [2, 2, 3]", "floating [1, 2, 3]"),
+    ):
+        sentence = (
+            f"noise must be {expected} for {type(estimator).__name__} and logits [2, 2, 3], but is {found}; draw it by "
+            "estimator.noise(logits) for these logits."
         )
+        call = lambda estimator=estimator, noise=noise: arsm.estimate(estimator, SOME, total, noise=noise)  # noqa: E731
+        refused(sentence, ValueError, call)
+
+
+SOME = torch.zeros(2, 2, 3)
+TUPLE = "tuple(floating [2, 1, 2], torch.int64 [2, 0, 2])"
+REFERENCES = "ReferenceNoise(floating [2, 2, 3], torch.int64 [2, 2])"
+
+
+class NeedsRows(arsm.ARSM):
+    """Its noise reads the first row."""
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Any:
+        assert bool(logits[0].isfinite().all())
+        return super().noise(logits, generator, z)
+
+
+@pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
+def test_own_noise_is_accepted_and_no_other(entry: Entry) -> None:
+    """Also noise given a sample; checking it draws no random numbers."""
+    variables, categories = next(size for size in ((2, 3), (1, 3), (2, 2)) if entry.fits(*size))
+    estimator, logits = entry.make(variables, categories), torch.zeros(4, variables, categories)
+    own = [estimator.noise(logits)]
+    if estimator.given_sample:
+        own.append(estimator.noise(logits, None, torch.ones(4, variables, dtype=torch.int64)))
+    before = torch.get_rng_state()
+    for noise in own:
+        check_noise(estimator, logits, noise)
+        for other in (logits[:2], logits.unsqueeze(0), logits[0], torch.zeros(4, variables + 1, categories)):
+            with pytest.raises(ValueError, match="for these logits"):
+                check_noise(estimator, other, noise)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("words", ["gumbel-softmax", "straight-through", "reinmax", "gumbel-rao"])
@@ -377,13 +452,3 @@ def test_autocast_is_for_f_alone(words: str) -> None:
     with torch.autocast("cpu", dtype=torch.float16):
         cast = arsm.estimate(chosen, logits, f, noise=noise).grad
     torch.testing.assert_close(cast, alone, rtol=0, atol=0)
-
-
-def test_noise_of_another_kind_is_refused() -> None:
-    logits = torch.zeros(2, 1, 3)
-    for estimator, wrong, sentence in (
-        (arsm.RLOO(), torch.zeros(2, 1, 3), "uniform numbers, but is Tensor"),
-        (arsm.ARSM(), "noise", "but holds str"),
-    ):
-        with pytest.raises(TypeError, match=sentence):
-            arsm.estimate(estimator, logits, lambda z: z[:, 0].float(), noise=wrong)

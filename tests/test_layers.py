@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -391,6 +392,60 @@ def test_a_layer_that_forgets_the_state_is_refused() -> None:
             lambda zs, logits: zs[0][:, 0].float(),
             state=torch.ones(2),
         )
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("words", ["arsm", "rloo:samples=3,live=1", "local-expectation", "exact", "reinforce"])
+def test_a_layer_that_writes_into_its_samples_changes_nothing(words: str, evaluation: Any) -> None:
+    """Nor does an f that writes into them."""
+    network = Network(((2, 3), (1, 3), (2, 2)))
+    parameters = tuple(p.repeat(5, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
+
+    def writing(layer: Layer) -> Layer:
+        def run(zs: list[Tensor], *rest: Any) -> Tensor:
+            out = layer(zs, *rest)
+            for z in zs:
+                z.zero_()
+            return out
+
+        return run
+
+    def estimated(layers: list[Layer], f: Layer) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(1)
+        out = estimate_layers(
+            arsm.estimator(words), layers, f, *parameters, generator=generator, evaluation=evaluation, max_rows=7
+        )
+        return out.value, *(layer.z for layer in out.layers), *torch.autograd.grad(out.value.sum(), parameters)
+
+    expected = estimated(network.layers, network.f)
+    found = estimated([writing(layer) for layer in network.layers], writing(network.f))
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("context", [(), (torch.zeros(4, 2),)], ids=["no context", "context"])
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (torch.zeros(5, 2), "state must hold tensors [4, ...], one row for each path, but holds torch.float32 [5, 2]."),
+        ((torch.zeros(4), {"a": torch.zeros(3)}), "state must hold tensors [4, ...], one row for each path, but holds"),
+        ([torch.zeros(4), 7], "state must hold tensors [4, ...], one row for each path, but holds int."),
+    ],
+)
+def test_a_state_of_other_rows_is_refused(state: Any, context: tuple[Tensor, ...], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        estimate_layers(
+            arsm.ARSM(),
+            [lambda state, zs, *context: (torch.zeros(4, 2, 3), state)],
+            lambda zs, logits, *context: zs[0].sum(-1).float(),
+            *context,
+            state=state,
+        )
+
+
+def test_a_layer_that_loses_rows_of_its_state_is_refused() -> None:
+    layers = [lambda state, zs: (torch.zeros(4, 2, 3), state[:3]), lambda state, zs: (torch.zeros(4, 2, 3), state)]
+    with pytest.raises(ValueError, match=r"The state below layer 0 must hold tensors \[4, ...\]"):
+        estimate_layers(arsm.ARSM(), layers, lambda zs, logits: zs[0].sum(-1).float(), state=torch.zeros(4))
 
 
 def test_words_are_no_estimator() -> None:

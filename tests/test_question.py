@@ -110,7 +110,7 @@ def f(z: Tensor, row: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("batch", [(), (7,), (2, 3)], ids=str)
-@pytest.mark.parametrize("entry", ROSTER, ids=repr)
+@pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
 def test_all_ways_to_ask_give_every_query_the_same_value(entry: Entry, batch: tuple[int, ...], given: bool) -> None:
     if not entry.fits(2, 4):
         pytest.skip("not for two variables of four categories")

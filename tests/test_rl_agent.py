@@ -7,6 +7,7 @@ import dataclasses
 import io
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -520,14 +521,26 @@ def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(monkeypatc
     begin = 0
     for part in queries:
         rows = slice(begin, begin + len(part.z))
-        learner.control.observations = states[rows]
-        expected = learner.estimator.tell(logits[rows], part, returns[rows].unsqueeze(0))
+        with learner.control.at(states[rows]):
+            expected = learner.estimator.tell(logits[rows], part, returns[rows].unsqueeze(0))
         assert expected is not None
         torch.testing.assert_close(found[rows], expected.detach())
         begin = rows.stop
     assert loss is not None
     loss().backward()
     assert all(parameter.grad is not None for parameter in learner.parameters())
+    assert torch.equal(learner.gradient(batch, plan, nothing)[0], found)
+    # a gradient never goes on with the states that another one left, nor leaves any
+    gradient = partial(batch.gradient, learner.estimator, plan, returns, nothing.returns)
+    with pytest.raises(RuntimeError, match="no state for these steps"):
+        gradient()
+    with pytest.raises(RuntimeError, match="30 of 60 states were not read"), learner.control.at(states.repeat(2, 1)):
+        gradient()
+    with learner.control.at(states):
+        gradient()
+        with pytest.raises(RuntimeError, match="no state for these steps"):
+            gradient()
+    assert torch.equal(learner.gradient(batch, plan, nothing)[0], found)
 
 
 @pytest.mark.parametrize("estimator", [arsm.Reinforce(), arsm.RLOO(2)], ids=repr)

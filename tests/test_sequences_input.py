@@ -204,9 +204,7 @@ def test_strategies() -> None:
         Branch(arsm.RLOO(), budget=9, keep=0.5)
     with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\]"):
         Branch(arsm.RLOO(), keep=0.0)
-    with pytest.raises(
-        ValueError, match="RELAX learns a control variate, .* Branch needs one that has no learned parts"
-    ):
+    with pytest.raises(ValueError, match=r"RELAX learns a control variate.* Branch needs one"):
         Branch(arsm.RELAX())
 
 

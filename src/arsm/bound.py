@@ -62,7 +62,7 @@ def estimate_bound(
         logits.append(phi)
         zs.append(sample(phi, generator))
     log_q = torch.stack([log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]).sum(0)
-    values = f(zs, logits, *rows)
+    values = f([z.clone() for z in zs], logits, *rows)  # ln q's backward and the result need them as they are
     if not isinstance(values, Tensor) or values.shape != log_q.shape:
         raise ValueError(f"f must return one value per path, {list(log_q.shape)}, but returned {describe(values)}.")
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))

@@ -101,8 +101,9 @@ def choices(model: nn.Module, estimator: Estimator, *, generator: torch.Generato
             estimator of k-subsets with the same k.
         generator: the choices are drawn from it.
 
-    Layers must work row by row: dropout and layer normalisation do, batch normalisation in training mode does not and
-    is refused.
+    Layers must work row by row: layer normalisation does, batch normalisation in training mode does not and is refused.
+    Dropout and other randomness before a choice fit `RLOO(n)`, `Reinforce` and relaxations, which run the model once;
+    the others need the same logits in every pass and raise if they differ. After the last choice it fits all.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"arsm.choices takes the module that contains the choices, but got {type(model).__name__}.")

@@ -185,6 +185,8 @@ class Run:
                     "The model made another choice here than for the true sample; which choices it makes, and in "
                     "which order, must not depend on the rows."
                 )
+            if made <= t + 1:
+                self._require_equal(calls[made - 1].question.logits.detach(), logits, row, batch)
             if made <= t:
                 return calls[made - 1].z.index_select(0, row)
             if made == t + 1:
@@ -202,6 +204,53 @@ class Run:
                 "must not depend on the rows."
             )
         return values
+
+    def _require_equal(self, true: Tensor, again: Tensor, row: Tensor, batch: tuple[Tensor, ...]) -> None:
+        """Require that another pass found the logits of the true path [N, K, C] again, in its rows [R].
+
+        z was drawn from the true path's logits, and its alternatives are compared with it: had they other logits, as
+        after another dropout mask, the estimate would be biased.
+        """
+        tensors = (true, *self.model.parameters(), *batch)
+        dtypes = {x.dtype for x in tensors if x.is_floating_point()}
+        if torch.is_autocast_enabled(true.device.type):
+            dtypes.add(torch.get_autocast_dtype(true.device.type))
+        allowed = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
+        if again.shape[1:] == true.shape[1:] and bool(_distance(true, again, row) <= allowed):
+            return
+        raise RuntimeError(
+            f"{type(self.estimator).__name__} runs the model again for the values of other choices, and the logits of "
+            "a Choice were not the same then; use RLOO(n), which runs the model once, or call eval() on the dropout or "
+            "other random layer before the Choice."
+        )
+
+
+ROUNDING = {torch.float64: 2.0**-20, torch.float32: 2.0**-6}
+"""The relative difference of logits between two passes that may be rounding, by the coarsest dtype in use.
+
+Matrix products round differently with another number of rows. One rounding is 2^-53 in float64, 2^-11 in TF32 (which
+float32 may mean on a GPU) and 2^-9 in bfloat16; a deep model adds up some, so the bounds are well above: 2^-6 for
+float32, as its earlier layers may have run in bfloat16 unseen. Dropout with probability p changes logits by about
+sqrt(2 p), 0.45 for p = 0.1."""
+COARSE = 2.0**-4
+"""The same for bfloat16 and float16, also by autocast."""
+LEAST_SCALE = 2.0**-3
+"""Differences are relative to the largest logit, but at least to this: near 0, rounding may be all that there is."""
+IMPROBABLE = -30.0
+"""A category this far below the most probable one counts as masked, whatever its logit: masks may be -1e9."""
+
+
+def _distance(true: Tensor, again: Tensor, row: Tensor) -> Tensor:
+    """[]: the largest difference between logits of the true path [N, K, C] and of other rows [R, K, C] of it.
+
+    Relative to the largest logit of the true path, of those that are not masked.
+    """
+    dtype = torch.promote_types(working_dtype(true.dtype), working_dtype(again.dtype))
+    true, again = true.to(dtype), again.to(dtype)
+    below = (true - true.amax(-1, keepdim=True)).clamp_min(IMPROBABLE)
+    scale = true.abs().masked_fill(below == IMPROBABLE, 0).amax().clamp_min(LEAST_SCALE)
+    other = (again - again.amax(-1, keepdim=True)).clamp_min(IMPROBABLE)
+    return (other - below.index_select(0, row)).abs().amax() / scale
 
 
 def draw(logits: Tensor, k: int | None, generator: torch.Generator | None) -> Tensor:

@@ -14,6 +14,7 @@ from arsm.capabilities import check_estimator, require
 from arsm.checks import check_context, check_logits, is_whole, legal_rows
 from arsm.distinct import speakers
 from arsm.evaluate import Rowwise, evaluate, with_context
+from arsm.given_noise import check_noise
 from arsm.question import Evaluation, attach, pose, reads_logits_later
 from arsm.types import Estimate, Estimator
 
@@ -100,16 +101,8 @@ def estimate_rows(
     bare, given = logits.ndim == 1, logits
     if bare:
         logits = logits.unsqueeze(0)
-    batch = logits.shape[:-2]
     if noise is not None:
-        for x in noise if isinstance(noise, tuple) else (noise,):
-            if not isinstance(x, Tensor):
-                raise TypeError(f"noise must be what estimator.noise(logits) draws, but holds {type(x).__name__}.")
-            if x.shape[: len(batch)] != batch:
-                raise ValueError(
-                    f"noise must lead with the batch's shape {list(batch)}, but is {list(x.shape)}; draw it by "
-                    "estimator.noise(logits) for these logits."
-                )
+        check_noise(estimator, logits, noise)
     question = pose(estimator, logits, noise=noise, generator=generator, shared=shared)
     asked = question.asked(evaluation)
     if masked is None:

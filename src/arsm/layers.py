@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from arsm.capabilities import check_estimator, require
 from arsm.checks import check_logits, check_same_rows, describe
@@ -125,6 +125,7 @@ def estimate_layers(
         # L^ is not linear in the values of its paths, and a layer below takes one category of each variable above
         require(estimator, "estimate_layers", "mean", subset=None, instead="arsm.estimate_bound takes bounds")
     check_same_rows(context)
+    _check_state("state", state, context[0].shape[0] if context else None)
     made: list[list[Estimate]] = [[] for _ in layers]
 
     def descend(path: Path) -> tuple[Tensor, list[Tensor]]:
@@ -195,9 +196,21 @@ def check_layers(layers: Sequence[Layer]) -> None:
         raise ValueError("layers must hold at least one layer.")
 
 
+def _check_state(name: str, state: Any, rows: int | None) -> None:
+    """Require tensors [N, ...], with this N or any common one."""
+    for x in tree_leaves(state) if state is not None else ():
+        if rows is None and isinstance(x, Tensor) and x.ndim > 0:
+            rows = x.shape[0]
+        if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] != rows:
+            expected = "N" if rows is None else rows
+            raise ValueError(
+                f"{name} must hold tensors [{expected}, ...], one row for each path, but holds {describe(x)}."
+            )
+
+
 def run_layer(layer: Layer, path: Path) -> tuple[Tensor, Any]:
     """The next layer's logits [N, K, C] and the state below it."""
-    t, zs = len(path.zs), list(path.zs)
+    t, zs = len(path.zs), [z.clone() for z in path.zs]  # a layer that writes into its own changes nobody else's
     if path.state is None:
         logits, state = layer(zs, *path.context), None
     else:
@@ -207,12 +220,14 @@ def run_layer(layer: Layer, path: Path) -> tuple[Tensor, Any]:
                 f"Layer {t} must return (logits, state) where a state is given, but returned {type(made).__name__}."
             )
         logits, state = made
-    known = (*zs, *path.context)
+    known = (*path.zs, *path.context)
     if not isinstance(logits, Tensor) or logits.ndim != 3 or (known and logits.shape[0] != known[0].shape[0]):
         expected = known[0].shape[0] if known else "N"
         raise ValueError(
             f"Layer {t} must return logits [{expected}, K, C], one row for each path, but returned {describe(logits)}."
         )
+    _check_state("state", path.state, logits.shape[0])
+    _check_state(f"The state below layer {t}", state, logits.shape[0])
     return logits, state
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arsm.draws import Draws, draw, samples
-from arsm.scores import centred
+from arsm.scores import centred, probabilities_for
 from arsm.types import Estimator, Queries
 
 
@@ -45,7 +45,7 @@ class LocalExpectation(Estimator):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         f = (values[1:] - values[0]).unflatten(0, logits.shape[-2:]).movedim((0, 1), (-2, -1))
-        p = logits.detach().to(f.dtype).softmax(-1)
+        p = probabilities_for(f, logits)
         return p * centred(p, f)
 
     def most_queries(self, logits: Tensor) -> int:

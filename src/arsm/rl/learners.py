@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -306,16 +307,29 @@ Method = Estimator | Proximal | ActorCritic | ActionConditioned
 
 
 class ActionValue(nn.Module):
-    """c(state, relaxed action): `RELAX`'s control variate. A call uses up the states of its rows."""
+    """c(state, relaxed action): `RELAX`'s control variate, which finds its states inside `at`."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
         super().__init__()
         self.network = mlp(inputs, hidden, 1, generator)
-        self.observations = torch.empty(0)
+        self._left: Tensor | None = None
+
+    @contextmanager
+    def at(self, states: Tensor) -> Iterator[None]:
+        """Compute one gradient at these states [S, D], whose rows come in their order, possibly in parts."""
+        self._left = states
+        try:
+            yield
+            if len(self._left) > 0:
+                raise RuntimeError(f"{len(self._left)} of {len(states)} states were not read; give the played steps'.")
+        finally:
+            self._left = None
 
     def forward(self, s: Tensor, p: Tensor) -> Tensor:
         rows = s.shape[0]
-        states, self.observations = self.observations[:rows], self.observations[rows:]  # steps come part by part
+        if self._left is None or len(self._left) < rows:
+            raise RuntimeError("There is no state for these steps; compute one gradient inside `with control.at(...)`.")
+        states, self._left = self._left[:rows], self._left[rows:]
         return self.network(torch.cat([states, s.flatten(1)], -1)).squeeze(-1)
 
 
@@ -332,6 +346,6 @@ class Relax(Single):
         return list(self.control.parameters())
 
     def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
-        self.control.observations = batch.observations[rollouts.played]
-        grad = batch.gradient(self.estimator, rollouts, batch.returns, tries.returns)
+        with self.control.at(batch.observations[rollouts.played]):
+            grad = batch.gradient(self.estimator, rollouts, batch.returns, tries.returns)
         return grad.detach(), lambda: grad.square().sum()
