@@ -279,8 +279,9 @@ def test_draws_beside_given_sequences() -> None:
     torch.testing.assert_close(found.log_probs[live], log_p.gather(-1, found.tokens)[live])
     torch.testing.assert_close(found.largest[live], log_p.amax(-1)[live])
     assert bool((found.tokens[~live] == EOS).all())
-    same = [x[:1].expand(4000, -1) for x in (prompts, mask, tokens, live)]
-    many = draw_beside(model, *same, 2, 0.7, rows=1000, generator=torch.Generator().manual_seed(0))
+    prompts, mask, tokens, live = (x[:1].expand(4000, -1) for x in (prompts, mask, tokens, live))
+    generator = torch.Generator().manual_seed(0)
+    many = draw_beside(model, prompts, mask, tokens, live, 2, 0.7, rows=1000, generator=generator)
     counted = nn.functional.one_hot(many.tokens[:, 0, 1], V).double()
     assert deviations(counted, log_p[0, 0].exp().detach()).max() < 1
 

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -105,7 +105,8 @@ def step(decode: Decode, rows: Rows, eos: int | None, temperature: float) -> Non
     rows.ended.copy_(ended)
 
 
-class Starts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Starts:
     """R sequences to be drawn: each feeds its token at index, whatever came before is in the known sequence's cache."""
 
     row: Tensor

@@ -200,7 +200,8 @@ class TransformersSlots:
         """Bring copied weights up to date and attend with folded heads; the model's own way is restored afterwards."""
         if self._model is not self._original:
             with torch.no_grad():
-                torch._foreach_copy_(self.weights(), [*self._original.parameters(), *self._original.buffers()])
+                originals = [*self._original.parameters(), *self._original.buffers()]
+                torch._foreach_copy_(self.weights(), originals)  # pyright: ignore[reportPrivateImportUsage]
         configs: dict[int, Any] = {id(module.config): module.config for module in self._models()}
         self._own = [(config, config._attn_implementation) for config in configs.values()]
         self._attend(FOLDED)
