@@ -25,8 +25,9 @@ WINDOWS = {"full_attention": False, "sliding_attention": True}
 class At:
     """The column at which all layers store the present tokens."""
 
-    column: Tensor
-    """[S, 1] int64."""
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.row = torch.arange(rows, device=device)
+        self.column = torch.zeros_like(self.row)  # [S]
 
 
 class SlotLayer(CacheLayerMixin):
@@ -47,9 +48,9 @@ class SlotLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         assert self.keys is not None
         assert self.values is not None
-        where = self.at.column[:, None, :, None].expand_as(key_states)
-        self.keys.scatter_(2, where, key_states)
-        self.values.scatter_(2, where, value_states)
+        # index_put_ and not scatter_: compiled, only the former writes in place
+        self.keys[self.at.row, :, self.at.column] = key_states.squeeze(2)
+        self.values[self.at.row, :, self.at.column] = value_states.squeeze(2)
         return self.keys, self.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -163,7 +164,7 @@ class TransformersSlots:
                 cache[number, kind, :, :, :length] = tensor
 
     def decoder(self, cache: Tensor) -> Decode:
-        at = At()
+        at = At(cache.shape[2], cache.device)
         # tensors of their own on the same memory: a compiler would take views of one tensor to overlap
         layers = [SlotLayer(torch.from_dlpack(layer[0]), torch.from_dlpack(layer[1]), at) for layer in cache]
         stored = Cache(layers=layers)  # pyright: ignore[reportArgumentType]
@@ -171,8 +172,8 @@ class TransformersSlots:
         masked = torch.finfo(cache.dtype).min
 
         def decode(tokens: Tensor, column: Tensor, first: Tensor) -> Tensor:
+            at.column = column
             here, begin = column.unsqueeze(-1), first.unsqueeze(-1)
-            at.column = here
             seen = (columns >= begin) & (columns <= here)
             masks = {}
             for kind, window in self._windows.items():
