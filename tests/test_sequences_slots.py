@@ -10,9 +10,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arsm.sequences import Decoding, Prefixes, Recompute, Transformers, complete, live_tokens
-from arsm.sequences.draws import Sampled, draw, draw_beside
-from arsm.sequences.slots import Rows, Slots, Waves, decoder, step
+import arsm
+from arsm.sequences import (
+    Branch,
+    Decoding,
+    Group,
+    Prefixes,
+    Recompute,
+    Slots,
+    Strategy,
+    Transformers,
+    Waves,
+    complete,
+    decoder,
+    estimate,
+    live_tokens,
+)
+from arsm.sequences.draws import draw, draw_beside
+from arsm.sequences.slots import Rows, step
 from tests.statistics import deviations
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
@@ -163,6 +178,26 @@ def test_all_lengths_without_an_end(width: int) -> None:
     expected = Waves(model).sample(prompts, mask, row, decoding, 2, noise=by_place(2))
     found = Slots(model.slots(), 3).sample(prompts, mask, row, decoding, 2, noise=by_place(2))
     assert torch.equal(found.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Group(3)], ids=["Branch", "Group"])
+def test_slots_are_an_engine(strategy: Strategy) -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(6)
+    out = estimate(
+        strategy,
+        model,
+        prompts,
+        lambda prompts, tokens: (tokens == 7).double().sum(-1),
+        max_tokens=6,
+        eos=EOS,
+        mask=mask,
+        engine=Slots(model.slots(), 4),
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert float(out.info["mismatch"]) < 1e-6
+    (-out.value.mean()).backward()
+    assert all(parameter.grad is not None for parameter in model.model.parameters())
 
 
 def test_slots_are_used_again_and_halved() -> None:
@@ -378,4 +413,3 @@ def test_nothing_is_computed_for_actions_that_end() -> None:
     found = slots.complete(ragged(1)[0], None, prefixes, Decoding(4, EOS))
     assert found.tokens.tolist() == [[5, EOS, EOS, EOS], [5, 5, 5, 7]]
     assert slots.tally.steps == 0
-    assert isinstance(Sampled.empty(1, 2, 3, None, torch.device("cpu")), Sampled)

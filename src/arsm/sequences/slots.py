@@ -25,6 +25,8 @@ ALIGNED = 8
 """Columns of a cache are a multiple of this: fused attention needs its masks aligned."""
 LEAST_CAPTURED = 32
 """A GPU's step takes as long with fewer rows: no graph is captured for them."""
+WARM_UP = 3
+"""Steps before a capture, in which libraries allocate and compile what they need."""
 COPIED = 128
 """Most rows copied at once: a copy holds them a second time."""
 PREFILLED = 1 << 16
@@ -136,7 +138,14 @@ class Board:
     """The rows of one kind of decoding, and a function for their step per number of rows."""
 
     def __init__(
-        self, model: SlotModel, cache: Tensor, decoding: Decoding, draws: int, compiled: Compiled | None, captured: bool
+        self,
+        model: SlotModel,
+        cache: Tensor,
+        decoding: Decoding,
+        draws: int,
+        compiled: Compiled | None,
+        captured: bool,
+        pool: Any,
     ) -> None:
         wide = torch.promote_types(cache.dtype, torch.float32)
         self.rows = Rows.idle(cache.shape[2], decoding.max_tokens, draws, wide, cache.device)
@@ -145,8 +154,8 @@ class Board:
         self._decoding = decoding
         self._compiled = compiled
         self._captured = captured
+        self._pool = pool
         self._steps: dict[int, Callable[[], None]] = {}
-        self._pool: Any = None
 
     def step(self, size: int, tally: Tally) -> Callable[[], None]:
         """One step of the first `size` rows, made on first use."""
@@ -161,10 +170,12 @@ class Board:
         rows, eos, temperature = self.rows.up_to(size), self._decoding.eos, self._decoding.temperature
         decode: Decode = self._model.decoder(self._cache[:, :, :size])
         run = step
-        if self._compiled == "forward":
-            decode = torch.compile(decode, fullgraph=True, dynamic=False)
-        elif self._compiled == "step":
-            run = torch.compile(step, fullgraph=True, dynamic=False)
+        # fewer rows are for the last sequences of a call: compiling takes longer than they do
+        if size == self._cache.shape[2] and self._compiled is not None:
+            if self._compiled == "forward":
+                decode = torch.compile(decode, fullgraph=True, dynamic=False)
+            else:
+                run = torch.compile(step, fullgraph=True, dynamic=False)
 
         def eager() -> None:
             run(decode, rows, eos, temperature)
@@ -172,22 +183,30 @@ class Board:
         return self._graph(eager, rows) if self._captured else eager
 
     def _graph(self, eager: Callable[[], None], rows: Rows) -> Callable[[], None]:
-        """A CUDA graph of the step."""
+        """A CUDA graph of the step; the step itself, with a warning, if it cannot be captured."""
         # Rows that have ended change nothing, and what live ones store in the cache here they store again afterwards.
         ended = rows.ended.clone()
         rows.ended.fill_(True)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    eager()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
                 eager()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            eager()
-        # graphs of several sizes never run at the same time, and leave nothing behind in their memory
-        self._pool = graph.pool() if self._pool is None else self._pool
-        rows.ended.copy_(ended)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._captured = False
+            warnings.warn(
+                f"Steps run without a CUDA graph, which is slower: capturing one failed ({error}).", stacklevel=2
+            )
+            return eager
+        finally:
+            rows.ended.copy_(ended)
         return graph.replay
 
 
@@ -211,7 +230,7 @@ class Slots:
             rows: S, the most rows per step.
             look_every: steps between two looks at which rows have ended: every look waits for the device.
             known: most known sequences whose caches are held beside those of the slots.
-            compiled: what `torch.compile` gets; it takes a minute and pays in long runs.
+            compiled: what `torch.compile` gets, for steps of all rows; it takes a minute and pays in long runs.
             captured: whether a step is a CUDA graph; by default on a GPU.
         """
         for name, value in {"rows": rows, "look_every": look_every, "known": known}.items():
@@ -228,6 +247,7 @@ class Slots:
         self._cache: Tensor | None = None
         self._boards: dict[Any, Board] = {}
         self._weights: list[int] = []
+        self._pool: Any = None
 
     @torch.no_grad()
     def sample(
@@ -369,11 +389,13 @@ class Slots:
             self.tally.looks += 1
 
             ended = (rows.ended & (rows.owner >= 0)).nonzero().squeeze(-1)
-            _write(rows, ended, starts, done)
-            more = min(ended.shape[0], queue.shape[0])
-            refill(ended[:more], queue[:more])
-            queue = queue[more:]
-            playing -= ended.shape[0] - more
+            if ended.shape[0]:
+                _write(rows, ended, starts, done)
+                more = min(ended.shape[0], queue.shape[0])
+                if more:
+                    refill(ended[:more], queue[:more])
+                queue = queue[more:]
+                playing -= ended.shape[0] - more
             most = self.look_every
             if not queue.shape[0] and playing:
                 size = self._shrunk(board, size, playing)
@@ -427,8 +449,8 @@ class Slots:
         """The rows for this kind of decoding; buffers and graphs of an earlier call if they still fit."""
         width = -(-width // ALIGNED) * ALIGNED
         places = [tensor.data_ptr() for tensor in self.model.weights()]
-        # a cache that is a little too wide is kept: reading it costs less than capturing graphs again
-        fits = self._cache is not None and width <= self._cache.shape[4] <= width + width // 4 + ALIGNED
+        # a cache that is too wide is kept: reading it costs less than capturing graphs again
+        fits = self._cache is not None and width <= self._cache.shape[4] <= 2 * width
         if not fits or places != self._weights:
             self._boards.clear()
             self._cache = None
@@ -436,7 +458,12 @@ class Slots:
             self._weights = places
         key = (decoding.max_tokens, decoding.eos, decoding.temperature, draws)
         if key not in self._boards:
-            self._boards[key] = Board(self.model, self._held(), decoding, draws, self.compiled, self._captures())
+            captured = self._captures()
+            if captured and self._pool is None:
+                # graphs never run at the same time and leave nothing behind in their memory: they share it
+                self._pool = torch.cuda.graph_pool_handle()
+            cache = self._held()
+            self._boards[key] = Board(self.model, cache, decoding, draws, self.compiled, captured, self._pool)
         board = self._boards[key]
         # an exception in an earlier call may have left rows behind
         board.rows.owner.fill_(-1)

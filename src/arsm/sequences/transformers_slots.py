@@ -128,6 +128,8 @@ class TransformersSlots:
             model: a causal model that takes positions.
             dtype: sample with copies of the weights in this type; None for the weights themselves.
         """
+        if len({parameter.device for parameter in model.parameters()}) != 1:
+            raise SlotsRefused("its weights lie on several devices.")
         original: Any = model
         self._config: Any = original.config.get_text_config(decoder=True)
         _refuse_positions(self._config)
