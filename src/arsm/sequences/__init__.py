@@ -4,9 +4,11 @@ from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
 from arsm.sequences.checks import Reward
 from arsm.sequences.cluster import Cluster
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
+from arsm.sequences.draws import Sampled
 from arsm.sequences.driver import estimate
 from arsm.sequences.engines import Engine, EngineFailure, Server
-from arsm.sequences.model import Model, Recompute, State, pad_before
+from arsm.sequences.model import Model, Recompute, SlotModel, SlotsRefused, State, pad_before
+from arsm.sequences.slots import Slots, Waves, decoder
 from arsm.sequences.strategies import Branch, Group, by_likelihood
 from arsm.sequences.text import TextReward
 from arsm.sequences.transformers import Transformers
@@ -26,13 +28,19 @@ __all__ = [
     "Prefixes",
     "Recompute",
     "Reward",
+    "Sampled",
     "Server",
+    "SlotModel",
+    "Slots",
+    "SlotsRefused",
     "State",
     "Strategy",
     "TextReward",
     "Transformers",
+    "Waves",
     "by_likelihood",
     "complete",
+    "decoder",
     "estimate",
     "live_tokens",
     "pad_before",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import NotFiniteError
+from arsm.sequences.draws import Noise, Sampled, inverse, log_probabilities, uniforms
 from arsm.sequences.model import Model, begin
 
 LOOK_EVERY = 4
@@ -88,6 +89,8 @@ def complete(
     prefixes: Prefixes,
     decoding: Decoding,
     generator: torch.Generator | None = None,
+    noise: Noise | None = None,
+    record: Sampled | None = None,
 ) -> Completions:
     """Complete every prefix to max_tokens tokens, or to its end of sequence.
 
@@ -98,8 +101,11 @@ def complete(
         prefixes: where to start.
         decoding: how tokens are drawn.
         generator: what draws them.
+        noise: replaces the generator, so that a draw depends on its prefix and step alone.
+        record: takes down the draws of every state, of which there are as many as it has room for.
     """
     done = Completions.empty(prefixes, decoding)
+    drawing = Drawing(decoding, generator, noise, record)
     order = prefixes.step.argsort(stable=True)
     # carried rows are set aside while a wave plays: half a batch of them, or a whole one where nothing branches later
     share = decoding.max_rows if bool((prefixes.step == 0).all()) else decoding.max_rows // 2
@@ -114,14 +120,53 @@ def complete(
         place = torch.arange(prompts[some].shape[0], device=order.device)
         held = _still_needed(prefixes, queue, Held(state, first + place, place, 0))
         while held is not None:
-            held = _wave(model, held, prefixes, queue, decoding, generator, done)
-    if not bool((finite := done.log_probs > -torch.inf).all()):
+            held = _wave(model, held, prefixes, queue, drawing, done)
+    check_log_probs(done.log_probs)
+    return done
+
+
+def check_log_probs(log_probs: Tensor) -> None:
+    """Refuse ln p [R, T] of sampled tokens that no finite logits give."""
+    if not bool((finite := log_probs > -torch.inf).all()):
         row, step = (~finite).nonzero()[0].tolist()
         raise NotFiniteError(
             f"The model's logits after {step} tokens of completion {row} are NaN, +inf, or -inf throughout; they must "
             "be finite, or -inf to mask a token."
         )
-    return done
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """Draws tokens, and records them if asked to."""
+
+    decoding: Decoding
+    generator: torch.Generator | None
+    noise: Noise | None
+    record: Sampled | None
+
+    def __call__(
+        self, logits: Tensor, which: Tensor, step: int, forced: Tensor, ended: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One token per prefix, drawn unless it is forced (not -1), and its ln p: [R, V], [R] x 3 -> [R], [R]."""
+        eos = self.decoding.eos
+        if logits.shape[0] == 0:
+            return forced, forced.double()
+        draws = 1 if self.record is None else self.record.tokens.shape[-1]
+        if self.noise is None:
+            u = uniforms(logits.shape[0], draws, logits.device, self.generator)
+        else:
+            u = self.noise(which, torch.full_like(which, step))
+        log_p = log_probabilities(logits, self.decoding.temperature)
+        tokens = inverse(log_p.exp(), u)
+        if self.record is not None:
+            self.record.tokens[which, step] = tokens if eos is None else torch.where(ended[:, None], eos, tokens)
+            self.record.log_probs[which, step] = torch.where(ended[:, None], 0, log_p.gather(-1, tokens).double())
+            self.record.largest[which, step] = torch.where(ended, 0, log_p.amax(-1).double())
+        token = torch.where(forced < 0, tokens[:, 0], forced)
+        log_prob = log_p.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
+        if eos is not None:
+            token, log_prob = torch.where(ended, eos, token), torch.where(ended, 0, log_prob)
+        return token, log_prob
 
 
 class Held(NamedTuple):
@@ -146,14 +191,14 @@ def _wave(
     held: Held,
     prefixes: Prefixes,
     queue: list[Tensor],
-    decoding: Decoding,
-    generator: torch.Generator | None,
+    drawing: Drawing,
     done: Completions,
 ) -> Held | None:
     """Play as many of the queue's prefixes as fit, to the end, writing into `done`; return what the others need.
 
     `queue[t]` holds the prefixes of t known tokens; those that are played leave it.
     """
+    decoding = drawing.decoding
     width, eos = decoding.max_tokens, decoding.eos
     state, carried, where, start = held
     playing, later = carried[:0], None
@@ -168,9 +213,8 @@ def _wave(
             forced = torch.cat([forced, prefixes.action[born]])
             playing, ended = torch.cat([playing, born]), torch.cat([ended, torch.zeros_like(born, dtype=torch.bool)])
             moved = born.shape[0] > 0 or t == start
-        token, log_prob = _draw(state.logits[source], forced, decoding, generator)
+        token, log_prob = drawing(state.logits[source], playing, t, forced, ended)
         if eos is not None:
-            token, log_prob = torch.where(ended, eos, token), torch.where(ended, 0, log_prob)
             ended = ended | (token == eos)
         done.tokens[playing, t], done.log_probs[playing, t] = token, log_prob
         if carried.shape[0]:
@@ -196,17 +240,3 @@ def _wave(
             break
         state = model.step(model.select(state, source) if moved else state, token)
     return later
-
-
-def _draw(
-    logits: Tensor, forced: Tensor, decoding: Decoding, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
-    """One token per row, drawn unless it is forced, and its ln p: [R, V], [R] -> [R], [R]."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    log_p = (logits.to(wide) / decoding.temperature).log_softmax(-1)
-    if log_p.shape[0] == 0:
-        return forced, log_p.sum(-1).double()
-    # argmax_c p_c / E_c, with E exponential: what multinomial does too, but without waiting for the device
-    race = log_p.exp() / torch.empty_like(log_p).exponential_(generator=generator).clamp_min(torch.finfo(wide).tiny)
-    token = torch.where(forced < 0, race.argmax(-1), forced)
-    return token, log_p.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()

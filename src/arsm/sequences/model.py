@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,52 @@ class Model(Protocol):
 
     def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """[N, T, V] in one pass, with the graph: `[:, t]` are the logits that tokens[:, t] is drawn from."""
+        ...
+
+
+class SlotsRefused(Exception):
+    """A model cannot be decoded in slots; the message is the reason."""
+
+
+Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`decode(tokens [S], column [S], first [S]) -> logits [S, V]`: feed one token per row, stored at its own column.
+
+Row s sees its columns first[s] to column[s]; the position of its token is column - first.
+"""
+
+
+class SlotModel(Protocol):
+    """A model whose rows stand at different positions. All caches are one tensor, so that rows can be copied.
+
+    Nothing may depend on the other rows of a batch, and `decode` may not wait for the device.
+    """
+
+    def cache(self, rows: int, width: int) -> Tensor:
+        """Zeros [layers, 2, rows, heads, width, size]: keys and values of `width` columns."""
+        ...
+
+    def fill(self, cache: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
+        """Store the keys and values of the tokens [N, L] in the first L columns of N rows; the mask is [N, L] bool."""
+        ...
+
+    def decoder(self, cache: Tensor) -> Decode:
+        """The step that reads and writes this cache, with the weights where they are now."""
+        ...
+
+    def weights(self) -> list[Tensor]:
+        """The tensors that `decode` reads: a captured step is valid as long as they stay where they are."""
+        ...
+
+    def decoding(self) -> AbstractContextManager[object]:
+        """Entered around all calls of `fill` and `decode`: brings copies of weights up to date."""
+        ...
+
+
+class OffersSlots(Protocol):
+    """A `Model` that may be decoded in slots."""
+
+    def slots(self, dtype: torch.dtype | None = None) -> SlotModel:
+        """The model for slots, with copies of its weights in `dtype`, or its own; raises `SlotsRefused`."""
         ...
 
 

@@ -10,6 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from arsm.sequences.model import SlotModel, SlotsRefused
+
+ROUNDING = {2: 0.1, 4: 0.01, 8: 0.01}
+"""By the bytes of a weight, the most total variation between two ways of computing one distribution that counts as
+rounding (TF32 included); a wrong mask or position gives more."""
+
 
 @dataclass(frozen=True, eq=False)
 class CachedPrefixes:
@@ -43,6 +49,7 @@ class Transformers:
         self.model = model
         self.vocabulary = int(inner.get_input_embeddings().num_embeddings)
         self.positions: int | None = getattr(inner.config, "max_position_embeddings", None)
+        self._inner = inner
         self._few_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
 
@@ -75,6 +82,43 @@ class Transformers:
         whole = None if mask is None else _with_tokens(mask, width - 1)
         out = self._forward(torch.cat([prompts, tokens[:, :-1]], -1), whole, width, use_cache=False)
         return out.logits[:, -width:]
+
+    def slots(self, dtype: torch.dtype | None = None) -> SlotModel:
+        """The model for decoding in slots, compared with itself on a few tokens; raises `SlotsRefused`.
+
+        Args:
+            dtype: sample with copies of the weights in this type; None for the weights themselves.
+        """
+        from arsm.sequences.transformers_slots import TransformersSlots
+
+        if not self._takes_positions:
+            raise SlotsRefused("it takes no positions.")
+        try:
+            slots = TransformersSlots(self._inner, dtype)
+            apart = self._distance(slots)
+        except (SlotsRefused, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise SlotsRefused(f"a trial failed with {type(error).__name__}: {error}") from error
+        if not apart <= ROUNDING[slots.dtype.itemsize]:
+            raise SlotsRefused(f"a trial gave other probabilities than the model, {apart:.2g} apart.")
+        return slots
+
+    @torch.no_grad()
+    def _distance(self, slots: SlotModel) -> float:
+        """The largest total variation between distributions from slots and from one pass, in a small trial."""
+        device = self._inner.get_input_embeddings().weight.device
+        tokens = (torch.arange(10, device=device).view(2, 5) * 7919 + 1) % self.vocabulary
+        mask = torch.tensor([[True] * 3, [False, True, True]], device=device)
+        later = torch.cat([tokens[:, 3:], tokens[:, :1]], -1)  # the last token is not read
+        exact = self.logits(tokens[:, :3], later, mask)[:, 1:].double().softmax(-1)
+        cache = slots.cache(2, 8)
+        first = torch.tensor([0, 1], device=device)
+        with slots.decoding():
+            slots.fill(cache, tokens[:, :3], mask)
+            decode = slots.decoder(cache)
+            steps = [decode(tokens[:, t], torch.full_like(first, t), first) for t in (3, 4)]
+        return float((torch.stack(steps, 1).double().softmax(-1) - exact).abs().sum(-1).max() / 2)
 
     def _forward(self, tokens: Tensor, mask: Tensor | None, wanted: int, **options: Any) -> Any:
         """Call the model on the tokens [N, L], whose last `wanted` logits are needed; the mask covers the cache too."""

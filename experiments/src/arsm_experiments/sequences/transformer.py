@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from arsm.sequences.model import Decode, SlotsRefused
+
+ONE_LENGTH = "This transformer takes prompts of one length; pad them with a token of the vocabulary."
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +45,47 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
+class TransformerSlots:
+    """A `SlotModel` of prompts of one length."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+
+    def cache(self, rows: int, width: int) -> Tensor:
+        heads = self.model.heads
+        size = self.model.norm.normalized_shape[0] // heads
+        return self.model.head.weight.new_zeros(len(self.model.blocks), 2, rows, heads, width, size).detach()
+
+    def fill(self, cache: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
+        if mask is not None:
+            raise ValueError(ONE_LENGTH)
+        self.model._through(tokens, cache)
+
+    def decoder(self, cache: Tensor) -> Decode:
+        model = self.model
+        layers = [(torch.from_dlpack(layer[0]), torch.from_dlpack(layer[1])) for layer in cache]
+        columns = torch.arange(cache.shape[4], device=cache.device)
+        row = torch.arange(cache.shape[2], device=cache.device)
+
+        def decode(tokens: Tensor, column: Tensor, first: Tensor) -> Tensor:
+            x = (model.tokens(tokens) + model.places(column)).unsqueeze(1)
+            seen = (columns <= column.unsqueeze(-1))[:, None, None]
+            for block, (keys, values) in zip(model.blocks, layers, strict=True):
+                q, k, v = block.split(x)  # pyright: ignore[reportCallIssue]
+                keys[row, :, column] = k.squeeze(2)
+                values[row, :, column] = v.squeeze(2)
+                x = block.join(x, F.scaled_dot_product_attention(q, keys, values, attn_mask=seen))  # pyright: ignore
+            return model.head(model.norm(x)).squeeze(1)
+
+        return decode
+
+    def weights(self) -> list[Tensor]:
+        return list(self.model.parameters())
+
+    def decoding(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
 class Transformer(nn.Module):
     """A `Model` of prompts of one length: padding is a token like any other."""
 
@@ -54,6 +100,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.longest = longest
+        self.heads = heads
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(longest, width)
         self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs or vocabulary)
@@ -77,10 +124,9 @@ class Transformer(nn.Module):
 
     def start(self, prompts: Tensor, mask: Tensor | None = None) -> Cached:
         if mask is not None:
-            raise ValueError("This transformer takes prompts of one length; pad them with a token of the vocabulary.")
-        block = self.blocks[0]
-        shape = (len(self.blocks), 2, prompts.shape[0], block.heads, self.longest)
-        cache = self.head.weight.new_zeros(*shape, self.norm.normalized_shape[0] // block.heads)  # pyright: ignore
+            raise ValueError(ONE_LENGTH)
+        shape = (len(self.blocks), 2, prompts.shape[0], self.heads, self.longest)
+        cache = self.head.weight.new_zeros(*shape, self.norm.normalized_shape[0] // self.heads)
         return Cached(self._through(prompts, cache).squeeze(1), cache, prompts.shape[1])
 
     def step(self, state: Cached, tokens: Tensor) -> Cached:
@@ -99,6 +145,12 @@ class Transformer(nn.Module):
         cache = used.new_empty(*used.shape[:4], self.longest, used.shape[-1])
         cache[..., : state.length, :] = used
         return Cached(state.logits.index_select(0, rows), cache, state.length)
+
+    def slots(self, dtype: torch.dtype | None = None) -> TransformerSlots:
+        """The model for decoding in slots, with its own weights."""
+        if dtype not in (None, self.head.weight.dtype):
+            raise SlotsRefused(f"it samples with its own weights, which are not {dtype}.")
+        return TransformerSlots(self)
 
     def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return self(torch.cat([prompts, tokens[:, :-1]], -1))[:, prompts.shape[1] - 1 :]

@@ -1,0 +1,160 @@
+r"""Several draws from one state's distribution, and what is recorded of them.
+
+All n draws of a row share one cumulative sum: a = min{c : S_c > u S_V} with S_c = sum_{i <= c} p_i and u uniform. A
+large vocabulary is cut into blocks: u chooses a block, what remains of u is again uniform and chooses a token of that
+block. So only the blocks' sums, and one block per draw, are held in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arsm.sequences.model import Model, one_pass
+
+UNIT = 2.0**52
+"""Probabilities are rounded to multiples of 1/UNIT, which float64 adds without error in any order."""
+IN_ONE_PIECE = 512
+"""Larger vocabularies are cut into blocks."""
+BLOCK = 64
+"""Tokens per block."""
+
+Noise = Callable[[Tensor, Tensor], Tensor]
+"""`noise(sequence [R], step [R]) -> u [R, n]`, float64 in [0, 1): the uniform numbers behind the draws of a state."""
+
+
+class Drawn(NamedTuple):
+    """n draws per row."""
+
+    tokens: Tensor
+    """[R, n] int64."""
+    log_probs: Tensor
+    """[R, n]: ln p of each, at the sampler's temperature."""
+    largest: Tensor
+    """[R]: the largest ln p of the state."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """N sampled sequences of T tokens, with n draws from every state."""
+
+    tokens: Tensor
+    """[N, T, n] int64: the draws; [..., 0] are the sequences themselves. All eos after the end."""
+    log_probs: Tensor
+    """[N, T, n] float64: ln p of the draws, at the sampler's temperature; 0 after the end."""
+    largest: Tensor
+    """[N, T] float64: the largest ln p of every state; 0 after the end."""
+
+    @staticmethod
+    def empty(rows: int, width: int, draws: int, eos: int | None, device: torch.device) -> Sampled:
+        """Sequences that have ended before their first token."""
+        tokens = torch.full((rows, width, draws), 0 if eos is None else eos, dtype=torch.int64, device=device)
+        log_probs = torch.zeros(rows, width, draws, dtype=torch.float64, device=device)
+        return Sampled(tokens, log_probs, torch.zeros(rows, width, dtype=torch.float64, device=device))
+
+
+def uniforms(rows: int, draws: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Draw u [R, n], float64 in [0, 1)."""
+    return torch.empty(rows, draws, dtype=torch.float64, device=device).uniform_(generator=generator)
+
+
+def draw(logits: Tensor, u: Tensor, temperature: float = 1.0) -> Drawn:
+    """n tokens per row from softmax(logits / temperature): logits [R, V], u [R, n] in [0, 1)."""
+    p = probabilities(logits, temperature)
+    tokens = inverse(p, u)
+    return Drawn(tokens, p.gather(-1, tokens).log(), p.amax(-1).log())
+
+
+def probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature), in float32 or wider: [..., V] -> [..., V]."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if temperature == 1:
+        # one fused pass that reads the narrow logits and writes the wide probabilities
+        return logits.softmax(-1, dtype=wide)
+    return (logits.to(wide) / temperature).softmax(-1)
+
+
+def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """ln softmax(logits / temperature), in float32 or wider; exact also where p is too small for its type."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return (logits.to(wide) / temperature).log_softmax(-1)
+
+
+def inverse(p: Tensor, u: Tensor) -> Tensor:
+    """The tokens [R, n] at u [R, n] of the cumulative sums of p [R, V]."""
+    vocabulary = p.shape[-1]
+    if vocabulary <= IN_ONE_PIECE:
+        return _search(*_sums(p, u))
+    whole = vocabulary // BLOCK * BLOCK
+    of_blocks = p[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
+    if whole < vocabulary:
+        of_blocks = torch.cat([of_blocks, p[:, whole:].sum(-1, keepdim=True)], -1)
+    sums, x = _sums(of_blocks, u)
+    block = _search(sums, x)
+    below = F.pad(sums, (1, 0)).gather(-1, block)
+    rest = (x - below) / (sums.gather(-1, block) - below)
+
+    members = block.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=p.device)  # [R, n, BLOCK]
+    chosen = p.gather(-1, members.clamp_max(vocabulary - 1).flatten(1)).view(members.shape)
+    chosen = torch.where(members < vocabulary, chosen, 0)
+    # a block of tiny probabilities would be rounded to zero: relative to its own sum it is not
+    chosen = chosen / chosen.sum(-1, keepdim=True)
+    place = _search(*_sums(chosen, rest.unsqueeze(-1))).squeeze(-1)
+    return (block * BLOCK + place).clamp_max(vocabulary - 1)
+
+
+def _sums(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative sums S [..., C] of p [..., C] in multiples of 1/UNIT, and x = u S_C [..., n]."""
+    sums = (p.double() * UNIT).round().cumsum(-1)
+    return sums, u * sums[..., -1:]
+
+
+def _search(sums: Tensor, x: Tensor) -> Tensor:
+    """The number of sums that do not exceed x: [..., C], [..., n] -> [..., n]."""
+    # Logits that are NaN are reported by the caller; until then an index beyond the last would stop a GPU.
+    return torch.searchsorted(sums, x.contiguous(), right=True).clamp_max(sums.shape[-1] - 1)
+
+
+@torch.no_grad()
+def draw_beside(
+    model: Model,
+    prompts: Tensor,
+    mask: Tensor | None,
+    tokens: Tensor,
+    live: Tensor,
+    draws: int,
+    temperature: float = 1.0,
+    rows: int = 16,
+    generator: torch.Generator | None = None,
+) -> Sampled:
+    """Draw n - 1 other tokens in every state of given sequences, by one pass without a graph.
+
+    Args:
+        model: the model.
+        prompts: [N, P] int64.
+        mask: [N, P] bool, true for tokens of the prompt; None where all are.
+        tokens: [N, T] int64: the given sequences.
+        live: [N, T] bool: true up to and including their ends.
+        draws: n, the given token included.
+        temperature: the tokens are drawn from softmax(logits / temperature).
+        rows: maximum sequences per call of the model.
+        generator: what draws them.
+    """
+    count, width = tokens.shape
+    done = Sampled.empty(count, width, draws, None, tokens.device)
+    for part in torch.arange(count, device=tokens.device).split(rows):
+        logits = one_pass(model, prompts[part], tokens[part], None if mask is None else mask[part])
+        log_p = log_probabilities(logits, temperature).flatten(0, 1)
+        u = uniforms(log_p.shape[0], draws - 1, log_p.device, generator)
+        drawn = torch.cat([tokens[part].view(-1, 1), inverse(log_p.exp(), u)], -1)
+        within = live[part].unsqueeze(-1)
+        done.tokens[part] = torch.where(within, drawn.view(-1, width, draws), tokens[part].unsqueeze(-1))
+        log_probs = log_p.gather(-1, drawn).view(-1, width, draws)
+        done.log_probs[part] = torch.where(within, log_probs, 0).double()
+        done.largest[part] = torch.where(live[part], log_p.amax(-1).view(-1, width), 0).double()
+    return done

@@ -1,0 +1,415 @@
+"""Decoding in slots: the same tokens as step by step in waves, whatever the number of slots; records of all draws."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import arsm
+from arsm.sequences import (
+    Branch,
+    Decoding,
+    Group,
+    Prefixes,
+    Recompute,
+    Slots,
+    Strategy,
+    Transformers,
+    Waves,
+    complete,
+    decoder,
+    estimate,
+    live_tokens,
+)
+from arsm.sequences.draws import draw, draw_beside
+from arsm.sequences.slots import Rows, step
+from tests.statistics import deviations
+
+transformers = pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
+V = 13
+EOS = 2
+SMALL: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def llama(**options: Any) -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | options))
+
+
+def gpt2() -> Any:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=V, n_positions=24, n_embd=16, n_layer=2, n_head=2)
+    )
+
+
+def qwen() -> Any:
+    """Layers with and without a window."""
+    config = transformers.Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=3, max_window_layers=1)
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def mistral() -> Any:
+    """A window for all layers."""
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL, sliding_window=3))
+
+
+def gemma2() -> Any:
+    """Capped scores, and a window in every second layer."""
+    config = transformers.Gemma2Config(
+        **SMALL, sliding_window=3, attn_logit_softcapping=1.0, query_pre_attn_scalar=4, attn_implementation="eager"
+    )
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def gemma3() -> Any:
+    """Other frequencies in layers with a window."""
+    config = transformers.Gemma3TextConfig(
+        **SMALL, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+MODELS = [llama, gpt2, qwen, mistral, gemma2, gemma3]
+
+
+def wrapped(make: Callable[[], Any], dtype: torch.dtype = torch.float64) -> Transformers:
+    torch.manual_seed(0)
+    if make is gemma2:  # its own attention turns padding into NaN in float64
+        dtype = torch.float32
+    module = make().to(dtype).eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return Transformers(module)
+
+
+def ragged(rows: int) -> tuple[Tensor, Tensor]:
+    """Prompts of 1 to 5 tokens, padded in front."""
+    prompts = torch.randint(V, (rows, 5), generator=torch.Generator().manual_seed(1))
+    return prompts, torch.arange(5) >= 4 - torch.arange(rows).unsqueeze(-1) % 5
+
+
+def by_place(draws: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Uniform numbers that are a function of (sequence, step)."""
+    table = torch.rand(1000, 32, draws, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return lambda sequence, step: table[sequence, step.clamp(max=31)]
+
+
+def some_prefixes(known: Tensor, draw_some: bool) -> Prefixes:
+    """Two branches at every step of every known sequence: token 5 or drawn, and the end of sequence."""
+    count, width = known.shape
+    state = torch.arange(count * width).repeat_interleave(2)
+    action = torch.where(torch.arange(state.shape[0]) % 2 == 0, -1 if draw_some else 5, EOS)
+    action = torch.where(state % 3 == 0, 7, action)
+    mixed = torch.randperm(state.shape[0], generator=torch.Generator().manual_seed(4))
+    return Prefixes((state // width)[mixed], (state % width)[mixed], action[mixed], known)
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_sampled_tokens_equal_those_of_waves(make: Callable[[], Any], padded: bool) -> None:
+    model = wrapped(make)
+    prompts, mask = ragged(11)
+    mask = mask if padded else None
+    row = torch.arange(11).repeat_interleave(2)
+    decoding, noise = Decoding(9, EOS, 0.8), by_place(4)
+    expected = Waves(model).sample(prompts, mask, row, decoding, 4, noise=noise)
+    assert expected.tokens.shape == (22, 9, 4)
+    assert 0 < int((expected.tokens[..., 0] == EOS).any(-1).sum()) < 22
+    found = Slots(model.slots(), 5).sample(prompts, mask, row, decoding, 4, noise=noise)
+    assert torch.equal(found.tokens, expected.tokens)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.largest, expected.largest, atol=1e-5, rtol=0)
+    # the record belongs to the model's own distributions
+    true = found.tokens[..., 0]
+    live = live_tokens(true, EOS)
+    log_p = (model.logits(prompts[row], true, None if mask is None else mask[row]) / 0.8).log_softmax(-1)
+    assert (found.log_probs - log_p.gather(-1, found.tokens))[live].abs().max() < 1e-5
+    assert (found.largest - log_p.amax(-1))[live].abs().max() < 1e-5
+    assert not found.log_probs[~live].any()
+    assert bool((found.tokens[~live] == EOS).all())
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_branches_equal_those_of_waves(make: Callable[[], Any]) -> None:
+    model = wrapped(make)
+    prompts, mask = ragged(6)
+    known = torch.randint(3, V, (6, 8), generator=torch.Generator().manual_seed(2))
+    prefixes, decoding = some_prefixes(known, True), Decoding(8, EOS)
+    expected = complete(model, prompts, mask, prefixes, decoding, noise=by_place(1))
+    found = Slots(model.slots(), 16).complete(prompts, mask, prefixes, decoding, noise=by_place(1))
+    assert torch.equal(found.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 400])
+@pytest.mark.parametrize("look_every", [1, 4, 9])
+def test_numbers_of_slots_and_looks_change_nothing(rows: int, look_every: int) -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(6)
+    for width in (1, 2, 20) if rows in (3, 400) else (5,):
+        known = torch.randint(3, V, (6, width), generator=torch.Generator().manual_seed(2))
+        decoding = Decoding(width, EOS)
+        slots = Slots(model.slots(), rows, look_every=look_every, known=4)
+        prefixes = some_prefixes(known, False)
+        expected = complete(model, prompts, mask, prefixes, decoding, noise=by_place(1))
+        found = slots.complete(prompts, mask, prefixes, decoding, noise=by_place(1))
+        assert torch.equal(found.tokens, expected.tokens)
+        given = torch.arange(width) == prefixes.step.unsqueeze(-1)
+        torch.testing.assert_close(found.log_probs, expected.log_probs.masked_fill(given, 0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("width", range(1, 21))
+def test_all_lengths_without_an_end(width: int) -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(3)
+    row, decoding = torch.tensor([2, 0, 1, 1]), Decoding(width)
+    expected = Waves(model).sample(prompts, mask, row, decoding, 2, noise=by_place(2))
+    found = Slots(model.slots(), 3).sample(prompts, mask, row, decoding, 2, noise=by_place(2))
+    assert torch.equal(found.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Group(3)], ids=["Branch", "Group"])
+def test_slots_are_an_engine(strategy: Strategy) -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(6)
+    out = estimate(
+        strategy,
+        model,
+        prompts,
+        lambda prompts, tokens: (tokens == 7).double().sum(-1),
+        max_tokens=6,
+        eos=EOS,
+        mask=mask,
+        engine=Slots(model.slots(), 4),
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert float(out.info["mismatch"]) < 1e-6
+    (-out.value.mean()).backward()
+    assert all(parameter.grad is not None for parameter in model.model.parameters())
+
+
+def test_slots_are_used_again_and_halved() -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(8)
+    slots = Slots(model.slots(), 8, look_every=2)
+    row, decoding = torch.arange(8), Decoding(12, EOS, 5.0)
+    first = slots.sample(prompts, mask, row, decoding, 3, noise=by_place(3))
+    computed = slots.tally.row_steps
+    assert computed < 8 * slots.tally.steps
+    held = slots._held()
+    other = slots.complete(prompts, mask, some_prefixes(first.tokens[..., 0], False), decoding, noise=by_place(1))
+    assert slots._held() is held
+    again = slots.sample(prompts, mask, row, decoding, 3, noise=by_place(3))
+    assert torch.equal(first.tokens, again.tokens)
+    assert other.tokens.shape == (8 * 12 * 2, 12)
+
+
+def test_new_weights_are_seen() -> None:
+    model = wrapped(llama)
+    prompts, _ = ragged(4)
+    slots = Slots(model.slots(), 4)
+    for dtype in (None, torch.float32):
+        slots = Slots(model.slots(dtype), 4)
+        for _ in range(2):
+            with torch.no_grad():
+                for parameter in model.model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+            found = slots.sample(prompts, None, torch.arange(4), Decoding(6), noise=by_place(1))
+            log_p = model.logits(prompts, found.tokens[..., 0]).log_softmax(-1)
+            apart = found.log_probs[..., 0] - log_p.gather(-1, found.tokens).squeeze(-1)
+            assert apart.abs().max() < (1e-6 if dtype is None else 1e-4)
+
+
+def test_sampling_in_bfloat16_keeps_the_model_as_it_is() -> None:
+    model = wrapped(llama, torch.float32)
+    inner: Any = model.model
+    before = {name: tensor.clone() for name, tensor in inner.state_dict().items()}
+    attention = inner.config._attn_implementation
+    slots = Slots(model.slots(torch.bfloat16), 4)
+    prompts, mask = ragged(4)
+    found = slots.sample(prompts, mask, torch.arange(4), Decoding(6), generator=torch.Generator().manual_seed(0))
+    log_p = model.logits(prompts, found.tokens[..., 0], mask).log_softmax(-1)
+    apart = (found.log_probs[..., 0] - log_p.detach().gather(-1, found.tokens).squeeze(-1)).abs()
+    assert 1e-4 < float(apart.max()) < 0.3
+    assert inner.config._attn_implementation == attention
+    assert all(torch.equal(tensor, before[name]) for name, tensor in inner.state_dict().items())
+    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in inner.parameters())
+
+
+def test_own_attention_is_restored_after_an_error() -> None:
+    model = wrapped(llama)
+    inner: Any = model.model
+    slots = Slots(model.slots(), 4)
+
+    def fails(sequence: Tensor, step: Tensor) -> Tensor:
+        assert inner.config._attn_implementation == "arsm_folded"
+        raise RuntimeError("noise")
+
+    prompts, _ = ragged(4)
+    with pytest.raises(RuntimeError, match="noise"):
+        slots.sample(prompts, None, torch.arange(4), Decoding(6), noise=fails)
+    assert inner.config._attn_implementation == "sdpa"
+    expected = Waves(model).sample(prompts, None, torch.arange(4), Decoding(6), noise=by_place(1))
+    found = slots.sample(prompts, None, torch.arange(4), Decoding(6), noise=by_place(1))
+    assert torch.equal(found.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("vocabulary", [V, 700], ids=["one piece", "blocks"])
+def test_draws_follow_the_distribution(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 0.5 * torch.randn(vocabulary, generator=generator, dtype=torch.float64)
+    logits[3] = -torch.inf
+    u = torch.rand(1 << 13, 4, dtype=torch.float64, generator=generator)
+    drawn = draw(logits.expand(1 << 13, -1), u, 1.5)
+    p = (logits / 1.5).softmax(-1)
+    counted = nn.functional.one_hot(drawn.tokens.flatten(), vocabulary).double()
+    assert deviations(counted, p).max() < 1
+    assert not (drawn.tokens == 3).any()
+    torch.testing.assert_close(drawn.log_probs, p.log()[drawn.tokens])
+    torch.testing.assert_close(drawn.largest, p.max().log().expand(1 << 13))
+
+
+def test_other_draws_are_samples_of_the_model() -> None:
+    """Every draw of a state has the model's own distribution, and the draws are independent."""
+    model = wrapped(llama)
+    prompts, mask = ragged(2)
+    row = torch.arange(2).repeat_interleave(4000)
+    slots = Slots(model.slots(), 1000, look_every=3)
+    found = slots.sample(prompts, mask, row, Decoding(2), 3, generator=torch.Generator().manual_seed(0))
+    p = model.logits(prompts, torch.zeros(2, 1, dtype=torch.int64), mask).softmax(-1)[:, 0].detach()
+    for prompt in range(2):
+        counted = nn.functional.one_hot(found.tokens[row == prompt, 0], V).double()  # [4000, 3, V]
+        assert deviations(counted, p[prompt].expand(3, -1)).max() < 1
+        pairs = counted[:, 1].unsqueeze(-1) * counted[:, 2].unsqueeze(-2)
+        assert deviations(pairs, p[prompt].unsqueeze(-1) * p[prompt]).max() < 1
+    # in the second state given the first token
+    first = found.tokens[:, 0, 0]
+    likely = int(p[0].argmax())
+    after = model.logits(prompts[:1], torch.tensor([[likely, 0]]), mask[:1]).softmax(-1)[0, 1].detach()
+    counted = nn.functional.one_hot(found.tokens[(row == 0) & (first == likely), 1], V).double()
+    assert deviations(counted, after.expand(3, -1)).max() < 1
+
+
+def test_draws_beside_given_sequences() -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(5)
+    tokens = torch.randint(V, (5, 6), generator=torch.Generator().manual_seed(5))
+    live = live_tokens(tokens, EOS)
+    tokens = tokens.where(live, EOS)
+    found = draw_beside(model, prompts, mask, tokens, live, 4, 0.7, rows=2, generator=torch.Generator().manual_seed(0))
+    log_p = (model.logits(prompts, tokens, mask) / 0.7).log_softmax(-1)
+    assert torch.equal(found.tokens[..., 0], tokens)
+    torch.testing.assert_close(found.log_probs[live], log_p.gather(-1, found.tokens)[live])
+    torch.testing.assert_close(found.largest[live], log_p.amax(-1)[live])
+    assert bool((found.tokens[~live] == EOS).all())
+    prompts, mask, tokens, live = (x[:1].expand(4000, -1) for x in (prompts, mask, tokens, live))
+    generator = torch.Generator().manual_seed(0)
+    many = draw_beside(model, prompts, mask, tokens, live, 2, 0.7, rows=1000, generator=generator)
+    counted = nn.functional.one_hot(many.tokens[:, 0, 1], V).double()
+    assert deviations(counted, log_p[0, 0].exp().detach()).max() < 1
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_step_is_one_graph(make: Callable[[], Any]) -> None:
+    model = wrapped(make).slots()
+    cache = model.cache(3, 8)
+    rows = Rows.idle(3, 4, 2, torch.float64, torch.device("cpu"))
+    rows.ended.fill_(False)
+    with torch.no_grad(), model.decoding():
+        decode = model.decoder(cache)
+        torch.compile(step, backend="eager", fullgraph=True)(decode, rows, EOS, 1.0)
+    assert rows.index.tolist() == [1, 1, 1]
+
+
+def dynamic() -> Any:
+    return llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+
+
+def bloom() -> Any:
+    config = transformers.BloomConfig(vocab_size=V, hidden_size=8, n_layer=1, n_head=2)
+    return transformers.BloomForCausalLM(config)
+
+
+def llama4() -> Any:
+    kinds = ["chunked_attention", "full_attention"]
+    config = transformers.Llama4TextConfig(**SMALL, intermediate_size_mlp=24, num_local_experts=1, layer_types=kinds)
+    return transformers.Llama4ForCausalLM(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (dynamic, "its dynamic positions depend on the other rows of a batch"),
+        (bloom, "it takes no positions"),
+        (llama4, "its layers include chunked_attention"),
+    ],
+)
+def test_models_that_cannot_are_decoded_in_waves(make: Callable[[], Any], reason: str) -> None:
+    model = wrapped(make, torch.float32)
+    with pytest.warns(UserWarning, match=f"Transformers is decoded in waves.*{reason}"):
+        assert isinstance(decoder(model), Waves)
+
+
+def test_active_dropout_is_refused() -> None:
+    model = wrapped(gpt2)
+    model.model.train()
+    with pytest.warns(UserWarning, match=r"its dropout is active; call model.eval\(\)"):
+        assert isinstance(decoder(model), Waves)
+    model.model.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(decoder(model), Slots)
+        assert isinstance(decoder(Recompute(nn.Identity())), Waves)
+
+
+def test_model_that_gives_other_probabilities_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wrapped(llama)
+    inner: Any = model.model
+    norm = inner.model.norm.forward
+
+    def mixed(x: Tensor) -> Tensor:
+        """Rows that influence each other, if they have one token."""
+        return norm(x + x.flip(0) if x.shape[1] == 1 else x)
+
+    monkeypatch.setattr(inner.model.norm, "forward", mixed)
+    with pytest.warns(UserWarning, match="a trial gave other probabilities than the model"):
+        assert isinstance(decoder(model), Waves)
+
+
+@pytest.mark.parametrize("name", ["rows", "look_every", "known"])
+def test_numbers_below_one_are_refused(name: str) -> None:
+    model = wrapped(llama).slots()
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer, but is 0"):
+        Slots(model, **{name: 0})  # pyright: ignore[reportArgumentType]
+
+
+def test_logits_that_are_not_finite_are_named() -> None:
+    model = wrapped(llama)
+    slots = Slots(model.slots(), 2)
+    with torch.no_grad():
+        model.model.get_output_embeddings().weight[0, 0] = torch.nan  # pyright: ignore
+    prompts, _ = ragged(3)
+    with pytest.raises(ValueError, match="logits after 0 tokens of completion 0 are NaN"):
+        slots.sample(prompts, None, torch.arange(3), Decoding(3))
+
+
+def test_nothing_is_computed_for_actions_that_end() -> None:
+    model = wrapped(llama)
+    slots = Slots(model.slots(), 2)
+    known = torch.full((1, 4), 5)
+    prefixes = Prefixes(torch.zeros(2, dtype=torch.int64), torch.tensor([1, 3]), torch.tensor([EOS, 7]), known)
+    found = slots.complete(ragged(1)[0], None, prefixes, Decoding(4, EOS))
+    assert found.tokens.tolist() == [[5, EOS, EOS, EOS], [5, 5, 5, 7]]
+    assert slots.tally.steps == 0
