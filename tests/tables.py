@@ -115,7 +115,8 @@ class Setting:
             mask=mask,
             reference=self.reference(rows) if self.kl else None,
             kl=self.kl,
-            max_rows=1 << 20,
+            rows=1 << 20,
+            micro_batch=1 << 20,
             generator=torch.Generator().manual_seed(seed),
             **options,  # pyright: ignore[reportArgumentType]
         )

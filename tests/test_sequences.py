@@ -322,7 +322,8 @@ def test_more_sequences_than_rows_have_the_same_gradient(strategy: sequences.Str
             max_tokens=3,
             eos=0,
             mask=mask,
-            max_rows=max_rows,
+            rows=max_rows,
+            micro_batch=max_rows,
             completions=tokens,
         )
         grads.append(torch.autograd.grad(out.value.sum(), table.table)[0])

@@ -112,7 +112,7 @@ def test_estimates(model: Transformers, strategy: sequences.Strategy) -> None:
     prompts, mask = ragged(6)
     generator = torch.Generator().manual_seed(0)
     out = sequences.estimate(
-        strategy, model, prompts, length, max_tokens=6, eos=2, mask=mask, max_rows=8, generator=generator
+        strategy, model, prompts, length, max_tokens=6, eos=2, mask=mask, rows=8, micro_batch=8, generator=generator
     )
     assert float(out.info["mismatch"]) < 1e-9
     (-out.value.mean()).backward()

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from arsm.capabilities import require
 from arsm.checks import NotFiniteError, check_logits, check_whole, describe
+from arsm.draws import Draws
 from arsm.question import Others, Question, attach, pose
 from arsm.types import Estimator
 
@@ -109,27 +110,76 @@ def plan(
         weighted: False leaves out M/|H|, as Algorithm 3 is printed, which is biased.
     """
     _check_episodes(estimator, logits, actions, mask)
-    if budget is not None and keep is not None:
-        raise ValueError("Give a budget or keep-probabilities, not both.")
     played = _played(logits, mask)
     every, actions = logits.detach().flatten(0, 1), actions.flatten(0, 1)
     posed = [_pose(estimator, every, actions, steps, budget, generator) for steps in _split(estimator, played, logits)]
+    return _choose(posed, played, logits.shape[:2], budget, keep, generator, weighted=weighted)
+
+
+def plan_draws(
+    estimator: Estimator,
+    draws: Tensor,
+    mask: Tensor | None = None,
+    budget: int | None = None,
+    keep: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Rollouts:
+    """Choose the rollouts of B true episodes whose n actions per step are already drawn.
+
+    An estimator with `paths` needs nothing of the logits but n independent draws: no tensor [B, T, C] exists.
+
+    Args:
+        estimator: one with `paths`, such as RLOO(n).
+        draws: int64 [B, T, n]: n draws from every step's policy, the true action first.
+        mask: bool [B, T], True where a step was played; None if all were.
+        budget: as for `plan`.
+        keep: as for `plan`.
+        generator: the order of the walk and the coins are drawn from it.
+    """
+    require(estimator, "an episode of drawn actions", "mean", "paths", "independent_rows", subset=None)
+    if estimator.weighs_energy or draws.shape[-1] != estimator.paths:
+        raise ValueError(f"draws must be [B, T, {estimator.paths}] for {estimator}, but are {list(draws.shape)}.")
+    if budget is not None:
+        _check_least_budget(budget, estimator.paths - 1)
+    played = _played(draws, mask)
+    given = draws.flatten(0, 1)[played].unsqueeze(-1)  # [S, n, 1]
+    # the draws are the noise, and the queries are the draws: the logits are never read
+    noise = Draws(torch.empty(given.shape[0], 0, 1, dtype=torch.float64, device=draws.device), given)
+    nothing = torch.zeros(given.shape[0], 1, 1, device=draws.device)
+    question = pose(estimator, nothing, z=given[:, 0], noise=noise)
+    posed = [(Part(played, lambda: question), question.others())]
+    return _choose(posed, played, draws.shape[:2], budget, keep, generator)
+
+
+def _choose(
+    posed: list[tuple[Part, Others]],
+    played: Tensor,
+    shape: torch.Size,
+    budget: int | None,
+    keep: Tensor | None,
+    generator: torch.Generator | None,
+    *,
+    weighted: bool = True,
+) -> Rollouts:
+    """The rollouts that a budget or keep-probabilities leave, of all pseudo actions of [B, T] steps."""
+    if budget is not None and keep is not None:
+        raise ValueError("Give a budget or keep-probabilities, not both.")
     starts = accumulate((part.step.shape[0] for part, _ in posed), initial=0)
     row = torch.cat([others.row + start for (_, others), start in zip(posed, starts, strict=False)])
     counts = torch.bincount(row, minlength=played.shape[0])
     if keep is not None:
-        weight = _tossed(counts, _check_keep(keep, logits).flatten()[played], generator)
+        weight = _tossed(counts, _check_keep(keep, shape).flatten()[played], generator)
     else:
         pending = counts.nonzero().squeeze(-1)
-        order = pending[torch.randperm(pending.shape[0], generator=generator, device=logits.device)]
+        order = pending[torch.randperm(pending.shape[0], generator=generator, device=played.device)]
         weight = walk(counts, order, budget, weighted=weighted)
     kept = (weight > 0)[row]
     query = torch.cat([others.query for _, others in posed])[kept]
     action = torch.cat([others.point for _, others in posed])[kept]
     row = row[kept]
     place = played[row]
-    episodes, length = logits.shape[:2]
-    whole = torch.zeros(episodes * length, dtype=torch.float64, device=logits.device).index_put((played,), weight)
+    episodes, length = shape
+    whole = torch.zeros(episodes * length, dtype=torch.float64, device=played.device).index_put((played,), weight)
     return Rollouts(
         episode=place // length,
         step=place % length,
@@ -227,6 +277,33 @@ def gradient(
     return whole.view_as(logits)
 
 
+def weights(
+    estimator: Estimator,
+    rollouts: Rollouts,
+    returns: Tensor,
+    rollout_returns: Tensor,
+    discount: Tensor | None = None,
+) -> Tensor:
+    """The weights of the draws' scores, [B, T, n]: the gradient is sum_i w_ti (onehot(a_ti) - softmax(phi_t)).
+
+    Args:
+        estimator: the one that the rollouts were planned with, by `plan_draws`.
+        rollouts: the plan.
+        returns: [B, T], the true episodes' discounted return from each step on.
+        rollout_returns: [R], each rollout's discounted return from its step on.
+        discount: [B, T], gamma^t; None leaves it out.
+    """
+    _check_returns(rollouts, returns, rollout_returns, discount)
+    factor = (rollouts.weight if discount is None else rollouts.weight * discount).flatten()
+    true = returns.detach().flatten()
+    whole = true.new_zeros(true.shape[0], estimator.paths)
+    for part, some, answered in rollouts.answered():
+        values = part.pose().spread_others(answered, rollout_returns[some].detach(), true[part.step])
+        weight = estimator.weights(values) * factor[part.step].to(values.dtype)
+        whole[part.step] = weight.T
+    return whole.view(*returns.shape, estimator.paths)
+
+
 def loss(
     estimator: Estimator,
     logits: Tensor,
@@ -266,27 +343,31 @@ def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask:
         raise ValueError(f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {describe(mask)}.")
 
 
-def _played(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Indices in [B T] of the steps that were played: [S]."""
+def _played(steps: Tensor, mask: Tensor | None) -> Tensor:
+    """Indices in [B T] of the steps [B, T, ...] that were played: [S]."""
     if mask is None:
-        return torch.arange(logits.shape[0] * logits.shape[1], device=logits.device)
+        return torch.arange(steps.shape[0] * steps.shape[1], device=steps.device)
     played = mask.flatten().nonzero().squeeze(-1)
     if not played.shape[0]:
         raise ValueError("mask is False everywhere, but at least one step must have been played.")
     return played
 
 
-def _check_keep(keep: Tensor, logits: Tensor) -> Tensor:
-    if not isinstance(keep, Tensor) or not keep.is_floating_point() or keep.shape != logits.shape[:2]:
-        raise ValueError(f"keep must be floating [B, T] = {list(logits.shape[:2])}, but is {describe(keep)}.")
+def _check_keep(keep: Tensor, shape: torch.Size) -> Tensor:
+    if not isinstance(keep, Tensor) or not keep.is_floating_point() or keep.shape != shape:
+        raise ValueError(f"keep must be floating [B, T] = {list(shape)}, but is {describe(keep)}.")
     if not bool(((keep > 0) & (keep <= 1)).all()):
         raise ValueError("keep must lie in (0, 1]; a step that is never kept would bias the gradient.")
     return keep.detach().double()
 
 
 def _check_budget(estimator: Estimator, logits: Tensor, budget: int) -> None:
+    _check_least_budget(budget, estimator.most_queries(logits) - 1)
+
+
+def _check_least_budget(budget: int, largest: int) -> None:
+    """Require room for the pseudo actions of any one step."""
     check_whole("budget", budget)
-    largest = estimator.most_queries(logits) - 1
     if budget < largest:
         raise ValueError(
             f"A budget of {budget} rollouts is less than the {largest} pseudo actions that one step can have, and "

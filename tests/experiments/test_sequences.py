@@ -101,7 +101,7 @@ def test_likeliest_answers_and_the_rest_are_unbiased(tries: int) -> None:
         reward,
         max_tokens=width,
         eos=1,
-        max_rows=rows,
+        rows=rows,
         generator=torch.Generator().manual_seed(0),
     )
     assert 0 < out.rewards.mean() < 1

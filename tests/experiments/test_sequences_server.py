@@ -60,7 +60,7 @@ def estimate(model: Transformer, engine: sequences.Engine | None, rows: int = 8)
         max_tokens=WIDTH,
         eos=EOS,
         engine=engine,
-        max_rows=13,
+        rows=13,
         generator=torch.Generator().manual_seed(0),
     )
 

@@ -1,6 +1,6 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
-from arsm.sequences.batch import Batch, Branches, Estimate, Strategy
+from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, TokenCredit
 from arsm.sequences.checks import Reward
 from arsm.sequences.cluster import Cluster
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
@@ -36,6 +36,7 @@ __all__ = [
     "State",
     "Strategy",
     "TextReward",
+    "TokenCredit",
     "Transformers",
     "Waves",
     "by_likelihood",

@@ -31,7 +31,7 @@ class Decoding:
     max_tokens: int
     eos: int | None = None
     temperature: float = 1.0
-    max_rows: int = 1024
+    rows: int = 1024
     """Maximum rows per call of the model."""
 
 
@@ -108,7 +108,7 @@ def complete(
     drawing = Drawing(decoding, generator, noise, record)
     order = prefixes.step.argsort(stable=True)
     # carried rows are set aside while a wave plays: half a batch of them, or a whole one where nothing branches later
-    share = decoding.max_rows if bool((prefixes.step == 0).all()) else decoding.max_rows // 2
+    share = decoding.rows if bool((prefixes.step == 0).all()) else decoding.rows // 2
     for first in range(0, prompts.shape[0], share):
         some = slice(first, first + share)
         pending = order[(prefixes.row[order] // share) == first // share]
@@ -207,7 +207,7 @@ def _wave(
         source = torch.arange(playing.shape[0], device=carried.device) + where.shape[0]
         forced, moved = torch.full_like(playing, -1), False
         if carried.shape[0]:
-            room = decoding.max_rows - playing.shape[0]
+            room = decoding.rows - playing.shape[0]
             born, queue[t] = queue[t][:room], queue[t][room:]
             source = torch.cat([source, where[torch.searchsorted(carried, prefixes.row[born])]])
             forced = torch.cat([forced, prefixes.action[born]])
@@ -219,7 +219,7 @@ def _wave(
         done.tokens[playing, t], done.log_probs[playing, t] = token, log_prob
         if carried.shape[0]:
             more = any(some.shape[0] for some in queue[t:])
-            full = queue[t].shape[0] > 0 or playing.shape[0] + carried.shape[0] > decoding.max_rows
+            full = queue[t].shape[0] > 0 or playing.shape[0] + carried.shape[0] > decoding.rows
             if more and full:  # at the start the state holds nothing else, and the batch goes on with a copy
                 rest = Held(state, carried, where, t)
                 if t > start:

@@ -151,7 +151,7 @@ class Server:
     ) -> Completions:
         """What `arsm.sequences.complete` does."""
         version = weights_version(self.module)
-        parts = split(prompts, mask, prefixes, decoding, decoding.max_rows, generator)
+        parts = split(prompts, mask, prefixes, decoding, decoding.rows, generator)
         return gather(parts, [self._play(part.to("cpu"), version) for part in parts], prefixes, decoding)
 
     def _play(self, part: Part, version: str) -> Completions:

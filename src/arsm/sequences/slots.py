@@ -207,7 +207,13 @@ class Board:
             return eager
         finally:
             rows.ended.copy_(ended)
-        return graph.replay
+
+        def replay() -> None:
+            graph.replay()
+
+        # the graph reads tensors that only the captured step holds: masks' columns, rows of the cache
+        replay.step = eager  # pyright: ignore[reportFunctionMemberAccess]
+        return replay
 
 
 class Slots:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from arsm import policy
 from arsm.capabilities import require
+from arsm.draws import Draws
 from arsm.estimators.rloo import RLOO
-from arsm.question import Others, attach
+from arsm.question import Others
 from arsm.scores import energy
-from arsm.sequences.batch import Batch, Branches
+from arsm.sequences.batch import Batch, Branches, TokenCredit
 from arsm.sequences.decode import Prefixes
 from arsm.types import Estimator
 
@@ -30,7 +31,7 @@ class Branch:
     r"""Credit token by token: go back to a state, take another token that the estimator asks for, play on, compare.
 
     One true sequence per prompt. At step t the estimator's queries other than y_t are each taken after y_{<t} and
-    followed by the model to the end; `policy.gradient` turns the returns into g_t. Equal tokens share one rollout, and
+    followed by the model to the end, and their returns are turned into g_t. Equal tokens share one rollout, and
     a state whose queries all agree costs nothing. The return after y_t is not the true sequence's alone:
 
         Q_t = r_t + V_{t+1},    V_t = the estimator's value of state t, from Q_t and the returns of its rollouts
@@ -85,11 +86,36 @@ class Branch:
             self.estimator, state, state.argmax(-1), budget=self.budget, generator=torch.Generator(state.device)
         )
 
-    def surrogate(self, batch: Batch) -> tuple[Tensor, Branches]:
-        logits = batch.scaled_logits().unsqueeze(-2)
+    @property
+    def draws(self) -> int:
+        return self.estimator.paths if self._from_draws() else 1
+
+    def _from_draws(self) -> bool:
+        """Whether n draws of a state are all that its credit needs: no logits of the whole vocabulary."""
+        weighs = self.estimator.paths > 0 and not self.estimator.weighs_energy and self.critic is None
+        # of no rows: draws nothing
+        return weighs and isinstance(self.estimator.noise(torch.empty(0, 1, 2)), Draws)
+
+    def credit(self, batch: Batch) -> TokenCredit:
         keep = None
         if self.keep is not None:
-            keep = torch.as_tensor(self.keep, dtype=torch.float64, device=logits.device).expand(batch.tokens.shape)
+            device = batch.tokens.device
+            keep = torch.as_tensor(self.keep, dtype=torch.float64, device=device).expand(batch.tokens.shape)
+        if self._from_draws():
+            return self._credit_draws(batch, keep)
+        return self._credit_logits(batch, keep)
+
+    def _credit_draws(self, batch: Batch, keep: Tensor | None) -> TokenCredit:
+        """Weights of the n draws of every state."""
+        plan = policy.plan_draws(self.estimator, batch.draws, batch.mask, self.budget, keep, batch.generator)
+        tried, branches = self._play(batch, plan, batch.returns.new_zeros(plan.step.shape))
+        returns = batch.returns if self.budget is not None else backed_up(self.estimator, plan, batch, tried)
+        weights = policy.weights(self.estimator, plan, returns, tried)
+        return TokenCredit(batch.draws, weights, self.estimator.centred, branches=branches)
+
+    def _credit_logits(self, batch: Batch, keep: Tensor | None) -> TokenCredit:
+        """A gradient in the logits of the whole vocabulary."""
+        logits = batch.scaled_logits().unsqueeze(-2)
         plan = policy.plan(
             self.estimator,
             logits,
@@ -100,22 +126,21 @@ class Branch:
             generator=batch.generator,
         )
         action = plan.action.squeeze(-1)
-        h = None if self.critic is None else self._guess(batch)
+        h = None if self.critic is None else self._guess(batch, logits.squeeze(-2))
         guess = batch.returns.new_zeros(action.shape) if h is None else h[plan.episode, plan.step, action]
         tried, branches = self._play(batch, plan, guess)
         returns = batch.returns if self.budget is not None else backed_up(self.estimator, plan, batch, tried)
         if h is None:
-            credit = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
+            gradient = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
         else:
             returns = returns - h.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-            credit = policy.gradient(self.estimator, logits, plan, returns, tried - guess).squeeze(-2)
+            gradient = policy.gradient(self.estimator, logits, plan, returns, tried - guess).squeeze(-2)
             p = logits.squeeze(-2).softmax(-1)
             known = p * (h - (p * h).sum(-1, keepdim=True))
-            credit += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
-        credit = credit.detach().div_(batch.temperature)
-        wide = torch.promote_types(credit.dtype, torch.float32)
-        nothing = torch.zeros(len(credit), dtype=wide, device=credit.device)
-        return attach(nothing, batch.logits, credit), branches
+            gradient += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
+        gradient = gradient.detach().div_(batch.temperature)
+        nothing = batch.returns.new_zeros(*batch.tokens.shape, 0)
+        return TokenCredit(batch.draws[..., :0], nothing, gradient=gradient, branches=branches)
 
     def _play(self, batch: Batch, plan: policy.Rollouts, guess: Tensor) -> tuple[Tensor, Branches]:
         """R' [R], and the rollouts that were played."""
@@ -131,14 +156,14 @@ class Branch:
         learned = (branches.returns.to(guess.dtype) - guess[coin]) / chance[coin]
         return guess.index_put((coin,), learned, accumulate=True), branches
 
-    def _guess(self, batch: Batch) -> Tensor:
+    def _guess(self, batch: Batch, logits: Tensor) -> Tensor:
         assert self.critic is not None
         with torch.no_grad():
             h = self.critic(batch.prompts, batch.tokens)
-        if h.shape != batch.logits.shape or not bool(h.isfinite().all()):
+        if h.shape != logits.shape or not bool(h.isfinite().all()):
             raise ValueError(
-                f"critic must return finite values {list(batch.logits.shape)}, one per token of the vocabulary, but "
-                f"returned {list(h.shape)}{'' if h.shape != batch.logits.shape else ' with NaN or infinities'}."
+                f"critic must return finite values {list(logits.shape)}, one per token of the vocabulary, but "
+                f"returned {list(h.shape)}{'' if h.shape != logits.shape else ' with NaN or infinities'}."
             )
         return h
 
@@ -155,14 +180,20 @@ def by_likelihood(least: float = 0.002) -> Callable[[Batch, policy.Rollouts], Te
         raise ValueError(f"least must lie in (0, 1], but is {least}.")
 
     def chance(batch: Batch, plan: policy.Rollouts) -> Tensor:
-        p = batch.scaled_logits().softmax(-1)
-        largest = p.amax(-1)
-        taken = p.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1) / largest
-        before = torch.cat([torch.ones_like(taken[:, :1]), taken[:, :-1]], -1).cumprod(-1)
-        here = p[plan.episode, plan.step, plan.action.squeeze(-1)] / largest[plan.episode, plan.step]
-        return (before[plan.episode, plan.step] * here).clamp(least, 1)
+        taken = (batch.log_probs[..., 0] - batch.largest).masked_fill(~batch.mask, 0)
+        before = torch.cat([torch.zeros_like(taken[:, :1]), taken[:, :-1]], -1).cumsum(-1)
+        here = log_prob_of(batch, plan) - batch.largest[plan.episode, plan.step]
+        return (before[plan.episode, plan.step] + here).exp().clamp(least, 1)
 
     return chance
+
+
+def log_prob_of(batch: Batch, plan: policy.Rollouts) -> Tensor:
+    """ln p [R] of the tokens that the rollouts take first."""
+    if batch.draws.shape[-1] > 1:  # they are among the recorded draws
+        return batch.log_probs[plan.episode, plan.step, plan.query]
+    log_p = batch.scaled_logits().double().log_softmax(-1)
+    return log_p[plan.episode, plan.step, plan.action.squeeze(-1)]
 
 
 def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: Tensor) -> Tensor:
@@ -232,18 +263,23 @@ class Group:
     def check(self, logits: Tensor) -> None:
         """Nothing to check: a group fits every model."""
 
-    def surrogate(self, batch: Batch) -> tuple[Tensor, None]:
+    @property
+    def draws(self) -> int:
+        return 1
+
+    def credit(self, batch: Batch) -> TokenCredit:
         n = self.samples
         returns = batch.returns.unflatten(0, (-1, n)).movedim(1, 0)  # [n, N, T]
-        energies = self._energy(batch).unflatten(0, (-1, n)).movedim(1, 0) if self.estimator.weighs_energy else None
-        weight = self.estimator.weights(returns, energies).movedim(0, 1).flatten(0, 1)  # [N n, T]
-        log_p = batch.log_probs()
-        # the caller takes the mean over a prompt's sequences, and the weights make their sum the estimate
-        surrogate = n * (weight.to(log_p.dtype) * log_p).sum(-1)
-        return surrogate - surrogate.detach(), None
+        energies = None
+        if self.estimator.weighs_energy:
+            energies = self._energy(batch).unflatten(0, (-1, n)).movedim(1, 0)
+        weight = self.estimator.weights(returns, energies).movedim(0, 1).flatten(0, 1)  # [M, T]
+        return TokenCredit(batch.tokens.unsqueeze(-1), weight.masked_fill(~batch.mask, 0).unsqueeze(-1))
 
     def _energy(self, batch: Batch) -> Tensor:
-        """W [N n, T]; padding adds nothing."""
-        p = batch.scaled_logits().softmax(-1)
-        of_tokens = energy(p, batch.tokens.unsqueeze(0)).squeeze(0)
-        return of_tokens.masked_fill(~batch.mask, 0).cumsum(-1).to(batch.returns.dtype)
+        """W [M, T]; padding adds nothing."""
+        found = []
+        for some in batch.parts():
+            p = (batch.logits_of(some) / batch.temperature).softmax(-1)
+            found.append(energy(p, batch.tokens[some].unsqueeze(0)).squeeze(0))
+        return torch.cat(found).masked_fill(~batch.mask, 0).cumsum(-1).to(batch.returns.dtype)

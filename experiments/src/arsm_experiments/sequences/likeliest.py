@@ -90,7 +90,7 @@ def estimate(
         def rest(prompts: Tensor, answers: Tensor) -> Tensor:
             return reward(prompts, answers) * ~known(prompts, answers)
 
-        options = {"max_tokens": max_tokens, "eos": eos, "max_rows": max_rows, "generator": generator}
+        options = {"max_tokens": max_tokens, "eos": eos, "rows": max_rows, "micro_batch": max_rows, "generator": generator}
         out = sequences.estimate(method.rest, model, prompts[kept], rest, **options)
         value = value.index_add(0, kept, (out.value / share[kept]).to(value.dtype))
         generated += int(out.info["generated"])

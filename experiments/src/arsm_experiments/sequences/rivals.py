@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arsm.sequences import Batch, Branches, Prefixes
+from arsm.sequences import Batch, Branches, Prefixes, TokenCredit
 from arsm_experiments.sequences.transformer import Transformer
 
 
@@ -28,6 +28,7 @@ class ValueHead:
     """lambda."""
 
     samples = None
+    draws = 1
 
     @property
     def unbiased(self) -> bool:
@@ -36,7 +37,7 @@ class ValueHead:
     def check(self, logits: Tensor) -> None:
         """Nothing to check."""
 
-    def surrogate(self, batch: Batch) -> tuple[Tensor, None]:
+    def credit(self, batch: Batch) -> TokenCredit:
         with torch.no_grad():
             v = self.value(batch.prompts, batch.tokens).to(batch.returns.dtype)
         advantage = torch.zeros_like(v)
@@ -46,7 +47,7 @@ class ValueHead:
             following = torch.where(live_next, v[:, min(t + 1, v.shape[1] - 1)], batch.returns[:, t])
             running = following - v[:, t] + self.trace * torch.where(live_next, running, 0)
             advantage[:, t] = running
-        return credit_tokens(batch, advantage), None
+        return credit_tokens(batch, advantage)
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,12 @@ class VinePPO:
     rollouts: int = 4
     unbiased = True
     samples = None
+    draws = 1
 
     def check(self, logits: Tensor) -> None:
         """Nothing to check."""
 
-    def surrogate(self, batch: Batch) -> tuple[Tensor, Branches]:
+    def credit(self, batch: Batch) -> TokenCredit:
         row, step = (x.repeat_interleave(self.rollouts) for x in batch.mask.nonzero().unbind(-1))
         branches = batch.play(Prefixes(row, step, torch.full_like(row, -1), batch.tokens))
         place = row * batch.mask.shape[1] + step
@@ -71,13 +73,13 @@ class VinePPO:
         v = total.index_add(0, place, branches.returns).view(batch.mask.shape) / self.rollouts
         after = torch.cat([batch.mask[:, 1:], torch.zeros_like(batch.mask[:, :1])], 1)
         following = torch.where(after, torch.cat([v[:, 1:], v[:, :1]], 1), batch.returns)
-        return credit_tokens(batch, following - v), branches
+        return credit_tokens(batch, following - v, branches)
 
 
-def credit_tokens(batch: Batch, advantage: Tensor) -> Tensor:
-    """[N], 0 in value, with the gradient sum_t A_t dln p(y_t)."""
-    surrogate = (advantage.to(batch.logits.dtype) * batch.log_probs()).sum(-1)
-    return surrogate - surrogate.detach()
+def credit_tokens(batch: Batch, advantage: Tensor, branches: Branches | None = None) -> TokenCredit:
+    """The gradient sum_t A_t dln p(y_t)."""
+    weights = advantage.masked_fill(~batch.mask, 0).unsqueeze(-1)
+    return TokenCredit(batch.tokens.unsqueeze(-1), weights, branches=branches)
 
 
 class Critic:

@@ -99,7 +99,8 @@ class Trainer:
                 eos=EOS,
                 reference=self.reference,
                 kl=self.kl,
-                max_rows=self.max_rows,
+                rows=self.max_rows,
+                micro_batch=self.max_rows,
                 engine=self.engine,
                 generator=generator,
             )
