@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -279,6 +280,15 @@ def test_draws_follow_the_distribution(vocabulary: int) -> None:
     assert not (drawn.tokens == 3).any()
     torch.testing.assert_close(drawn.log_probs, p.log()[drawn.tokens])
     torch.testing.assert_close(drawn.largest, p.max().log().expand(1 << 13))
+
+
+def test_masked_tokens_are_not_drawn_among_tiny_ones() -> None:
+    """Tokens 64 to 126 share a probability of 1e-15, which is a few units of the sums; 127 has none."""
+    logits = torch.full((1, 640), -torch.inf, dtype=torch.float64)
+    logits[0, 0] = 0
+    logits[0, 64:127] = math.log(1e-15 / 63)
+    token = int(draw(logits, torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)).tokens)
+    assert 64 <= token < 127
 
 
 def test_other_draws_are_samples_of_the_model() -> None:

@@ -55,7 +55,7 @@ class Rows:
     uniform: Tensor
     """[S, n] float64: the noise of the next step."""
     tokens: Tensor
-    """[S, T + 1, n] int64: the draws; rows that have ended write into the last column."""
+    """[S, T + 1, n] int64: the draws; those behind `index` are not the sequence's."""
     log_probs: Tensor
     """[S, T + 1, n]."""
     largest: Tensor
@@ -91,7 +91,8 @@ def step(decode: Decode, rows: Rows, eos: int | None, temperature: float) -> Non
     width, draws = rows.tokens.shape[1] - 1, rows.tokens.shape[2]
     logits = decode(rows.token, rows.column, rows.first)
     drawn = draw(logits, rows.uniform, temperature)
-    place = torch.where(rows.ended, width, rows.index + 1).unsqueeze(-1)
+    # a row that has ended writes behind its last token, where nobody reads
+    place = (rows.index + 1).unsqueeze(-1)
     rows.tokens.scatter_(1, place.unsqueeze(-1).expand(-1, 1, draws), drawn.tokens.unsqueeze(1))
     log_probs = drawn.log_probs.to(rows.log_probs.dtype)
     rows.log_probs.scatter_(1, place.unsqueeze(-1).expand(-1, 1, draws), log_probs.unsqueeze(1))
