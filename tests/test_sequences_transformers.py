@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Group, TextReward, Transformers
+from arsm.sequences.model import SlotsRefused
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
 V = 13
@@ -136,6 +137,9 @@ class Forgetful(Transformers):
     def step(self, state: Any, tokens: Tensor) -> Any:
         return super().step(type(state)(state.logits, state.cache, None), tokens)
 
+    def slots(self, dtype: torch.dtype | None = None) -> Any:
+        raise SlotsRefused("its own step is to be tested.")
+
 
 def test_a_step_that_sees_the_padding_is_caught() -> None:
     torch.manual_seed(0)
@@ -143,7 +147,8 @@ def test_a_step_that_sees_the_padding_is_caught() -> None:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
     prompts, mask = ragged(6)
-    with pytest.raises(ValueError, match="step by step and one-pass logits differ"):
+    refused = pytest.raises(ValueError, match="step by step and one-pass logits differ")
+    with refused, pytest.warns(UserWarning, match="decoded in waves"):
         sequences.estimate(Group(2), Forgetful(module), prompts, length, max_tokens=6, mask=mask)
 
 

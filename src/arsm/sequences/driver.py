@@ -293,7 +293,7 @@ class _Costs:
     def __call__(self, which: Tensor, tokens: Tensor, log_p: Tensor, counts: Tensor) -> Tensor:
         """[R, T] of completions of the prompts `which` [R], where `counts` [R, T]."""
         ratio = torch.zeros_like(log_p)
-        if self.reference is None:
+        if self.reference is None or tokens.shape[0] == 0:
             return ratio
         for part in torch.arange(tokens.shape[0], device=tokens.device).split(self.micro_batch):
             some, mask = self.prompts[which[part]], None if self.mask is None else self.mask[which[part]]

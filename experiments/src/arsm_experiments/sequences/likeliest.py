@@ -49,12 +49,13 @@ def estimate(
     *,
     max_tokens: int,
     eos: int,
-    max_rows: int,
+    rows: int,
+    micro_batch: int = 1024,
     generator: torch.Generator,
 ) -> sequences.Estimate:
     """Like `sequences.estimate`; the tokens and rewards are those of the greedy answers."""
     count, device = prompts.shape[0], prompts.device
-    decoding = Decoding(max_tokens, eos, GREEDY, max_rows)
+    decoding = Decoding(max_tokens, eos, GREEDY, rows)
     everyone = torch.arange(count, device=device)
     greedy = complete(model, prompts, None, Prefixes.bare(everyone, max_tokens), decoding, generator).tokens
     live = live_tokens(greedy, eos)
@@ -90,7 +91,8 @@ def estimate(
         def rest(prompts: Tensor, answers: Tensor) -> Tensor:
             return reward(prompts, answers) * ~known(prompts, answers)
 
-        options = {"max_tokens": max_tokens, "eos": eos, "rows": max_rows, "micro_batch": max_rows, "generator": generator}
+        options = {"max_tokens": max_tokens, "eos": eos, "rows": rows, "generator": generator}
+        options["micro_batch"] = micro_batch
         out = sequences.estimate(method.rest, model, prompts[kept], rest, **options)
         value = value.index_add(0, kept, (out.value / share[kept]).to(value.dtype))
         generated += int(out.info["generated"])

@@ -89,7 +89,8 @@ def estimate(
     generator: torch.Generator,
 ) -> sequences.Estimate:
     """The gradient of the expected reward of answers of at most `width` tokens."""
-    options: dict[str, Any] = {"max_tokens": width, "eos": EOS, "rows": max_rows, "micro_batch": max_rows, "generator": generator}
+    options: dict[str, Any] = {"max_tokens": width, "eos": EOS, "rows": max_rows, "generator": generator}
+    options["micro_batch"] = max_rows
     if isinstance(strategy, Likeliest):
         return likeliest.estimate(strategy, policy, prompts, reward, **options)
     return sequences.estimate(strategy, policy, prompts, reward, **options)

@@ -1,0 +1,256 @@
+"""The third stage of sequences: credit in micro-batches, and whether completions are samples of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import arsm
+from arsm import sequences
+from arsm.sequences import Branch, Group
+from arsm.sequences.draws import inverse
+from arsm.sequences.fit import Fit
+from tests.test_sequences_memory import peak_bytes
+
+V, ROWS, T = 7, 10, 5
+
+
+class Bigram(nn.Module):
+    """Logits of the next token from the last two."""
+
+    def __init__(self, vocabulary: int = V, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.one, self.two = (
+            nn.Parameter(torch.randn(vocabulary, vocabulary, generator=generator, dtype=torch.float64)) for _ in "12"
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        before = torch.cat([tokens[:, :1], tokens[:, :-1]], 1)
+        return self.one[tokens] + self.two[before].tanh()
+
+
+def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
+    return (tokens * torch.arange(1, tokens.shape[1] + 1)).sum(-1).double().sin()
+
+
+def estimate(strategy: sequences.Strategy, model: Any, **options: Any) -> sequences.Estimate:
+    prompts = torch.arange(ROWS).unsqueeze(-1) % V
+    generator = torch.Generator().manual_seed(3)
+    return sequences.estimate(
+        strategy, model, prompts, reward, max_tokens=T, eos=1, temperature=0.8, generator=generator, **options
+    )
+
+
+def gradients(value: Tensor, module: Bigram) -> list[Tensor]:
+    return list(torch.autograd.grad((value * torch.arange(1.0, ROWS + 1)).sum(), list(module.parameters())))
+
+
+STRATEGIES: dict[str, sequences.Strategy] = {
+    "draws": Branch(arsm.RLOO(4)),
+    "draws that do not sum to 0": Branch(arsm.Reinforce(0.3)),
+    "budget": Branch(arsm.RLOO(4), budget=9),
+    "chance": Branch(arsm.RLOO(4), chance=sequences.by_likelihood(0.3)),
+    "logits": Branch(arsm.ARSM()),
+    "group": Group(3),
+    "energies": Group(arsm.OTB(3)),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_micro_batches_have_the_gradient_of_an_ordinary_graph(strategy: sequences.Strategy) -> None:
+    module = Bigram()
+    plain = lambda tokens: module(tokens)  # noqa: E731  a function hides its parameters: an ordinary graph is made
+    whole = estimate(strategy, sequences.Recompute(plain), micro_batch=1000)
+    expected = gradients(whole.value, module)
+    assert all(float(x.abs().max()) > 1e-3 for x in expected)
+    for model in (plain, module):
+        for micro_batch in (1, 3, 1000):
+            out = estimate(strategy, sequences.Recompute(model), micro_batch=micro_batch)
+            assert torch.equal(out.value.detach(), whole.value.detach())
+            torch.testing.assert_close(gradients(out.value, module), expected)
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4)), Group(3)], ids=["Branch", "Group"])
+def test_the_credit_is_enough_for_another_trainer(strategy: sequences.Strategy) -> None:
+    """sum w ln p of the tokens in `out.credit` has the gradient of the summed values."""
+    module = Bigram()
+    out = estimate(strategy, sequences.Recompute(module))
+    expected = torch.autograd.grad(out.value.sum(), list(module.parameters()))
+    credit, tokens = out.credit, out.tokens.reshape(-1, T)
+    assert credit is not None
+    prompts = (torch.arange(ROWS).unsqueeze(-1) % V).repeat_interleave(len(tokens) // ROWS, 0)
+    log_p = (sequences.Recompute(module).logits(prompts, tokens) / 0.8).log_softmax(-1).gather(-1, credit.tokens)
+    torch.testing.assert_close(torch.autograd.grad((credit.weights * log_p).sum(), list(module.parameters())), expected)
+
+
+def test_backward_twice_and_after_a_step() -> None:
+    module = Bigram()
+    out = estimate(Branch(arsm.RLOO(4)), sequences.Recompute(module))
+    out.value.sum().backward(retain_graph=True)
+    once = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    out.value.sum().backward(retain_graph=True)
+    torch.testing.assert_close([parameter.grad for parameter in module.parameters()], [2 * x for x in once])
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+    with pytest.raises(RuntimeError, match="parameters were changed between"):
+        out.value.sum().backward()
+
+
+def test_a_tensor_that_would_get_no_gradient_is_named() -> None:
+    module = Bigram()
+    hidden = torch.zeros(V, dtype=torch.float64, requires_grad=True)
+    inner = module.forward
+    module.forward = lambda tokens: inner(tokens) + hidden  # pyright: ignore[reportAttributeAccessIssue]
+    out = estimate(Branch(arsm.RLOO(4)), sequences.Recompute(module))
+    with pytest.raises(RuntimeError, match=r"depend on a tensor \[7\] that is not among its parameters"):
+        out.value.sum().backward()
+
+
+def test_no_credit_is_a_gradient_of_zeros() -> None:
+    module = Bigram()
+    prompts = torch.zeros(2, 1, dtype=torch.int64)
+    constant = lambda prompts, tokens: torch.ones(len(tokens))  # noqa: E731
+    out = sequences.estimate(Group(2), sequences.Recompute(module), prompts, constant, max_tokens=2)
+    out.value.sum().backward()
+    assert all(parameter.grad is None or not bool(parameter.grad.any()) for parameter in module.parameters())
+
+
+# ---------------------------------------------------------------- several epochs
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4)), Group(3)], ids=["Branch", "Group"])
+def test_the_first_clipped_epoch_has_the_gradient_itself(strategy: sequences.Strategy) -> None:
+    module = Bigram()
+    out = estimate(strategy, sequences.Recompute(module), micro_batch=3)
+    assert out.clipped is not None
+    again = out.clipped(0.2)
+    torch.testing.assert_close(gradients(again(), module), gradients(out.value, module))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.5)  # ratios far from 1
+    found = torch.autograd.grad(again().sum(), list(module.parameters()))
+    credit, tokens = out.credit, out.tokens.reshape(-1, T)
+    assert credit is not None
+    prompts = (torch.arange(ROWS).unsqueeze(-1) % V).repeat_interleave(len(tokens) // ROWS, 0)
+
+    def log_p(module: Bigram) -> Tensor:
+        return (sequences.Recompute(module).logits(prompts, tokens) / 0.8).log_softmax(-1).gather(-1, credit.tokens)
+
+    ratio, w = (log_p(module) - log_p(Bigram()).detach()).exp(), credit.weights
+    by_hand = torch.where(w > 0, w * ratio.clamp_max(1.2), w * ratio.clamp_min(0.8)).sum()
+    assert bool(((ratio > 1.2) & (w > 0)).any())
+    torch.testing.assert_close(found, torch.autograd.grad(by_hand, list(module.parameters())))
+
+
+def test_clipping_needs_single_tokens() -> None:
+    out = estimate(Branch(arsm.ARSM()), sequences.Recompute(Bigram()))
+    assert out.clipped is not None
+    with pytest.raises(ValueError, match="credit of single tokens"):
+        out.clipped(0.2)
+    with pytest.raises(ValueError, match=r"clip must lie in \(0, 1\)"):
+        estimate(Group(2), sequences.Recompute(Bigram())).clipped(1.5)  # pyright: ignore[reportOptionalCall]
+
+
+# ---------------------------------------------------------------- memory
+
+
+class Wide(nn.Module):
+    """A model whose logits are by far its largest tensor."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, 8)
+        self.head = nn.Linear(8, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.tokens(tokens))
+
+
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4), budget=64), Group(4)], ids=["Branch", "Group"])
+def test_no_logits_of_all_rows_and_steps_exist(strategy: sequences.Strategy) -> None:
+    torch.manual_seed(0)
+    vocabulary, prompts, width = 4000, torch.zeros(32, 1, dtype=torch.int64), 12
+    model = sequences.Recompute(Wide(vocabulary).eval())
+    lengthy = lambda prompts, tokens: tokens.double().mean(-1)  # noqa: E731
+    rows = 32 * (strategy.samples or 1)
+    all_logits = rows * width * vocabulary * 4
+
+    def call() -> None:
+        out = sequences.estimate(strategy, model, prompts, lengthy, max_tokens=width, rows=16, micro_batch=4)
+        out.value.sum().backward()
+
+    # `Recompute` itself computes the logits of a whole prefix for up to 16 rows at a time
+    assert peak_bytes(call) < 0.75 * all_logits + 16 * width * vocabulary * 4 * 3
+
+
+# ---------------------------------------------------------------- are these samples of the model?
+
+TOKENS = 16_000
+
+
+def states(seed: int, temperature: float = 1.0) -> Tensor:
+    """Logits [TOKENS, 200] as a language model has them: some states sure, some open."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = 1 + 7 * torch.rand(TOKENS, 1, generator=generator)
+    return scale * torch.randn(TOKENS, 200, generator=generator)
+
+
+def cooled(logits: Tensor) -> Tensor:
+    return (logits / 0.9).softmax(-1)
+
+
+def cut(logits: Tensor) -> Tensor:
+    """Top-p 0.95."""
+    p, order = logits.softmax(-1).sort(-1, descending=True)
+    p = torch.where(p.cumsum(-1) - p < 0.95, p, 0)
+    return torch.zeros_like(p).scatter(-1, order, p / p.sum(-1, keepdim=True))
+
+
+def drawn(p: Tensor, seed: int) -> Tensor:
+    u = torch.rand(len(p), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return inverse(p, u).squeeze(-1)
+
+
+@pytest.mark.parametrize(("sampler", "name"), [(cooled, "temperature 0.9"), (cut, "top-p 0.95")])
+def test_other_samplers_are_found(sampler: Callable[[Tensor], Tensor], name: str) -> None:
+    found = 0
+    for seed in range(5):
+        logits, fit = states(seed), Fit()
+        fit.add(logits, drawn(sampler(logits), seed))
+        found += fit.alarm() == name
+    assert found == 5
+
+
+def test_samples_of_the_model_are_not_refused() -> None:
+    """Also those of a sampler in bfloat16, which reports its own probabilities."""
+    for seed in range(5):
+        logits, fit = states(seed), Fit()
+        rounded = logits.bfloat16().float().log_softmax(-1)
+        tokens = drawn(rounded.exp(), seed)
+        fit.add(logits, tokens, rounded.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+        assert fit.alarm() is None
+
+
+def test_the_mean_of_the_likelihood_ratios_is_one() -> None:
+    """What the false-alarm rate stands on: E[q(y)/p(y)] = 1 for every alternative, by enumeration of y."""
+    logits = states(0)[:3]
+    p = logits.double().softmax(-1)
+    total = torch.zeros(len(Fit().names), dtype=torch.float64)
+    for token in range(200):
+        for row in range(3):
+            fit = Fit()
+            fit.add(logits[row : row + 1], torch.tensor([token]))
+            total += p[row, token] * fit.log_ratios.exp() / 3
+    torch.testing.assert_close(total, torch.ones_like(total))
+
+
+def test_stale_weights_are_found_by_what_the_sampler_reports() -> None:
+    logits, fit = states(0), Fit()
+    stale = (logits + 0.3 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))).log_softmax(-1)
+    tokens = drawn(stale.exp(), 0)
+    fit.add(logits, tokens, stale.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+    assert fit.alarm() == "other weights"
