@@ -45,7 +45,8 @@ class Pass:
             given = torch.ones_like(self.prompt, dtype=torch.bool)
         else:
             given = (self.credit.weights != 0).flatten(1).any(1)
-        return list(given.nonzero().squeeze(-1).split(self.micro_batch))
+        rows = given.nonzero().squeeze(-1)
+        return list(rows.split(self.micro_batch)) if rows.shape[0] else []
 
     def logits(self, rows: Tensor) -> Tensor:
         """[m, T, V], before temperature."""
@@ -78,13 +79,14 @@ def attach_credit(value: Tensor, run: Pass, surrogate: Callable[[Tensor], Tensor
         run: the pass over the true sequences.
         surrogate: rows [m] -> [m], instead of `run.surrogate`.
     """
+    if not torch.is_grad_enabled():
+        return value
     surrogate = surrogate or run.surrogate
     parts = run.parts()
-    if not parts or not torch.is_grad_enabled():
-        return value + 0 * _any_parameter(run) if torch.is_grad_enabled() else value
     parameters = parameters_of(run.model)
     if parameters is None:
-        return value + _with_graph(run, surrogate, parts, value)
+        # without any credit the first row's, which is 0
+        return value + _with_graph(run, surrogate, parts or [torch.zeros_like(run.prompt[:1])], value)
     later = Later(surrogate, parts, run.prompt, parameters)
     return _Deferred.apply(value, later, *parameters)  # pyright: ignore[reportReturnType]
 
@@ -96,14 +98,6 @@ def parameters_of(model: object) -> list[Tensor] | None:
         if isinstance(each, nn.Module):
             return [parameter for parameter in each.parameters() if parameter.requires_grad]
     return None
-
-
-def _any_parameter(run: Pass) -> Tensor:
-    """A scalar that depends on the model, so that a value without credit has a gradient of zeros."""
-    parameters = parameters_of(run.model)
-    if parameters is None:
-        return run.logits(run.prompt[:0] if len(run.prompt) == 0 else torch.zeros_like(run.prompt[:1])).sum()
-    return parameters[0].flatten()[0] if parameters else torch.zeros(())
 
 
 def _with_graph(run: Pass, surrogate: Callable[[Tensor], Tensor], parts: list[Tensor], value: Tensor) -> Tensor:

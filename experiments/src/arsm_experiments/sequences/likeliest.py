@@ -98,7 +98,8 @@ def estimate(
         generated += int(out.info["generated"])
     if not value.requires_grad:  # nothing earned, nothing sampled
         value = value + 0 * model.logits(prompts[:1], greedy[:1]).sum()
-    return sequences.Estimate(value, greedy, live, rewards[:count], None, {"generated": torch.tensor(generated)})
+    info = {"generated": torch.tensor(generated)}
+    return sequences.Estimate(value, greedy, live, rewards[:count], info=info)
 
 
 class _Known:
