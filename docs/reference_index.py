@@ -12,6 +12,7 @@ PAGE = ROOT / "docs" / "reference" / "README.md"
 MODULES = (
     *("arsm", "arsm.policy", "arsm.sequences", "arsm.rl"),
     *("arsm.referee", "arsm.testing", "arsm.diagnostics", "arsm.pyro"),
+    *("arsm.question", "arsm.capabilities"),
 )
 OPENING = """# Reference
 

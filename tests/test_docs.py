@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import arsm
+from arsm.capabilities import NEEDS
 from arsm.noise import dirichlet
 from arsm.swap import pseudo_actions_reference
 from arsm_experiments.cli import parse
@@ -65,6 +66,7 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
         page["losses"][-1] < 0.6 * page["losses"][0] and min(page["right"]) > 0.9
     ),
     "docs/guides/choice.md": lambda page: page["accuracy"] > 0.75 and page["selected"] == [[1, 4]],
+    "docs/adding_a_caller.md": lambda page: sum(page["history"][-10:]) < 0.8 * sum(page["history"][:10]),
     "docs/guides/your_black_box.md": lambda page: page["best"].point.tolist() == [1, 5, 1],
     "docs/guides/your_language_model.md": lambda page: (
         sum(page["history"][-10:]) > sum(page["history"][:10]) + 3 and page["mismatch"] < 1e-3
@@ -91,10 +93,29 @@ def test_every_claim_has_its_page() -> None:
     assert set(CLAIMS) <= set(map(name, PAGES))
 
 
-def test_the_skeleton_is_unbiased() -> None:
-    estimator = run_page(DOCS / "adding_an_estimator.md")["ModeBaseline"]()
+@pytest.mark.parametrize("skeleton", ["ModeBaseline", "MedianBaseline"])
+def test_the_skeletons_are_unbiased(skeleton: str) -> None:
+    estimator = run_page(DOCS / "adding_an_estimator.md")[skeleton]()
     for problem in PROBLEMS:
         assert max(worst(estimator, problem).values()) <= 1, problem.name
+
+
+def test_the_table_of_an_estimator_has_every_member_with_a_default() -> None:
+    table = (DOCS / "adding_an_estimator.md").read_text().partition("| member |")[2].partition("\n\n")[0]
+    listed = set(re.findall(r"^\| `(\w+)", table, re.MULTILINE))
+    declared = {name for name in (*vars(arsm.Estimator), *arsm.Estimator.__annotations__) if not name.startswith("_")}
+    assert listed == declared - {"unbiased", "noise", "ask", "tell"}
+
+
+def test_the_table_of_needs_is_complete() -> None:
+    table = (DOCS / "adding_a_caller.md").read_text().partition("| need |")[2].partition("\n\n")[0]
+    assert set(re.findall(r'^\| `"(\w+)"', table, re.MULTILINE)) == set(NEEDS)
+
+
+def test_the_page_quotes_a_refusal_as_it_is() -> None:
+    with pytest.raises(ValueError, match="GumbelSoftmax") as refusal:
+        arsm.policy.plan(arsm.GumbelSoftmax(), torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, dtype=torch.int64))
+    assert f'"{refusal.value}"' in (DOCS / "adding_an_estimator.md").read_text()
 
 
 # ---------------------------------------------------------------- commands
@@ -404,7 +425,7 @@ def test_help_explains_every_option_of_every_estimator() -> None:
 def test_one_version_everywhere() -> None:
     import arsm_experiments
 
-    assert arsm.__version__ == arsm_experiments.__version__ == "0.2.0"
+    assert arsm.__version__ == arsm_experiments.__version__ == "0.3.0"
     newest = re.search(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] in (arsm.__version__, "Unreleased")

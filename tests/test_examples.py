@@ -77,6 +77,14 @@ def test_simulator() -> None:
     assert reached["arsm:pooled=True"] > reached["best constant level"]
 
 
+def test_new_caller() -> None:
+    module = load("new_caller")
+    reached = module.main(steps=40)
+    best_rule = min(reached[name] for name in module.RULES)
+    assert reached["branch, ARSM"] < reached["whole runs, REINFORCE"]
+    assert reached["branch, leave-one-out of 4"] < best_rule
+
+
 def test_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     module = load("retrieval")
     monkeypatch.setattr(module, "C", 2_000)

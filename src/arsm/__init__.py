@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from arsm import rl as rl
     from arsm import testing as testing
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AR",

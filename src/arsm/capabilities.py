@@ -1,4 +1,7 @@
-"""What fits where: an estimator declares what it is, a caller says what it needs, and `require` compares the two."""
+"""Compare what an estimator declares with what a caller needs: the one place that says what fits where.
+
+The sentence of refusal is the same everywhere: "<Estimator> <lack>, but <caller> needs one that <need>; <instead>."
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ class Need(NamedTuple):
     """Something that a caller may need of an estimator."""
 
     met: Callable[[Estimator], bool]
+    """Whether an estimator meets it, by its declared members alone."""
     need: str
-    """The end of "... needs one that"."""
+    """Says what is needed: it follows "... needs one that"."""
     lack: str
-    """What an estimator does that does not meet it."""
+    """Says what an estimator does instead: it follows the estimator's name."""
 
 
 NEEDS = {
@@ -41,9 +45,12 @@ NEEDS = {
         lambda e: len(e.learned) == 0, "has no learned parts", "learns a control variate, which nothing would train"
     ),
     "paths": Need(lambda e: e.paths > 0, "weighs whole samples", "does not weigh whole samples"),
+    "one_weight": Need(
+        lambda e: not e.weighs_energy, "gives a whole sample one weight", "weighs every variable of a sample by itself"
+    ),
 }
 ANY = -1
-"""A sample may be one category or a subset."""
+"""A value of `subset` for callers to which it does not matter; None already stands for one category."""
 
 
 def require(
@@ -57,17 +64,17 @@ def require(
 
     Args:
         estimator: what the caller was given.
-        by: the caller, as its user knows it.
+        by: the caller, by the name that its user knows.
         needs: names of `NEEDS`.
-        subset: number of categories in a sample, None for one category of each variable.
-        instead: what to do about it.
+        subset: number of categories that a sample must have, None for one category of each variable.
+        instead: what the user should do, without a full stop.
     """
     check_estimator(estimator)
     assert isinstance(estimator, Estimator)
     missing = [(NEEDS[name].lack, NEEDS[name].need) for name in needs if not NEEDS[name].met(estimator)]
     if subset not in (ANY, estimator.subset):
         missing.append((_chooses(estimator.subset), _chooses(subset)))
-    for lack, need in missing:
+    for lack, need in missing:  # the first is enough: the message names another estimator
         raise ValueError(f"{type(estimator).__name__} {lack}, but {by} needs one that {need}; {instead}.")
 
 

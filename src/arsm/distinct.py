@@ -8,15 +8,16 @@ from torch import Tensor
 from arsm import kernels
 
 FEW = 64
-"""Up to this many queries are compared in pairs when compiled: one GPU kernel; sorting takes seven."""
+"""Compiled code compares up to this many queries in pairs, in one GPU kernel; sorting takes seven."""
 VERY_FEW = 8
-"""Up to this many queries are compared in pairs otherwise."""
+"""Eager code compares up to this many in pairs, and sorts more: M^2 comparisons need M^2 memory."""
 
 
 def share(points: Tensor) -> Tensor:
-    """same_as [M, *B]: for every query the first identical one of its row, points [M, *B, K] of any integers.
+    """same_as [M, *B]: the number of the first identical query of the row, for points [M, *B, K] of any integer type.
 
-    Several variables are compared by a hash and then in full: a collision costs an evaluation and never a wrong value.
+    Points of several variables are compared by a hash, and then in full. A collision of hashes costs an evaluation, but
+    never gives a wrong value.
     """
     if len(points) <= VERY_FEW and points.dtype == torch.int64 and kernels.eager_on_gpu(points):
         return kernels.share(points)
@@ -30,7 +31,7 @@ def share(points: Tensor) -> Tensor:
     if variables == 1:
         return first
     flat = points.flatten(0, -2)
-    # on a CPU several times faster than (x == y).all(-1)
+    # compare in full; on a CPU several times faster than (x == y).all(-1)
     same = ((flat.index_select(0, flat_index(first)) - flat).abs().amax(-1) == 0).view(first.shape)
     return torch.where(same, first, number)
 
@@ -57,6 +58,7 @@ def _first_by_pairs(code: Tensor) -> Tensor:
 
 
 def _first_by_sorting(code: Tensor, number: Tensor) -> Tensor:
+    """The same in M log M: equal codes become neighbours, in the order of their numbers as the sort is stable."""
     ordered, order = code.sort(dim=0, stable=True)
     starts = torch.where(ordered[1:] == ordered[:-1], 0, number[1:])
     first = order.gather(0, torch.cat([torch.zeros_like(order[:1]), starts]).cummax(0).values)

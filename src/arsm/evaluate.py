@@ -1,4 +1,4 @@
-"""Calling f at what a question asks: gather context, chunk. The only caller of f."""
+"""Call f at the points that a question asks for: gather the context's rows, split into chunks. The only caller of f."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluate(
     sizes = _chunks(attached, most)
     live_calls = len(sizes)
     sizes += _chunks(others, most)
-    # what lies behind the last query is not asked
+    # rows after the last query are room that a kernel did not need
     z, row = (x.split_with_sizes([*sizes, x.shape[0] - asked.total]) for x in (asked.z, asked.row))
     values = []
     for i in range(len(sizes)):
@@ -47,7 +47,7 @@ def evaluate(
 
 
 def _graphs(question: Question, asked: Asked, frozen: bool) -> tuple[int, int]:
-    """How many of the queries asked are evaluated with f's graph, and how many without."""
+    """The numbers of asked queries that are evaluated with f's graph, and without it."""
     if frozen:
         return 0, asked.total
     all_live = question.queries.weight.shape[0] == question.queries.same_as.shape[0]
@@ -57,6 +57,7 @@ def _graphs(question: Question, asked: Asked, frozen: bool) -> tuple[int, int]:
 
 
 def _chunks(size: int, most: int) -> list[int]:
+    """Sizes of at most `most` that add up to `size`; the last may be smaller."""
     return [min(size - start, most) for start in range(0, size, most)]
 
 
@@ -64,11 +65,12 @@ def _call(f: Rowwise, z: Tensor, row: Tensor, attached: bool, last: bool) -> Ten
     """f at z, promoted to at least float32."""
     value = f(z, row, attached)
     _check(value, z)
-    # copy: a simulator may reuse its output buffer
+    # copy all but the last: a simulator may write its next values into the same buffer
     return value.to(working_dtype(value.dtype), copy=not (last or value.requires_grad))
 
 
 def _check(value: Tensor, z: Tensor) -> None:
+    """Require floating values [N] for z [N, ...], on its device."""
     if not isinstance(value, Tensor):
         raise TypeError(f"f must return a tensor [N], one value per row of z, but returned {type(value).__name__}.")
     if value.shape != z.shape[:1]:

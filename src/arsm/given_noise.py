@@ -1,4 +1,4 @@
-"""Noise that a user gives must be laid out as the estimator draws it."""
+"""Check that noise given by a user is laid out as the estimator draws it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from arsm.types import Estimator
 
 
 def check_noise(estimator: Estimator, logits: Tensor, noise: object) -> None:
-    """Require noise such as `estimator.noise(logits)` draws for these logits [*B, K, C].
+    """Require noise such as `estimator.noise(logits)` draws for these logits [*B, K, C], or draws given a sample.
 
-    Any other would be broadcast or read as something else, and give a wrong estimate without a word.
+    Any other would be broadcast or misread, and the estimate would be wrong without an error.
     """
     batch = logits.shape[:-2]
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
@@ -38,16 +38,16 @@ def _check_leading(noise: object, batch: torch.Size) -> None:
 
 
 def _noise_layout(estimator: Estimator, logits: Tensor, *, given_sample: bool = False) -> str | None:
-    """The layout of `estimator.noise(logits)`, or of noise given a sample; None if it takes none."""
+    """The layout of `estimator.noise(logits)`, or of noise given a sample; None if the estimator takes no sample."""
     if given_sample and not estimator.given_sample:
         return None
     batch, variables = logits.shape[:-2], estimator.subset or logits.shape[-2]
-    # Of no rows on a CPU: draws no random numbers, and takes no time for many categories.
+    # Logits of no rows, on a CPU: no random number is drawn, and many categories cost no time.
     none = torch.empty(0, *logits.shape[-2:], dtype=logits.dtype)
     z = torch.empty(0, variables, dtype=torch.int64) if given_sample else None
     try:
         return _layout(estimator.noise(none, None, z), batch, 1)
-    except Exception:  # an estimator whose noise cannot do without rows
+    except Exception:  # an estimator of a user, whose noise needs rows: draw for all of them, from another generator
         generator = torch.Generator(logits.device)
         z = torch.arange(variables, device=logits.device) % logits.shape[-1] if given_sample else None
         drawn = estimator.noise(torch.zeros_like(logits), generator, None if z is None else z.expand(*batch, -1))
@@ -55,14 +55,14 @@ def _noise_layout(estimator: Estimator, logits: Tensor, *, given_sample: bool = 
 
 
 def _layout(noise: object, batch: torch.Size | None = None, instead_of: int = 0) -> str:
-    """Types and shapes of noise, in words, with a batch shape instead of that many leading dimensions."""
+    """Types and shapes of noise, in words; `batch` replaces the first `instead_of` dimensions of every shape."""
     if isinstance(noise, Tensor):
         shape = [*(batch or ()), *noise.shape[instead_of:]]
         # devices differ in the precision of their noise
         kind = "floating" if noise.dtype in (torch.float32, torch.float64) else str(noise.dtype)
         return f"{kind} {shape}"
     if isinstance(noise, Draws) and _is_legal(noise.uniform, noise.given):
-        # samples that were given count like those that are still to be drawn
+        # a sample counts the same whether it was given or is still to be drawn: noise given z fits too
         samples = torch.Size([*noise.given.shape[:-2], noise.uniform.shape[-2] + noise.given.shape[-2]])
         return f"Draws of samples {[*(batch or ()), *samples[instead_of:], noise.given.shape[-1]]}"
     if isinstance(noise, tuple):

@@ -1,9 +1,9 @@
 r"""Policy gradients by try-and-see: which actions of an episode to try again, and the gradient from their returns.
 
-B episodes of at most T steps played the actions a_t; whoever drew them, from softmax(phi_t). The estimator draws its
-noise given a_t, which makes a_t its first query. Every query that differs from a_t is a pseudo action: taken in the
-same state s_t and followed by the policy to the episode's end, its return is an unbiased estimate of Q(s_t, a). The
-queries that agree with a_t use the true return. With q_t the estimator's gradient from those values,
+B episodes of at most T steps played the actions a_t, which were drawn from softmax(phi_t), here or elsewhere. The
+estimator draws its noise given a_t, which makes a_t its first query. Every query that differs from a_t is a pseudo
+action: taken in the same state s_t and followed by the policy to the episode's end, its return is an unbiased estimate
+of Q(s_t, a). The queries that agree with a_t use the true return. With q_t the estimator's gradient from those values,
 
     dJ/dtheta = E[ sum_t gamma^t w_t sum_c q_tc dphi_tc/dtheta ],    w_t = 1 for all t.
 
@@ -82,7 +82,8 @@ class Part(NamedTuple):
     step: Tensor
     """[s] int64: their indices in [B T]."""
     pose: Callable[[], Question]
-    """Poses the question there again, from the same noise: neither logits nor queries that are larger are kept."""
+    """Poses the question there again from the same noise. A plan holds no copy of the logits, and no queries that are
+    larger than them."""
 
 
 def plan(
@@ -216,6 +217,7 @@ def _pose(
     if budget is not None:
         _check_budget(estimator, logits, budget)
     queries = question.queries
+    # queries that are larger than the logits are asked for again instead of kept
     if queries.points.numel() > logits.numel():
         return Part(step, lambda: pose(estimator, every[step], noise=noise)), others
     return Part(step, lambda: Question(estimator, every[step], queries)), others

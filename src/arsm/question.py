@@ -6,10 +6,15 @@
     credit = question.credit(values.all)            # the gradient estimate [*B, K, C]
     value = attach(question.value(values.live), logits, credit.gradient)
 
-A caller supplies only how to go on from a query. `arsm.estimate` calls f. A caller that has already played the true
-sample (an episode, a pass through a module) asks for the `others` only; one that can only evaluate a query for all rows
-at once asks for whole queries. `Question.credit` is the only place that calls `Estimator.tell`, and `attach` the only
-autograd function that gives logits a credit.
+A caller only supplies how to go on from a query: `arsm.estimate` calls f. There are three ways to ask:
+
+- `asked` and `spread`: all queries, for a caller that has not evaluated anything yet.
+- `others` and `spread_others`: all but the true sample, for a caller that has already played it (an episode, a pass
+  through a module).
+- `asked_queries` and `spread_queries`: whole queries, for a caller that can only evaluate a query for all rows at once.
+
+`Question.credit` is the only place that calls `Estimator.tell`, and `attach` the only autograd function that gives
+logits a credit.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ class Distinct(NamedTuple):
     """The distinct queries, N of them; the number depends on the data."""
 
     z: Tensor
-    """[N, ...], or longer: only its first N rows count."""
+    """[N, ...], or longer: only its first N rows count. A kernel cannot know N when it allocates."""
     row: Tensor
     """[N], or longer: their batch rows."""
     total: int
@@ -58,13 +63,13 @@ class Distinct(NamedTuple):
     number: Tensor | None
     """[N]: which of all queries they are, if there is no `place`."""
     packed: kernels.Packed | None = None
-    """All this, if a kernel found it."""
+    """The same in the form in which a kernel found it, if one did."""
     finite: bool = False
     """Whether all logits are known to be finite."""
 
 
 class Every(NamedTuple):
-    """All N = M B queries, in static shapes, at points that their values may be taken from."""
+    """All N = M B queries, in static shapes. A query that shares a value stands at the point of the one that has it."""
 
     z: Tensor
     """[N, ...]."""
@@ -78,7 +83,7 @@ class Every(NamedTuple):
     """[N]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
     row's first query."""
     finite: bool = False
-    """Nothing is read from the device, so nothing is known of the logits."""
+    """Always False: nothing is read from the device, so nothing is known about the logits."""
 
 
 Asked = Distinct | Every
@@ -135,20 +140,24 @@ class Question:
     @overload
     def asked(self, evaluation: Evaluation) -> Asked: ...
     def asked(self, evaluation: Evaluation) -> Asked:
-        """What f must be asked, the live queries first: the distinct ones (packed), or all, in static shapes (dense).
+        """The points to evaluate f at, the live queries first: the distinct ones (packed), or all of them (dense).
 
-        The result is not kept here, so that a caller can free its memory before `credit`.
+        Packed, their number depends on the data; dense, all shapes are static. The result is not kept here, so that a
+        caller can free its memory before `credit`.
         """
         return _every(self.queries) if evaluation == "dense" else _distinct(self.queries, self.logits)
 
     def asked_queries(self) -> list[int]:
-        """The queries that some row needs, the true sample first, for a caller that evaluates a query for all rows."""
+        """Numbers of the queries that at least one row needs; 0 is always among them, and comes first."""
         same_as = self.queries.same_as
         needed = speakers(same_as).reshape(same_as.shape[0], -1).any(1).tolist()
         return [number for number, is_needed in enumerate(needed) if is_needed or number == 0]
 
     def others(self) -> Others:
-        """What is left to evaluate where f at the true sample is known; their number depends on the data."""
+        """The queries that are left to evaluate where f at the true sample is known.
+
+        Their number depends on the data, so this cannot be called inside vmap.
+        """
         same_as, points = self.queries.same_as, self.queries.points
         wanted = speakers(same_as)
         if self.given is None:
@@ -172,8 +181,8 @@ class Question:
         Args:
             asked: what `asked` returned.
             parts: f's values there, in consecutive parts.
-            live_parts: how many of the parts hold the live queries, with their graph; None if all parts have the same
-                kind of graph, or none has one.
+            live_parts: how many of the parts hold the live queries, if only these parts have a graph; None if all
+                parts have one, or none has.
         """
         same_as, lives = self.queries.same_as, self.queries.weight.shape[0]
         values = parts if live_parts is None else [_detached(part) for part in parts]
@@ -198,7 +207,11 @@ class Question:
         return Values(every[:lives], _detached(every))
 
     def spread_others(self, others: Others, values: Tensor, true: Tensor) -> Tensor:
-        """f at every query [M, *B], from its values [R] at (some of) the others and [*B] at the true sample."""
+        """f at every query [M, *B], from its values [R] at the others and [*B] at the true sample.
+
+        A caller that did not evaluate all of the others gives only those that it did. The rest get the value of the
+        true sample, and their rows must have the weight 0 in `credit`.
+        """
         same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
         every = true.reshape(-1).expand(same_as.shape)
         every = every.index_put((others.query, others.row), values.to(true.dtype))
@@ -215,7 +228,7 @@ class Question:
 
         Args:
             values: f at every query.
-            weight: [*B], factors of the rows' gradients.
+            weight: [*B], factors by which the rows' gradients are multiplied.
             masked: False if no category is masked, which saves a kernel.
         """
         # autocast is meant for f: differences and linear solves need full precision
@@ -273,13 +286,14 @@ def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
 def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
     """value [*B], whose derivative in the logits is gradient [*B, K, C].
 
-    The value may come from elsewhere, and may carry several credits. Where a logit is not finite, the gradient must
-    be 0.
+    The value may come from anywhere, and one value may carry several credits. Where a logit is not finite, the gradient
+    must be 0: inside vmap a logit is subtracted from itself, which would make it NaN.
     """
     if not torch._C._are_functorch_transforms_active():
         return _Attach.apply(value, logits, gradient)  # pyright: ignore[reportReturnType]
     # torch.compile traces no autograd function inside vmap
-    finite = logits.masked_fill(gradient == 0, 0)  # -inf where it is masked, and anything where nobody chose
+    # where the gradient is 0, the logit may be anything: -inf if it is masked, NaN if nobody chose there
+    finite = logits.masked_fill(gradient == 0, 0)
     return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
 
 
@@ -288,7 +302,7 @@ def attach_paths(value: Tensor, estimator: Estimator, values: Tensor, log_q: Ten
 
     Args:
         value: [*B].
-        estimator: gives the weights w_i.
+        estimator: gives the weights w_i; one without `weighs_energy`.
         values: f at the n paths, [n, *B].
         log_q: their ln q, [n, *B], with the graph.
     """
@@ -315,6 +329,7 @@ class _Attach(torch.autograd.Function):
 
 
 def _every(queries: Queries) -> Every:
+    """All queries; one that shares a value is evaluated too, but at the point of the one that has it."""
     batch = queries.same_as.ndim - 1
     live = queries.weight.shape[0] * queries.same_as.shape[1:].numel()
     if not queries.first_for_rest:
@@ -352,6 +367,7 @@ def reads_logits_later(logits: object) -> bool:
 
 
 def _distinct(queries: Queries, logits: Tensor) -> Distinct:
+    """The distinct queries; few of them on a GPU are found by one kernel."""
     packed = queries.packed or _packed(queries, logits)
     if packed is not None:
         total, live, finite = packed.read()
@@ -387,7 +403,7 @@ def _from_distinct(values: list[Tensor], asked: Distinct, same_as: Tensor) -> Te
     alike = len(values) <= 2 and values[0].dtype == values[-1].dtype and not values[0].requires_grad
     if asked.packed is not None and alike and kernels.eager_on_gpu(values[0]):
         every, finite = kernels.spread(values, asked.packed, same_as.shape)
-        if not finite:
+        if not finite:  # find the value again, for the message
             _check_finite(_join(values), asked)
         return every
     joined = _join(values)
@@ -401,6 +417,7 @@ def _from_distinct(values: list[Tensor], asked: Distinct, same_as: Tensor) -> Te
 
 
 def _check_finite(values: Tensor, asked: Distinct) -> None:
+    """Refuse values [N] that are not finite, naming the first."""
     if math.isfinite(values.sum()):  # one kernel; if the sum overflows, check again
         return
     bad = ~values.isfinite()
@@ -423,6 +440,7 @@ def _rows_of(number: Tensor, queries: Queries) -> Tensor:
 
 
 def _look_up(values: list[Tensor], place: Tensor, same_as: Tensor) -> Tensor:
+    """The values at each query's place: [M B] -> [M, *B]."""
     return _join(values).index_select(0, place).view(same_as.shape)
 
 

@@ -190,7 +190,7 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--name", "a/b"], "--name is the beginning of a folder's name"),
         (["--horizon", "0"], "--horizon must be at least 1, but is 0."),
         (["--engine", "pool", "--workers", "-1"], "--workers must be at least 1, but is -1."),
-        (["--methods", "vimco"], "estimates a bound"),
+        (["--methods", "vimco"], "estimates a multi-sample bound"),
         (["--methods", "exact"], "cannot start from a given sample"),
         (["--methods", "relax:temperature=0.1"], "use ActionConditioned()"),
     ],

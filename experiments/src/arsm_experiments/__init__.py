@@ -1,3 +1,3 @@
 """The experiments, their run folders and the report made from them."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
