@@ -109,7 +109,7 @@ def test_a_frozen_f_is_called_once_and_gives_the_same(entry: Entry, evaluation: 
     found = torch.autograd.grad(frozen.value.sum(), (logits, theta), allow_unused=True)
     torch.testing.assert_close(found[0], learning.grad, rtol=1e-12, atol=1e-12)
     assert found[1] is None
-    with pytest.raises(ValueError, match="needs f's gradient"):
+    with pytest.raises(ValueError, match="needs f's derivative"):
         arsm.estimate(arsm.GumbelSoftmax(), logits, f, theta, frozen=True)
 
 
