@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
+from collections.abc import Callable
+from functools import partial
 from numbers import Integral
+from types import FunctionType, MethodType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST_SEED = 2**63 - 1
@@ -75,11 +81,11 @@ def check_logits(logits: Tensor, *, read: bool) -> bool:
 
     Returns whether a category may be masked: False only if the values were read.
     """
-    if not isinstance(logits, Tensor) or logits.dtype not in DTYPES:
-        found, mend = (
-            (logits.dtype, ".float()") if isinstance(logits, Tensor) else (type(logits).__name__, "torch.tensor")
-        )
+    if not isinstance(logits, Tensor) or logits.dtype not in DTYPES or logits.layout != torch.strided:
+        found, mend = _other_logits(logits)
         raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with {mend}.")
+    if logits.is_meta:
+        raise ValueError("logits lie on the meta device and have no values; compute them on a device that has some.")
     if logits.ndim == 0 or 0 in logits.shape:
         raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
     if not read:
@@ -89,6 +95,26 @@ def check_logits(logits: Tensor, *, read: bool) -> bool:
         return False
     _check_rows(logits)
     return not bool(logits.isfinite().all())
+
+
+def _other_logits(logits: object) -> tuple[str, str]:
+    """What was given instead of logits, and what converts it."""
+    if not isinstance(logits, Tensor):
+        return type(logits).__name__, "torch.tensor"
+    if logits.layout != torch.strided:
+        return str(logits.layout), ".to_dense()"
+    return str(logits.dtype), ".real" if logits.is_complex() else ".float()"
+
+
+def warn_of_single_category(logits: Tensor, by: str) -> None:
+    """Warn if there is nothing to choose, though several variables are to be learned: logits [*B, K, 1]."""
+    if logits.ndim < 2 or logits.shape[-2] == 1 or not logits.requires_grad or torch.compiler.is_compiling():
+        return
+    warnings.warn(
+        f"logits {list(logits.shape)} have one category per variable, so that nothing is chosen and their gradient is "
+        f"0; the categories are the last dimension, so give {by} logits.mT.",
+        stacklevel=3,
+    )
 
 
 def _check_rows(logits: Tensor) -> None:
@@ -110,9 +136,62 @@ def legal_rows(logits: Tensor) -> Tensor:
     return logits.amax(-1).isfinite()
 
 
-def check_context(context: tuple[object, ...], batch: torch.Size) -> None:
-    """Require tensors [*B, ...]."""
+def check_function(f: Callable[..., Any], context: int, by: str) -> None:
+    """Require a function of z and this many context tensors."""
+    if not callable(f):
+        found = f"a tensor {describe(f)}" if isinstance(f, Tensor) else describe(f)
+        raise TypeError(f"f must be a function of z, such as lambda z: values[z[:, 0]], but is {found}.")
+    if _takes(f, 1 + context):
+        return
+    tensors = "1 context tensor" if context == 1 else f"{context} context tensors"
+    raise TypeError(
+        f"f{inspect.signature(f)} cannot be called with z and {tensors}; it must take z, and one argument for each "
+        f"tensor that follows f in {by}(estimator, logits, f, *context)."
+    )
+
+
+def _takes(f: Any, given: int) -> bool:
+    """Whether f may be called with so many arguments; True for objects of which that is not cheap to know.
+
+    `inspect.signature(f).bind` would take a tenth of the time of a small estimate.
+    """
+    if isinstance(f, partial):
+        return bool(f.keywords) or _takes(f.func, given + len(f.args))
+    if isinstance(f, nn.Module):
+        f = f.forward
+    if isinstance(f, MethodType):
+        return _takes(f.__func__, given + 1)
+    if not isinstance(f, FunctionType):
+        return True
+    code = f.__code__
+    least = code.co_argcount - len(f.__defaults__ or ())
+    most = math.inf if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+    only_by_name = code.co_kwonlyargcount > len(f.__kwdefaults__ or ())
+    return least <= given <= most and not only_by_name
+
+
+def check_generator(generator: object, logits: Tensor) -> None:
+    """Require a torch.Generator on the logits' device."""
+    if not isinstance(generator, torch.Generator):
+        seed = generator if is_whole(generator) else 0
+        raise TypeError(
+            f"generator must be a torch.Generator, but is {generator!r}; "
+            f"torch.Generator(logits.device).manual_seed({seed}) makes one."
+        )
+    if generator.device.type != logits.device.type:
+        raise ValueError(
+            f"generator draws on {generator.device}, but the logits lie on {logits.device}; make it with "
+            "torch.Generator(logits.device)."
+        )
+
+
+def check_context(context: tuple[object, ...], batch: torch.Size, device: torch.device | None = None) -> None:
+    """Require tensors [*B, ...], on this device if one is given."""
     for position, x in enumerate(context):
+        if device is not None and isinstance(x, Tensor) and x.device != device:
+            raise ValueError(
+                f"Context {position} lies on {x.device}, but the logits on {device}; move it with .to(logits.device)."
+            )
         if not isinstance(x, Tensor) or x.shape[: len(batch)] != batch:
             raise ValueError(
                 f"Context {position} must be a tensor that leads with the batch's shape {list(batch)}, but is "

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from arsm.batch_norm import refuse_batch_norm
 from arsm.categorical import log_prob
 from arsm.checks import NotFiniteError, describe
 from arsm.draws import sample
@@ -71,7 +71,7 @@ class Run:
             Backward gives the choices' logits their estimate, and everything else its ordinary gradient.
         """
         rows = _batch_rows(batch)
-        _refuse_batch_norm(self.model)
+        refuse_batch_norm(self.model, "arsm.choices")
         if self.estimator.paths and not self.estimator.weighs_energy:
             return self._over_paths(function, batch, rows)
         if self.estimator.pathwise:
@@ -278,12 +278,3 @@ def _batch_rows(batch: tuple[Tensor, ...]) -> int:
     if len(batch[0]) == 0:
         raise ValueError("run(function, *batch) takes a batch of at least one row, but got an empty one.")
     return len(batch[0])
-
-
-def _refuse_batch_norm(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            raise ValueError(
-                f"{name} normalises over the batch in training mode, which mixes the repeated rows that arsm.choices "
-                "evaluates; use LayerNorm or GroupNorm, or put it into evaluation mode."
-            )

@@ -104,7 +104,7 @@ def compare(
     if isinstance(estimators, str):
         raise TypeError(f'estimators must be a list of words or estimators, but is a word; say ["{estimators}"].')
     check_logits(logits, read=True)
-    check_context(context, logits.shape[:-2])
+    check_context(context, logits.shape[:-2], logits.device)
     logits = logits.detach()
     named = [(e, estimator(e)) if isinstance(e, str) else (str(e), _apart(e)) for e in estimators]
     for _, chosen in named:

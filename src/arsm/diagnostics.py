@@ -203,7 +203,7 @@ def _draws(
     logits = logits.detach()
     if logits.ndim == 1:
         logits = logits.unsqueeze(0)
-    check_context(context, logits.shape[:-2])
+    check_context(context, logits.shape[:-2], logits.device)
     # several variables need a table of pairs, C entries per logit
     elements = logits.numel() * (logits.shape[-1] if logits.shape[-2] > 1 else 1)
     # coupled rows must belong to one draw

@@ -10,13 +10,24 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import register_pytree_node
 
+from arsm.batch_norm import watch_batch_norm
 from arsm.capabilities import check_estimator, require
-from arsm.checks import check_context, check_logits, is_whole, legal_rows
+from arsm.checks import (
+    check_context,
+    check_function,
+    check_logits,
+    is_whole,
+    legal_rows,
+    warn_of_single_category,
+)
 from arsm.distinct import speakers
 from arsm.evaluate import Rowwise, evaluate, with_context
 from arsm.given_noise import check_noise
 from arsm.question import Evaluation, attach, pose, reads_logits_later
 from arsm.types import Estimate, Estimator
+
+MOST_QUERIES = 1 << 20
+"""Evaluations of f for one row, of several variables, above which an estimate is refused before anything is drawn."""
 
 
 def estimate(
@@ -57,19 +68,40 @@ def estimate(
     masked = check_logits(logits, read=evaluation == "packed" and not later)
     if frozen:
         require(estimator, "a frozen f", "values_only", instead="leave frozen out")
-    batch = logits.shape[:-2]
-    check_context(context, batch)
-    return estimate_rows(
-        estimator,
-        logits,
-        with_context(f, context, batch),
-        noise=noise,
-        generator=generator,
-        evaluation=evaluation,
-        max_rows=max_rows,
-        frozen=frozen,
-        masked=None if later else masked,
-    )
+    batch, categories = logits.shape[:-2], logits.shape[-1]
+    if categories == 1:
+        warn_of_single_category(logits, "arsm.estimate")
+    if evaluation == "packed" and logits.ndim > 1 and categories * (categories - 1) // 2 > MOST_QUERIES:
+        check_affordable(estimator, logits)
+    check_context(context, batch, logits.device)
+    watched = []
+    if not torch.compiler.is_compiling():
+        check_function(f, len(context), "arsm.estimate")
+        watched = watch_batch_norm(f, "arsm.estimate")
+    try:
+        return estimate_rows(
+            estimator,
+            logits,
+            with_context(f, context, batch),
+            noise=noise,
+            generator=generator,
+            evaluation=evaluation,
+            max_rows=max_rows,
+            frozen=frozen,
+            masked=None if later else masked,
+        )
+    finally:
+        for handle in watched:
+            handle.remove()
+
+
+def check_affordable(estimator: Estimator, logits: Tensor) -> None:
+    """Refuse what would take hours: logits [*B, K, C] of several variables with very many pairs of categories."""
+    if logits.shape[-2] > 1 and (most := estimator.most_queries(logits.detach())) > MOST_QUERIES:
+        raise ValueError(
+            f"{type(estimator).__name__} may need {most:,} evaluations of f for one row of logits "
+            f"{list(logits.shape)}; use RLOO(n), which needs n, or ARSM(references=J), which needs J C + 1."
+        )
 
 
 def check_evaluation(evaluation: Evaluation, max_rows: int | None) -> None:

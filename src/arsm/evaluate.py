@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from arsm.checks import describe
 from arsm.noise import working_dtype
 from arsm.question import Asked, Question, Values
 
@@ -17,10 +18,30 @@ Rowwise = Callable[[Tensor, Tensor, bool], Tensor]
 
 def with_context(f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: torch.Size) -> Rowwise:
     """f(z, *context) with each row's context, tensors [*B, ...]."""
-    if not context:
-        return lambda z, row, attached: f(z)
-    rows = tuple(x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context)
-    return lambda z, row, attached: f(z, *(x.index_select(0, row) for x in rows))
+    rows = [x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context]
+
+    def call(z: Tensor, row: Tensor, attached: bool) -> Tensor:
+        own = [x.index_select(0, row) for x in rows]
+        try:
+            return f(z, *own)
+        except Exception as error:
+            error.add_note(_how_called(z, own, batch))
+            raise
+
+    return call
+
+
+def _how_called(z: Tensor, context: list[Tensor], batch: torch.Size) -> str:
+    """A note for an error inside f."""
+    given = ", ".join([f"z {describe(z)}", *map(describe, context)])
+    note = f"arsm called f({given}): {len(z)} points to evaluate, which is not the batch size."
+    variables = z.shape[1]
+    if len(batch) == 0 and variables > 1 and any(x.shape[1:2] == (variables,) for x in context):
+        note += (
+            f" The logits are {variables} variables of one row; for {variables} separate choices use "
+            "logits.unsqueeze(1)."
+        )
+    return note
 
 
 def evaluate(
@@ -74,9 +95,11 @@ def _check(value: Tensor, z: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"f must return a tensor [N], one value per row of z, but returned {type(value).__name__}.")
     if value.shape != z.shape[:1]:
+        each_variable = value.shape == z.shape[:2] and z.shape[1] > 1
+        mend = f"; for {z.shape[1]} separate choices use logits.unsqueeze(-2)" if each_variable else ""
         raise ValueError(
             f"f must return one value per row of z: shape [{z.shape[0]}] for z of shape {list(z.shape)}, "
-            f"but returned shape {list(value.shape)}."
+            f"but returned shape {list(value.shape)}{mend}."
         )
     if not value.is_floating_point():
         raise TypeError(f"f must return a floating type, but returned {value.dtype}; convert it with .float().")

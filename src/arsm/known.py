@@ -1,9 +1,9 @@
-"""The points that `maximize` knows: evaluated once each, in order, wherever f runs."""
+"""The points that `maximize` knows, and how new ones are evaluated, wherever f runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,95 +12,52 @@ from torch import Tensor
 
 from arsm.rows import Map, number
 
-Evaluate = Callable[[Tensor], Any]
+Point = tuple[int, ...]
+"""One value of each variable."""
+Evaluate = Callable[[Tensor], Iterable[tuple[float, str | None]]]
 """New points [N, K] -> one (value, error) for each, in order."""
-
-
-class Stop(Exception):
-    """Ends the search, with the reason."""
 
 
 @dataclass
 class Known:
-    """Every point evaluated so far, with its value."""
+    """A table of the points evaluated so far and their values, in order."""
 
-    evaluate: Evaluate
-    evaluations: int
-    patience: int | None
-    raise_errors: bool
-    count: int
-    """New points per round."""
-    more: Callable[[int], Tensor]
-    """Points [N, K] to fill up a round, given the number of new points already drawn."""
-    index: dict[tuple[int, ...], int] = field(default_factory=dict)
+    index: dict[Point, int] = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
+    """NaN at a point where f failed."""
     best: list[float] = field(default_factory=list)
+    """The best value after each evaluation, -inf before the first that did not fail."""
     failures: list[tuple[list[int], str]] = field(default_factory=list)
     round_start: int = 0
     """Number of points known before this round; a round may be interrupted and repeated."""
-    full: bool = True
-    """Whether the round has all its new points."""
-    round_values: Tensor = field(default_factory=lambda: torch.zeros(0))
-    on_value: Callable[[], None] = lambda: None
 
-    def __call__(self, z: Tensor) -> Tensor:
-        """f at z [N, K] in units of a power of 2; new points are evaluated within the budget.
-
-        A failure counts as the worst value.
-        """
-        points = [tuple(row) for row in z.tolist()]
-        asked = list(dict.fromkeys(points))
-        new = drawn = [point for point in asked if self.is_new(point)]
-        if self.round_start > 0 and len(drawn) < self.count:
-            new = list(dict.fromkeys([*drawn, *map(tuple, self.more(len(drawn)).tolist())]))[: self.count]
-        self.full = len(new) >= len(asked)
-        missing = [point for point in new if point not in self.index][: self.evaluations - len(self.values)]
-        if missing:
-            with torch.enable_grad():  # f may train a model, also in worker processes
-                for point, (value, error) in zip(missing, self.evaluate(torch.tensor(missing)), strict=True):
-                    self.add(point, value, error)
-        if any(point not in self.index for point in points):
-            raise Stop("evaluations")
-        known = [value for value in self.values if math.isfinite(value)]
-        if not known:
-            point, error = self.failures[0]
-            raise RuntimeError(
-                f"f failed at every one of the first {len(self.values)} points; the first, {point}: {error}"
-            )
-        worst = min(known)
-        found = [self.values[self.index[point]] for point in points]
-        found = [x if math.isfinite(x) else worst for x in found]
-        exponent = math.frexp(max(map(abs, found)))[1]  # else the squares of very large or small values are inf or 0
-        self.round_values = torch.tensor([math.ldexp(x, -exponent) for x in found], dtype=torch.float64)
-        return self.round_values
-
-    def is_new(self, point: tuple[int, ...]) -> bool:
-        """Whether the point was unknown at the start of the round."""
-        return self.index.get(point, self.round_start) >= self.round_start
-
-    def add(self, point: tuple[int, ...], value: float, error: str | None) -> None:
-        if error is None and not math.isfinite(value):
-            error = f"f returned {value}"
+    def add(self, point: Point, value: float, error: str | None) -> None:
+        """Enter a point, as a failure if there is an error."""
         if error is not None:
-            if self.raise_errors:
-                raise RuntimeError(f"f failed at {list(point)}: {error}")
             self.failures.append((list(point), error))
             value = math.nan
         self.index[point] = len(self.values)
         self.values.append(value)
         before = self.best[-1] if self.best else -math.inf
         self.best.append(before if math.isnan(value) else max(before, value))
-        self.on_value()
 
-    def check(self, space: int) -> None:
-        """End the search if there is nothing left to do."""
-        if len(self.values) >= space:
-            raise Stop("all points known")
-        if len(self.values) >= self.evaluations:
-            raise Stop("evaluations")
-        found = bool(self.best) and math.isfinite(self.best[-1])
-        if self.patience is not None and found and len(self.best) - self.best.index(self.best[-1]) > self.patience:
-            raise Stop("patience")
+    def at(self, points: Sequence[Point]) -> list[float]:
+        """The values at known points; a failure counts as the worst value so far, of which there must be one."""
+        worst = min(value for value in self.values if math.isfinite(value))
+        found = [self.values[self.index[point]] for point in points]
+        return [worst if math.isnan(value) else value for value in found]
+
+    def any_value(self) -> bool:
+        """Whether f did not fail at every point."""
+        return bool(self.best) and self.best[-1] > -math.inf
+
+    def since_best(self) -> int:
+        """Number of evaluations since the best value was found, that one included."""
+        return len(self.best) - self.best.index(self.best[-1])
+
+    def is_new(self, point: Point) -> bool:
+        """Whether the point was unknown at the start of the round."""
+        return self.index.get(point, self.round_start) >= self.round_start
 
     def neighbours(self, legal: Tensor) -> Tensor:
         """New points that differ in one variable from the best point at the start of the round: [N, K]."""
@@ -128,9 +85,14 @@ class Guarded:
 
     def __call__(self, point: list[int]) -> tuple[float, str | None]:
         try:
-            return number(self.f(torch.tensor(point))), None
+            value = number(self.f(torch.tensor(point)))
         except Exception as error:
             return math.nan, f"{type(error).__name__}: {error}"
+        return _finite_or_failed(value)
+
+
+def _finite_or_failed(value: float) -> tuple[float, str | None]:
+    return value, None if math.isfinite(value) else f"f returned {value}"
 
 
 def one_by_one(f: Callable[[Tensor], Any], map: Map) -> Evaluate:
@@ -165,6 +127,6 @@ def in_batches(f: Callable[[Tensor], Any]) -> Evaluate:
                 f"f must return one value per row of z: shape [{len(z)}] for z of shape {list(z.shape)}, but returned "
                 f"shape {list(values.shape)}; leave batched out if it takes one point."
             )
-        return [(value, None) for value in values.tolist()]
+        return [_finite_or_failed(value) for value in values.tolist()]
 
     return evaluate

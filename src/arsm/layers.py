@@ -33,7 +33,7 @@ from arsm.checks import check_logits, check_same_rows, describe
 from arsm.driver import check_evaluation, estimate_rows
 from arsm.noise import argmin_sample, dirichlet, given_winner
 from arsm.question import Evaluation, pose
-from arsm.types import Estimate, Estimator
+from arsm.types import Estimate, Estimator, NoTensor
 
 Layer = Callable[..., Any]
 """`layer(zs, *context) -> logits [N, K_t, C_t]`, zs being the samples of the layers above, [N, K] each; with a state,
@@ -41,7 +41,7 @@ Layer = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
-class LayersEstimate:
+class LayersEstimate(NoTensor):
     """The result of `arsm.estimate_layers`."""
 
     value: Tensor

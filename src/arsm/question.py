@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm import kernels
-from arsm.checks import NotFiniteError
+from arsm.checks import NotFiniteError, check_generator
 from arsm.distinct import flat_index, speakers
 from arsm.kernels import SMALL
 from arsm.types import Estimator, Queries
@@ -263,6 +263,8 @@ def pose(
         generator: source of the noise.
         shared: whether equal queries of a row share one evaluation.
     """
+    if generator is not None:
+        check_generator(generator, logits)
     if noise is None:
         noise = estimator.noise(logits, generator) if z is None else estimator.noise(logits, generator, z)
     queries = estimator.ask(logits, noise)

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from arsm.capabilities import require
 from arsm.checks import check_count, check_seed, check_whole
-from arsm.driver import estimate
 from arsm.estimators.rloo import RLOO
-from arsm.known import Known, Stop, in_batches, one_by_one
+from arsm.known import Evaluate, Known, Point, in_batches, one_by_one
+from arsm.question import pose
 from arsm.rows import Map, in_this_process, ragged, whole_sizes
 from arsm.types import Estimator
 
@@ -116,63 +116,150 @@ def maximize(
     if map is not None and not callable(map):
         raise TypeError(f"map must be a function such as executor.map, but is {type(map).__name__}.")
     estimator = _chosen(estimator, samples, logits)
-    count = estimator.most_queries(logits)
     evaluate = in_batches(f) if batched else one_by_one(f, map or in_this_process)
-    generator = torch.Generator().manual_seed(seed)
+    count = estimator.most_queries(logits)
+    rate = RATE * min(1.0, math.sqrt(FULL_RATE_ROUNDS * count / evaluations))
     legal = logits > -torch.inf
+    small = space <= SMALL_SPACE * evaluations
 
-    def more(drawn: int) -> Tensor:
-        new = table.neighbours(legal)
-        if drawn == len(new) == 0 and space <= SMALL_SPACE * evaluations:
-            new = table.unseen(legal)
-        return new[torch.randperm(len(new), generator=generator)]
-
-    table = Known(evaluate, evaluations, patience, raise_errors, count, more)
+    table = Known()
+    generator = torch.Generator().manual_seed(seed)
     if state is not None:
         logits = _restore(state, table, logits, generator)
-    rate = RATE * min(1.0, math.sqrt(FULL_RATE_ROUNDS * count / evaluations))
-    show = _Progress(table) if progress and sys.stderr.isatty() else None
-    table.on_value = show.update if show else table.on_value
-    start = generator.get_state()
+    # a state is of the start of a round: one that was interrupted is drawn again, and finds its points in the table
+    round_state = generator.get_state()
+    show = _Progress(table, evaluations) if progress and sys.stderr.isatty() else None
+    try:
+        while (stopped := _reason_to_stop(table, space, evaluations, patience)) is None:
+            question = pose(estimator, logits, generator=generator)
+            asked = question.asked("packed")
+            drawn = _points(asked.z[: asked.total])
+            new = _new_points(table, drawn, count, legal, small, generator)
+            missing = [point for point in new if point not in table.index]
+            _evaluate_at(missing[: evaluations - len(table.values)], evaluate, table, raise_errors, show)
+            if any(point not in table.index for point in drawn):
+                stopped = "evaluations"
+                break
+            _require_a_value(table)
 
-    def result(stopped: str) -> Maximum:
-        points = torch.tensor(list(table.index), dtype=torch.int64).view(-1, len(logits))
-        values = torch.tensor(table.values, dtype=torch.float64)
-        history = torch.tensor(table.best, dtype=torch.float64)
-        saved = {
+            found = _in_common_units(table.at(drawn))
+            gradient = question.credit(question.spread(asked, [found]).all).gradient
+            if len(new) < len(set(drawn)):
+                logits = logits / FORGET
+            elif gradient is not None:
+                logits = _ascend(logits, gradient, found, rate)
+            round_state, table.round_start = generator.get_state(), len(table.values)
+            if callback is not None and callback(_result(table, logits, round_state, "callback")):
+                stopped = "callback"
+                break
+    except KeyboardInterrupt:
+        if not table.any_value():
+            raise
+        stopped = "interrupted"
+    finally:
+        if show:
+            show.close()
+    return _result(table, logits, round_state, stopped)
+
+
+# ---------------------------------------------------------------- the steps of a round
+
+
+def _reason_to_stop(table: Known, space: int, evaluations: int, patience: int | None) -> str | None:
+    """Why there is nothing left to do, if so."""
+    if len(table.values) >= space:
+        return "all points known"
+    if len(table.values) >= evaluations:
+        return "evaluations"
+    if patience is not None and table.any_value() and table.since_best() > patience:
+        return "patience"
+    return None
+
+
+def _new_points(
+    table: Known, drawn: list[Point], count: int, legal: Tensor, small: bool, generator: torch.Generator
+) -> list[Point]:
+    """The points of this round that were unknown at its start: those drawn, filled up to `count`.
+
+    Neighbours of the best point fill it up; where there are none either, any unknown point of a small space.
+    """
+    new = [point for point in dict.fromkeys(drawn) if table.is_new(point)]
+    if table.round_start == 0 or len(new) >= count:
+        return new
+    more = table.neighbours(legal)
+    if small and len(new) == len(more) == 0:
+        more = table.unseen(legal)
+    shuffled = more[torch.randperm(len(more), generator=generator)]
+    return list(dict.fromkeys([*new, *_points(shuffled)]))[:count]
+
+
+def _evaluate_at(
+    points: list[Point], evaluate: Evaluate, table: Known, raise_errors: bool, show: _Progress | None
+) -> None:
+    """Enter f at these points into the table, each as soon as it is there: the search may be interrupted."""
+    if not points:
+        return
+    with torch.enable_grad():  # f may train a model, also in worker processes
+        for point, (value, error) in zip(points, evaluate(torch.tensor(points)), strict=True):
+            if error is not None and raise_errors:
+                raise RuntimeError(f"f failed at {list(point)}: {error}")
+            table.add(point, value, error)
+            if show:
+                show.update()
+
+
+def _require_a_value(table: Known) -> None:
+    """Require that f did not fail everywhere."""
+    if not table.any_value():
+        point, error = table.failures[0]
+        raise RuntimeError(
+            f"f failed at every one of the first {len(table.values)} points; the first, {point}: {error}"
+        )
+
+
+def _in_common_units(values: list[float]) -> Tensor:
+    """The values [N] in units of a power of 2, so that the squares of very large or small ones are not inf or 0."""
+    exponent = math.frexp(max(map(abs, values)))[1]
+    return torch.tensor([math.ldexp(value, -exponent) for value in values], dtype=torch.float64)
+
+
+def _ascend(logits: Tensor, gradient: Tensor, values: Tensor, rate: float) -> Tensor:
+    """One step along the natural gradient, in units of the values' standard deviation."""
+    deviation = values.std(correction=0)
+    if deviation == 0:
+        return logits
+    p = logits.softmax(-1).clamp_min(LEAST_PROBABILITY)
+    return logits + rate * gradient / (deviation * p)
+
+
+def _points(z: Tensor) -> list[Point]:
+    return [tuple(point) for point in z.tolist()]
+
+
+# ---------------------------------------------------------------- before and after
+
+
+def _result(table: Known, logits: Tensor, round_state: Tensor, stopped: str) -> Maximum:
+    """The result so far; its state is that of the round's start, with all points that are known."""
+    points = torch.tensor(list(table.index), dtype=torch.int64).view(-1, len(logits))
+    values = torch.tensor(table.values, dtype=torch.float64)
+    best = int(values.nan_to_num(nan=-math.inf).argmax())
+    return Maximum(
+        point=points[best],
+        value=float(values[best]),
+        history=torch.tensor(table.best, dtype=torch.float64),
+        probabilities=logits.softmax(-1),
+        stopped=stopped,
+        failures=list(table.failures),
+        state={
             "logits": logits,
-            "generator": start,
+            "generator": round_state,
             "points": points,
             "values": values,
             "failures": list(table.failures),
             "round_start": table.round_start,
-        }
-        best = int(values.nan_to_num(nan=-math.inf).argmax())
-        return Maximum(
-            points[best], float(values[best]), history, logits.softmax(-1), stopped, list(table.failures), saved
-        )
-
-    try:
-        while True:
-            table.check(space)
-            out = estimate(estimator, logits, table, frozen=True, generator=generator, max_rows=None)
-            if not table.full:
-                logits = torch.where(legal, logits / FORGET, logits)
-            elif out.grad is not None and float(spread := table.round_values.std(correction=0)) > 0:
-                p = logits.softmax(-1).clamp_min(LEAST_PROBABILITY)
-                logits = torch.where(legal, logits + rate * out.grad / (spread * p), logits)
-            start, table.round_start = generator.get_state(), len(table.values)
-            if callback is not None and callback(result("callback")):
-                raise Stop("callback")
-    except Stop as stop:
-        return result(str(stop))
-    except KeyboardInterrupt:
-        if not any(math.isfinite(value) for value in table.values):
-            raise
-        return result("interrupted")
-    finally:
-        if show:
-            show.close()
+        },
+    )
 
 
 def _chosen(estimator: Estimator | None, samples: int | None, logits: Tensor) -> Estimator:
@@ -201,10 +288,9 @@ def _restore(state: dict[str, Any], table: Known, logits: Tensor, generator: tor
             f"state is of a search over logits {list(saved.shape)}, but sizes give {list(logits.shape)} or other masks."
         )
     errors = {tuple(point): error for point, error in state["failures"]}
-    raise_errors, table.raise_errors = table.raise_errors, False
-    for point, value in zip(map(tuple, state["points"].tolist()), state["values"].tolist(), strict=True):
+    for point, value in zip(_points(state["points"]), state["values"].tolist(), strict=True):
         table.add(point, value, errors.get(point))
-    table.raise_errors, table.round_start = raise_errors, state["round_start"]
+    table.round_start = state["round_start"]
     generator.set_state(state["generator"])
     return saved.clone()
 
@@ -212,17 +298,19 @@ def _restore(state: dict[str, Any], table: Known, logits: Tensor, generator: tor
 class _Progress:
     """One line on a terminal: how far, the best, the time left."""
 
-    def __init__(self, table: Known) -> None:
-        self.table, self.start, self.shown, self.done = table, time.monotonic(), 0.0, len(table.values)
+    def __init__(self, table: Known, evaluations: int) -> None:
+        self.table, self.evaluations = table, evaluations
+        self.start, self.done = time.monotonic(), len(table.values)
+        self.shown = 0.0
 
     def update(self) -> None:
         now, done = time.monotonic(), len(self.table.values)
         if now - self.shown < 0.2:
             return
         self.shown = now
-        left = (now - self.start) / max(1, done - self.done) * (self.table.evaluations - done)
+        left = (now - self.start) / max(1, done - self.done) * (self.evaluations - done)
         failed = f", {len(self.table.failures)} failed" if self.table.failures else ""
-        line = f"{done:,} of {self.table.evaluations:,} evaluations, best {self.table.best[-1]:.6g}{failed}"
+        line = f"{done:,} of {self.evaluations:,} evaluations, best {self.table.best[-1]:.6g}{failed}"
         sys.stderr.write(f"\r{line}, about {left:,.0f} s left\x1b[K")
         sys.stderr.flush()
 

@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +135,9 @@ class Estimator(ABC):
 
     def most_queries(self, logits: Tensor) -> int:
         """The maximum number of distinct evaluations that a row of these logits can need."""
-        asked = self.ask(logits, self.noise(logits, torch.Generator(logits.device))).same_as.shape[0]
+        # the number of queries is the same for every row
+        few = logits if self.couples_rows or logits.ndim == 2 else logits.flatten(0, -3)[:1]
+        asked = self.ask(few, self.noise(few, torch.Generator(logits.device))).same_as.shape[0]
         return at_most_all(asked, logits)
 
     def within(self, budget: int) -> Estimator | None:
@@ -167,8 +169,32 @@ def _options(estimator: Any) -> list[str]:
     return [each.name for each in dataclasses.fields(estimator)]
 
 
+class NoTensor:
+    """A result that is easily taken for a tensor: what only its `value` can do says so.
+
+    Type checkers do not see it, and so still report such code.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(Tensor, name) and not name.startswith("_"):
+                raise AttributeError(f"{_no_tensor(self)}: out.value.{name}", name=name, obj=self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+        def _refuse(self, *_: object) -> NoReturn:
+            raise TypeError(f"{_no_tensor(self)}, as in -out.value.mean()")
+
+        __neg__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __float__ = _refuse
+        __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
+
+
+def _no_tensor(result: object) -> str:
+    return f"{type(result).__name__} is the result of an estimate and no tensor; use its value"
+
+
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class Estimate(NoTensor):
     """The result of `arsm.estimate`."""
 
     value: Tensor

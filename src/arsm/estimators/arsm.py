@@ -21,7 +21,7 @@ from arsm.references import (
     values_by_category,
 )
 from arsm.swap import pair_table, run_race
-from arsm.types import Estimator, Queries
+from arsm.types import Estimator, Queries, at_most_all
 from arsm.univariate import Swaps, merge, swap_all
 
 
@@ -91,6 +91,12 @@ class ARSM(Estimator):
         table = pair_table(race)
         swaps = swap_all(logits, noise, race) if self.pooled else None
         return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps), equal=not self.pooled)
+
+    def most_queries(self, logits: Tensor) -> int:
+        variables, categories = logits.shape[-2:]
+        if self.references is not None:
+            return at_most_all(1 + self.references * categories, logits)
+        return at_most_all(1 + categories * (categories - 1) // 2 if variables > 1 else categories, logits)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from arsm.sequences.decode import Prefixes
+from arsm.types import NoTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,7 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class Estimate(NoTensor):
     """What `sequences.estimate` returns."""
 
     value: Tensor
