@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable
@@ -423,3 +424,57 @@ def test_nothing_is_computed_for_actions_that_end() -> None:
     found = slots.complete(ragged(1)[0], None, prefixes, Decoding(4, EOS))
     assert found.tokens.tolist() == [[5, EOS, EOS, EOS], [5, 5, 5, 7]]
     assert slots.tally.steps == 0
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("make", [llama, qwen, gemma3])
+def test_a_captured_step_draws_the_tokens_of_an_eager_one(make: Callable[[], Any]) -> None:
+    model = wrapped(make, torch.float32)
+    model.model.cuda()
+    prompts, mask = (x.cuda() for x in ragged(40))
+    row = torch.arange(40, device="cuda")
+    table = torch.rand(20_000, 32, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).cuda()
+    found = []
+    for captured in (False, True):
+        slots = Slots(model.slots(), 64, captured=captured)
+        for _ in range(2):  # the second call replays the graphs of the first
+            sampled = slots.sample(prompts, mask, row, Decoding(9, EOS), 3, noise=lambda s, t: table[s, t.clamp(0, 31)])
+            gc.collect()
+            torch.empty(1 << 22, device="cuda").fill_(torch.nan)  # over memory that a graph must not need any more
+        known = sampled.tokens[..., 0]
+        state = torch.arange(40 * 9, device="cuda")
+        prefixes = Prefixes(state // 9, state % 9, torch.full_like(state, 5), known)
+        played = slots.complete(
+            prompts, mask, prefixes, Decoding(9, EOS), noise=lambda s, t: table[s, t.clamp(0, 31), :1]
+        )
+        found.append((sampled.tokens, sampled.log_probs, played.tokens))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-4)
+    assert torch.equal(found[0][2], found[1][2])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_estimate_on_a_gpu_has_the_gradient_of_a_cpu() -> None:
+    """The same completions and draws by the same generator seed are not to be had: given completions instead."""
+    prompts, mask = ragged(6)
+    tokens = torch.randint(V, (6, 2, 4), generator=torch.Generator().manual_seed(5))
+    gradients = []
+    for device in ("cpu", "cuda"):
+        model = wrapped(llama)
+        model.model.to(device)
+        out = estimate(
+            Group(2),
+            model,
+            prompts.to(device),
+            lambda prompts, tokens: tokens.double().sin().sum(-1),
+            max_tokens=4,
+            mask=mask.to(device),
+            completions=tokens.to(device),
+            micro_batch=5,
+        )
+        out.value.sum().backward()
+        gradients.append([parameter.grad.cpu() for parameter in model.model.parameters() if parameter.grad is not None])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-7)
