@@ -25,12 +25,19 @@ ALLOWED = {
     "video": RL | {"PIL"},
     "pyro": {"torch", "pyro"},
     "transformers": {"torch", "transformers"},
+    "trl": {"torch", "trl"},
     "cluster": {"torch", "ray"},
     "figure": {"torch", "matplotlib"},
     "experiments": RL | PAGES | {"transformers"},
 }
-LIBRARY = {"rl", "pyro"}
-INNER = dict.fromkeys(ALLOWED, LIBRARY) | {"rl": {"pyro"}, "video": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}
+LIBRARY = {"rl", "pyro", "trl"}
+INNER = dict.fromkeys(ALLOWED, LIBRARY) | {
+    "rl": {"pyro", "trl"},
+    "video": {"pyro", "trl"},
+    "pyro": {"rl", "trl"},
+    "trl": {"rl", "pyro"},
+    "experiments": {"pyro", "trl"},
+}
 """The rooms of the library that each room must not enter."""
 
 EXPERIMENTS = Path(arsm_experiments.__file__).parent
@@ -101,7 +108,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 for module in {modules!r}:
     importlib.import_module(module)
-assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "arsm_experiments"))]
+assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "arsm.trl", "arsm_experiments"))]
 """
 
 
