@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
@@ -77,6 +79,9 @@ def count_a(completions: list[Any], **columns: Any) -> list[float]:
 
 
 def config(**options: Any) -> GRPOConfig:
+    """Options for a CPU; precision and processes are those of the last config, not of the first in this process."""
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+    AcceleratorState._reset_state(reset_partial_state=True)
     chosen = {
         "output_dir": tempfile.mkdtemp(),
         "use_cpu": True,

@@ -1,0 +1,220 @@
+"""python -m benchmarks.token_credit: TRL's GRPOTrainer and `arsm.trl.BranchTrainer` on two tasks, at equal tokens.
+
+- `sort`: sort six digits. The model has imitated some answers and is right in part of its own; the reward is 1 for a
+  right answer and 0 for a wrong one. A single wrong token decides, which branches find.
+- `count`: a random model is rewarded for the share of sevens in its answer. Every token adds its own part to the
+  reward, so that a group of whole answers already tells them apart, and branches cost more than they tell.
+
+Both trainers get the same `GRPOConfig` but for the answers per prompt: BranchTrainer samples half as many and spends
+the other half of the tokens on branches. A training is one line of results/trl/runs.jsonl.xz, which is not made again:
+
+    python -m benchmarks.token_credit run          # all trainings that are missing
+    python -m benchmarks.token_credit report       # table.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+import arsm
+from arsm.trl import BranchTrainer
+from arsm_experiments.runs.provenance import provenance
+from benchmarks import records
+from benchmarks.measure import table
+
+RESULTS = Path(__file__).parent.parent / "results" / "trl"
+DIGITS, UPDATES, PROMPTS, SEEDS = 6, 120, 12, (0, 1, 2)
+TASKS, TRAINERS = ("sort", "count"), ("GRPOTrainer", "BranchTrainer")
+IMITATION = {"sort": 100, "count": 0}
+"""Steps of cross-entropy before the training by rewards."""
+RATE = 1e-3
+WORDS = ["<pad>", "<end>", "=", *"0123456789"]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per digit."""
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<end>", unk_token="<pad>", padding_side="left"
+    )
+
+
+def questions(count: int, seed: int) -> Dataset:
+    """Prompts "3 1 2 =" with the column `answer`, "1 2 3"."""
+    draw = random.Random(seed)
+    rows = [[draw.choice("0123456789") for _ in range(DIGITS)] for _ in range(count)]
+    return Dataset.from_dict(
+        {"prompt": [" ".join([*row, "="]) for row in rows], "answer": [" ".join(sorted(row)) for row in rows]}
+    )
+
+
+def sort(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+    """1 for the right answer, else 0."""
+    return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+
+def count(completions: list[str], **columns: Any) -> list[float]:
+    """The share of sevens among the tokens that an answer may have."""
+    return [text.split().count("7") / (DIGITS + 1) for text in completions]
+
+
+REWARDS = {"sort": sort, "count": count}
+
+
+def begin(task: str, seed: int) -> LlamaForCausalLM:
+    """The model before the training by rewards."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(WORDS), max_position_embeddings=32, pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes
+    )
+    model = LlamaForCausalLM(config)
+    if IMITATION[task]:
+        data = questions(64 * IMITATION[task], seed=seed + 100)
+        texts = [f"{prompt} {answer} <end>" for prompt, answer in zip(data["prompt"], data["answer"], strict=True)]
+        optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
+        for rows in torch.tensor(tokenizer()(texts)["input_ids"]).split(64):
+            labels = rows.clone()
+            labels[:, : DIGITS + 1] = -100
+            loss = model(input_ids=rows, labels=labels).loss
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return model
+
+
+@torch.no_grad()
+def reward(task: str, model: Any) -> float:
+    """The mean reward of 2,000 answers to fresh questions."""
+    words, data = tokenizer(), questions(2000, seed=99)
+    ids = torch.tensor(words(list(data["prompt"]))["input_ids"])
+    ids = model.generate(input_ids=ids, do_sample=True, top_k=0, max_new_tokens=DIGITS + 1, pad_token_id=0)
+    texts = words.batch_decode(ids[:, DIGITS + 1 :], skip_special_tokens=True)
+    return statistics.mean(REWARDS[task](completions=texts, answer=list(data["answer"])))
+
+
+def train(task: str, kind: str, seed: int) -> dict[str, Any]:
+    """One training: the reward before and after, and reward, tokens and CPU seconds of every update."""
+    torch.set_num_threads(1)
+    model = begin(task, seed)
+    before = reward(task, model)
+    branch = kind == "BranchTrainer"
+    generations = 4 if branch else 8
+    args = GRPOConfig(
+        tempfile.mkdtemp(),
+        num_generations=generations,
+        per_device_train_batch_size=PROMPTS * generations,
+        max_completion_length=DIGITS + 1,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        scale_rewards="none",
+        max_steps=UPDATES,
+        seed=seed,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    data = questions(PROMPTS * UPDATES, seed=seed + 200)
+    arguments: dict[str, Any] = {"reward_funcs": REWARDS[task], "args": args, "train_dataset": data}
+    arguments["processing_class"] = tokenizer()
+    if branch:
+        trainer: Any = BranchTrainer(model, credit=arsm.RLOO(4), budget=1.0, **arguments)
+    else:
+        trainer = GRPOTrainer(model, **arguments)
+    begun = time.process_time()
+    trainer.train()
+    seconds = time.process_time() - begun
+    logs = [entry for entry in trainer.state.log_history if "reward" in entry]
+    rows = args.per_device_train_batch_size
+    tokens = [entry["completions/mean_length"] * rows + entry.get("credit/tokens", 0.0) for entry in logs]
+    ratio = [entry["credit/variance"] / entry["credit/group_variance"] for entry in logs[:30] if branch]
+    return {
+        "task": task,
+        "trainer": kind,
+        "seed": seed,
+        "before": before,
+        "after": reward(task, model),
+        "tokens": sum(tokens),
+        "cpu_seconds": seconds,
+        "variance_ratio": statistics.mean(ratio) if ratio else None,
+        "curve": [[round(each), round(entry["reward"], 4)] for each, entry in zip(tokens, logs, strict=True)],
+        "provenance": provenance("cpu"),
+    }
+
+
+def run() -> None:
+    """Make all trainings that are not in the file."""
+    path = RESULTS / "runs.jsonl.xz"
+    done = {(each["task"], each["trainer"], each["seed"]) for each in records.read(path)}
+    for seed in SEEDS:
+        for task in TASKS:
+            for kind in TRAINERS:
+                if (task, kind, seed) not in done:
+                    found = train(task, kind, seed)
+                    records.add(path, found)
+                    print(
+                        {key: value for key, value in found.items() if key not in ("curve", "provenance")}, flush=True
+                    )
+
+
+def report() -> None:
+    """table.csv, from the trainings."""
+    runs = records.read(RESULTS / "runs.jsonl.xz")
+    rows = []
+    for task in TASKS:
+        for kind in TRAINERS:
+            some = [each for each in runs if (each["task"], each["trainer"]) == (task, kind)]
+            for metric in ("before", "after", "tokens", "cpu_seconds", "variance_ratio"):
+                values = [each[metric] for each in some if each[metric] is not None]
+                if not values:
+                    continue
+                made = some[0]["provenance"]
+                seconds = statistics.mean(each["cpu_seconds"] for each in some)
+                rows.append(
+                    {
+                        "row": f"{task}: {kind}",
+                        "metric": metric,
+                        "mean": f"{statistics.mean(values):.4g}",
+                        "std": f"{statistics.stdev(values):.2g}" if len(values) > 1 else "",
+                        "seeds": len(values),
+                        "paper": "",
+                        "seconds": f"{seconds:.1f}",
+                        "hardware": made["hardware"],
+                        "commit": made["commit"],
+                    }
+                )
+    with (RESULTS / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    header = ["row", "metric", "mean", "std"]
+    print(table("Two tasks in TRL", header, [[each[key] for key in header] for each in rows]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.token_credit")
+    parser.add_argument("command", choices=["run", "report"])
+    {"run": run, "report": report}[parser.parse_args().command]()
+
+
+if __name__ == "__main__":
+    main()
