@@ -438,7 +438,7 @@ def test_completions_that_nobody_can_judge() -> None:
     batch = generated(made, ["a b"])
     # The group of the first: only the second is left to compare with. It has 1 against the mean of 0.25 and 0.
     torch.testing.assert_close(
-        batch["credit_weights"].squeeze(1), torch.tensor([[1 - 0.125, 0], [0.25, -0.25], [0, 0]])
+        batch["credit_weights"].squeeze(1), torch.tensor([[1 - 0.125, 0], [0.125, -0.125], [0, 0]])
     )
     assert batch["credit_tokens"].squeeze(1).tolist() == [[2, 2], [3, 4], [h, h]]
 
