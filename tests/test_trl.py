@@ -478,10 +478,11 @@ def test_another_version_of_trl_gets_one_sentence(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"credit": arsm.ARSM()}, r"credit must be an unbiased estimator .* such as arsm\.RLOO\(4\)"),
-        ({"credit": arsm.GRPO(4)}, "credit must be an unbiased estimator"),
-        ({"credit": arsm.RLOO(4, ridge=1.0)}, "credit must be an unbiased estimator"),
-        ({"credit": arsm.VIMCO(4)}, "credit must be an unbiased estimator"),
+        ({"credit": arsm.ARSM()}, r"ARSM does not compare several samples by .* set credit to one such as arsm\.RLOO"),
+        ({"credit": arsm.GRPO(4)}, "GRPO is biased, but BranchTrainer needs one that is unbiased"),
+        ({"credit": arsm.RLOO(4, ridge=1.0)}, "RLOO does not compare several samples by their values alone"),
+        ({"credit": arsm.VIMCO(4)}, "VIMCO estimates a multi-sample bound"),
+        ({"credit": arsm.OTB(4)}, "OTB does not compare several samples by their values alone"),
         ({"budget": 0.0}, "budget must be a positive number of branch tokens per token, or None, but is 0"),
         ({"tools": [len]}, "leave tools out, or use GRPOTrainer"),
         ({"rollout_func": print}, "leave rollout_func out"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from arsm.checks import check_estimator
+from arsm.capabilities import require
 from arsm.types import Estimator
 
 KNOWN_VERSIONS = ("1.16",)
@@ -79,12 +79,8 @@ def check_version(version: str) -> None:
 
 def check_credit(credit: Estimator) -> None:
     """Estimators that compare the n tokens of a state."""
-    check_estimator(credit)
-    if credit.paths < 2 or not credit.unbiased or credit.target != "mean":
-        raise ValueError(
-            "credit must be an unbiased estimator that compares n >= 2 independent samples by their values alone, such "
-            f"as arsm.RLOO(4), but is {credit}."
-        )
+    needs = ("values_only", "mean", "independent_rows", "compares", "unbiased")
+    require(credit, "BranchTrainer", *needs, subset=None, instead="set credit to one such as arsm.RLOO(4)")
 
 
 def check_budget(budget: float | None) -> None:

@@ -82,7 +82,7 @@ def others_mean(values: Tensor, group: int) -> Tensor:
 
 def token_weights(estimator: Estimator, returns: Tensor) -> Tensor:
     """w of g = sum_k w_k (onehot(a_k) - p): returns [S, n] -> [S, n]."""
-    return (returns - returns.mean(-1, keepdim=True)) / (estimator.paths - 1)
+    return estimator.weights(returns.T).T
 
 
 def squared_lengths(states: States, weights: Tensor) -> Tensor:
