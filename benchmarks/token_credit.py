@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import random
 import statistics
 import tempfile
@@ -41,7 +42,10 @@ DIGITS, UPDATES, PROMPTS, SEEDS = 6, 120, 12, (0, 1, 2)
 TASKS, TRAINERS = ("sort", "count"), ("GRPOTrainer", "BranchTrainer")
 IMITATION = {"sort": 100, "count": 0}
 """Steps of cross-entropy before the training by rewards."""
-RATE = 1e-3
+RATES = (1e-4, 3e-4, 1e-3)
+"""Learning rates; every trainer is reported at each."""
+MARKS = {"sort": (30_000, 60_000), "count": (10_000, 20_000, 60_000)}
+"""Numbers of generated tokens at which the trainers are compared."""
 WORDS = ["<pad>", "<end>", "=", *"0123456789"]
 
 
@@ -108,7 +112,7 @@ def reward(task: str, model: Any) -> float:
     return statistics.mean(REWARDS[task](completions=texts, answer=list(data["answer"])))
 
 
-def train(task: str, kind: str, seed: int) -> dict[str, Any]:
+def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
     """One training: the reward before and after, and reward, tokens and CPU seconds of every update."""
     torch.set_num_threads(1)
     model = begin(task, seed)
@@ -120,7 +124,7 @@ def train(task: str, kind: str, seed: int) -> dict[str, Any]:
         num_generations=generations,
         per_device_train_batch_size=PROMPTS * generations,
         max_completion_length=DIGITS + 1,
-        learning_rate=RATE,
+        learning_rate=rate,
         lr_scheduler_type="constant",
         scale_rewards="none",
         max_steps=UPDATES,
@@ -150,6 +154,7 @@ def train(task: str, kind: str, seed: int) -> dict[str, Any]:
     return {
         "task": task,
         "trainer": kind,
+        "rate": rate,
         "seed": seed,
         "before": before,
         "after": reward(task, model),
@@ -164,44 +169,46 @@ def train(task: str, kind: str, seed: int) -> dict[str, Any]:
 def run() -> None:
     """Make all trainings that are not in the file."""
     path = RESULTS / "runs.jsonl.xz"
-    done = {(each["task"], each["trainer"], each["seed"]) for each in records.read(path)}
-    for seed in SEEDS:
-        for task in TASKS:
-            for kind in TRAINERS:
-                if (task, kind, seed) not in done:
-                    found = train(task, kind, seed)
-                    records.add(path, found)
-                    print(
-                        {key: value for key, value in found.items() if key not in ("curve", "provenance")}, flush=True
-                    )
+    done = {(each["task"], each["trainer"], each["rate"], each["seed"]) for each in records.read(path)}
+    for key in itertools.product(TASKS, TRAINERS, RATES, SEEDS):
+        if key not in done:
+            found = train(*key)
+            records.add(path, found)
+            print({name: value for name, value in found.items() if name not in ("curve", "provenance")}, flush=True)
+
+
+def reached(curve: list[list[float]], tokens: float) -> float:
+    """The mean reward of the ten updates before so many tokens were generated."""
+    spent = list(itertools.accumulate(each for each, _ in curve))
+    before = [reward for (_, reward), total in zip(curve, spent, strict=True) if total <= tokens]
+    return statistics.mean(before[-10:])
 
 
 def report() -> None:
     """table.csv, from the trainings."""
     runs = records.read(RESULTS / "runs.jsonl.xz")
     rows = []
-    for task in TASKS:
-        for kind in TRAINERS:
-            some = [each for each in runs if (each["task"], each["trainer"]) == (task, kind)]
-            for metric in ("before", "after", "tokens", "cpu_seconds", "variance_ratio"):
-                values = [each[metric] for each in some if each[metric] is not None]
-                if not values:
-                    continue
-                made = some[0]["provenance"]
-                seconds = statistics.mean(each["cpu_seconds"] for each in some)
-                rows.append(
-                    {
-                        "row": f"{task}: {kind}",
-                        "metric": metric,
-                        "mean": f"{statistics.mean(values):.4g}",
-                        "std": f"{statistics.stdev(values):.2g}" if len(values) > 1 else "",
-                        "seeds": len(values),
-                        "paper": "",
-                        "seconds": f"{seconds:.1f}",
-                        "hardware": made["hardware"],
-                        "commit": made["commit"],
-                    }
-                )
+    for task, kind, rate in itertools.product(TASKS, TRAINERS, RATES):
+        some = [each for each in runs if (each["task"], each["trainer"], each["rate"]) == (task, kind, rate)]
+        measured = {name: [each[name] for each in some] for name in ("before", "after", "tokens", "cpu_seconds")}
+        for tokens in MARKS[task]:
+            measured[f"reward at {tokens} tokens"] = [reached(each["curve"], tokens) for each in some]
+        if kind == "BranchTrainer":
+            measured["credit/variance over credit/group_variance"] = [each["variance_ratio"] for each in some]
+        for metric, values in measured.items():
+            rows.append(
+                {
+                    "row": f"{task}: {kind}, rate {rate:g}",
+                    "metric": metric,
+                    "mean": f"{statistics.mean(values):.4g}",
+                    "std": f"{statistics.stdev(values):.2g}",
+                    "seeds": len(values),
+                    "paper": "",
+                    "seconds": f"{statistics.mean(measured['cpu_seconds']):.1f}",
+                    "hardware": some[0]["provenance"]["hardware"],
+                    "commit": some[0]["provenance"]["commit"],
+                }
+            )
     with (RESULTS / "table.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
