@@ -9,6 +9,7 @@ Both trainers get the same `GRPOConfig` but for the answers per prompt: BranchTr
 the other half of the tokens on branches. A training is one line of results/trl/runs.jsonl.xz, which is not made again:
 
     python -m benchmarks.token_credit run          # all trainings that are missing
+    python -m benchmarks.token_credit noise        # variance of the gradients before the training
     python -m benchmarks.token_credit report       # table.csv
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import json
 import random
 import statistics
 import tempfile
@@ -32,7 +34,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 import arsm
-from arsm.trl import BranchTrainer
+from arsm.trl import BranchTrainer, gradient_noise
 from arsm_experiments.runs.provenance import provenance
 from benchmarks import records
 from benchmarks.measure import table
@@ -46,6 +48,8 @@ RATES = (1e-4, 3e-4, 1e-3)
 """Learning rates; every trainer is reported at each."""
 MARKS = {"sort": (30_000, 60_000), "count": (10_000, 20_000, 60_000)}
 """Numbers of generated tokens at which the trainers are compared."""
+REPEATS = 40
+"""Gradients per measured variance."""
 WORDS = ["<pad>", "<end>", "=", *"0123456789"]
 
 
@@ -112,11 +116,8 @@ def reward(task: str, model: Any) -> float:
     return statistics.mean(REWARDS[task](completions=texts, answer=list(data["answer"])))
 
 
-def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
-    """One training: the reward before and after, and reward, tokens and CPU seconds of every update."""
-    torch.set_num_threads(1)
-    model = begin(task, seed)
-    before = reward(task, model)
+def make(task: str, kind: str, model: Any, rate: float, seed: int, budget: float | None = 1.0, **options: Any) -> Any:
+    """A trainer of the kind; options are those of `GRPOConfig`."""
     branch = kind == "BranchTrainer"
     generations = 4 if branch else 8
     args = GRPOConfig(
@@ -136,21 +137,31 @@ def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
         save_strategy="no",
         logging_steps=1,
         disable_tqdm=True,
+        **options,
     )
     data = questions(PROMPTS * UPDATES, seed=seed + 200)
     arguments: dict[str, Any] = {"reward_funcs": REWARDS[task], "args": args, "train_dataset": data}
     arguments["processing_class"] = tokenizer()
     if branch:
-        trainer: Any = BranchTrainer(model, credit=arsm.RLOO(4), budget=1.0, **arguments)
-    else:
-        trainer = GRPOTrainer(model, **arguments)
+        return BranchTrainer(model, credit=arsm.RLOO(4), budget=budget, **arguments)
+    return GRPOTrainer(model, **arguments)
+
+
+def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
+    """One training: the reward before and after, and reward, tokens and CPU seconds of every update."""
+    torch.set_num_threads(1)
+    model = begin(task, seed)
+    before = reward(task, model)
+    trainer = make(task, kind, model, rate, seed)
     begun = time.process_time()
     trainer.train()
     seconds = time.process_time() - begun
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
-    rows = args.per_device_train_batch_size
+    rows = trainer.args.per_device_train_batch_size
     tokens = [entry["completions/mean_length"] * rows + entry.get("credit/tokens", 0.0) for entry in logs]
-    ratio = [entry["credit/variance"] / entry["credit/group_variance"] for entry in logs[:30] if branch]
+    ratio = [
+        entry["credit/variance"] / entry["credit/group_variance"] for entry in logs[:30] if "credit/variance" in entry
+    ]
     return {
         "task": task,
         "trainer": kind,
@@ -164,6 +175,22 @@ def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
         "curve": [[round(each), round(entry["reward"], 4)] for each, entry in zip(tokens, logs, strict=True)],
         "provenance": provenance("cpu"),
     }
+
+
+def noise() -> None:
+    """noise.json: variance x tokens of both trainers' gradients before the training, of three models each."""
+    torch.set_num_threads(1)
+    found: list[dict[str, Any]] = []
+    for task, seed in itertools.product(TASKS, SEEDS):
+        model = begin(task, seed)
+        for kind, budget in (("GRPOTrainer", None), ("BranchTrainer", 1.0), ("BranchTrainer", None)):
+            trainer = make(task, kind, model, 1e-4, seed, budget, loss_type="luspo")
+            measured = gradient_noise(trainer, REPEATS)
+            one = {"task": task, "trainer": kind, "budget": budget, "seed": seed, "per_token": measured.per_token}
+            found.append({**one, **measured._asdict()})
+            print(found[-1], flush=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "noise.json").write_text(json.dumps({"runs": found, "provenance": provenance("cpu")}, indent=1) + "\n")
 
 
 def run() -> None:
@@ -219,8 +246,8 @@ def report() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.token_credit")
-    parser.add_argument("command", choices=["run", "report"])
-    {"run": run, "report": report}[parser.parse_args().command]()
+    parser.add_argument("command", choices=["run", "noise", "report"])
+    {"run": run, "noise": noise, "report": report}[parser.parse_args().command]()
 
 
 if __name__ == "__main__":

@@ -443,6 +443,25 @@ def test_completions_that_nobody_can_judge() -> None:
     assert batch["credit_tokens"].squeeze(1).tolist() == [[2, 2], [3, 4], [h, h]]
 
 
+def test_gradient_noise() -> None:
+    """Nothing is left to chance, so nothing varies; and the scales of both trainers are the same."""
+    made = given(2)
+    still = arsm.trl.gradient_noise(made, 3)
+    batch = generated(made, PROMPTS[:2])
+    assert still.variance == pytest.approx(0, abs=1e-5 * float(whole(gradient(made, batch)).square().sum()))
+    assert still.tokens == float(batch["completion_mask"].sum()) + made._metrics["train"]["credit/tokens"][0]
+    with pytest.raises(ValueError, match="at least 2 repeats"):
+        arsm.trl.gradient_noise(made, 1)
+
+    # Coins that never fall: the group's leave-one-out advantages alone, which GRPOTrainer's are up to (n - 1)/n.
+    torch.manual_seed(0)
+    group = arsm.trl.gradient_noise(trainer(others={"budget": 1e-12}), 40)
+    torch.manual_seed(0)
+    plain = arsm.trl.gradient_noise(trainer(trl.GRPOTrainer), 40)
+    assert group.variance == pytest.approx(plain.variance, rel=0.5)
+    assert group.per_token == group.variance * group.tokens
+
+
 # ---------------------------------------------------------------- processes
 
 

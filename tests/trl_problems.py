@@ -179,7 +179,8 @@ class Given(BranchTrainer):
 
     def _draw(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         tokens, energy = super()._draw(batch)
-        tokens[..., 1:] = self._here(self.draws, tokens.shape[0])[:, : tokens.shape[1]]
+        draws = self._here(self.draws, tokens.shape[0])[:, : tokens.shape[1]]
+        tokens[:, : draws.shape[1], 1:] = draws
         return tokens, energy
 
     def _here(self, everywhere: Any, count: int) -> Any:
