@@ -23,12 +23,14 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -44,12 +46,20 @@ DIGITS, UPDATES, PROMPTS, SEEDS = 6, 120, 12, (0, 1, 2)
 TASKS, TRAINERS = ("sort", "count"), ("GRPOTrainer", "BranchTrainer")
 IMITATION = {"sort": 100, "count": 0}
 """Steps of cross-entropy before the training by rewards."""
-RATES = (1e-4, 3e-4, 1e-3)
+RATES = {"sort": (1e-4, 3e-4, 1e-3), "count": (3e-4, 1e-3)}
 """Learning rates; every trainer is reported at each."""
 MARKS = {"sort": (30_000, 60_000), "count": (10_000, 20_000, 60_000)}
 """Numbers of generated tokens at which the trainers are compared."""
-REPEATS = 40
+REPEATS = 24
 """Gradients per measured variance."""
+NOISY = (
+    ("GRPOTrainer", None),
+    ("BranchTrainer", 1.0),
+    ("TrueTokens", 1.0),
+    ("BranchTrainer", None),
+    ("TrueTokens", None),
+)
+"""Trainers and budgets whose gradients are measured."""
 WORDS = ["<pad>", "<end>", "=", *"0123456789"]
 
 
@@ -116,9 +126,22 @@ def reward(task: str, model: Any) -> float:
     return statistics.mean(REWARDS[task](completions=texts, answer=list(data["answer"])))
 
 
+class TrueTokens(BranchTrainer):
+    """Advantages [B, T]: a branched state's credit goes to its true token alone, as other trainers would have it."""
+
+    def _find_credit(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        tokens, weights = super()._find_credit(inputs, batch)
+        branched = (weights[..., 1:] != 0).any(-1)
+        # w_0 = (f_0 - mean of the others) / n
+        advantages = torch.where(branched, self.credit.paths * weights[..., 0], weights[..., 0])
+        weights = torch.zeros_like(weights)
+        weights[..., 0] = advantages
+        return tokens, weights
+
+
 def make(task: str, kind: str, model: Any, rate: float, seed: int, budget: float | None = 1.0, **options: Any) -> Any:
     """A trainer of the kind; options are those of `GRPOConfig`."""
-    branch = kind == "BranchTrainer"
+    branch = kind != "GRPOTrainer"
     generations = 4 if branch else 8
     args = GRPOConfig(
         tempfile.mkdtemp(),
@@ -143,7 +166,8 @@ def make(task: str, kind: str, model: Any, rate: float, seed: int, budget: float
     arguments: dict[str, Any] = {"reward_funcs": REWARDS[task], "args": args, "train_dataset": data}
     arguments["processing_class"] = tokenizer()
     if branch:
-        return BranchTrainer(model, credit=arsm.RLOO(4), budget=budget, **arguments)
+        chosen = {"BranchTrainer": BranchTrainer, "TrueTokens": TrueTokens}[kind]
+        return chosen(model, credit=arsm.RLOO(4), budget=budget, **arguments)
     return GRPOTrainer(model, **arguments)
 
 
@@ -183,7 +207,7 @@ def noise() -> None:
     found: list[dict[str, Any]] = []
     for task, seed in itertools.product(TASKS, SEEDS):
         model = begin(task, seed)
-        for kind, budget in (("GRPOTrainer", None), ("BranchTrainer", 1.0), ("BranchTrainer", None)):
+        for kind, budget in NOISY:
             trainer = make(task, kind, model, 1e-4, seed, budget, loss_type="luspo")
             measured = gradient_noise(trainer, REPEATS)
             one = {"task": task, "trainer": kind, "budget": budget, "seed": seed, "per_token": measured.per_token}
@@ -193,13 +217,19 @@ def noise() -> None:
     (RESULTS / "noise.json").write_text(json.dumps({"runs": found, "provenance": provenance("cpu")}, indent=1) + "\n")
 
 
+def trainings() -> Iterator[tuple[str, str, float, int]]:
+    """Task, trainer, learning rate and seed of every training."""
+    for task in TASKS:
+        yield from ((task, *rest) for rest in itertools.product(TRAINERS, RATES[task], SEEDS))
+
+
 def run() -> None:
     """Make all trainings that are not in the file."""
     path = RESULTS / "runs.jsonl.xz"
     done = {(each["task"], each["trainer"], each["rate"], each["seed"]) for each in records.read(path)}
-    for key in itertools.product(TASKS, TRAINERS, RATES, SEEDS):
-        if key not in done:
-            found = train(*key)
+    for task, kind, rate, seed in trainings():
+        if (task, kind, rate, seed) not in done:
+            found = train(task, kind, rate, seed)
             records.add(path, found)
             print({name: value for name, value in found.items() if name not in ("curve", "provenance")}, flush=True)
 
@@ -215,7 +245,7 @@ def report() -> None:
     """table.csv, from the trainings."""
     runs = records.read(RESULTS / "runs.jsonl.xz")
     rows = []
-    for task, kind, rate in itertools.product(TASKS, TRAINERS, RATES):
+    for task, kind, rate in dict.fromkeys(each[:3] for each in trainings()):
         some = [each for each in runs if (each["task"], each["trainer"], each["rate"]) == (task, kind, rate)]
         measured = {name: [each[name] for each in some] for name in ("before", "after", "tokens", "cpu_seconds")}
         for tokens in MARKS[task]:
