@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -298,7 +298,7 @@ class Engine:
     """Completes prompts like vLLM's wrapper in TRL; ln p are the model's own, plus `off` for every first token."""
 
     off = 0.0
-    made: list[Engine]
+    made: ClassVar[list[Engine]]
     vllm_client = Anything()
 
     def __init__(self, model: Any, max_completion_length: int, **settings: Any) -> None:
@@ -324,11 +324,9 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:
-    class Fresh(Engine):
-        made = []
-
-    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Fresh)
-    return Fresh
+    monkeypatch.setattr(Engine, "made", [], raising=False)
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Engine)
+    return Engine
 
 
 def test_vllm_plays_branches(engine: type[Engine]) -> None:
