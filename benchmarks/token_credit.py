@@ -97,7 +97,12 @@ REWARDS = {"sort": sort, "count": count}
 def begin(task: str, seed: int) -> LlamaForCausalLM:
     """The model before the training by rewards."""
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 48,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = LlamaConfig(
         vocab_size=len(WORDS), max_position_embeddings=32, pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes
     )
@@ -220,7 +225,9 @@ def noise() -> None:
 def trainings() -> Iterator[tuple[str, str, float, int]]:
     """Task, trainer, learning rate and seed of every training."""
     for task in TASKS:
-        yield from ((task, *rest) for rest in itertools.product(TRAINERS, RATES[task], SEEDS))
+        for kind in TRAINERS:
+            for rate, seed in itertools.product(RATES[task], SEEDS):
+                yield task, kind, rate, int(seed)
 
 
 def run() -> None:

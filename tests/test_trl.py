@@ -90,6 +90,7 @@ def branch(model: Any, prompt_ids: list[list[int]], completions: list[list[int]]
     (asked,) = [points for points in estimator.asked if points.shape[1] == int(out.mask.sum())]
     draws = torch.zeros(*tokens.shape, 3, dtype=torch.int64)
     draws[out.mask] = asked[1:].T
+    assert out.branches is not None
     continuations = defaultdict(list)  # several completions may share a prefix
     for row, step, ids in zip(out.branches.row, out.branches.step, out.branches.tokens.tolist(), strict=True):
         ids = ids[: ids.index(EOS) + 1] if EOS in ids else ids
@@ -265,7 +266,9 @@ def test_num_iterations_and_steps_per_generation_train() -> None:
 
 @pytest.mark.parametrize("loss_type", ["dapo", "dr_grpo", "luspo", "cispo"])
 def test_gradient_accumulation_is_one_large_batch(loss_type: str) -> None:
-    options = {"loss_type": loss_type, "epsilon_high": 5.0} if loss_type == "cispo" else {"loss_type": loss_type}
+    options: dict[str, Any] = (
+        {"loss_type": loss_type, "epsilon_high": 5.0} if loss_type == "cispo" else {"loss_type": loss_type}
+    )
     large = given(2, **options)
     parts = given(2, per_device_train_batch_size=2, gradient_accumulation_steps=4, **options)
     before = parameters(large).clone()
@@ -376,7 +379,6 @@ def test_branches_leave_no_traces_in_trls_logs() -> None:
 
     class Plain(trl.GRPOTrainer):
         _generate_single_turn = Given._generate_single_turn
-        _here = Given._here
 
     made = given(2, others={"reward_funcs": telling})
     plain = trainer(Plain, others={"reward_funcs": telling})

@@ -19,6 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 trl = pytest.importorskip("trl", reason="TRL is in the extra `trl`")
 pytest.importorskip("peft", reason="PEFT is in the extra `trl`")
 
+import pandas as pd  # noqa: E402
 import transformers  # noqa: E402
 from trl.trainer import grpo_trainer  # noqa: E402
 
@@ -206,7 +207,7 @@ def test_log_completions_hub_repo(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(log_completions=True, log_completions_hub_repo="somebody/completions")
     made.train()
     (saved,) = Path(made.args.output_dir, "completions").glob("*.parquet")
-    assert len(grpo_trainer.pd.read_parquet(saved)) == 8
+    assert len(pd.read_parquet(saved)) == 8
 
 
 class Anything:
@@ -239,7 +240,6 @@ def test_entropy_coef(kind: Any, default: Tensor) -> None:
 
     class Plain(trl.GRPOTrainer):
         _generate_single_turn = Given._generate_single_turn
-        _here = Given._here
 
     def bonus(kind: Any) -> Tensor:
         found = []

@@ -171,11 +171,12 @@ class Given(BranchTrainer):
     """[rows of all processes, T, n - 1]."""
     more: Callable[[list[int], int], list[int]] = staticmethod(next_words)
 
-    def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, num_generations: int) -> Any:
+    def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, num_generations: int) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if num_generations == 1:
             limit = self.generation_config.max_new_tokens
             return [self.more(ids, limit) for ids in prompt_ids], None
-        return self._here(self.completions, len(prompt_ids)), None
+        first = self.accelerator.process_index * len(prompt_ids)
+        return self.completions[first : first + len(prompt_ids)], None
 
     def _draw(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         tokens, energy = super()._draw(batch)
@@ -183,11 +184,8 @@ class Given(BranchTrainer):
         tokens[:, : draws.shape[1], 1:] = draws
         return tokens, energy
 
-    def _here(self, everywhere: Any, count: int) -> Any:
-        return everywhere[self.accelerator.process_index * count :][:count]
 
-
-def given(prompts: int, samples: int = 4, generations: int = 4, length: int = 5, **options: Any) -> Given:
+def given(prompts: int, samples: int = 4, generations: int = 4, length: int = 5, **options: Any) -> Any:
     """A `Given` trainer with completions and draws from a seed, branching everywhere unless told otherwise."""
     others = {"credit": arsm.RLOO(samples), "budget": None, **options.pop("others", {})}
     made = trainer(Given, others=others, num_generations=generations, **options)
