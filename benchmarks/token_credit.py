@@ -10,7 +10,7 @@ the other half of the tokens on branches. A training is one line of results/trl/
 
     python -m benchmarks.token_credit run          # all trainings that are missing
     python -m benchmarks.token_credit noise        # variance of the gradients before the training
-    python -m benchmarks.token_credit report       # table.csv
+    python -m benchmarks.token_credit report       # table.csv and curves.png
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 import arsm
 from arsm.trl import BranchTrainer, gradient_noise
+from arsm_experiments import palette
 from arsm_experiments.runs.provenance import provenance
 from benchmarks import records
 from benchmarks.measure import table
@@ -48,6 +49,8 @@ IMITATION = {"sort": 100, "count": 0}
 """Steps of cross-entropy before the training by rewards."""
 RATES = {"sort": (1e-4, 3e-4, 1e-3), "count": (3e-4, 1e-3)}
 """Learning rates; every trainer is reported at each."""
+SHOWN = 3e-4
+"""The rate of the figure."""
 MARKS = {"sort": (30_000, 60_000), "count": (10_000, 20_000, 60_000)}
 """Numbers of generated tokens at which the trainers are compared."""
 REPEATS = 24
@@ -249,7 +252,7 @@ def reached(curve: list[list[float]], tokens: float) -> float:
 
 
 def report() -> None:
-    """table.csv, from the trainings."""
+    """table.csv and curves.png, from the trainings."""
     runs = records.read(RESULTS / "runs.jsonl.xz")
     rows = []
     for task, kind, rate in dict.fromkeys(each[:3] for each in trainings()):
@@ -277,8 +280,36 @@ def report() -> None:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
+    figure(runs)
     header = ["row", "metric", "mean", "std"]
     print(table("Two tasks in TRL", header, [[each[key] for key in header] for each in rows]))
+
+
+def figure(runs: list[dict[str, Any]]) -> None:
+    """curves.png: the mean reward of ten updates against tokens and CPU seconds, three seeds each."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(9, 5.2), layout="constrained")
+    panels = drawn.subplots(2, 2, sharey="row")
+    for row, task in zip(panels, TASKS, strict=True):
+        for kind, colour in zip(TRAINERS, ("tab:gray", "tab:blue"), strict=True):
+            for seed in SEEDS:
+                wanted = (task, kind, SHOWN, seed)
+                (one,) = [
+                    each for each in runs if (each["task"], each["trainer"], each["rate"], each["seed"]) == wanted
+                ]
+                rewards = torch.tensor([reward for _, reward in one["curve"]])
+                smooth = rewards.unfold(0, 10, 1).mean(-1)
+                spent = torch.tensor([tokens for tokens, _ in one["curve"]]).cumsum(0)[9:]
+                share = torch.arange(10, len(rewards) + 1) / len(rewards)
+                label = kind if seed == SEEDS[0] else None
+                row[0].plot(spent / 1000, smooth, color=colour, label=label)
+                row[1].plot(share * one["cpu_seconds"], smooth, color=colour)
+        row[0].set_ylabel(f"{task}: reward")
+    panels[1][0].set_xlabel("generated tokens, thousands")
+    panels[1][1].set_xlabel("CPU seconds")
+    panels[0][0].legend()
+    palette.save(drawn, RESULTS / "curves.png")
 
 
 def main() -> None:

@@ -374,7 +374,7 @@ def test_a_killed_training_resumes(tmp_path: Any) -> None:
 def test_branches_leave_no_traces_in_trls_logs() -> None:
     def telling(completions: Any, log_extra: Any, log_metric: Any, **columns: Any) -> list[float]:
         log_extra("length", [len(text) for text in completions])
-        log_metric("calls", 1.0)
+        log_metric("total", sum(count_a(completions)))
         return count_a(completions)
 
     class Plain(trl.GRPOTrainer):
@@ -383,8 +383,10 @@ def test_branches_leave_no_traces_in_trls_logs() -> None:
     made = given(2, others={"reward_funcs": telling})
     plain = trainer(Plain, others={"reward_funcs": telling})
     plain.completions = made.completions
-    for each in (made, plain):
+    for each in (made, plain, made, plain):  # what a reward function logs is written with the next batch
         generated(each, PROMPTS[:2])
+    assert not made._pending_extra_logs
+    assert not made._pending_metrics
     assert {key: list(value) for key, value in made._logs["extra"].items()} == {
         key: list(value) for key, value in plain._logs["extra"].items()
     }
