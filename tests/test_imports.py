@@ -132,6 +132,8 @@ PACKAGES = ["arsm", *(module.name for module in pkgutil.walk_packages([str(PACKA
 def test_no_function_or_class_hides_a_module(package: str) -> None:
     if package == "arsm.pyro":
         pytest.importorskip("pyro", reason="pyro-ppl is not installed; pip install 'arsm[pyro]'")
+    if package == "arsm.trl":
+        pytest.importorskip("trl", reason="TRL is not installed; pip install 'arsm[trl]'")
     found = importlib.import_module(package)
     modules = {module.name for module in pkgutil.iter_modules(found.__path__)}
     # a module that was not imported yet is no attribute; once imported, it would replace what has its name
