@@ -27,6 +27,8 @@ COMMANDS = {
     "pyro_vae": "gradients of a VAE in Pyro beside Pyro's own ELBOs",
     "router": "a mixture of experts beside Switch and Gumbel straight-through",
     "decoding": "tokens per second of decoding in slots beside transformers' generate",
+    "update": "one update of a language model, by stage",
+    "token_credit": "TRL's GRPOTrainer beside arsm.trl.BranchTrainer on two tasks",
     "gpu_profile": "which kernels an estimate and a training step of the VAE launch on a GPU",
     "vae_curve": "whether a faster training step of the VAE trains alike",
 }

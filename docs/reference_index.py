@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reference" / "README.md"
 MODULES = (
     *("arsm", "arsm.policy", "arsm.sequences", "arsm.rl"),
-    *("arsm.referee", "arsm.testing", "arsm.diagnostics", "arsm.pyro"),
+    *("arsm.referee", "arsm.testing", "arsm.diagnostics", "arsm.pyro", "arsm.trl"),
     *("arsm.question", "arsm.capabilities"),
 )
 OPENING = """# Reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import dataclasses
 import importlib.util
@@ -124,7 +125,23 @@ def test_the_page_quotes_a_refusal_as_it_is() -> None:
 def test_blocks_in_docs_are_python_or_commands() -> None:
     """Nothing escapes the tests by being called something else."""
     for page in DOCS.rglob("*.md"):
-        assert {language for language, _ in FENCE.findall(page.read_text())} <= {"python", "console"}, name(page)
+        languages = {language for language, _ in FENCE.findall(page.read_text())}
+        assert languages <= {"python", "console", "diff"}, name(page)
+
+
+def test_what_a_diff_leaves_is_python_with_names_that_exist() -> None:
+    changed = 0
+    for page in PAGES:
+        for language, block in FENCE.findall(page.read_text()):
+            if language != "diff":
+                continue
+            kept = [line[1:] for line in block.splitlines() if not line.startswith("-")]
+            changed += 1
+            for node in ast.walk(ast.parse("\n".join(kept))):
+                if isinstance(node, ast.ImportFrom):
+                    module = pytest.importorskip(node.module or "", reason="in the extra `trl`")
+                    assert all(hasattr(module, alias.name) for alias in node.names), name(page)
+    assert changed > 0
 
 
 def commands() -> Iterator[tuple[Path, list[str]]]:
@@ -366,9 +383,9 @@ def test_the_first_code_behind_a_door_runs_as_pasted(
     door: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    language, block = FENCE.findall(door.read_text())[0]
-    if language == "console":  # how to install it
-        language, block = FENCE.findall(door.read_text())[1]
+    # how to install it, and what to change in a script, come before
+    blocks = [each for each in FENCE.findall(door.read_text()) if each[0] not in ("console", "diff")]
+    language, block = blocks[0]
     assert language == "python"
     exec(compile(block, str(door), "exec"), {})
     assert capsys.readouterr().out.strip(), "the first code of a page shows something"

@@ -99,6 +99,14 @@ def test_language_model() -> None:
     assert reached["whole answers"] > 0.2
 
 
+def test_trl_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed; pip install 'arsm[trl]'")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    reached = load("trl_branch").main(imitation=100, updates=25)
+    assert reached["BranchTrainer"] > reached["start"] + 0.03  # 1,000 answers: two standard errors
+    assert reached["GRPOTrainer"] > reached["start"] - 0.05
+
+
 def test_the_page_lists_every_example() -> None:
     linked = set(re.findall(r"\]\((\w+)\.py\)", (EXAMPLES / "README.md").read_text()))
     assert linked == {path.stem for path in EXAMPLES.glob("*.py")}

@@ -25,12 +25,19 @@ ALLOWED = {
     "video": RL | {"PIL"},
     "pyro": {"torch", "pyro"},
     "transformers": {"torch", "transformers"},
+    "trl": {"torch", "trl"},
     "cluster": {"torch", "ray"},
     "figure": {"torch", "matplotlib"},
     "experiments": RL | PAGES | {"transformers"},
 }
-LIBRARY = {"rl", "pyro"}
-INNER = dict.fromkeys(ALLOWED, LIBRARY) | {"rl": {"pyro"}, "video": {"pyro"}, "pyro": {"rl"}, "experiments": {"pyro"}}
+LIBRARY = {"rl", "pyro", "trl"}
+INNER = dict.fromkeys(ALLOWED, LIBRARY) | {
+    "rl": {"pyro", "trl"},
+    "video": {"pyro", "trl"},
+    "pyro": {"rl", "trl"},
+    "trl": {"rl", "pyro"},
+    "experiments": {"pyro", "trl"},
+}
 """The rooms of the library that each room must not enter."""
 
 EXPERIMENTS = Path(arsm_experiments.__file__).parent
@@ -102,7 +109,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 for module in {modules!r}:
     importlib.import_module(module)
-assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "arsm_experiments"))]
+assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "arsm.trl", "arsm_experiments"))]
 """
 
 
@@ -126,6 +133,8 @@ PACKAGES = ["arsm", *(module.name for module in pkgutil.walk_packages([str(PACKA
 def test_no_function_or_class_hides_a_module(package: str) -> None:
     if package == "arsm.pyro":
         pytest.importorskip("pyro", reason="pyro-ppl is not installed; pip install 'arsm[pyro]'")
+    if package == "arsm.trl":
+        pytest.importorskip("trl", reason="TRL is not installed; pip install 'arsm[trl]'")
     found = importlib.import_module(package)
     modules = {module.name for module in pkgutil.iter_modules(found.__path__)}
     # a module that was not imported yet is no attribute; once imported, it would replace what has its name

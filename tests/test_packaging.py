@@ -34,6 +34,7 @@ DOORS = (
     "sequences",
     "subsets",
     "testing",
+    "trl",
 )
 """Modules of `arsm` that do not count as core."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

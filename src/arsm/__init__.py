@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from arsm import pyro as pyro
     from arsm import rl as rl
     from arsm import testing as testing
+    from arsm import trl as trl
 
 __version__ = "0.3.0"
 
@@ -141,8 +142,8 @@ __all__ = [
 document_fields(*(globals()[name] for name in __all__), *vars(sequences).values())
 document_fields(policy.Rollouts, LayersEstimate, Compared, Bias, Moments)
 
-_LATE = ("pyro", "rl", "testing")
-"""Modules that are imported on their first use; the first two need packages that the core does without."""
+_LATE = ("pyro", "rl", "testing", "trl")
+"""Modules that are imported on their first use; all but `testing` need packages that the core does without."""
 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name
 

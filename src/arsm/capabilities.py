@@ -48,6 +48,12 @@ NEEDS = {
     "one_weight": Need(
         lambda e: not e.weighs_energy, "gives a whole sample one weight", "weighs every variable of a sample by itself"
     ),
+    "compares": Need(
+        lambda e: e.paths > 1 and e.centred and not e.weighs_energy,
+        "compares several samples by their values alone",
+        "does not compare several samples by their values alone",
+    ),
+    "unbiased": Need(lambda e: e.unbiased, "is unbiased", "is biased"),
 }
 ANY = -1
 """A value of `subset` for callers to which it does not matter; None already stands for one category."""

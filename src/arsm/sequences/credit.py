@@ -131,6 +131,8 @@ class Later:
                 "The model's parameters were changed between sequences.estimate and backward, which computes the "
                 "gradient with them; call backward before the optimiser's step."
             )
+        if not self.parts:  # no row has any credit
+            return [torch.zeros_like(parameter) for parameter in self.parameters]
         totals: list[Tensor | None] = [None] * len(self.parameters)
         device, dtype, enabled = self._autocast
         for number, rows in enumerate(self.parts):
