@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,7 +145,7 @@ class TrainerBatch:
     Rows of one prompt stand together. Answers were drawn by the sampler at `temperature`.
     """
 
-    model: Model
+    model: Callable[..., Tensor]
     """`model(tokens [N, L], attention_mask [N, L]) -> logits [N, L, V]`, with the graph to what is trained."""
     prompts: Tensor
     """[N, P] int64, padded on the left."""
@@ -299,43 +300,70 @@ class World:
         seen: list[Seen] | None = None,
     ) -> TrainerBatch:
         """The batch of the answers with these numbers [B, n]; `table` is the one that the loss differentiates."""
-        n = setting.answers
-        prompts = [PROMPTS[p] for p in setting.prompts for _ in range(n)]
-        answers = [ANSWERS[p][int(z)] for p, row in zip(setting.prompts, numbers, strict=True) for z in row]
-        left = max(map(len, prompts)) + setting.prompt_padding
-        width = max(map(len, answers)) + setting.padding
-        ids = torch.tensor([[PAD] * (left - len(p)) + list(p) for p in prompts])
-        completions = torch.tensor([[*a, *[PAD] * (width - len(a))] for a in answers])
-        lengths = torch.tensor([len(a) for a in answers])
-        mask = (torch.arange(width) < lengths.unsqueeze(-1)).long()
-        group = torch.arange(len(setting.prompts)).repeat_interleave(n)
-        rows = torch.tensor(setting.prompts)[group]
-        flat = numbers.flatten()
+        rows = _rows(setting.prompts, setting.padding, setting.prompt_padding, tuple(map(tuple, numbers.tolist())))
+        width = rows.completions.shape[1]
 
         def log_p(of: Tensor) -> Tensor:
-            found = self.answer_log_p(of)[rows, flat]
-            found = torch.nn.functional.pad(found, (0, max(0, width - MAX_TOKENS)))[:, :width]
-            return found.to(self.dtype)
+            found = self.answer_log_p(of)[rows.prompt, rows.answer]
+            return torch.nn.functional.pad(found, (0, max(0, width - MAX_TOKENS)))[:, :width].to(self.dtype)
 
         if rewards is None:
-            rewards = setting.rewards()[group, flat]
+            rewards = setting.rewards()[rows.group, rows.answer]
         # the difference of the sampler from the model is kept where the model is moved
         moved = table.detach().double()
-        reference = moved if setting.own_reference else self.reference
+        sampler = log_p(moved + self.sampler - self.table)
+        reference = log_p(moved if setting.own_reference else self.reference)
         return TrainerBatch(
             Model(table, seen),
-            ids,
-            (ids != PAD).long(),
-            completions,
-            mask,
+            rows.prompts,
+            rows.prompt_mask,
+            rows.completions,
+            rows.mask,
             rewards.to(self.dtype),
-            group,
-            n,
-            log_p(moved + self.sampler - self.table),
-            log_p(reference),
+            rows.group,
+            setting.answers,
+            sampler,
+            reference,
             self.objective.temperature,
             self.objective.beta,
         )
+
+
+class _Rows(NamedTuple):
+    """The part of a batch that depends on neither rewards nor models."""
+
+    prompts: Tensor
+    prompt_mask: Tensor
+    completions: Tensor
+    mask: Tensor
+    group: Tensor
+    prompt: Tensor
+    """[N]: the number of the prompt among all of them."""
+    answer: Tensor
+    """[N]: the number of the answer among the prompt's."""
+
+
+@lru_cache(maxsize=4096)
+def _rows(prompts: tuple[int, ...], padding: int, prompt_padding: int, numbers: tuple[tuple[int, ...], ...]) -> _Rows:
+    n = len(numbers[0])
+    asked = [PROMPTS[p] for p in prompts for _ in range(n)]
+    answers = [ANSWERS[p][z] for p, row in zip(prompts, numbers, strict=True) for z in row]
+    left = max(map(len, asked)) + prompt_padding
+    width = max(map(len, answers)) + padding
+    ids = torch.tensor([[PAD] * (left - len(p)) + list(p) for p in asked])
+    completions = torch.tensor([[*a, *[PAD] * (width - len(a))] for a in answers])
+    lengths = torch.tensor([len(a) for a in answers])
+    mask = (torch.arange(width) < lengths.unsqueeze(-1)).long()
+    group = torch.arange(len(prompts)).repeat_interleave(n)
+    return _Rows(
+        ids,
+        (ids != PAD).long(),
+        completions,
+        mask,
+        group,
+        torch.tensor(prompts)[group],
+        torch.tensor(numbers).flatten(),
+    )
 
 
 TrainerLoss = Callable[[TrainerBatch], Tensor]
