@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from arsm.referee import PROBLEMS, Audit, Problem, audit, audit_advantages
+from arsm.referee import Audit, Problem, audit, audit_advantages
 from arsm.referee.measure import Loss, Sign
+from arsm.types import Estimator
 
 
 def assert_unbiased(
-    loss: Loss,
+    loss: Loss | Estimator,
     *,
     sign: Sign = 1,
     parameters: bool = False,
-    problems: Sequence[Problem] = PROBLEMS,
+    problems: Sequence[Problem] | None = None,
     samples: int = 1 << 14,
     seed: int = 0,
 ) -> Audit:

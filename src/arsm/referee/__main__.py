@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,22 +41,6 @@ def load(words: str) -> Callable[..., Any]:
     return found
 
 
-class Progress:
-    """One line on a terminal: the problem, the share done and the time left."""
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.shown = 0.0
-
-    def __call__(self, problem: str, share: float) -> None:
-        now = time.perf_counter()
-        if sys.stderr.isatty() and (now - self.shown > 0.2 or share == 1):
-            self.shown = now
-            left = (now - self.start) * (1 - share) / max(share, 1e-9)
-            sys.stderr.write(f"\r\x1b[K{share:4.0%} {problem}, {left:.0f} s left" if share < 1 else "\r\x1b[K")
-            sys.stderr.flush()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
     parser = argparse.ArgumentParser(prog="python -m arsm.referee", description="Is the gradient of this loss right?")
@@ -90,7 +73,6 @@ def main(arguments: list[str] | None = None) -> int:
                 samples=given.samples,
                 false_alarm=given.false_alarm,
                 seed=given.seed,
-                progress=Progress(),
             )
     except ValueError as error:  # of an option: what the function raises is part of the result
         parser.error(str(error))

@@ -65,7 +65,7 @@ class PathReward(Function):
         return self.scale * u + self.constant
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SequenceProblem(Problem):
     """Tables of seven choices [R, 7, 2]."""
 

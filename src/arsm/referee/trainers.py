@@ -22,6 +22,7 @@ from arsm.referee.language import (
     mean_gradient,
 )
 from arsm.referee.measure import generators, one_thread, seed_generators
+from arsm.referee.progress import reporter
 from arsm.referee.result import Audit, Entry, Row, Verdict, in_words
 
 ROUNDING = 1e-4
@@ -47,7 +48,7 @@ def audit_batches(
     start = time.perf_counter()
     name = getattr(loss, "__qualname__", type(loss).__name__)
     with torch.inference_mode(False), generators(seed), one_thread():
-        found = _Referee(loss, target, documented, up_to_scale, sign, progress or (lambda *_: None))
+        found = _Referee(loss, target, documented, up_to_scale, sign, reporter(progress))
         verdict, findings, rows, notes, exception = found.judge()
     return Audit(
         name,
