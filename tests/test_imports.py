@@ -26,6 +26,7 @@ ALLOWED = {
     "pyro": {"torch", "pyro"},
     "transformers": {"torch", "transformers"},
     "cluster": {"torch", "ray"},
+    "plugin": {"pytest"},
     "figure": {"torch", "matplotlib"},
     "experiments": RL | PAGES | {"transformers"},
 }
@@ -41,6 +42,7 @@ SINGLE = {
     "referee/figure.py": "figure",
     "sequences/transformers.py": "transformers",
     "cluster.py": "cluster",
+    "pytest_plugin.py": "plugin",
     "rl/video.py": "video",
 }
 """Modules that import one library more than the room that they are in."""

@@ -9,10 +9,12 @@ def test_my_gradient():
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from arsm.referee import Audit, Problem, audit, audit_advantages
+from arsm.referee import Audit, Objective, Problem, audit, audit_advantages, audit_sequences
+from arsm.referee.language import TrainerLoss
 from arsm.referee.measure import Loss, Sign
 from arsm.types import Estimator
 
@@ -39,6 +41,12 @@ def assert_unbiased_advantages(function: Callable[..., Tensor], *, tokens: bool 
     """Fail, with the audit as the message, unless the advantages give the policy gradient; as `audit_advantages`."""
     __tracebackhide__ = True
     return _passed(audit_advantages(function, tokens=tokens))
+
+
+def assert_unbiased_sequences(loss: TrainerLoss, *, target: Objective, **options: Any) -> Audit:
+    """Fail, with the audit as the message, unless a trainer's loss follows its target; as `audit_sequences`."""
+    __tracebackhide__ = True
+    return _passed(audit_sequences(loss, target=target, **options))
 
 
 def _passed(result: Audit) -> Audit:

@@ -452,7 +452,8 @@ def explain_divergence(loss: TrainerLoss, objective: Objective, settings: Sequen
     world = World(objective)
     setting = settings[0]
     with_ = mean_gradient(loss, world, setting, sign)
-    without = mean_gradient(loss, world, replace(setting, own_reference=True), sign)
+    free = World(replace(objective, beta=0.0))
+    without = mean_gradient(loss, free, replace(setting, own_reference=True), sign)
     found = (without - with_) / objective.beta  # should be the gradient of the divergence
     truth = (world.truth(replace(setting, own_reference=True)) - world.truth(setting)) / objective.beta
     rounding = 1e-4 / abs(objective.beta)
@@ -506,6 +507,7 @@ def _divergences(world: World, setting: Setting, truth: Tensor) -> Iterator[tupl
                 "that of k2 in the reward without its own gradient. Use k1 there",
                 (r.square() / 2).sum(-1).detach() * whole,
             ),
+            ("that of |k1| in the loss. Subtract k1 from the reward", r.abs().sum(-1)),
             ("that of |k1| in the reward. Use k1 there", r.abs().sum(-1).detach() * whole),
             ("that of the divergence divided by the answer's length", (r.sum(-1) / length).detach() * whole),
             ("the gradient token by token, divided by the answer's length", (r.square() / 2 * live).sum(-1) / length),

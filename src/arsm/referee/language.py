@@ -165,6 +165,8 @@ class TrainerBatch:
     """[N, T]: ln p of the tokens under the sampler; 0 at padding."""
     reference_log_p: Tensor
     """[N, T]: ln p of the tokens under the reference; 0 at padding."""
+    reference_model: Callable[..., Tensor]
+    """The reference, called as the model is."""
     temperature: float = 1.0
     beta: float = 0.0
     max_tokens: int = MAX_TOKENS
@@ -312,7 +314,7 @@ class World:
         # the difference of the sampler from the model is kept where the model is moved
         moved = table.detach().double()
         sampler = log_p(moved + self.sampler - self.table)
-        reference = log_p(moved if setting.own_reference else self.reference)
+        reference = moved if setting.own_reference else self.reference
         return TrainerBatch(
             Model(table, seen),
             rows.prompts,
@@ -323,7 +325,8 @@ class World:
             rows.group,
             setting.answers,
             sampler,
-            reference,
+            log_p(reference),
+            Model(reference.to(self.dtype)),
             self.objective.temperature,
             self.objective.beta,
         )

@@ -154,6 +154,18 @@ class Audit:
         footer.append(f"{rate} {self.seconds:.1f} s.".strip())
         return footer
 
+    def markdown(self) -> str:
+        """A table and the findings, for an issue or a job's summary."""
+        from arsm.referee.summary import markdown
+
+        return markdown([self])
+
+    def badge(self) -> str:
+        """The verdict as an SVG image."""
+        from arsm.referee.summary import badge
+
+        return badge([self])
+
     def figure(self) -> Any:
         """A matplotlib figure of every problem's worst bias in units of its interval's half-width."""
         from arsm.referee.figure import draw

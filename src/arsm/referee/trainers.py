@@ -180,13 +180,15 @@ class _Referee:
         plain = replace(self.target, stale=False)
         if self.target.stale and self._right(World(plain), small):
             return [self._stale()], []
+        # without a divergence in two ways: a loss may read its weight, or have one of its own
         neutral = [replace(s, own_reference=True) for s in small]
-        if self.target.beta and self._right(World(plain), [*neutral, replace(SETTINGS[0], own_reference=True)]):
+        free = replace(plain, beta=0.0)
+        if self.target.beta and self._right(World(free), [*neutral, replace(SETTINGS[0], own_reference=True)]):
             return [explain_divergence(self.loss, self.target, small, self.sign)], []
         if self.target.beta or self.target.stale:
-            world = World(plain)
+            world = World(free)
             means = [self._measure(world, replace(s, own_reference=True)) for s in SETTINGS]
-        evidence = Evidence(self.loss, plain, means, self.sign)
+        evidence = Evidence(self.loss, free, means, self.sign)
         depends = list(evidence.depends())
         notes = [f"The tokens' weights depend on {'; '.join(depends)}."] if depends else []
         return explain(evidence), notes
@@ -197,7 +199,7 @@ class _Referee:
         return all(m.agrees(factors[_size(m.setting)] * m.truth) for m in means)
 
     def _stale(self) -> Finding:
-        evidence = Evidence(self.loss, replace(self.target, stale=False), [], self.sign)
+        evidence = Evidence(self.loss, replace(self.target, stale=False, beta=0.0), [], self.sign)
         double = evidence.at_ratio(2.0).tokens[:, 0] / evidence.base.tokens[:, 0]
         lengths = evidence.base.lengths
         if bool(((double - 1).abs() < 1e-2).all()):

@@ -61,20 +61,38 @@ def numpyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
     return build
 
 
+OLD = ("numpyro==0.10.1", "jax==0.4.4", "jaxlib==0.4.4", "numpy==1.26.4", "scipy==1.12.0")
 ENTRIES = (
+    Entry(
+        "numpyro: TraceGraph_ELBO of an older release, 0.10.1",
+        "numpyro",
+        "numpyro",
+        UNBIASED,
+        audited(numpyro_elbo("TraceGraph_ELBO")),
+        OLD,
+    ),
     Entry(
         "numpyro: Trace_ELBO",
         "numpyro",
         "numpyro",
         "reparameterised latents only; discrete ones are not supported",
         audited(numpyro_elbo("Trace_ELBO")),
+        ("numpyro", "funsor"),
     ),
-    Entry("numpyro: TraceGraph_ELBO", "numpyro", "numpyro", UNBIASED, audited(numpyro_elbo("TraceGraph_ELBO"))),
+    Entry(
+        "numpyro: TraceGraph_ELBO",
+        "numpyro",
+        "numpyro",
+        UNBIASED,
+        audited(numpyro_elbo("TraceGraph_ELBO")),
+        ("numpyro", "funsor"),
+    ),
     Entry(
         "numpyro: TraceEnum_ELBO, enumerated guide, one variable",
         "numpyro",
         "numpyro",
         "exact",
         audited(numpyro_elbo("TraceEnum_ELBO", True), ONE_VARIABLE),
+        ("numpyro", "funsor"),
     ),
 )
