@@ -10,6 +10,8 @@ from arsm_experiments.ecosystem import (
     optax,
     pyro,
     relaxed,
+    rlax,
+    skyrl,
     stable_baselines3,
     storchastic,
     trl,
@@ -25,7 +27,9 @@ ENTRIES: tuple[Entry, ...] = (
     *numpyro.ENTRIES,
     *trl.ENTRIES,
     *verl.ENTRIES,
+    *skyrl.ENTRIES,
     *vector_quantize.ENTRIES,
+    *rlax.ENTRIES,
     *stable_baselines3.ENTRIES,
     *optax.ENTRIES,
 )

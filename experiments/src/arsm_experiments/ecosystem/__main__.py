@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m arsm_experiments.ecosystem", description="Released packages under arsm.audit."
     )
     parser.add_argument("names", nargs="*", default=["*"], help="entries, with wildcards (default: all)")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="write FOLDER/table.csv")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="write FOLDER/table.csv and directions.png")
     parser.add_argument(
         "--environments",
         type=Path,
@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
         for entry in chosen:
             print(json.dumps(asdict(run_entry(entry))), flush=True)
         return
+    from arsm_experiments.ecosystem.figure import draw  # the environments have no matplotlib
+
     results: list[Result] = []
     start = time.perf_counter()
     for _, group in itertools.groupby(chosen, key=lambda entry: entry.requirements):
@@ -52,6 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{len(results)} of {len(chosen)}, about {left:.0f} s left", file=sys.stderr, flush=True)
             if given.export:
                 export(results, given.export)
+    if given.export:
+        draw(given.export / "table.csv", given.export / "directions.png")
 
 
 if __name__ == "__main__":

@@ -61,16 +61,7 @@ def numpyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
     return build
 
 
-OLD = ("numpyro==0.10.1", "jax==0.4.4", "jaxlib==0.4.4", "numpy==1.26.4", "scipy==1.12.0")
 ENTRIES = (
-    Entry(
-        "numpyro: TraceGraph_ELBO of an older release, 0.10.1",
-        "numpyro",
-        "numpyro",
-        UNBIASED,
-        audited(numpyro_elbo("TraceGraph_ELBO")),
-        OLD,
-    ),
     Entry(
         "numpyro: Trace_ELBO",
         "numpyro",

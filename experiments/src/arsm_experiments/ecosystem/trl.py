@@ -35,8 +35,12 @@ class Table(torch.nn.Module):
         return SimpleNamespace(last_hidden_state=self.model(input_ids, attention_mask))
 
 
-def trl_loss(kind: str, **options: Any) -> Callable[[], TrainerLoss]:
-    """The loss of TRL's GRPO or RLOO trainer with these options."""
+def trl_loss(kind: str, longer: bool = False, **options: Any) -> Callable[[], TrainerLoss]:
+    """The loss of TRL's GRPO or RLOO trainer with these options.
+
+    With `longer`, rewards are multiplied by n/(n - 1), which GRPO's own mean takes off again: the divergence is then
+    judged beside a right gradient of the rewards.
+    """
 
     def build() -> TrainerLoss:
         trl, transformers = from_package("trl"), from_package("transformers")
@@ -108,7 +112,8 @@ def trl_loss(kind: str, **options: Any) -> Callable[[], TrainerLoss]:
 
         def loss(batch: TrainerBatch) -> Tensor:
             made = trainer(len(batch.rewards), batch.answers)
-            state.rewards = batch.rewards.tolist()
+            factor = batch.answers / (batch.answers - 1) if longer else 1.0
+            state.rewards = (factor * batch.rewards).tolist()
             lengths = batch.mask.sum(-1).tolist()
             state.answers = [row[:length] for row, length in zip(batch.completions.tolist(), lengths, strict=True)]
             made.model.transformer.model = batch.model
@@ -199,15 +204,13 @@ ENTRIES = (
     entry(
         "GRPO trainer, beta = 0.3, k3 with importance weights (default), luspo",
         "the unbiased gradient of the reverse divergence",
-        trl_loss("GRPO", loss_type="luspo", scale_rewards="none", beta=0.3),
+        trl_loss("GRPO", longer=True, loss_type="luspo", scale_rewards="none", beta=0.3),
         target=DIVERGENCE,
-        up_to_scale=True,
     ),
     entry(
         "GRPO trainer, beta = 0.3, use_bias_correction_kl=False, luspo",
         f"k3; {DESIGN}",
-        trl_loss("GRPO", loss_type="luspo", scale_rewards="none", beta=0.3, use_bias_correction_kl=False),
+        trl_loss("GRPO", longer=True, loss_type="luspo", scale_rewards="none", beta=0.3, use_bias_correction_kl=False),
         target=DIVERGENCE,
-        up_to_scale=True,
     ),
 )

@@ -35,11 +35,4 @@ ENTRIES = (
         RELAXED,
         audited(gumbel(straight_through=True)),
     ),
-    Entry(
-        f"{NAME}: gumbel_sample, reinmax",
-        NAME,
-        "vector_quantize_pytorch",
-        RELAXED,
-        audited(gumbel(straight_through=True, reinmax=True)),
-    ),
 )
