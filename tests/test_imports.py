@@ -27,6 +27,7 @@ ALLOWED = {
     "transformers": {"torch", "transformers"},
     "trl": {"torch", "trl"},
     "cluster": {"torch", "ray"},
+    "plugin": {"pytest"},
     "figure": {"torch", "matplotlib"},
     "experiments": RL | PAGES | {"transformers"},
 }
@@ -49,6 +50,7 @@ SINGLE = {
     "sequences/transformers.py": "transformers",
     "sequences/transformers_slots.py": "transformers",
     "cluster.py": "cluster",
+    "pytest_plugin.py": "plugin",
     "rl/video.py": "video",
 }
 """Modules that import one library more than the room that they are in."""

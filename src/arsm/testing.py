@@ -9,19 +9,22 @@ def test_my_gradient():
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from arsm.referee import PROBLEMS, Audit, Problem, audit, audit_advantages
+from arsm.referee import Audit, Objective, Problem, audit, audit_advantages, audit_sequences
+from arsm.referee.language import TrainerLoss
 from arsm.referee.measure import Loss, Sign
+from arsm.types import Estimator
 
 
 def assert_unbiased(
-    loss: Loss,
+    loss: Loss | Estimator,
     *,
     sign: Sign = 1,
     parameters: bool = False,
-    problems: Sequence[Problem] = PROBLEMS,
+    problems: Sequence[Problem] | None = None,
     samples: int = 1 << 14,
     seed: int = 0,
 ) -> Audit:
@@ -38,6 +41,12 @@ def assert_unbiased_advantages(function: Callable[..., Tensor], *, tokens: bool 
     """Fail, with the audit as the message, unless the advantages give the policy gradient; as `audit_advantages`."""
     __tracebackhide__ = True
     return _passed(audit_advantages(function, tokens=tokens))
+
+
+def assert_unbiased_sequences(loss: TrainerLoss, *, target: Objective, **options: Any) -> Audit:
+    """Fail, with the audit as the message, unless a trainer's loss follows its target; as `audit_sequences`."""
+    __tracebackhide__ = True
+    return _passed(audit_sequences(loss, target=target, **options))
 
 
 def _passed(result: Audit) -> Audit:

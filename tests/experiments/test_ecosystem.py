@@ -12,6 +12,8 @@ import torch
 from arsm_experiments.ecosystem import ENTRIES
 from arsm_experiments.ecosystem.__main__ import main
 from arsm_experiments.ecosystem.entry import Entry, Found
+from arsm_experiments.ecosystem.environments import environment_of
+from arsm_experiments.ecosystem.figure import kind, summary
 from arsm_experiments.ecosystem.relaxed import torch_surrogate
 from arsm_experiments.ecosystem.stable_baselines3 import compared
 from arsm_experiments.ecosystem.table import Result, export, run_entry
@@ -67,9 +69,51 @@ def test_the_committed_table_is_of_these_entries() -> None:
     names = {entry.name for entry in ENTRIES}
     assert {row["row"] for row in rows} == names
     readme = (TABLE.parent / "README.md").read_text()
+    for line in summary(TABLE):
+        assert line in readme, line
+    assert len([word for word in readme.split() if word != "|"]) <= 700
+    assert (TABLE.parent / "directions.png").exists()
     for row in rows:
-        assert f"| {row['row']} | {row['version']} | {row['verdict']} | {row['scale']} |" in readme
         assert all(row[name] for name in ("version", "claim", "verdict", "seconds", "hardware", "commit", "command"))
+
+
+def test_every_part_of_the_registries_has_a_verdict_or_a_reason() -> None:
+    rows = {row["row"]: row for row in csv.DictReader(TABLE.open())}
+    for entry in ENTRIES:
+        if entry.package in ("trl", "verl"):
+            row = rows[entry.name]
+            assert row["verdict"] in ("unbiased", "wrong") or row["finding"], entry.name
+            assert float(row["seconds"]) <= 60, entry.name
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict", "expected"),
+    [
+        ("leave-one-out: unbiased", "unbiased", "unbiased"),
+        ("leave-one-out: unbiased", "wrong", "not as documented"),
+        ("normalised; no claim of being unbiased", "wrong", "biased, no promise broken"),
+        ("the policy gradient but for some tokens", "wrong", "biased, no promise broken"),
+    ],
+)
+def test_a_promise_decides_what_is_a_defect(claim: str, verdict: str, expected: str) -> None:
+    assert kind({"claim": claim, "verdict": verdict}) == expected
+
+
+def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(words: list[str], check: bool) -> None:
+        commands.append(words)
+        (tmp_path / "some-1.0").mkdir(exist_ok=True)
+
+    monkeypatch.setattr("arsm_experiments.ecosystem.environments.subprocess.run", run)
+    first = environment_of(("some==1.0",), tmp_path)
+    assert first == tmp_path / "some-1.0" / "bin" / "python"
+    assert commands[-1][-1] == "some==1.0"
+    assert any(word.startswith("torch==") for word in commands[1])
+    made = len(commands)
+    assert environment_of(("some==1.0",), tmp_path) == first
+    assert len(commands) == made
 
 
 def test_the_guide_says_what_was_measured_of_the_audit() -> None:

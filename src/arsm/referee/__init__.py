@@ -3,8 +3,19 @@
 from arsm.referee.advantages import audit_advantages
 from arsm.referee.diagnose import Finding
 from arsm.referee.judge import audit
+from arsm.referee.language import Objective, TrainerBatch
 from arsm.referee.problems import PROBLEMS, Problem
 from arsm.referee.result import Audit
 from arsm.referee.sequences import audit_sequences
 
-__all__ = ["PROBLEMS", "Audit", "Finding", "Problem", "audit", "audit_advantages", "audit_sequences"]
+__all__ = [
+    "PROBLEMS",
+    "Audit",
+    "Finding",
+    "Objective",
+    "Problem",
+    "TrainerBatch",
+    "audit",
+    "audit_advantages",
+    "audit_sequences",
+]

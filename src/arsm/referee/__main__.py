@@ -7,12 +7,11 @@ import importlib
 import importlib.util
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from arsm.referee import audit, audit_advantages
+from arsm.referee import Objective, audit, audit_advantages, audit_sequences
 
 
 def load(words: str) -> Callable[..., Any]:
@@ -42,22 +41,6 @@ def load(words: str) -> Callable[..., Any]:
     return found
 
 
-class Progress:
-    """One line on a terminal: the problem, the share done and the time left."""
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.shown = 0.0
-
-    def __call__(self, problem: str, share: float) -> None:
-        now = time.perf_counter()
-        if sys.stderr.isatty() and (now - self.shown > 0.2 or share == 1):
-            self.shown = now
-            left = (now - self.start) * (1 - share) / max(share, 1e-9)
-            sys.stderr.write(f"\r\x1b[K{share:4.0%} {problem}, {left:.0f} s left" if share < 1 else "\r\x1b[K")
-            sys.stderr.flush()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
     parser = argparse.ArgumentParser(prog="python -m arsm.referee", description="Is the gradient of this loss right?")
@@ -73,6 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
     parser.add_argument("--figure", metavar="FILE", help="also draw the result (needs matplotlib)")
+    parser.add_argument("--summary", metavar="FILE", type=Path, help="also write the result as Markdown")
+    parser.add_argument("--badge", metavar="FILE", type=Path, help="also write the verdict as an SVG badge")
+    parser.add_argument(
+        "--trainer", action="store_true", help="loss(batch) of a language model's trainer, arsm.referee.TrainerBatch"
+    )
+    parser.add_argument("--beta", type=float, default=0.0, help="with --trainer: weight of the KL to the reference")
+    parser.add_argument("--temperature", type=float, default=1.0, help="with --trainer: of the sampler")
+    parser.add_argument("--stale", action="store_true", help="with --trainer: answers come from an older model")
+    parser.add_argument("--up-to-scale", action="store_true", help="with --trainer: allow a constant factor")
     parser.add_argument("--advantages", action="store_true", help="function(rewards [B, n]) -> advantages [B, n]")
     parser.add_argument("--tokens", action="store_true", help="with --advantages: function(rewards, mask) -> [B, n, T]")
     given = parser.parse_args(arguments)
@@ -82,6 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.advantages:
             result = audit_advantages(function, tokens=given.tokens)
+        elif given.trainer:
+            target = Objective(given.beta, given.temperature, given.stale)
+            sign = -1 if given.minimise else 1
+            result = audit_sequences(function, target=target, up_to_scale=given.up_to_scale, sign=sign, seed=given.seed)
         else:
             result = audit(
                 function,
@@ -90,7 +86,6 @@ def main(arguments: list[str] | None = None) -> int:
                 samples=given.samples,
                 false_alarm=given.false_alarm,
                 seed=given.seed,
-                progress=Progress(),
             )
     except ValueError as error:  # of an option: what the function raises is part of the result
         parser.error(str(error))
@@ -98,6 +93,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(result, flush=True)
     except BrokenPipeError:  # the reader has seen enough, as head has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for target, text in ((given.summary, result.markdown), (given.badge, result.badge)):
+        if target is not None:
+            target.write_text(text())
     if given.figure:
         try:
             result.figure().savefig(given.figure, dpi=150)

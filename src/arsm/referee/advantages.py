@@ -13,6 +13,7 @@ from torch import Tensor
 from arsm.checks import describe
 from arsm.referee.diagnose import Finding, Interval, Means, diagnose, fitted_scale
 from arsm.referee.problems import PROBLEMS, Problem, Truth, enumerate_problem
+from arsm.referee.progress import reporter
 from arsm.referee.result import Audit, Row, Verdict, in_words, worst_entry
 
 ROUNDING = 1e-4
@@ -40,7 +41,12 @@ class Policy:
     role: str
 
 
-def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -> Audit:
+def audit_advantages(
+    function: Callable[..., Tensor],
+    *,
+    tokens: bool = False,
+    progress: Callable[[str, float], None] | None = None,
+) -> Audit:
     r"""Compare the policy gradient that advantages give with the exact one, over all groups of a small policy.
 
         1/n sum_i sum_t A_it d ln pi(y_it) / dphi    must have the mean    dE[r] / dphi
@@ -52,6 +58,8 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
         function: `function(rewards [B, n]) -> advantages [B, n]`.
         tokens: if True, `function(rewards [B, n], mask [B, n, T]) -> [B, n, T]`, what each token's log-probability is
             multiplied by, sequences having different lengths; a group's loss is summed over tokens and divided by n.
+        progress: hears each policy's name and the share of the audit that is done; by default a line on the terminal
+            after two seconds.
 
     Returns:
         An `Audit`.
@@ -68,9 +76,12 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
     refused = ""
     exception: BaseException | None = None
     scales: dict[tuple[int, int], float] = {}
-    for size in TOKEN_GROUPS if tokens else GROUPS:
+    sizes = TOKEN_GROUPS if tokens else GROUPS
+    tell = reporter(progress)
+    for position, size in enumerate(sizes):
         means = []
-        for policy in family:
+        for member, policy in enumerate(family):
+            tell(policy.name, (position + member / len(family)) / len(sizes))
             label, words = f"{policy.name}, n = {size[1]}", f"{size[0]}, {size[1]}"
             try:
                 measured, variance = _enumerate(function, policy, size, tokens)
@@ -94,6 +105,7 @@ def audit_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -
             scales[size] = fitted_scale(means).value
         if size == (1, 1) and means and not found.get(size):
             notes.append("Groups of one sample keep their reward: unbiased, without a baseline.")
+    tell("", 1.0)
     if refused:
         notes.append(f"Groups of one sample are refused ({refused}).")
     findings = _merge(found, scales)

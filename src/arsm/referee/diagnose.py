@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -76,7 +76,18 @@ class Means:
 
 def diagnose(means: Sequence[Means]) -> list[Finding]:
     """Explain a rejection; at least one finding."""
-    for hypothesis in (_nothing, _exploded, _scale, _rows, _shift, _deviation, _temperature, _lengths, _own_sample):
+    for hypothesis in (
+        _nothing,
+        _exploded,
+        _scale,
+        _rows,
+        _shift,
+        _deviation,
+        _temperature,
+        _lengths,
+        _variables,
+        _own_sample,
+    ):
         if found := hypothesis(means):
             return [found]
     findings = [finding for hypothesis in (_relaxation, _constant) if (finding := hypothesis(means))]
@@ -253,9 +264,41 @@ def _lengths(means: Sequence[Means]) -> Finding | None:
     )
 
 
+def _variables(means: Sequence[Means]) -> Finding | None:
+    """One factor for each variable, the same in all problems."""
+    count = max(m.mean.shape[1] for m in means)
+    factors = []
+    for k in range(count):
+        single = [
+            replace(
+                m,
+                truth=replace(m.truth, gradient=m.gradient[:, k : k + 1]),
+                mean=m.mean[:, k : k + 1],
+                half_width=m.half_width[:, k : k + 1],
+                standard_error=m.standard_error[:, k : k + 1],
+            )
+            for m in means
+            if m.mean.shape[1] > k
+        ]
+        scale = fitted_scale(single)
+        factors.append(scale)
+        if math.isnan(scale.value) or not all(m.agrees(scale.value * m.gradient) for m in single):
+            return None
+    wrong = [f"{s.value:.3g} (variable {k})" for k, s in enumerate(factors) if not s.low <= 1 <= s.high]
+    if not wrong or len(wrong) == count:
+        return None
+    return Finding(
+        "variables",
+        f"Right direction, but some variables have another length: {', '.join(wrong)}. Is a part of their "
+        "log-probability left out, by a mask or by an index?",
+    )
+
+
 def _own_sample(means: Sequence[Means]) -> Finding | None:
     family = _family(means)
     if not {"f", "20f", "f+100"} <= family.keys() or any(m.relaxed for m in means):
+        return None
+    if not family["f"].rejected:  # where it is right, it is also unchanged by a constant
         return None
     base, large, shifted = (family[role] for role in ("f", "20f", "f+100"))
     if not shifted.agrees(base.mean, base.allowed) or not large.agrees(20 * base.mean, 20 * base.allowed):

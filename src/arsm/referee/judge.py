@@ -24,18 +24,20 @@ from arsm.referee.measure import (
     probe,
 )
 from arsm.referee.problems import PROBLEMS, Problem
+from arsm.referee.progress import reporter
 from arsm.referee.result import Audit, Row, Verdict, in_words, worst_entry
+from arsm.types import Estimator
 
 POWER = 2.33
 """Standard errors beyond the interval at which an error is caught with probability 0.99."""
 
 
 def audit(
-    loss: Loss,
+    loss: Loss | Estimator,
     *,
     sign: Sign = 1,
     parameters: bool = False,
-    problems: Sequence[Problem] = PROBLEMS,
+    problems: Sequence[Problem] | None = None,
     samples: int = 1 << 16,
     false_alarm: float = 1e-6,
     seed: int = 0,
@@ -46,7 +48,7 @@ def audit(
     Args:
         loss: `loss(logits, f) -> scalar` draws once and returns what it would call backward on, summed over the rows,
             claimed to estimate dE[f]/dlogits. logits are [B, K, C]; f maps int64 [..., K] (or relaxed [..., K, C]) to
-            [...].
+            [...]. An estimator of this library stands for the loss that `arsm.estimate` makes of it.
         sign: -1 if the loss is to be minimised: its gradient is then minus the estimate.
         parameters: whether the gradient of f's own parameters is judged too; it is always reported.
         problems: those to run, `arsm.referee.PROBLEMS` by default; leave out what the loss is not made for.
@@ -54,7 +56,8 @@ def audit(
         false_alarm: the probability with which a correct loss may be called wrong.
         seed: of torch's, Python's and NumPy's global generators, which are set back afterwards; torch runs on one
             thread meanwhile.
-        progress: hears each problem's name and the share of the audit that is done.
+        progress: hears each problem's name and the share of the audit that is done; by default a line on the terminal
+            after two seconds.
 
     Returns:
         An `Audit`; `audit(loss).passed` is for a test, `print(audit(loss))` for a person.
@@ -65,11 +68,19 @@ def audit(
         raise ValueError(f"false_alarm must lie between 0 and 1, but is {false_alarm}.")
     if samples < 1024:
         raise ValueError(f"samples must be at least 1024, but is {samples}; fewer decide nothing.")
+    problems = PROBLEMS if problems is None else problems
     if not problems:
         raise ValueError("There is no problem to run; give at least one.")
+    if not all(isinstance(problem, Problem) for problem in problems):
+        raise ValueError(f"problems must be a sequence of arsm.referee.Problem, but is {problems!r}; see PROBLEMS.")
     start = time.perf_counter()
     dtype = torch.get_default_dtype()
     name = getattr(loss, "__qualname__", type(loss).__name__)
+    if isinstance(loss, Estimator):
+        loss = _loss_of(loss)
+    if not callable(loss):
+        raise TypeError(f"The loss must be a function loss(logits, f), or an estimator, but is {loss!r}.")
+    tell = reporter(progress)
     notes: list[str] = []
     measured: list[Draws] = []
     failures: dict[str, BaseException] = {}
@@ -85,8 +96,7 @@ def audit(
         for position, problem in enumerate(problems):
 
             def tick(share: float, position: int = position, problem: Problem = problem) -> None:
-                if progress is not None:
-                    progress(problem.name, (position + share) / len(problems))
+                tell(problem.name, (position + share) / len(problems))
 
             try:
                 drawn = draw(loss, problem, samples, sign, dtype, tick)
@@ -102,6 +112,13 @@ def audit(
     return _judge(name, measured, failures, problems, parameters, false_alarm, notes, seconds, ignored)
 
 
+def _loss_of(estimator: Estimator) -> Loss:
+    """The loss that `arsm.estimate` makes of an estimator."""
+    from arsm.driver import estimate
+
+    return lambda logits, f: estimate(estimator, logits, f).value.sum()
+
+
 def _refused(name: str, error: RefusedError, false_alarm: float, problem: Problem | None = None) -> Audit:
     words = f"{error} (Seen in '{problem.name}'.)" if problem else str(error)
     return Audit(name, "not decided", (Finding(error.kind, words),), (), false_alarm, exception=error)
@@ -112,7 +129,11 @@ def _repeats(drawn: Draws) -> bool:
     within = drawn.variance - drawn.by_call.var(0)
     random = bool((within > 1e-6 * drawn.truth.gradient.square().amax()).any())
     calls = drawn.by_call.flatten(1)
-    return drawn.batch >= 128 and random and len(calls.unique(dim=0)) < len(calls) // 2
+    # calls without any gradient say nothing about the seed, whatever their number
+    target = drawn.truth.gradient.flatten(1)
+    empty = (drawn.by_call[..., :-1] + target).abs().flatten(1).amax(1) == 0
+    calls = calls[~empty]
+    return drawn.batch >= 128 and random and len(calls.unique(dim=0)) < (len(calls) + 1) // 2
 
 
 def _judge(
@@ -262,10 +283,16 @@ def _parameters(d: Draws, failure: float) -> tuple[str, bool]:
     if d.by_theta is None:
         return "f's own parameters get no gradient (f is detached).", True
     calls = len(d.by_theta)
-    width = student(failure, calls - 1) * d.by_theta.std(0) / calls**0.5 + d.rounding * len(d.truth.theta)
+    standard_error = d.by_theta.std(0) / calls**0.5
+    width = student(failure, calls - 1) * standard_error + d.rounding * len(d.truth.theta)
     error = d.by_theta.mean(0)
     if bool((error.abs() <= width).all()):
-        return "f's own parameters get the right gradient.", False
+        missed = float(((width + POWER * standard_error) / d.truth.theta.sum(0).abs()).max())
+        return (
+            f"f's own parameters get the right gradient; an error of less than {100 * missed:.2g} % in one of them "
+            "could have been missed.",
+            False,
+        )
     worst = int((error.abs() / width).argmax())
     return (
         f"f's own parameters get a wrong gradient: off by {float(error[worst]):.3g} +- {float(width[worst]):.2g} where "

@@ -27,6 +27,10 @@ SMALL_SHARE, MOST_SMALL = 32, 1024
 
 PROBES = 8
 """Calls that are compared before anything is measured."""
+REPLAYS = 64
+"""Calls with the same random numbers that must agree: state that shows in every so many calls is seen."""
+MANY_CALLS = 2048
+"""Calls per problem where whole calls differ more than their rows explain."""
 REPEATED = (
     "Different calls returned the same gradient, although equal rows of one call got different samples: the loss sets "
     "a seed of its own; draw fresh random numbers in every call."
@@ -146,8 +150,35 @@ def draw(
     truth = enumerate_problem(problem)
     calls = max(CALLS, min(samples // SMALL_SHARE, MOST_SMALL)) if problem.small else CALLS
     copies = 1 if problem.small else max(1, samples // calls)
-    logits = problem.logits.to(dtype).repeat(copies, 1, 1)
     f = problem.function(dtype)
+    drawn = _draws(loss, problem, truth, f, calls, copies, sign, tick)
+    if copies > 1 and _calls_differ(drawn):
+        # whole calls are the draws then, and there must be many of them
+        f.rows = 0
+        drawn = _draws(loss, problem, truth, f, MANY_CALLS, max(1, samples // MANY_CALLS), sign, tick)
+    return drawn
+
+
+def _calls_differ(drawn: Draws) -> bool:
+    """Whether call means vary far more than independent rows would make them."""
+    calls = len(drawn.by_call)
+    expected = drawn.variance * calls / drawn.count
+    size = drawn.truth.gradient.square().amax()
+    return bool((drawn.by_call.var(0) > 4 * expected + 1e-6 * size)[:, -1].any())
+
+
+def _draws(
+    loss: Loss,
+    problem: Problem,
+    truth: Truth,
+    f: Function,
+    calls: int,
+    copies: int,
+    sign: Sign,
+    tick: Callable[[float], None],
+) -> Draws:
+    dtype = f.weights.dtype
+    logits = problem.logits.to(dtype).repeat(copies, 1, 1)
     found = []
     for call in range(calls):
         found.append(gradient(loss, logits, f, sign))
@@ -246,7 +277,10 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
         return None, False  # what the draws show as well
     rounding = 1e-4 * found.abs().amax()
     calls_differ, rows_differ = ((found - x).abs().amax() > rounding for x in (found[:1], found[:, :1]))
-    if rows_differ and len(found.flatten(1).unique(dim=0)) < PROBES:
+    # calls without any gradient say nothing about the seed
+    calls = found.flatten(1)
+    calls = calls[calls.abs().amax(1) > 0]
+    if rows_differ and len(calls.unique(dim=0)) < len(calls):
         raise RefusedError("fixed seed", REPEATED)
     if calls_differ and not rows_differ:
         raise RefusedError("shared noise", SHARED)
@@ -254,6 +288,10 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
         if moved:
             raise RefusedError("state", REMEMBERED)
         return "The loss draws from its own generator; state between calls could not be checked.", False
+    for _ in range(REPLAYS):
+        seed_generators(seed)
+        if not torch.allclose(once(f), again, rtol=1e-4, atol=1e-6):
+            raise RefusedError("state", REMEMBERED)
     fixed = f"In {problem.name!r} the gradient is the same in every call: its random numbers could not be checked."
     note = None if calls_differ else fixed
     seed_generators(seed)

@@ -56,7 +56,7 @@ class Function:
         return self.scale * (u + self.bend * (3 * u).cos()) + self.constant
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Problem:
     """Logits and one f for all rows; `copies` independent copies of the rows in one batch."""
 
@@ -76,6 +76,9 @@ class Problem:
     """f has parameters of its own."""
     reach: Tensor | None = None
     """[R, K]: the probability that a variable is drawn at all; None where all are."""
+
+    def __repr__(self) -> str:
+        return f"<Problem {self.name!r}>"
 
     def function(self, dtype: torch.dtype) -> Function:
         theta = torch.ones(len(self.weights), dtype=dtype, requires_grad=self.learns)

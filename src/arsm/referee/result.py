@@ -71,6 +71,8 @@ class Row:
     """The lower bound on the variance as a share of leave-one-out's, over random additive f."""
     error: str = ""
     """Why there are no numbers."""
+    direction: float | None = None
+    """The cosine of the angle to the true gradient; 1 is right."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Audit:
             lines += textwrap.wrap(f"[{finding.kind}] {finding.sentence}", WIDTH, subsequent_indent="  ")
         lines += [""] * bool(self.findings)
         header = ["problem", self.sizes, "worst entry: bias [interval]", "exact", "length"]
+        header += ["direction"] * any(r.direction is not None for r in self.rows)
         header += ["variance", "evals", "RLOO's", "floor"] * any(r.variance is not None for r in self.rows)
         lines += _table(header, [_cells(r, len(header)) for r in self.rows])
         lines.append("")
@@ -127,11 +130,15 @@ class Audit:
     def _footer(self) -> Sequence[str]:
         footer = []
         if any(r.worst is not None for r in self.rows):
-            footer.append(
-                "*: the interval excludes 0. exact: the entry's true gradient. length: along the true gradient, 1 is "
-                "right. RLOO's: the variance of leave-one-out with as many evaluations; floor: the least share of it "
-                "that is possible, on average over additive f."
-            )
+            words = "*: the interval excludes 0. exact: the entry's true gradient. length: along it, 1 is right."
+            if any(r.direction is not None for r in self.rows):
+                words += " direction: the cosine of the angle to it, 1 is right."
+            if any(r.variance is not None for r in self.rows):
+                words += (
+                    " RLOO's: the variance of leave-one-out with as many evaluations; floor: the least share of it "
+                    "that is possible, on average over additive f."
+                )
+            footer.append(words)
         footer += self.notes
         if self.scale is not None:
             footer.append(f"Length over all problems: {self.scale} (1 is right).")
@@ -147,6 +154,18 @@ class Audit:
         footer.append(f"{rate} {self.seconds:.1f} s.".strip())
         return footer
 
+    def markdown(self) -> str:
+        """A table and the findings, for an issue or a job's summary."""
+        from arsm.referee.summary import markdown
+
+        return markdown([self])
+
+    def badge(self) -> str:
+        """The verdict as an SVG image."""
+        from arsm.referee.summary import badge
+
+        return badge([self])
+
     def figure(self) -> Any:
         """A matplotlib figure of every problem's worst bias in units of its interval's half-width."""
         from arsm.referee.figure import draw
@@ -160,6 +179,8 @@ def _cells(row: Row, count: int) -> list[str]:
     worst = "" if row.worst is None else f"{'* ' if row.rejected else ''}{row.worst.bias}"
     truth = "" if row.worst is None else f"{row.worst.truth:.3g}"
     cells = [row.problem, row.size, worst, truth, "" if row.scale is None else f"{row.scale.value:.3f}"]
+    if row.direction is not None:
+        return [*cells, f"{row.direction:.3f}"]
     numbers = (row.variance, row.evaluations, row.rloo)
     cells += ["" if x is None else f"{x:.3g}" for x in numbers]
     cells.append("" if row.bound is None else f"{row.bound:.2f}")

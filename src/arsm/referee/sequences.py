@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from arsm.referee.judge import audit
+from arsm.referee.language import Objective, TrainerLoss
 from arsm.referee.measure import Sign
 from arsm.referee.problems import Function, Problem
 from arsm.referee.result import Audit
+from arsm.referee.trainers import audit_batches
 
 LENGTH = 3
 REWARDS = (0.5, -0.4, 0.9, 0.1, -0.7, 0.8, 0.3, -0.2)
@@ -63,7 +65,7 @@ class PathReward(Function):
         return self.scale * u + self.constant
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SequenceProblem(Problem):
     """Tables of seven choices [R, 7, 2]."""
 
@@ -118,35 +120,56 @@ SEQUENCE_PROBLEMS = _problems()
 
 
 def audit_sequences(
-    loss: SequenceLoss,
+    loss: SequenceLoss | TrainerLoss,
     *,
+    target: Objective | None = None,
+    documented: TrainerLoss | None = None,
+    up_to_scale: bool = False,
     sign: Sign = 1,
     samples: int = 1 << 14,
     false_alarm: float = 1e-6,
     seed: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Audit:
-    """Compare the gradient of a loss on completions with that of the expected reward, by enumeration.
+    """Compare the gradient of a loss on completions with that of the objective it claims, by enumeration.
+
+    With a `target`, the loss is a trainer's: it gets batches of answers that somebody else drew. All batches of a
+    small language model are enumerated, with prompts and answers of several lengths, an end token, padding, a
+    reference and, if asked for, a stale sampler; nothing is drawn, and only rounding could raise a false alarm.
+    Without one, the loss draws completions itself, and its mean is measured from samples.
 
     Args:
-        loss: `loss(model, prompts, reward, max_tokens, eos) -> scalar`, summed over the prompts. `model(tokens [N, L])
-            -> logits [N, L, 2]` is causal, the prompt's one token first; `prompts` is [N, 1] int64; `reward(prompts
-            [R, 1], tokens [R, max_tokens]) -> [R]` ignores tokens after the first `eos`; most problems have none.
+        loss: with a target, `loss(batch: arsm.referee.TrainerBatch) -> scalar`, a mean over the rows of the batch.
+            Without one, `loss(model, prompts, reward, max_tokens, eos) -> scalar`, summed over the prompts.
+            `model(tokens [N, L]) -> logits [N, L, 2]` is causal, the prompt's one token first; `prompts` is [N, 1]
+            int64; `reward(prompts [R, 1], tokens [R, max_tokens]) -> [R]` ignores tokens after the first `eos`; most
+            problems have none.
+        target: the objective of which the loss claims the gradient.
+        documented: instead, the objective that the loss's documentation states, as a loss in your own words, to be
+            maximised: both are averaged over all batches of `target`'s sampler and compared.
+        up_to_scale: whether a factor is allowed that depends on the numbers of prompts and of answers alone.
         sign: -1 if the loss is to be minimised.
-        samples: draws per prompt.
-        false_alarm: the probability with which a correct loss may be called wrong.
+        samples: draws per prompt, without a target.
+        false_alarm: the probability with which a correct loss may be called wrong, without a target.
         seed: of the global generators.
         progress: hears each problem's name and the share of the audit that is done.
 
     Returns:
-        An `Audit`; its entries are [prompt, prefix, token].
+        An `Audit`. Its entries are [prompt, prefix, token]; with a target, [context, token]. Its notes say what the
+        error depends on and where it is.
     """
+    if target is not None:
+        return audit_batches(cast(TrainerLoss, loss), target, documented, up_to_scale, sign, seed, progress)
+    if documented is not None or up_to_scale:
+        raise ValueError("documented and up_to_scale belong to losses of given batches; give a target, too.")
     name = getattr(loss, "__qualname__", type(loss).__name__)
 
     def on_table(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         assert isinstance(f, PathReward)
         prompts = torch.arange(len(logits)).unsqueeze(-1)
-        return loss(Table(logits), prompts, lambda _, tokens: f.of_tokens(tokens), LENGTH, 0 if f.ends else None)
+        return cast(SequenceLoss, loss)(
+            Table(logits), prompts, lambda _, tokens: f.of_tokens(tokens), LENGTH, 0 if f.ends else None
+        )
 
     on_table.__qualname__ = name
     return audit(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.referee import PROBLEMS, Audit, Problem
+from arsm.referee import PROBLEMS, Audit, Objective, Problem
+from arsm.referee.language import TrainerLoss
 from arsm.referee.measure import Loss
 from arsm.referee.problems import Function
 
@@ -43,6 +44,13 @@ class Entry:
     module: str
     claim: str
     run: Callable[[], Found]
+    requires: tuple[str, ...] = ()
+    """What pip installs for it; the package alone by default."""
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """What its environment contains besides torch and numpy; nothing for torch's own entries."""
+        return self.requires or (() if self.package == "torch" else (self.package,))
 
 
 def from_package(name: str) -> Any:
@@ -66,6 +74,27 @@ def judged(audit: Audit, draws: str) -> Found:
     """An audit as columns."""
     scale = "" if audit.scale is None else f"{audit.scale.value:.3f} [{audit.scale.low:.3f}, {audit.scale.high:.3f}]"
     return Found(audit.verdict, " ".join(f"[{f.kind}] {f.sentence}" for f in audit.findings), scale, draws)
+
+
+def refereed(
+    make: Callable[[], TrainerLoss], target: Objective | None = None, up_to_scale: bool = False
+) -> Callable[[], Found]:
+    """An entry whose whole loss, to be minimised, `arsm.audit_sequences` judges."""
+
+    def run() -> Found:
+        found = arsm.audit_sequences(make(), target=target or Objective(), up_to_scale=up_to_scale, sign=-1)
+        return in_columns(found)
+
+    return run
+
+
+def in_columns(audit: Audit) -> Found:
+    """An audit of a whole loss as columns: its scale and direction are those of the first setting."""
+    row = next((r for r in audit.rows if r.scale is not None), None)
+    scale = "" if row is None or row.scale is None else f"{row.scale.value:.3f}, direction {row.direction:.3f}"
+    finding = " ".join(f"[{f.kind}] {f.sentence}" for f in audit.findings)
+    factor = [n for n in audit.notes if n.startswith("Right up to")]
+    return Found(audit.verdict, finding or " ".join(factor), scale, "enumerated")
 
 
 def audited(

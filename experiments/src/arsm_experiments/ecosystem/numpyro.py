@@ -68,13 +68,22 @@ ENTRIES = (
         "numpyro",
         "reparameterised latents only; discrete ones are not supported",
         audited(numpyro_elbo("Trace_ELBO")),
+        ("numpyro", "funsor"),
     ),
-    Entry("numpyro: TraceGraph_ELBO", "numpyro", "numpyro", UNBIASED, audited(numpyro_elbo("TraceGraph_ELBO"))),
+    Entry(
+        "numpyro: TraceGraph_ELBO",
+        "numpyro",
+        "numpyro",
+        UNBIASED,
+        audited(numpyro_elbo("TraceGraph_ELBO")),
+        ("numpyro", "funsor"),
+    ),
     Entry(
         "numpyro: TraceEnum_ELBO, enumerated guide, one variable",
         "numpyro",
         "numpyro",
         "exact",
         audited(numpyro_elbo("TraceEnum_ELBO", True), ONE_VARIABLE),
+        ("numpyro", "funsor"),
     ),
 )

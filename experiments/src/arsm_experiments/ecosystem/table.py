@@ -11,12 +11,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from arsm_experiments.ecosystem import ENTRIES
 from arsm_experiments.ecosystem.entry import Entry, Found
+from arsm_experiments.ecosystem.environments import environment_of, variables
 from arsm_experiments.runs.provenance import provenance
 
 
@@ -32,6 +33,7 @@ class Result:
     scale: str
     draws: str
     seconds: str
+    """Of one core: what a loaded machine does not change."""
     hardware: str
     commit: str
     command: str
@@ -44,26 +46,47 @@ def run_entry(entry: Entry) -> Result:
         found = Found("not installed", f"pip install {entry.package}")
     else:
         version = f"{entry.package} {importlib.metadata.version(entry.package)}"
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             found = entry.run()
         except Exception as error:  # another package may raise anything
             found = Found("does not run", f"{type(error).__name__}: {error}"[:300])
-        seconds = f"{time.perf_counter() - start:.0f}"
+        seconds = f"{time.process_time() - start:.0f}"
     made = provenance("cpu")
     command = f'python -m arsm_experiments.ecosystem "{entry.name}"'
     return Result(entry.name, version, entry.claim, *found, seconds, made["hardware"], made["commit"] or "", command)
 
 
-def run_apart(entry: Entry) -> Result:
-    """One entry in a process of its own, because some packages change torch when they are imported."""
-    code = f"from arsm_experiments.ecosystem.__main__ import main; main(['--json', {entry.name!r}])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"row"')]
-    if not lines:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return Result(entry.name, entry.package, entry.claim, "does not run", last[:300], *[""] * 6)
-    return Result(**json.loads(lines[-1]))
+def run_apart(entries: Sequence[Entry], environments: Path | None) -> Iterator[Result]:
+    """Entries of one package in a process of their own, because some packages change torch when they are imported.
+
+    It runs in the environment made for the package, or in this one where there is no folder of environments.
+    """
+    python = sys.executable
+    requirements = entries[0].requirements
+    if environments is not None and requirements:
+        try:
+            python = str(environment_of(requirements, environments))
+        except subprocess.CalledProcessError as error:
+            yield from (_failed(entry, "not installable", str(error)) for entry in entries)
+            return
+    names = [entry.name for entry in entries]
+    code = f"from arsm_experiments.ecosystem.__main__ import main; main(['--json', *{names!r}])"
+    waiting = {entry.name: entry for entry in entries}
+    with subprocess.Popen(
+        [python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables()
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith('{"row"'):
+                result = Result(**json.loads(line))
+                del waiting[result.row]
+                yield result
+    yield from (_failed(entry, "does not run", "the process ended") for entry in waiting.values())
+
+
+def _failed(entry: Entry, verdict: str, reason: str) -> Result:
+    return Result(entry.name, entry.package, entry.claim, verdict, reason[:300], *[""] * 6)
 
 
 def export(results: Sequence[Result], folder: Path) -> None:

@@ -1,90 +1,216 @@
-"""The advantages of TRL's trainers."""
+"""TRL's trainers as whole losses: their advantages, masks, loss types, divergences and normalisers, by their own code.
+
+A trainer is made with a tiny GPT-2 whose backbone is replaced by the referee's table, and its sampler by the referee's
+answers. `_generate_and_score_completions` and `_compute_loss` are TRL's, from tokenising the prompts to the loss.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-import arsm
-from arsm_experiments.ecosystem.entry import Entry, Found, from_package, judged
+from arsm.referee import Objective, TrainerBatch
+from arsm.referee.language import MAX_TOKENS, VOCABULARY, TrainerLoss
+from arsm_experiments.ecosystem.entry import Entry, from_package, refereed
+
+VERSION = "1.16.0"
+WORDS = ("<pad>", "<eos>", "a", "b")
+"""The referee's tokens in their order."""
 
 
-def trl_advantages(kind: str, **options: Any) -> Callable[[], Found]:
-    """The advantages of TRL's trainer, for given rewards, by its own code: a tiny model writes one token.
+class Table(torch.nn.Module):
+    """A backbone whose hidden states are the logits of the referee's model."""
 
-    Without a penalty for leaving a reference model (beta = 0), which would have to be downloaded.
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: Callable[..., Tensor] | None = None
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> SimpleNamespace:
+        assert self.model is not None
+        return SimpleNamespace(last_hidden_state=self.model(input_ids, attention_mask))
+
+
+def trl_loss(kind: str, longer: bool = False, **options: Any) -> Callable[[], TrainerLoss]:
+    """The loss of TRL's GRPO or RLOO trainer with these options.
+
+    With `longer`, rewards are multiplied by n/(n - 1), which GRPO's own mean takes off again: the divergence is then
+    judged beside a right gradient of the rewards.
     """
 
-    def run() -> Found:
+    def build() -> TrainerLoss:
         trl, transformers = from_package("trl"), from_package("transformers")
         tokenizers, datasets = from_package("tokenizers"), from_package("datasets")
-        config_class, trainer_class = getattr(trl, f"{kind}Config"), getattr(trl, f"{kind}Trainer")
         words = tokenizers.Tokenizer(
-            tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1, "go": 2, "on": 3}, unk_token="<pad>")
+            tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")
         )
-        words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", padding_side="left"
         )
-        given: list[float] = []
-        trainers: dict[int, Any] = {}
+        trainers: dict[tuple[int, int], Any] = {}
+        state = SimpleNamespace(rewards=[], answers=[])
 
-        def trainer(n: int) -> Any:
-            if n not in trainers:
+        def model_() -> Any:
+            config = transformers.GPT2Config(
+                vocab_size=VOCABULARY,
+                n_positions=16,
+                n_embd=VOCABULARY,
+                n_layer=1,
+                n_head=1,
+                bos_token_id=1,
+                eos_token_id=1,
+                pad_token_id=0,
+                tie_word_embeddings=False,
+            )
+            # from a folder, where the trainer finds its reference
+            folder = tempfile.mkdtemp()
+            transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+            return transformers.GPT2LMHeadModel.from_pretrained(folder)
+
+        def trainer(rows: int, n: int) -> Any:
+            if (rows, n) not in trainers:
                 trainers.clear()  # a new trainer's arguments reset what the old ones share
-                model = transformers.GPT2LMHeadModel(
-                    transformers.GPT2Config(
-                        vocab_size=4, n_positions=8, n_embd=4, n_layer=1, n_head=1, bos_token_id=1, eos_token_id=1
-                    )
-                )
-                config = config_class(
-                    output_dir="/tmp/arsm-trl",
+                config = getattr(trl, f"{kind}Config")(
+                    output_dir=tempfile.mkdtemp(),
                     num_generations=n,
-                    per_device_train_batch_size=n,
-                    max_completion_length=1,
+                    per_device_train_batch_size=rows,
+                    gradient_accumulation_steps=1,
+                    max_completion_length=MAX_TOKENS,
                     report_to=[],
                     use_cpu=True,
                     bf16=False,
                     **options,
                 )
-                trainers[n] = trainer_class(
-                    model,
-                    reward_funcs=lambda completions, **_: list(given),
+                made = getattr(trl, f"{kind}Trainer")(
+                    model_(),
+                    reward_funcs=lambda completions, **_: list(state.rewards),
                     args=config,
-                    train_dataset=datasets.Dataset.from_dict({"prompt": ["go"] * 8}),
+                    train_dataset=datasets.Dataset.from_dict({"prompt": ["a"] * 8}),
                     processing_class=tokenizer,
                 )
-                trainers[n].model.train()
-            return trainers[n]
+                made.model.train()
+                made.current_gradient_accumulation_steps = 1
 
-        def advantages(rewards: Tensor) -> Tensor:
-            given[:] = rewards.flatten().tolist()
-            rows = [{"prompt": "go"} for _ in given]
-            return trainer(rewards.shape[1])._generate_and_score_completions(rows)["advantages"].view(rewards.shape)
+                def answers(*_: Any, **__: Any) -> Any:
+                    return state.answers if kind == "RLOO" else (state.answers, None)
 
-        return judged(arsm.audit_advantages(advantages), "enumerated")
+                made._generate_single_turn = answers
+                for used in (made.model, made.ref_model):
+                    if used is not None:
+                        used.transformer = Table()
+                        head = used.lm_head
+                        head.weight.data = torch.eye(VOCABULARY)
+                        head.weight.requires_grad_(False)
+                        used.get_output_embeddings = lambda head=head: head
+                trainers[rows, n] = made
+            return trainers[rows, n]
 
-    return run
+        def loss(batch: TrainerBatch) -> Tensor:
+            made = trainer(len(batch.rewards), batch.answers)
+            factor = batch.answers / (batch.answers - 1) if longer else 1.0
+            state.rewards = (factor * batch.rewards).tolist()
+            lengths = batch.mask.sum(-1).tolist()
+            state.answers = [row[:length] for row, length in zip(batch.completions.tolist(), lengths, strict=True)]
+            made.model.transformer.model = batch.model
+            if made.ref_model is not None:
+                made.ref_model.transformer.model = batch.reference_model
+            prompts = [" ".join(WORDS[t] for t in row if t) for row in batch.prompts.tolist()]
+            inputs = made._generate_and_score_completions([{"prompt": p} for p in prompts])
+            return made._compute_loss(made.model, inputs)
+
+        return loss
+
+    return build
 
 
-NORMALISED = "normalised; no claim of being unbiased"
+def entry(name: str, claim: str, loss: Callable[[], TrainerLoss], **options: Any) -> Entry:
+    """An entry of TRL, in the environment of its version."""
+    return Entry(f"trl: {name}", "trl", "trl", claim, refereed(loss, **options), (f"trl=={VERSION}",))
+
+
+PLAIN = {"scale_rewards": "none", "beta": 0.0}
+DESIGN = "no claim of being unbiased"
+LOSS_TYPES = {
+    "grpo": "a mean over each answer's tokens; TRL's page says that it favours some lengths",
+    "dapo": "a mean over the batch's tokens",
+    "bnpo": "a mean over the local batch's tokens",
+    "dr_grpo": "divided by a constant, to remove the length bias",
+    "cispo": "weights clipped and detached, a mean over the batch's tokens",
+    "sapo": "a soft gate in place of clipping, a mean over each answer's tokens",
+    "luspo": "length-unbiased: a sum over each answer's tokens",
+    "vespo": "weights from a gamma function, a mean over the batch's tokens",
+}
+DIVERGENCE = Objective(beta=0.3)
 ENTRIES = (
-    Entry("trl: RLOO advantages", "trl", "trl", "leave-one-out: unbiased", trl_advantages("RLOO", beta=0.0)),
-    Entry(
-        "trl: RLOO advantages, normalize_advantages",
-        "trl",
-        "trl",
-        NORMALISED,
-        trl_advantages("RLOO", beta=0.0, normalize_advantages=True),
+    entry("RLOO trainer, beta = 0", "leave-one-out: unbiased", trl_loss("RLOO", beta=0.0)),
+    entry("RLOO trainer, beta = 0.3", "KL in the reward: unbiased", trl_loss("RLOO", beta=0.3), target=DIVERGENCE),
+    entry(
+        "RLOO trainer, normalize_advantages",
+        f"normalised; {DESIGN}",
+        trl_loss("RLOO", beta=0.0, normalize_advantages=True),
     ),
-    Entry("trl: GRPO advantages, scale_rewards=group (default)", "trl", "trl", NORMALISED, trl_advantages("GRPO")),
-    Entry(
-        "trl: GRPO advantages, scale_rewards=none",
-        "trl",
-        "trl",
-        "Dr. GRPO: without the bias of the standard deviation",
-        trl_advantages("GRPO", scale_rewards="none"),
+    entry("GRPO trainer, defaults", f"normalised; {DESIGN}", trl_loss("GRPO"), up_to_scale=True),
+    entry(
+        "GRPO trainer, scale_rewards=batch, dr_grpo",
+        f"normalised over the batch; {DESIGN}",
+        trl_loss("GRPO", scale_rewards="batch", loss_type="dr_grpo"),
+        up_to_scale=True,
+    ),
+    *(
+        entry(
+            f"GRPO trainer, loss_type={name}, scale_rewards=none",
+            claim,
+            trl_loss("GRPO", loss_type=name, epsilon_high=5.0 if name == "cispo" else 0.2, **PLAIN),
+            up_to_scale=True,
+        )
+        for name, claim in LOSS_TYPES.items()
+    ),
+    entry(
+        "GRPO trainer, importance_sampling_level=sequence, luspo",
+        "length-unbiased: a sum over each answer's tokens",
+        trl_loss("GRPO", loss_type="luspo", importance_sampling_level="sequence", **PLAIN),
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, importance_sampling_level=sequence, grpo",
+        "GSPO: a mean over each answer's tokens",
+        trl_loss("GRPO", loss_type="grpo", importance_sampling_level="sequence", **PLAIN),
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, mask_truncated_completions, dr_grpo",
+        "leaves out answers that were cut off",
+        trl_loss("GRPO", loss_type="dr_grpo", mask_truncated_completions=True, **PLAIN),
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, top_entropy_quantile=0.5, dr_grpo",
+        "only tokens of high entropy",
+        trl_loss("GRPO", loss_type="dr_grpo", top_entropy_quantile=0.5, **PLAIN),
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, temperature=0.7, dr_grpo",
+        "the tempered policy's gradient",
+        trl_loss("GRPO", loss_type="dr_grpo", temperature=0.7, **PLAIN),
+        target=Objective(temperature=0.7),
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, beta = 0.3, k3 with importance weights (default), luspo",
+        "the unbiased gradient of the reverse divergence",
+        trl_loss("GRPO", longer=True, loss_type="luspo", scale_rewards="none", beta=0.3),
+        target=DIVERGENCE,
+    ),
+    entry(
+        "GRPO trainer, beta = 0.3, use_bias_correction_kl=False, luspo",
+        f"k3; {DESIGN}",
+        trl_loss("GRPO", longer=True, loss_type="luspo", scale_rewards="none", beta=0.3, use_bias_correction_kl=False),
+        target=DIVERGENCE,
     ),
 )

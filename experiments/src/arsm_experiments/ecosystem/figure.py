@@ -1,0 +1,65 @@
+"""The figure of the whole losses: how far each gradient points away from that of the objective."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+COLOURS = {"unbiased": "tab:green", "biased, no promise broken": "tab:orange", "not as documented": "tab:red"}
+PROMISES = ("unbiased", "exact", "right gradient", "the policy gradient", "the divergence's gradient")
+
+
+def kind(row: dict[str, str]) -> str:
+    """Whether a loss is right, biased without a promise of the opposite, or biased against its documentation."""
+    if row["verdict"] == "unbiased":
+        return "unbiased"
+    promised = any(word in row["claim"] for word in PROMISES)
+    promised = promised and not any(word in row["claim"] for word in ("no claim", "not unbiased"))
+    partly = any(word in row["claim"] for word in ("but for", "some tokens", "length-unbiased"))
+    return "not as documented" if promised and not partly else "biased, no promise broken"
+
+
+def angle(row: dict[str, str]) -> float | None:
+    """Degrees between the mean gradient and the objective's; None where no direction was measured."""
+    _, found, cosine = row["scale"].partition("direction ")
+    return math.degrees(math.acos(min(1.0, float(cosine)))) if found else None
+
+
+def summary(table: Path) -> list[str]:
+    """The lines of the page's table: for each package, how many of its parts are what."""
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    lines = []
+    for package in dict.fromkeys(row["row"].split(":")[0] for row in rows):
+        own = [row for row in rows if row["row"].split(":")[0] == package]
+        judged = [row for row in own if row["verdict"] in ("unbiased", "wrong")]
+        counts = [sum(kind(row) == name for row in judged) for name in COLOURS]
+        versions = ", ".join(dict.fromkeys(row["version"].split(" ")[-1] for row in own))
+        words = [str(count) for count in [len(own), *counts, len(own) - len(judged)]]
+        lines.append(f"| {package} | {versions} | {' | '.join(words)} |")
+    return lines
+
+
+def draw(table: Path, target: Path) -> None:
+    """Every whole loss in the table, ordered by package and by its angle."""
+    with table.open() as file:
+        rows = [row for row in csv.DictReader(file) if angle(row) is not None]
+    rows.sort(key=lambda row: (row["row"].split(":")[0], -(angle(row) or 0.0)), reverse=True)
+    figure = Figure(figsize=(9, 1.0 + 0.19 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, row in enumerate(rows):
+        degrees = angle(row) or 0.0
+        colour = COLOURS[kind(row)]
+        axes.plot([0, degrees], [place, place], color=colour, linewidth=1.5)
+        axes.plot([degrees], [place], "o", color=colour, markersize=4)
+    axes.set_yticks(range(len(rows)), [row["row"] for row in rows], fontsize=7)
+    axes.set_ylim(-0.8, len(rows) - 0.2)
+    axes.set_xlim(left=-1)
+    axes.set_xlabel("degrees between the mean gradient and the objective's")
+    for name, colour in COLOURS.items():
+        axes.plot([], [], "o", color=colour, label=name)
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(target, dpi=130)

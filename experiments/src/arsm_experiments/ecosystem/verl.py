@@ -1,0 +1,190 @@
+"""Everything that verl's registries export: advantages, policy losses, aggregations and divergences.
+
+Each is judged as a part of a whole loss whose other parts are right: leave-one-out advantages, the clipped loss
+("vanilla"), and the aggregation that sums over tokens and averages over sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from arsm.referee import Objective, TrainerBatch
+from arsm.referee.language import TrainerLoss
+from arsm_experiments.ecosystem.entry import Entry, Found, from_package, refereed
+
+PACKAGE, VERSION = "verl", "0.9.1"
+WIDTH = 5
+"""verl pads answers to a fixed length."""
+RIGHT = "seq-mean-token-sum"
+DIVERGENCE = Objective(beta=0.3)
+
+
+def verl_loss(
+    advantage: str = "rloo",
+    policy: str = "vanilla",
+    aggregation: str = RIGHT,
+    kl_loss: str = "",
+    kl_reward: str = "",
+    **policy_options: Any,
+) -> Callable[[], TrainerLoss]:
+    """A whole loss of verl's own parts."""
+
+    def build() -> TrainerLoss:
+        numpy = from_package("numpy")
+        algos = from_package("verl.trainer.ppo.core_algos")
+        config = from_package("verl.workers.config")
+        algorithm = from_package("verl.trainer.config").AlgoConfig()
+        actor = config.ActorConfig(
+            strategy="fsdp",
+            rollout_n=2,
+            ppo_micro_batch_size_per_gpu=1,
+            policy_loss=config.PolicyLossConfig(loss_mode=policy, **policy_options),
+        )
+
+        def loss(batch: TrainerBatch) -> Tensor:
+            extra = (0, WIDTH - batch.mask.shape[1])
+            mask = pad(batch.mask, extra).float()
+            log_p = pad(batch.log_p(), extra)
+            old, reference = pad(batch.sampler_log_p, extra), pad(batch.reference_log_p, extra)
+            rewards = torch.zeros_like(old)
+            last = batch.mask.sum(-1, keepdim=True) - 1
+            rewards.scatter_(1, last, batch.rewards.unsqueeze(-1))
+            if kl_reward:
+                rewards = rewards - batch.beta * algos.kl_penalty(log_p.detach(), reference, kl_reward) * mask
+            p = batch.logits().detach().softmax(-1).square().sum(-1)
+            given = {
+                "token_level_rewards": rewards,
+                "response_mask": mask,
+                "index": numpy.array(batch.group.tolist()),
+                "config": algorithm,
+                "values": 0.1 * mask,
+                "gamma": 1.0,
+                "lam": 1.0,
+                "reward_baselines": torch.full_like(batch.rewards, 0.2),
+                "old_log_probs": old,
+                "sum_pi_squared": pad(p, extra),
+            }
+            function = algos.get_adv_estimator_fn(advantage)
+            names = function.__code__.co_varnames[: function.__code__.co_argcount]
+            a, _ = function(**{name: value for name, value in given.items() if name in names})
+            value, _ = algos.get_policy_loss_fn(policy)(
+                old_log_prob=old,
+                log_prob=log_p,
+                advantages=a,
+                response_mask=mask,
+                loss_agg_mode=aggregation,
+                config=actor,
+            )
+            if kl_loss:
+                kl = algos.kl_penalty(log_p, reference, kl_loss)
+                value = value + batch.beta * algos.agg_loss(kl, mask, aggregation)
+            return value
+
+        return loss
+
+    return build
+
+
+def entry(name: str, claim: str, run: Callable[[], Found]) -> Entry:
+    """An entry of verl, in the environment of its version."""
+    return Entry(f"verl: {name}", PACKAGE, PACKAGE, claim, run, (f"{PACKAGE}=={VERSION}",))
+
+
+def refused(reason: str) -> Callable[[], Found]:
+    """An entry that cannot be judged."""
+    return lambda: Found("not judged", reason)
+
+
+NORMALISED = "divided by a standard deviation; no claim of being unbiased"
+ADVANTAGES = {
+    "gae": "whitened; no claim of being unbiased",
+    "grpo": NORMALISED,
+    "grpo_vectorized": NORMALISED,
+    "grpo_passk": "advantages of pass@k; another objective",
+    "reinforce_plus_plus": "whitened over the batch; no claim of being unbiased",
+    "reinforce_plus_plus_baseline": "whitened over the batch; no claim of being unbiased",
+    "remax": "unbiased",
+    "rloo": "leave-one-out: unbiased",
+    "rloo_vectorized": "leave-one-out: unbiased",
+    "opo": "the optimal baseline",
+    "gpg": "the group's mean as the baseline",
+    "optimal_token_baseline": "the optimal baseline of every token",
+    "tir_optimal_token_baseline": "the optimal baseline of every token",
+}
+POLICIES = {
+    "vanilla": "the policy gradient at the first step",
+    "dppo_tv": "the policy gradient at the first step",
+    "dppo_kl": "the policy gradient at the first step",
+    "gspo": "ratios of sequences, averaged over their tokens",
+    "sapo": "a soft gate in place of clipping",
+    "gpg": "the policy gradient",
+    "clip_cov": "the policy gradient but for some tokens",
+    "kl_cov": "the policy gradient and a penalty on some tokens",
+    "geo_mean": "the geometric mean of the tokens' ratios",
+    "cispo": "the policy gradient at the first step",
+}
+AGGREGATIONS = {
+    "token-mean": "a mean over the batch's tokens",
+    "token-sum": "a sum over all tokens",
+    RIGHT: "a sum over tokens, a mean over sequences",
+    "seq-mean-token-sum-norm": "a sum over tokens, divided by a constant",
+    "seq-mean-token-mean": "a mean over each sequence's tokens",
+}
+KL_LOSSES = ("k1", "abs", "k2", "k3", "k1+", "k3+")
+ENTRIES = (
+    *(
+        entry(f"advantages {name}", claim, refereed(verl_loss(advantage=name)))  #
+        for name, claim in ADVANTAGES.items()
+    ),
+    entry(
+        "advantages gdpo", "several rewards", refused("It needs the rewards of several dimensions for every answer.")
+    ),
+    *(entry(f"policy loss {name}", claim, refereed(verl_loss(policy=name))) for name, claim in POLICIES.items()),
+    entry(
+        "policy loss dro",
+        "the policy gradient at the first step",
+        refereed(verl_loss(policy="dro", dro_beta=0.1)),
+    ),
+    entry(
+        "policy loss bypass_mode, reinforce, stale sampler",
+        "importance weights of whole answers, truncated at 1e9",
+        refereed(
+            verl_loss(
+                policy="bypass_mode",
+                rollout_correction={
+                    "loss_type": "reinforce",
+                    "rollout_is": "sequence",
+                    "rollout_is_threshold": 1e9,
+                },
+            ),
+            Objective(stale=True),
+        ),
+    ),
+    entry(
+        "policy loss bypass_mode, ppo_clip",
+        "the policy gradient at the first step",
+        refereed(verl_loss(policy="bypass_mode", rollout_correction={"loss_type": "ppo_clip"})),
+    ),
+    *(
+        entry(f"aggregation {name}", claim, refereed(verl_loss(aggregation=name), up_to_scale=True))
+        for name, claim in AGGREGATIONS.items()
+    ),
+    *(
+        entry(
+            f"KL loss {name}",
+            "the right gradient" if name in ("k2", "k1+", "k3+") else "an estimate of the value",
+            refereed(verl_loss(kl_loss=name), DIVERGENCE),
+        )
+        for name in KL_LOSSES
+    ),
+    entry("KL loss full", "exact", refused("kl_penalty_forward raises a NotImplementedError.")),
+    entry("KL in the reward, kl", "the divergence's gradient", refereed(verl_loss(kl_reward="kl"), DIVERGENCE)),
+    entry("KL in the reward, abs", "an estimate", refereed(verl_loss(kl_reward="abs"), DIVERGENCE)),
+    entry("KL in the reward, mse", "an estimate", refereed(verl_loss(kl_reward="mse"), DIVERGENCE)),
+    entry("KL in the reward, low_var_kl", "an estimate", refereed(verl_loss(kl_reward="low_var_kl"), DIVERGENCE)),
+)
