@@ -47,6 +47,7 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 
 SINGLE = {
     "referee/figure.py": "figure",
+    "sequences/figure.py": "figure",
     "sequences/transformers.py": "transformers",
     "sequences/transformers_slots.py": "transformers",
     "cluster.py": "cluster",

@@ -3,6 +3,7 @@
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, TokenCredit
 from arsm.sequences.checks import Reward
 from arsm.sequences.cluster import Cluster
+from arsm.sequences.comparison import Comparison, Measured, compare
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
 from arsm.sequences.draws import Sampled
 from arsm.sequences.driver import estimate
@@ -18,12 +19,14 @@ __all__ = [
     "Branch",
     "Branches",
     "Cluster",
+    "Comparison",
     "Completions",
     "Decoding",
     "Engine",
     "EngineFailure",
     "Estimate",
     "Group",
+    "Measured",
     "Model",
     "Prefixes",
     "Recompute",
@@ -40,6 +43,7 @@ __all__ = [
     "Transformers",
     "Waves",
     "by_likelihood",
+    "compare",
     "complete",
     "decoder",
     "estimate",
