@@ -239,6 +239,18 @@ def test_text_rewards() -> None:
     assert rewards.tolist() == [10.0, -1.5, 10.0, -1.0]  # "ca" asks for the tokens 2 and 0, but 0 ends a sequence
 
 
+def test_text_ends_at_the_first_of_several_ends() -> None:
+    seen = []
+
+    def note(completions: list[str], **columns: Any) -> list[float]:
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    reward = TextReward(note, letters, PROMPTS, ["one", "two", "three"], eos=[3, 0])
+    reward(PROMPTS, torch.tensor([[1, 0, 3], [2, 1, 3], [1, 2, 1]]))
+    assert seen == ["b", "cb", "bcb"]
+
+
 def test_conversations() -> None:
     def polite(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
         assert all(len(messages) == 1 and messages[0]["role"] == "assistant" for messages in completions)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from arsm.checks import NotFiniteError, check_count, check_whole, describe
 from arsm.sequences.batch import Strategy
-from arsm.sequences.decode import Completions, live_tokens
+from arsm.sequences.decode import Completions
+from arsm.sequences.ends import Ends, all_ends, is_end, live_tokens, padding
 from arsm.sequences.model import Model, begin, one_pass
 from arsm.types import Estimator
 
@@ -89,7 +90,7 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
 
 def check_options(
     max_tokens: int,
-    eos: int | None,
+    eos: Ends,
     temperature: float,
     kl: float,
     reference: Model | None,
@@ -101,8 +102,10 @@ def check_options(
 ) -> None:
     """Require numbers in their range, and options that go together."""
     check_count("max_tokens", max_tokens)
-    if eos is not None:
-        check_whole("eos", eos)
+    if eos is not None and not all_ends(eos):
+        raise ValueError("eos must hold at least one token, but is empty; leave it out if nothing ends a sequence.")
+    for end in all_ends(eos):
+        check_whole("eos", end)
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
     if not 0 <= kl < math.inf:
@@ -133,7 +136,7 @@ def _check_wrapped(model: object) -> None:
 
 
 def check_model(
-    strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None
+    strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: Ends
 ) -> tuple[int, torch.dtype]:
     """Start with one prompt; the size of the vocabulary and the type of the logits."""
     if isinstance(strategy, Estimator):
@@ -161,8 +164,9 @@ def check_model(
             "mask a token."
         )
     vocabulary = logits.shape[-1]
-    if eos is not None and not 0 <= eos < vocabulary:
-        raise ValueError(f"eos = {eos} is not in the model's vocabulary of {vocabulary} tokens.")
+    for end in all_ends(eos):
+        if not 0 <= end < vocabulary:
+            raise ValueError(f"eos = {end} is not in the model's vocabulary of {vocabulary} tokens.")
     strategy.check(logits)
     return vocabulary, logits.dtype
 
@@ -195,7 +199,7 @@ def _check_difference(largest: Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | None, vocabulary: int) -> Tensor:
+def given_completions(completions: Tensor, shape: tuple[int, ...], eos: Ends, vocabulary: int) -> Tensor:
     """Completions of another sampler, padded to max_tokens with eos."""
     if not isinstance(completions, Tensor):
         raise TypeError(f"completions must be an int64 tensor {list(shape)}, but are a {type(completions).__name__}.")
@@ -210,15 +214,15 @@ def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | No
             f"completions hold tokens from {int(completions.min())} to {int(completions.max())}, but the model's "
             f"vocabulary is 0 to {vocabulary - 1}."
         )
-    if width < longest and (eos is None or not bool((completions == eos).any(-1).all())):
+    if width < longest and not bool(is_end(completions, eos).any(-1).all()):
         raise ValueError(
             f"Some completions of {width} tokens have no end of sequence; only those that have one may be shorter than "
             f"max_tokens = {longest}."
         )
     if eos is None:
         return completions
-    padded = torch.cat([completions, completions.new_full((*shape[:-1], longest - width), eos)], -1)
-    return padded.masked_fill(~live_tokens(padded, eos), eos)
+    padded = torch.cat([completions, completions.new_full((*shape[:-1], longest - width), padding(eos))], -1)
+    return padded.masked_fill(~live_tokens(padded, eos), padding(eos))
 
 
 def checked_completions(done: Completions, vocabulary: int) -> Completions:
@@ -231,7 +235,7 @@ def checked_completions(done: Completions, vocabulary: int) -> Completions:
     return done
 
 
-def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...], eos: int | None) -> Tensor:
+def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...], eos: Ends) -> Tensor:
     """Log-probabilities of another sampler, padded to max_tokens with 0."""
     if not isinstance(log_probs, Tensor) or log_probs.shape != completions.shape:
         raise ValueError(f"log_probs must be shaped like the completions, {list(completions.shape)}.")

@@ -38,6 +38,7 @@ from arsm.sequences.batch import Estimate, Strategy
 from arsm.sequences.checks import Reward
 from arsm.sequences.credit import parameters_of
 from arsm.sequences.driver import estimate
+from arsm.sequences.ends import Ends
 from arsm.sequences.engines import Engine
 from arsm.sequences.model import Model
 from arsm.sequences.strategies import Branch, Group
@@ -208,7 +209,7 @@ def compare(
     reward: Reward,
     *,
     max_tokens: int,
-    eos: int | None = None,
+    eos: Ends = None,
     repeats: int = 8,
     temperature: float = 1.0,
     mask: Tensor | None = None,

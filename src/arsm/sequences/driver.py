@@ -32,8 +32,9 @@ from arsm.sequences.checks import (
     given_log_probs,
 )
 from arsm.sequences.credit import Pass, attach_credit, clipped_epochs
-from arsm.sequences.decode import Completions, Decoding, Prefixes, live_tokens
+from arsm.sequences.decode import Completions, Decoding, Prefixes
 from arsm.sequences.draws import Sampled, draw_beside
+from arsm.sequences.ends import Ends, live_tokens
 from arsm.sequences.engines import Engine
 from arsm.sequences.mismatch import check_sampler
 from arsm.sequences.model import Model, one_pass, pad_before
@@ -50,7 +51,7 @@ def estimate(
     reward: Reward,
     *,
     max_tokens: int,
-    eos: int | None = None,
+    eos: Ends = None,
     temperature: float = 1.0,
     mask: Tensor | None = None,
     completions: Tensor | None = None,
@@ -69,9 +70,10 @@ def estimate(
         strategy: how credit is given: `Branch(arsm.RLOO(8))` token by token, `Group(8)` sequence by sequence.
         model: a `Model`, such as `Recompute(module)` or `Transformers(model)`.
         prompts: [N, P] int64.
-        reward: `reward(prompts [R, P], tokens [R, max_tokens]) -> [R]`, floating. Tokens after the end are eos.
+        reward: `reward(prompts [R, P], tokens [R, max_tokens]) -> [R]`, floating. Tokens after the end are eos
+            (the first, if there are several).
         max_tokens: T, the most tokens of a completion.
-        eos: the token that ends a sequence; None where every completion has max_tokens tokens.
+        eos: the token that ends a sequence, or a list of several; None where every completion has max_tokens tokens.
         temperature: the tokens are drawn from softmax(logits / temperature).
         mask: [N, P] bool, true for tokens of the prompt, where prompts are padded; or a tokenizer's attention mask.
         completions: [N, T], or [N, n, T] for a `Group`: true sequences that another sampler drew from this model.
