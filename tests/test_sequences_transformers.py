@@ -224,6 +224,13 @@ def short(prompts: list[str], completions: list[str], **columns: Any) -> list[fl
     return [None if prompt == "two" else -float(len(text)) for prompt, text in zip(prompts, completions, strict=True)]
 
 
+@pytest.mark.parametrize(("pad", "begin", "found"), [(0, 1, 0), (1, 1, None), (None, 1, None)])
+def test_padding_that_begins_texts_is_no_padding(pad: int | None, begin: int, found: int | None) -> None:
+    sizes = {"vocab_size": 5, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}
+    config = transformers.GPT2Config(**sizes, pad_token_id=pad, bos_token_id=begin)
+    assert Transformers(transformers.GPT2LMHeadModel(config)).pad_token == found
+
+
 def test_text_rewards() -> None:
     reward = TextReward(
         [right, short],

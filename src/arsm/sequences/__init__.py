@@ -1,7 +1,7 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, TokenCredit
-from arsm.sequences.checks import Reward
+from arsm.sequences.checks import Reward, RewardFailure
 from arsm.sequences.cluster import Cluster
 from arsm.sequences.comparison import Comparison, Measured, compare
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
@@ -33,6 +33,7 @@ __all__ = [
     "Prefixes",
     "Recompute",
     "Reward",
+    "RewardFailure",
     "Sampled",
     "Server",
     "SlotModel",

@@ -19,6 +19,20 @@ from arsm.types import Estimator
 Reward = Callable[[Tensor, Tensor], Tensor]
 """`reward(prompts [R, P], tokens [R, T]) -> [R]`, to be maximised."""
 
+
+class RewardFailure(RuntimeError):
+    """A reward raised an exception, which is the cause; `prompts` and `tokens` keep what was sampled for it."""
+
+    def __init__(self, message: str, prompts: Tensor, tokens: Tensor, row: int | None) -> None:
+        super().__init__(message)
+        self.prompts = prompts
+        """[R, P] int64."""
+        self.tokens = tokens
+        """[R, T] int64."""
+        self.row = row
+        """The first completion for which it raises; None if it raises for none of them alone."""
+
+
 LARGEST_MISMATCH = {8: 1e-6, 4: 0.1, 2: 1.0}
 """Of ln p of one token between a model's cached and uncached logits, by the bytes of its floating type."""
 
@@ -31,6 +45,11 @@ def check_reward(reward: Reward) -> None:
         signature = inspect.signature(reward)
     except ValueError:  # a function of C that does not tell
         return
+    if "completions" in signature.parameters:
+        raise TypeError(
+            f"reward is called as reward(prompts, tokens), but takes {signature}, as TRL calls functions of text; wrap "
+            "it: TextReward(reward, decode, prompts, texts)."
+        )
     try:
         signature.bind("prompts", "tokens")
     except TypeError:
@@ -43,7 +62,10 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
     """[R] float64."""
     if tokens.shape[0] == 0:
         return torch.zeros(0, dtype=torch.float64, device=tokens.device)
-    rewards = reward(prompts, tokens.clone())  # a reward may write into its own copy
+    try:
+        rewards = reward(prompts, tokens.clone())  # a reward may write into its own copy
+    except Exception as error:
+        raise _reward_failure(reward, prompts, tokens, error) from error
     if not isinstance(rewards, Tensor):
         raise TypeError(f"reward must return a tensor [R], but returned {type(rewards).__name__}; use torch.tensor.")
     if not rewards.is_floating_point():
@@ -56,6 +78,37 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
         first = int((~finite).nonzero()[0])
         raise NotFiniteError(f"reward returned {float(rewards[first])} for tokens {tokens[first].tolist()}.")
     return rewards.detach().to(tokens.device, torch.float64)
+
+
+def _reward_failure(reward: Reward, prompts: Tensor, tokens: Tensor, error: Exception) -> RewardFailure:
+    """Find the completion that a reward cannot judge, by asking for one after the other."""
+    kept = "; .prompts and .tokens of this error hold all that were sampled."
+    for row in range(tokens.shape[0]):
+        try:
+            reward(prompts[row : row + 1], tokens[row : row + 1].clone())
+        except Exception as alone:
+            where = f"for tokens {tokens[row].tolist()} after the prompt {prompts[row].tolist()}"
+            return RewardFailure(f"reward raised {_in_one_line(alone)} {where}{kept}", prompts, tokens, row)
+    where = f"for {tokens.shape[0]} completions together, but for none of them alone"
+    return RewardFailure(f"reward raised {_in_one_line(error)} {where}{kept}", prompts, tokens, None)
+
+
+def _in_one_line(error: Exception) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__} ({message})" if message else type(error).__name__
+
+
+def check_padding(model: Model | None, prompts: Tensor, mask: Tensor | None) -> None:
+    """Refuse prompts that begin with the model's padding but come without a mask."""
+    pad = getattr(model, "pad_token", None)
+    if mask is not None or pad is None:
+        return
+    padded = (prompts[:, 0] == pad).nonzero().squeeze(-1)
+    if padded.shape[0]:
+        raise ValueError(
+            f"Prompt {int(padded[0])} begins with {pad}, the model's padding, but no mask was given, and the model "
+            "would read it as text; pass the tokenizer's attention_mask as mask."
+        )
 
 
 def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
