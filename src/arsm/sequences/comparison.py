@@ -168,11 +168,11 @@ class Comparison:
         cells = [["strategy", "variance x tokens", "variance", "tokens", "seconds", *["GB"] * on_gpu, "signal"]]
         for row in self.rows:
             label = row.label if row.unbiased else f"{row.label} *"
-            line = [label, f"{row.cost:.3g}{plus_minus}{row.cost_error:.1g}", f"{row.variance:.3g}"]
-            line += [f"{row.tokens:,.0f}", f"{row.seconds:.3g}"]
+            line = [label, f"{_rounded(row.cost)}{plus_minus}{_rounded(row.cost_error)}", _rounded(row.variance)]
+            line += [f"{row.tokens:,.0f}", _rounded(row.seconds)]
             if on_gpu:
-                line.append("" if row.memory is None else f"{row.memory / 1e9:.3g}")
-            line.append(f"{row.signal:.2g}" if row.signal > 0 else "~0")
+                line.append("" if row.memory is None else _rounded(row.memory / 1e9))
+            line.append(_rounded(row.signal) if row.signal > 0 else "~0")
             cells.append(line)
         return cells
 
@@ -181,6 +181,13 @@ class Comparison:
         if not all(row.unbiased for row in self.rows):
             notes.append("*: biased. Its gradient has a scale of its own, and so have its variance and its signal.")
         return notes
+
+
+def _rounded(x: float) -> str:
+    """Three digits; large and small numbers with an exponent."""
+    if x and not 1e-3 <= abs(x) < 1e5:
+        return f"{x:.2e}"
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
 
 
 def _apart(one: Measured, other: Measured) -> bool:
