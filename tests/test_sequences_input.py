@@ -457,3 +457,11 @@ def test_padded_prompts_without_a_mask() -> None:
     assert refused(message, prompts=prompts, model=Padded(Table(ROWS, 3))).calls == 0
     options: dict[str, Any] = {"max_tokens": 2, "mask": prompts != 0}
     sequences.estimate(Group(2), Padded(Table(ROWS, 3)), prompts, reward, **options)
+
+
+def test_equal_rewards_give_zeros() -> None:
+    module = torch.nn.Embedding(3, 3)
+    prompts = torch.tensor([[1, 2]])
+    out = sequences.estimate(Group(3), sequences.Recompute(module), prompts, lambda p, t: t[:, 0] * 0.0, max_tokens=3)
+    (gradient,) = torch.autograd.grad(out.value.sum(), [module.weight])
+    assert not gradient.any()

@@ -143,6 +143,9 @@ class Later:
             return self._gradients(grad)
 
     def _gradients(self, grad: Tensor) -> list[Tensor | None]:
+        if not self.parts:
+            # no token has any credit, as when all rewards are equal: the gradient is 0, not missing
+            return [torch.zeros_like(parameter) for parameter in self.parameters]
         totals: list[Tensor | None] = [None] * len(self.parameters)
         device, dtype, enabled = self._autocast
         for number, rows in enumerate(self.parts):
