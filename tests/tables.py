@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
-from arsm.sequences.decode import live_tokens
+from arsm.sequences.ends import Ends, live_tokens, padding
 
 CODES = 29
 
@@ -49,7 +49,7 @@ class Setting:
 
     vocabulary: int = 3
     max_tokens: int = 3
-    eos: int | None = None
+    eos: Ends = None
     temperature: float = 1.0
     ragged: bool = False
     banned: int | None = None
@@ -83,7 +83,7 @@ class Setting:
         every = torch.tensor(list(product(range(self.vocabulary), repeat=self.max_tokens)))
         live = live_tokens(every, self.eos)
         if self.eos is not None:
-            every = every.masked_fill(~live, self.eos).unique(dim=0)
+            every = every.masked_fill(~live, padding(self.eos)).unique(dim=0)
         table = Table(2, self.vocabulary, banned=self.banned)
         model, prompts, mask = sequences.Recompute(table), *self.prompts(2)
         total = torch.zeros((), dtype=torch.float64)

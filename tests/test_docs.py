@@ -70,7 +70,10 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "docs/adding_a_caller.md": lambda page: sum(page["history"][-10:]) < 0.8 * sum(page["history"][:10]),
     "docs/guides/your_black_box.md": lambda page: page["best"].point.tolist() == [1, 5, 1],
     "docs/guides/your_language_model.md": lambda page: (
-        sum(page["history"][-10:]) > sum(page["history"][:10]) + 3 and page["mismatch"] < 1e-3
+        sum(page["history"][-10:]) > sum(page["history"][:10]) + 3
+        and page["mismatch"] < 1e-3
+        and page["found"].rows[0].label.startswith("Branch")
+        and page["found"].rows[0].cost < 0.5 * min(row.cost for row in page["found"].rows[3:])
     ),
     "docs/mathematics/swap.md": lambda page: float((page["error"] / page["standard_error"]).abs().max()) < 6,
     "docs/mathematics/computing.md": lambda page: float((page["fast"] - page["slow"]).abs().max()) < 1e-12,

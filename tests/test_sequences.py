@@ -21,6 +21,7 @@ SETTINGS = {
     "ragged, ends, temperature": Setting(eos=0, ragged=True, temperature=0.7),
     "masked tokens": Setting(vocabulary=4, banned=2, eos=3),
     "four tokens": Setting(vocabulary=2, max_tokens=4, eos=0, temperature=1.5),
+    "two ends": Setting(vocabulary=4, eos=[2, 0], temperature=0.8),
     "kl": Setting(eos=2, kl=0.4, temperature=0.8),
 }
 
@@ -344,3 +345,18 @@ def test_more_sequences_than_rows_have_the_same_gradient(strategy: sequences.Str
         grads.append(torch.autograd.grad(out.value.sum(), table.table)[0])
     torch.testing.assert_close(grads[0], grads[1])
     assert (grads[0] != 0).any()
+
+
+def test_several_ends_of_given_completions() -> None:
+    setting = Setting(vocabulary=4, eos=(2, 0))
+    prompts, _ = setting.prompts(3)
+    given = torch.tensor([[0, 1, 1], [3, 2, 3], [1, 3, 0]])
+
+    def seen(prompts: Tensor, tokens: Tensor) -> Tensor:
+        assert tokens.tolist() == [[0, 2, 2], [3, 2, 2], [1, 3, 0]]
+        return reward(prompts, tokens)
+
+    out = sequences.estimate(
+        Branch(arsm.RLOO(3), keep=1e-9), setting.model(3), prompts, seen, max_tokens=3, eos=(2, 0), completions=given
+    )
+    assert out.mask.tolist() == [[True, False, False], [True, True, False], [True, True, True]]

@@ -11,11 +11,12 @@ from torch import Tensor
 
 import arsm
 from arsm import sequences
-from arsm.sequences import Branch, Group
+from arsm.sequences import Branch, Group, driver
 from arsm.sequences.checks import check_reward
 from tests.tables import Setting, Table, reward
 
 ROWS = 6
+DONE = torch.tensor([[0, 2, 1]]).repeat(ROWS, 1)
 
 
 class Counted(sequences.Recompute):
@@ -78,10 +79,15 @@ def test_rewards(bad: sequences.Reward, error: type[Exception], message: str) ->
     [
         (lambda tokens: tokens[:, 0].double(), r"as reward\(prompts, tokens\), but takes \(tokens\); TextReward"),
         (lambda completions, **columns: completions, r"but takes \(completions, \*\*columns\)"),
+        (
+            lambda prompts, completions, **columns: [0.0],
+            r"takes \(prompts, completions, \*\*columns\), as TRL .* wrap it: TextReward",
+        ),
+        (lambda completions, answer: [0.0], r"wrap it: TextReward\(reward, decode, prompts, texts\)"),
         (lambda prompts, tokens, answers: answers, r"but takes \(prompts, tokens, answers\)"),
         (torch.zeros(ROWS), r"must be a function reward\(prompts, tokens\), but is a Tensor"),
     ],
-    ids=["one argument", "text", "three arguments", "no function"],
+    ids=["one argument", "text", "text with prompts", "text with a column", "three arguments", "no function"],
 )
 def test_rewards_that_cannot_be_called(bad: Any, message: str) -> None:
     assert refused(message, TypeError, reward=bad).calls == 0, "refused before anything is sampled"
@@ -179,11 +185,16 @@ def test_logits_that_are_not_numbers() -> None:
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"max_tokens": 6.0}, "max_tokens must be a whole number, but is 6.0"),
         ({"eos": "x"}, "eos must be a whole number, but is 'x'"),
+        ({"eos": [1, "x"]}, "eos must be a whole number, but is 'x'"),
+        ({"eos": []}, "eos must hold at least one token"),
+        ({"eos": (1, 3)}, "eos = 3 is not in the model's vocabulary of 3"),
         ({"rows": 8.0}, "rows must be a whole number, but is 8.0"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"kl": -1.0}, "kl must be"),
         ({"kl": 0.1}, "reference is missing"),
         ({"rows": 1}, "rows must be at least 2"),
+        ({"rows": 0}, "rows must be at least 2, but is 0"),
+        ({"micro_batch": 0}, "micro_batch must be at least 1, but is 0"),
         ({"log_probs": torch.zeros(ROWS, 3)}, "completions is None"),
         ({"completions": torch.zeros(ROWS, 2, dtype=torch.int64)}, "have no end of sequence"),
         ({"completions": torch.zeros(ROWS, 3)}, "completions must be int64"),
@@ -312,3 +323,145 @@ def test_micro_batches_add_up() -> None:
             (-out.value.sum() / 8).backward()
         grads.append(table.table.grad)
     torch.testing.assert_close(grads[0], grads[1])
+
+
+# ---------------------------------------------------------------- failures on the way
+
+
+def test_a_reward_that_raises_names_the_completion_and_keeps_what_was_sampled() -> None:
+    def picky(prompts: Tensor, tokens: Tensor) -> Tensor:
+        if bool((prompts[:, 0] == 7).any()):
+            raise KeyError("two\nlines")
+        return tokens[:, 0].double()
+
+    prompts = Setting().prompts(40)[0]
+    with pytest.raises(sequences.RewardFailure) as raised:
+        sequences.estimate(Group(2), Setting().model(40), prompts, picky, max_tokens=3)
+    failure = raised.value
+    assert failure.tokens.shape == (80, 3)
+    assert torch.equal(failure.prompts, prompts.repeat_interleave(2, 0))
+    first = 14  # of prompt 7
+    assert failure.row == first
+    sentence = str(failure)
+    assert "\n" not in sentence
+    assert sentence.startswith(
+        f"reward raised KeyError ('two\\nlines') for tokens {failure.tokens[first].tolist()} after the prompt "
+        f"{failure.prompts[first].tolist()}; "
+    )
+    assert isinstance(failure.__cause__, KeyError)
+
+
+def test_a_reward_that_raises_for_branches_alone() -> None:
+    seen = []
+
+    def later(prompts: Tensor, tokens: Tensor) -> Tensor:
+        seen.append(tokens.shape[0])
+        if len(seen) > 1:
+            raise OSError
+        return tokens[:, 0].double()
+
+    refused(r"^reward raised OSError for tokens \[.*\] after", sequences.RewardFailure, reward=later)
+    assert seen == [ROWS, seen[1], 1]
+
+
+def test_a_reward_that_raises_for_many_at_once() -> None:
+    def few(prompts: Tensor, tokens: Tensor) -> Tensor:
+        assert tokens.shape[0] == 1, "too many"
+        return tokens[:, 0].double()
+
+    message = r"AssertionError \(too many.*\) for 6 completions together, but for none of them alone"
+    refused(message, sequences.RewardFailure, reward=few)
+
+
+class Full(Counted):
+    """Out of memory from its second call of a method on."""
+
+    def __init__(self, module: Any, method: str) -> None:
+        super().__init__(module)
+        self.method, self.left = method, 1
+
+    def _spend(self, method: str) -> None:
+        if method == self.method:
+            self.left -= 1
+            if self.left < 0:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a lot.")
+
+    def step(self, state: Any, tokens: Tensor) -> Any:
+        self._spend("step")
+        return super().step(state, tokens)
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self._spend("logits")
+        return super().logits(prompts, tokens, mask)
+
+
+def test_out_of_memory_names_the_batch_size_to_lower() -> None:
+    error = torch.OutOfMemoryError
+    message = r"^Out of memory while sampling \(CUDA out of memory\); lower rows, which is 64\.$"
+    refused(message, error, model=Full(Table(ROWS, 3), "step"), rows=64)
+    message = r"lower micro_batch, which is 2\.$"
+    refused(
+        f"while drawing beside .*{message}",
+        error,
+        model=Full(Table(ROWS, 3), "logits"),
+        micro_batch=2,
+        completions=DONE,
+    )
+    # the plain table has no known parameters: its graph is made at once
+    refused(f"while computing the gradient .*{message}", error, model=Full(Table(ROWS, 3), "logits"), micro_batch=2)
+
+
+def test_out_of_memory_in_backward() -> None:
+    class Head(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.weight[tokens]
+
+    full = Full(Head(), "logits")
+    prompts = Setting().prompts(3)[0]
+    out = sequences.estimate(Group(4), full, prompts, reward, max_tokens=3, eos=1, micro_batch=5)
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"while computing the gradient .*; lower micro_batch, which is 5\.$"
+    ):
+        out.value.sum().backward()
+
+
+def test_out_of_memory_while_branches_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("no room.")
+
+    monkeypatch.setattr("arsm.sequences.slots.Waves.complete", full)
+    model = refused(r"while playing branches \(no room\); lower rows, which is 32\.", torch.OutOfMemoryError, rows=32)
+    assert model not in driver._DECODERS, "larger slots would be used again after rows were lowered"
+
+
+def test_parallel_modules() -> None:
+    inside = torch.nn.Linear(2, 2)
+    parallel = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+    torch.nn.Module.__init__(parallel)
+    parallel.module = inside
+    for wrap in (sequences.Recompute, sequences.Transformers):
+        with pytest.raises(TypeError, match=r"pass model\.module, and average the gradients .* after backward\.$"):
+            wrap(parallel)
+
+
+def test_padded_prompts_without_a_mask() -> None:
+    class Padded(Counted):
+        pad_token = 0
+
+    prompts = torch.tensor([[1, 2, 1], [0, 2, 1]])
+    message = "Prompt 1 begins with 0, the model's padding, but no mask was given"
+    assert refused(message, prompts=prompts, model=Padded(Table(ROWS, 3))).calls == 0
+    options: dict[str, Any] = {"max_tokens": 2, "mask": prompts != 0}
+    sequences.estimate(Group(2), Padded(Table(ROWS, 3)), prompts, reward, **options)
+
+
+def test_equal_rewards_give_zeros() -> None:
+    module = torch.nn.Embedding(3, 3)
+    prompts = torch.tensor([[1, 2]])
+    out = sequences.estimate(Group(3), sequences.Recompute(module), prompts, lambda p, t: t[:, 0] * 0.0, max_tokens=3)
+    (gradient,) = torch.autograd.grad(out.value.sum(), [module.weight])
+    assert not gradient.any()

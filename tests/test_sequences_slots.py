@@ -16,6 +16,7 @@ import arsm
 from arsm.sequences import (
     Branch,
     Decoding,
+    Ends,
     Group,
     Prefixes,
     Recompute,
@@ -153,6 +154,33 @@ def test_branches_equal_those_of_waves(make: Callable[[], Any]) -> None:
     expected = complete(model, prompts, mask, prefixes, decoding, noise=by_place(1))
     found = Slots(model.slots(), 16).complete(prompts, mask, prefixes, decoding, noise=by_place(1))
     assert torch.equal(found.tokens, expected.tokens)
+
+
+def test_several_ends() -> None:
+    model = wrapped(llama)
+    prompts, mask = ragged(11)
+    row = torch.arange(11).repeat_interleave(2)
+    ends = [EOS, 7, 4]
+    decoding, noise = Decoding(9, ends), by_place(3)
+    expected = Waves(model).sample(prompts, mask, row, decoding, 3, noise=noise)
+    slots = Slots(model.slots(), 5)
+    found = slots.sample(prompts, mask, row, decoding, 3, noise=noise)
+    assert torch.equal(found.tokens, expected.tokens)
+    # every end ends some sequence, and the first is the padding
+    true = found.tokens[..., 0]
+    live = live_tokens(true, ends)
+    last = true[torch.arange(22), live.sum(-1) - 1]
+    assert set(ends) <= set(last.tolist())
+    assert int((true[live] == 7).sum()) == int((last == 7).sum())
+    assert bool((true[~live] == EOS).all())
+    # branches whose first token is 7 end with it
+    prefixes = some_prefixes(torch.where(live, true, 5)[:6], True)
+    expected = complete(model, prompts[:6], mask[:6], prefixes, decoding, noise=by_place(1))
+    played = slots.complete(prompts[:6], mask[:6], prefixes, decoding, noise=by_place(1))
+    assert torch.equal(played.tokens, expected.tokens)
+    ended = (prefixes.action == 7).nonzero().squeeze(-1)
+    after = torch.arange(9) > prefixes.step[ended].unsqueeze(-1)
+    assert bool((played.tokens[ended][after] == EOS).all())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7, 400])
@@ -332,15 +360,15 @@ def test_draws_beside_given_sequences() -> None:
     assert deviations(counted, log_p[0, 0].exp().detach()).max() < 1
 
 
-@pytest.mark.parametrize("make", MODELS)
-def test_step_is_one_graph(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(("make", "eos"), [*((make, EOS) for make in MODELS), (llama, [EOS, 7])])
+def test_step_is_one_graph(make: Callable[[], Any], eos: Ends) -> None:
     model = wrapped(make).slots()
     cache = model.cache(3, 8)
     rows = Rows.idle(3, 4, 2, torch.float64, torch.device("cpu"))
     rows.ended.fill_(False)
     with torch.no_grad(), model.decoding():
         decode = model.decoder(cache)
-        torch.compile(step, backend="eager", fullgraph=True)(decode, rows, EOS, 1.0)
+        torch.compile(step, backend="eager", fullgraph=True)(decode, rows, eos, 1.0)
     assert rows.index.tolist() == [1, 1, 1]
 
 

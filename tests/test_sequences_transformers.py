@@ -224,6 +224,13 @@ def short(prompts: list[str], completions: list[str], **columns: Any) -> list[fl
     return [None if prompt == "two" else -float(len(text)) for prompt, text in zip(prompts, completions, strict=True)]
 
 
+@pytest.mark.parametrize(("pad", "begin", "found"), [(0, 1, 0), (1, 1, None), (None, 1, None)])
+def test_padding_that_begins_texts_is_no_padding(pad: int | None, begin: int, found: int | None) -> None:
+    sizes = {"vocab_size": 5, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}
+    config = transformers.GPT2Config(**sizes, pad_token_id=pad, bos_token_id=begin)
+    assert Transformers(transformers.GPT2LMHeadModel(config)).pad_token == found
+
+
 def test_text_rewards() -> None:
     reward = TextReward(
         [right, short],
@@ -237,6 +244,18 @@ def test_text_rewards() -> None:
     tokens = torch.tensor([[1, 0, 0], [2, 1, 3], [0, 0, 0], [2, 1, 0]])
     rewards = reward(PROMPTS[[1, 0, 2, 0]], tokens)
     assert rewards.tolist() == [10.0, -1.5, 10.0, -1.0]  # "ca" asks for the tokens 2 and 0, but 0 ends a sequence
+
+
+def test_text_ends_at_the_first_of_several_ends() -> None:
+    seen = []
+
+    def note(completions: list[str], **columns: Any) -> list[float]:
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    reward = TextReward(note, letters, PROMPTS, ["one", "two", "three"], eos=[3, 0])
+    reward(PROMPTS, torch.tensor([[1, 0, 3], [2, 1, 3], [1, 2, 1]]))
+    assert seen == ["b", "cb", "bcb"]
 
 
 def test_conversations() -> None:

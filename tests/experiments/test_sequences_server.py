@@ -119,6 +119,20 @@ def test_samples_have_the_models_distribution() -> None:
     assert (seen - p.square() / p.square().sum()).abs().max() > 0.02  # what another temperature would give
 
 
+def test_several_ends() -> None:
+    model, ends = policy(), (EOS, 3)
+    with running(make_server(Sampler(served := policy(), served))) as address:
+        rows = 60
+        prompts, how = torch.arange(2, 9).expand(rows, 7), sequences.Decoding(WIDTH, ends)
+        bare = sequences.Prefixes.bare(torch.arange(rows), WIDTH)
+        tokens = Server(address, model).complete(prompts, None, bare, how, torch.Generator().manual_seed(0)).tokens
+    live = sequences.live_tokens(tokens, ends)
+    last = tokens[torch.arange(rows), live.sum(-1) - 1]
+    assert bool((last == 3).any())
+    assert bool((tokens[~live] == EOS).all())
+    assert int((tokens[live] == 3).sum()) == int((last == 3).sum())
+
+
 def answering(status: int, answer: object) -> HTTPServer:
     """A server that has only one answer."""
 

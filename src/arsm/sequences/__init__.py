@@ -1,12 +1,13 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
 from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, TokenCredit
-from arsm.sequences.checks import Reward
+from arsm.sequences.checks import Reward, RewardFailure
 from arsm.sequences.cluster import Cluster
 from arsm.sequences.comparison import Comparison, Measured, compare
-from arsm.sequences.decode import Completions, Decoding, Prefixes, complete, live_tokens
+from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
 from arsm.sequences.draws import Sampled
 from arsm.sequences.driver import estimate
+from arsm.sequences.ends import Ends, live_tokens
 from arsm.sequences.engines import Engine, EngineFailure, Server
 from arsm.sequences.model import Model, Recompute, SlotModel, SlotsRefused, State, pad_before
 from arsm.sequences.slots import Slots, Waves, decoder
@@ -22,6 +23,7 @@ __all__ = [
     "Comparison",
     "Completions",
     "Decoding",
+    "Ends",
     "Engine",
     "EngineFailure",
     "Estimate",
@@ -31,6 +33,7 @@ __all__ = [
     "Prefixes",
     "Recompute",
     "Reward",
+    "RewardFailure",
     "Sampled",
     "Server",
     "SlotModel",

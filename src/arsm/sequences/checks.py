@@ -11,12 +11,27 @@ from torch import Tensor, nn
 
 from arsm.checks import NotFiniteError, check_count, check_whole, describe
 from arsm.sequences.batch import Strategy
-from arsm.sequences.decode import Completions, live_tokens
+from arsm.sequences.decode import Completions
+from arsm.sequences.ends import Ends, all_ends, is_end, live_tokens, padding
 from arsm.sequences.model import Model, begin, one_pass
 from arsm.types import Estimator
 
 Reward = Callable[[Tensor, Tensor], Tensor]
 """`reward(prompts [R, P], tokens [R, T]) -> [R]`, to be maximised."""
+
+
+class RewardFailure(RuntimeError):
+    """A reward raised an exception, which is the cause; `prompts` and `tokens` keep what was sampled for it."""
+
+    def __init__(self, message: str, prompts: Tensor, tokens: Tensor, row: int | None) -> None:
+        super().__init__(message)
+        self.prompts = prompts
+        """[R, P] int64."""
+        self.tokens = tokens
+        """[R, T] int64."""
+        self.row = row
+        """The first completion for which it raises; None if it raises for none of them alone."""
+
 
 LARGEST_MISMATCH = {8: 1e-6, 4: 0.1, 2: 1.0}
 """Of ln p of one token between a model's cached and uncached logits, by the bytes of its floating type."""
@@ -30,6 +45,11 @@ def check_reward(reward: Reward) -> None:
         signature = inspect.signature(reward)
     except ValueError:  # a function of C that does not tell
         return
+    if "completions" in signature.parameters:
+        raise TypeError(
+            f"reward is called as reward(prompts, tokens), but takes {signature}, as TRL calls functions of text; wrap "
+            "it: TextReward(reward, decode, prompts, texts)."
+        )
     try:
         signature.bind("prompts", "tokens")
     except TypeError:
@@ -42,7 +62,10 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
     """[R] float64."""
     if tokens.shape[0] == 0:
         return torch.zeros(0, dtype=torch.float64, device=tokens.device)
-    rewards = reward(prompts, tokens.clone())  # a reward may write into its own copy
+    try:
+        rewards = reward(prompts, tokens.clone())  # a reward may write into its own copy
+    except Exception as error:
+        raise _reward_failure(reward, prompts, tokens, error) from error
     if not isinstance(rewards, Tensor):
         raise TypeError(f"reward must return a tensor [R], but returned {type(rewards).__name__}; use torch.tensor.")
     if not rewards.is_floating_point():
@@ -55,6 +78,37 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
         first = int((~finite).nonzero()[0])
         raise NotFiniteError(f"reward returned {float(rewards[first])} for tokens {tokens[first].tolist()}.")
     return rewards.detach().to(tokens.device, torch.float64)
+
+
+def _reward_failure(reward: Reward, prompts: Tensor, tokens: Tensor, error: Exception) -> RewardFailure:
+    """Find the completion that a reward cannot judge, by asking for one after the other."""
+    kept = "; .prompts and .tokens of this error hold all that were sampled."
+    for row in range(tokens.shape[0]):
+        try:
+            reward(prompts[row : row + 1], tokens[row : row + 1].clone())
+        except Exception as alone:
+            where = f"for tokens {tokens[row].tolist()} after the prompt {prompts[row].tolist()}"
+            return RewardFailure(f"reward raised {_in_one_line(alone)} {where}{kept}", prompts, tokens, row)
+    where = f"for {tokens.shape[0]} completions together, but for none of them alone"
+    return RewardFailure(f"reward raised {_in_one_line(error)} {where}{kept}", prompts, tokens, None)
+
+
+def _in_one_line(error: Exception) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__} ({message})" if message else type(error).__name__
+
+
+def check_padding(model: Model | None, prompts: Tensor, mask: Tensor | None) -> None:
+    """Refuse prompts that begin with the model's padding but come without a mask."""
+    pad = getattr(model, "pad_token", None)
+    if mask is not None or pad is None:
+        return
+    padded = (prompts[:, 0] == pad).nonzero().squeeze(-1)
+    if padded.shape[0]:
+        raise ValueError(
+            f"Prompt {int(padded[0])} begins with {pad}, the model's padding, but no mask was given, and the model "
+            "would read it as text; pass the tokenizer's attention_mask as mask."
+        )
 
 
 def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
@@ -89,7 +143,7 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
 
 def check_options(
     max_tokens: int,
-    eos: int | None,
+    eos: Ends,
     temperature: float,
     kl: float,
     reference: Model | None,
@@ -101,8 +155,10 @@ def check_options(
 ) -> None:
     """Require numbers in their range, and options that go together."""
     check_count("max_tokens", max_tokens)
-    if eos is not None:
-        check_whole("eos", eos)
+    if eos is not None and not all_ends(eos):
+        raise ValueError("eos must hold at least one token, but is empty; leave it out if nothing ends a sequence.")
+    for end in all_ends(eos):
+        check_whole("eos", end)
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
     if not 0 <= kl < math.inf:
@@ -133,7 +189,7 @@ def _check_wrapped(model: object) -> None:
 
 
 def check_model(
-    strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: int | None
+    strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: Ends
 ) -> tuple[int, torch.dtype]:
     """Start with one prompt; the size of the vocabulary and the type of the logits."""
     if isinstance(strategy, Estimator):
@@ -161,8 +217,9 @@ def check_model(
             "mask a token."
         )
     vocabulary = logits.shape[-1]
-    if eos is not None and not 0 <= eos < vocabulary:
-        raise ValueError(f"eos = {eos} is not in the model's vocabulary of {vocabulary} tokens.")
+    for end in all_ends(eos):
+        if not 0 <= end < vocabulary:
+            raise ValueError(f"eos = {end} is not in the model's vocabulary of {vocabulary} tokens.")
     strategy.check(logits)
     return vocabulary, logits.dtype
 
@@ -195,7 +252,7 @@ def _check_difference(largest: Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | None, vocabulary: int) -> Tensor:
+def given_completions(completions: Tensor, shape: tuple[int, ...], eos: Ends, vocabulary: int) -> Tensor:
     """Completions of another sampler, padded to max_tokens with eos."""
     if not isinstance(completions, Tensor):
         raise TypeError(f"completions must be an int64 tensor {list(shape)}, but are a {type(completions).__name__}.")
@@ -210,15 +267,15 @@ def given_completions(completions: Tensor, shape: tuple[int, ...], eos: int | No
             f"completions hold tokens from {int(completions.min())} to {int(completions.max())}, but the model's "
             f"vocabulary is 0 to {vocabulary - 1}."
         )
-    if width < longest and (eos is None or not bool((completions == eos).any(-1).all())):
+    if width < longest and not bool(is_end(completions, eos).any(-1).all()):
         raise ValueError(
             f"Some completions of {width} tokens have no end of sequence; only those that have one may be shorter than "
             f"max_tokens = {longest}."
         )
     if eos is None:
         return completions
-    padded = torch.cat([completions, completions.new_full((*shape[:-1], longest - width), eos)], -1)
-    return padded.masked_fill(~live_tokens(padded, eos), eos)
+    padded = torch.cat([completions, completions.new_full((*shape[:-1], longest - width), padding(eos))], -1)
+    return padded.masked_fill(~live_tokens(padded, eos), padding(eos))
 
 
 def checked_completions(done: Completions, vocabulary: int) -> Completions:
@@ -231,7 +288,7 @@ def checked_completions(done: Completions, vocabulary: int) -> Completions:
     return done
 
 
-def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...], eos: int | None) -> Tensor:
+def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...], eos: Ends) -> Tensor:
     """Log-probabilities of another sampler, padded to max_tokens with 0."""
     if not isinstance(log_probs, Tensor) or log_probs.shape != completions.shape:
         raise ValueError(f"log_probs must be shaped like the completions, {list(completions.shape)}.")

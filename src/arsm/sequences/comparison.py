@@ -11,7 +11,8 @@ The variance is accumulated gradient by gradient, with the mean m_k of the first
 
     d_k = (k - 1)/k |g_k - m_{k-1}|^2,    k = 2..R,    E[d_k] = tr Cov[g],    sum_k d_k = sum_i |g_i - m_R|^2
 
-so that one gradient and one mean are held, and the spread of the d_k gives a standard error.
+so that one gradient and one mean are held, and the spread of the d_k, which are independent for Gaussian g, gives a
+standard error.
 
 Reference: Welford, Note on a method for calculating corrected sums of squares and products, Technometrics 1962.
 """
@@ -35,9 +36,10 @@ from torch import Tensor
 from arsm.checks import check_count
 from arsm.driver import graph_nodes
 from arsm.sequences.batch import Estimate, Strategy
-from arsm.sequences.checks import Reward
+from arsm.sequences.checks import Reward, check_prompts
 from arsm.sequences.credit import parameters_of
 from arsm.sequences.driver import estimate
+from arsm.sequences.ends import Ends
 from arsm.sequences.engines import Engine
 from arsm.sequences.model import Model
 from arsm.sequences.strategies import Branch, Group
@@ -46,8 +48,9 @@ WIDTH = 88
 """Most columns of a printed comparison."""
 PATIENCE = 2.0
 """Seconds before progress is shown."""
-APART = 2.0
-"""Two costs differ if they are further apart than this many standard errors."""
+APART = 2.5
+"""Two costs differ if they are further apart than this many standard errors. More than the usual 2: the error of few
+repeats is itself uncertain, and a fifth too small where gradients have heavy tails."""
 FIELDS = (
     "strategy",
     "unbiased",
@@ -167,11 +170,11 @@ class Comparison:
         cells = [["strategy", "variance x tokens", "variance", "tokens", "seconds", *["GB"] * on_gpu, "signal"]]
         for row in self.rows:
             label = row.label if row.unbiased else f"{row.label} *"
-            line = [label, f"{row.cost:.3g}{plus_minus}{row.cost_error:.1g}", f"{row.variance:.3g}"]
-            line += [f"{row.tokens:,.0f}", f"{row.seconds:.3g}"]
+            line = [label, f"{_rounded(row.cost)}{plus_minus}{_rounded(row.cost_error)}", _rounded(row.variance)]
+            line += [f"{row.tokens:,.0f}", _rounded(row.seconds)]
             if on_gpu:
-                line.append("" if row.memory is None else f"{row.memory / 1e9:.3g}")
-            line.append(f"{row.signal:.2g}" if row.signal > 0 else "~0")
+                line.append("" if row.memory is None else _rounded(row.memory / 1e9))
+            line.append(_rounded(row.signal) if row.signal > 0 else "~0")
             cells.append(line)
         return cells
 
@@ -180,6 +183,13 @@ class Comparison:
         if not all(row.unbiased for row in self.rows):
             notes.append("*: biased. Its gradient has a scale of its own, and so have its variance and its signal.")
         return notes
+
+
+def _rounded(x: float) -> str:
+    """Three digits; large and small numbers with an exponent."""
+    if x and not 1e-3 <= abs(x) < 1e5:
+        return f"{x:.2e}"
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
 
 
 def _apart(one: Measured, other: Measured) -> bool:
@@ -208,7 +218,7 @@ def compare(
     reward: Reward,
     *,
     max_tokens: int,
-    eos: int | None = None,
+    eos: Ends = None,
     repeats: int = 8,
     temperature: float = 1.0,
     mask: Tensor | None = None,
@@ -235,6 +245,7 @@ def compare(
         A `Comparison`, which prints as a table with a recommendation.
     """
     check_count("repeats", repeats, 3)  # a spread of the variance needs two measurements of it
+    check_prompts(prompts, mask)
     named = _named(strategies)
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -257,7 +268,7 @@ def compare(
             def once(strategy: Strategy = strategy) -> Estimate:
                 return estimate(strategy, model, prompts, reward, **options)
 
-            measured.append(_measure(label, strategy, model, once, repeats, progress))
+            measured.append(_measure(label, strategy, model, once, repeats, prompts.device, progress))
     finally:
         progress.close()
     return Comparison(tuple(sorted(measured, key=lambda row: row.cost)), repeats)
@@ -300,6 +311,7 @@ def _measure(
     model: Model,
     once: Callable[[], Estimate],
     repeats: int,
+    device: torch.device,
     progress: _Progress,
 ) -> Measured:
     moments = _Moments()
@@ -307,18 +319,18 @@ def _measure(
     parameters = None
     for repeat in range(repeats):
         progress.show(label)
-        if repeat == 0 and torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        if repeat == 0 and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         start = time.perf_counter()
         out = once()
         if parameters is None:
             parameters = _parameters(model, out.value)
         # not backward(), which would leave gradients in the parameters
         found = torch.autograd.grad(out.value.mean(), parameters, allow_unused=True)
-        if out.value.is_cuda:
-            torch.cuda.synchronize()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
             if repeat == 0:  # later ones hold a mean gradient besides
-                memory = torch.cuda.max_memory_allocated()
+                memory = torch.cuda.max_memory_allocated(device)
         seconds.append(time.perf_counter() - start)
         tokens.append(float(out.info["generated"]))
         moments.add([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)])

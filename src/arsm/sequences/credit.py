@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from arsm.driver import graph_nodes
 from arsm.sequences.batch import TokenCredit, token_log_probs
+from arsm.sequences.memory import limited_by
 from arsm.sequences.model import Model, one_pass
 
 
@@ -86,8 +87,9 @@ def attach_credit(value: Tensor, run: Pass, surrogate: Callable[[Tensor], Tensor
     parameters = parameters_of(run.model)
     if parameters is None:
         # without any credit the first row's, which is 0
-        return value + _with_graph(run, surrogate, parts or [torch.zeros_like(run.prompt[:1])], value)
-    later = Later(surrogate, parts, run.prompt, parameters)
+        with limited_by("micro_batch", run.micro_batch, "computing the gradient"):
+            return value + _with_graph(run, surrogate, parts or [torch.zeros_like(run.prompt[:1])], value)
+    later = Later(surrogate, parts, run.prompt, parameters, run.micro_batch)
     return _Deferred.apply(value, later, *parameters)  # pyright: ignore[reportReturnType]
 
 
@@ -114,12 +116,18 @@ class Later:
     """Forward and backward of every micro-batch, when the gradient is wanted."""
 
     def __init__(
-        self, surrogate: Callable[[Tensor], Tensor], parts: list[Tensor], prompt: Tensor, parameters: list[Tensor]
+        self,
+        surrogate: Callable[[Tensor], Tensor],
+        parts: list[Tensor],
+        prompt: Tensor,
+        parameters: list[Tensor],
+        micro_batch: int,
     ) -> None:
         self.surrogate = surrogate
         self.parts = parts
         self.prompt = prompt
         self.parameters = parameters
+        self.micro_batch = micro_batch
         self.versions = [parameter._version for parameter in parameters]
         device = prompt.device.type
         self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
@@ -131,7 +139,12 @@ class Later:
                 "The model's parameters were changed between sequences.estimate and backward, which computes the "
                 "gradient with them; call backward before the optimiser's step."
             )
-        if not self.parts:  # no row has any credit
+        with limited_by("micro_batch", self.micro_batch, "computing the gradient"):
+            return self._gradients(grad)
+
+    def _gradients(self, grad: Tensor) -> list[Tensor | None]:
+        if not self.parts:
+            # no token has any credit, as when all rewards are equal: the gradient is 0, not missing
             return [torch.zeros_like(parameter) for parameter in self.parameters]
         totals: list[Tensor | None] = [None] * len(self.parameters)
         device, dtype, enabled = self._autocast

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from arsm.checks import NotFiniteError
 from arsm.sequences.draws import Noise, Sampled, inverse, log_probabilities, uniforms
+from arsm.sequences.ends import Ends, is_end, padding
 from arsm.sequences.model import Model, begin
 
 LOOK_EVERY = 4
@@ -29,7 +30,8 @@ class Decoding:
     """How tokens are drawn."""
 
     max_tokens: int
-    eos: int | None = None
+    eos: Ends = None
+    """The tokens that end a sequence; the first of several also pads."""
     temperature: float = 1.0
     rows: int = 1024
     """Maximum rows per call of the model."""
@@ -69,16 +71,8 @@ class Completions:
     def empty(prefixes: Prefixes, decoding: Decoding) -> Completions:
         """The known tokens alone, then padding."""
         kept = torch.arange(decoding.max_tokens, device=prefixes.step.device) < prefixes.step.unsqueeze(-1)
-        tokens = prefixes.known[prefixes.row].where(kept, 0 if decoding.eos is None else decoding.eos)
+        tokens = prefixes.known[prefixes.row].where(kept, padding(decoding.eos))
         return Completions(tokens, torch.zeros_like(tokens, dtype=torch.float64))
-
-
-def live_tokens(tokens: Tensor, eos: int | None) -> Tensor:
-    """[..., T] bool: true up to and including the first eos."""
-    if eos is None:
-        return torch.ones_like(tokens, dtype=torch.bool)
-    ended = tokens == eos
-    return ended.cumsum(-1) - ended.long() == 0
 
 
 @torch.no_grad()
@@ -148,7 +142,7 @@ class Drawing:
         self, logits: Tensor, which: Tensor, step: int, forced: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One token per prefix, drawn unless it is forced (not -1), and its ln p: [R, V], [R] x 3 -> [R], [R]."""
-        eos = self.decoding.eos
+        eos, after = self.decoding.eos, padding(self.decoding.eos)
         if logits.shape[0] == 0:
             return forced, forced.double()
         draws = 1 if self.record is None else self.record.tokens.shape[-1]
@@ -159,13 +153,13 @@ class Drawing:
         log_p = log_probabilities(logits, self.decoding.temperature)
         tokens = inverse(log_p.exp(), u)
         if self.record is not None:
-            self.record.tokens[which, step] = tokens if eos is None else torch.where(ended[:, None], eos, tokens)
+            self.record.tokens[which, step] = tokens if eos is None else torch.where(ended[:, None], after, tokens)
             self.record.log_probs[which, step] = torch.where(ended[:, None], 0, log_p.gather(-1, tokens).double())
             self.record.largest[which, step] = torch.where(ended, 0, log_p.amax(-1).double())
         token = torch.where(forced < 0, tokens[:, 0], forced)
         log_prob = log_p.gather(-1, token.unsqueeze(-1)).squeeze(-1).double()
         if eos is not None:
-            token, log_prob = torch.where(ended, eos, token), torch.where(ended, 0, log_prob)
+            token, log_prob = torch.where(ended, after, token), torch.where(ended, 0, log_prob)
         return token, log_prob
 
 
@@ -215,7 +209,7 @@ def _wave(
             moved = born.shape[0] > 0 or t == start
         token, log_prob = drawing(state.logits[source], playing, t, forced, ended)
         if eos is not None:
-            ended = ended | (token == eos)
+            ended = ended | is_end(token, eos)
         done.tokens[playing, t], done.log_probs[playing, t] = token, log_prob
         if carried.shape[0]:
             more = any(some.shape[0] for some in queue[t:])

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm.sequences.ends import Ends, padding
 from arsm.sequences.model import Model, one_pass
 
 UNIT = 2.0**52
@@ -51,9 +52,9 @@ class Sampled:
     """[N, T] float64: the largest ln p of every state; 0 after the end."""
 
     @staticmethod
-    def empty(rows: int, width: int, draws: int, eos: int | None, device: torch.device) -> Sampled:
+    def empty(rows: int, width: int, draws: int, eos: Ends, device: torch.device) -> Sampled:
         """Sequences that have ended before their first token."""
-        tokens = torch.full((rows, width, draws), 0 if eos is None else eos, dtype=torch.int64, device=device)
+        tokens = torch.full((rows, width, draws), padding(eos), dtype=torch.int64, device=device)
         log_probs = torch.zeros(rows, width, draws, dtype=torch.float64, device=device)
         return Sampled(tokens, log_probs, torch.zeros(rows, width, dtype=torch.float64, device=device))
 

@@ -9,7 +9,8 @@ No stage holds logits of all rows, steps and tokens, [N, T, V], for a strategy w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -24,6 +25,7 @@ from arsm.sequences.checks import (
     check_length,
     check_model,
     check_options,
+    check_padding,
     check_prompts,
     check_reward,
     checked_completions,
@@ -32,9 +34,11 @@ from arsm.sequences.checks import (
     given_log_probs,
 )
 from arsm.sequences.credit import Pass, attach_credit, clipped_epochs
-from arsm.sequences.decode import Completions, Decoding, Prefixes, live_tokens
+from arsm.sequences.decode import Completions, Decoding, Prefixes
 from arsm.sequences.draws import Sampled, draw_beside
+from arsm.sequences.ends import Ends, live_tokens
 from arsm.sequences.engines import Engine
+from arsm.sequences.memory import limited_by
 from arsm.sequences.mismatch import check_sampler
 from arsm.sequences.model import Model, one_pass, pad_before
 from arsm.sequences.slots import Slots, Waves, decoder
@@ -50,7 +54,7 @@ def estimate(
     reward: Reward,
     *,
     max_tokens: int,
-    eos: int | None = None,
+    eos: Ends = None,
     temperature: float = 1.0,
     mask: Tensor | None = None,
     completions: Tensor | None = None,
@@ -69,9 +73,10 @@ def estimate(
         strategy: how credit is given: `Branch(arsm.RLOO(8))` token by token, `Group(8)` sequence by sequence.
         model: a `Model`, such as `Recompute(module)` or `Transformers(model)`.
         prompts: [N, P] int64.
-        reward: `reward(prompts [R, P], tokens [R, max_tokens]) -> [R]`, floating. Tokens after the end are eos.
+        reward: `reward(prompts [R, P], tokens [R, max_tokens]) -> [R]`, floating. Tokens after the end are eos
+            (the first, if there are several).
         max_tokens: T, the most tokens of a completion.
-        eos: the token that ends a sequence; None where every completion has max_tokens tokens.
+        eos: the token that ends a sequence, or a list of several; None where every completion has max_tokens tokens.
         temperature: the tokens are drawn from softmax(logits / temperature).
         mask: [N, P] bool, true for tokens of the prompt, where prompts are padded; or a tokenizer's attention mask.
         completions: [N, T], or [N, n, T] for a `Group`: true sequences that another sampler drew from this model.
@@ -94,6 +99,7 @@ def estimate(
     given = prompts
     if mask is not None:
         prompts, mask = pad_before(prompts, mask.bool())
+    check_padding(model, prompts, mask)
     for each in (model, reference):
         check_length(each, prompts, mask, max_tokens)
     with torch.no_grad():
@@ -120,7 +126,7 @@ def estimate(
         sampled, reported = sampler.sample(prompts, mask, row, whole, strategy.draws, micro_batch)
         tokens = sampled.tokens[..., 0]
     live = live_tokens(tokens, eos)
-    logits_of = partial(_logits, model, whole, tokens, vocabulary)
+    logits_of = partial(_logits, model, whole, tokens, vocabulary, micro_batch)
     elsewhere = completions is not None or engine is not None
     compared = _compared_rows(tokens.shape[0], micro_batch, everywhere=elsewhere)
     info = check_sampler(logits_of, compared, tokens, live, reported, temperature, dtype, elsewhere=elsewhere)
@@ -211,7 +217,9 @@ class _Sampler:
     ) -> tuple[Sampled, Tensor]:
         """One sequence for each entry of `row`, the draws of its states, and the sampler's own ln p of it."""
         if self.engine is None:
-            sampled = self._decoder(row.shape[0]).sample(prompts, mask, row, self.decoding, draws, self.generator)
+            with self._limited("sampling"):
+                decoder = self._decoder(row.shape[0])
+                sampled = decoder.sample(prompts, mask, row, self.decoding, draws, self.generator)
             return sampled, sampled.log_probs[..., 0]
         done = self._by_engine(prompts, mask, Prefixes.bare(row, self.decoding.max_tokens))
         # an engine draws one token per state: the others are drawn here
@@ -222,7 +230,19 @@ class _Sampler:
         """Complete every prefix."""
         if self.engine is not None:
             return self._by_engine(prompts, mask, prefixes)
-        return self._decoder(prefixes.row.shape[0]).complete(prompts, mask, prefixes, self.decoding, self.generator)
+        with self._limited("playing branches"):
+            decoder = self._decoder(prefixes.row.shape[0])
+            return decoder.complete(prompts, mask, prefixes, self.decoding, self.generator)
+
+    @contextmanager
+    def _limited(self, doing: str) -> Iterator[None]:
+        try:
+            with limited_by("rows", self.decoding.rows, doing):
+                yield
+        except torch.OutOfMemoryError:
+            # a later call with fewer rows would use slots that were made for more
+            _DECODERS.pop(self.model, None)
+            raise
 
     def _by_engine(self, prompts: Tensor, mask: Tensor | None, prefixes: Prefixes) -> Completions:
         assert self.engine is not None
@@ -252,17 +272,26 @@ def _beside(
     """Draws in the states of sequences that somebody else drew."""
     live = live_tokens(tokens, decoding.eos)
     temperature = decoding.temperature
-    return draw_beside(model, *whole, tokens, live, draws, temperature, micro_batch, generator)
+    with limited_by("micro_batch", micro_batch, "drawing beside given completions"):
+        return draw_beside(model, *whole, tokens, live, draws, temperature, micro_batch, generator)
 
 
 # ---------------------------------------------------------------- passes without a graph
 
 
 @torch.no_grad()
-def _logits(model: Model, whole: tuple[Tensor, Tensor | None], tokens: Tensor, vocabulary: int, some: slice) -> Tensor:
+def _logits(
+    model: Model,
+    whole: tuple[Tensor, Tensor | None],
+    tokens: Tensor,
+    vocabulary: int,
+    micro_batch: int,
+    some: slice,
+) -> Tensor:
     """Logits [m, T, V] of some rows."""
     prompts, mask = whole
-    logits = one_pass(model, prompts[some], tokens[some], None if mask is None else mask[some])
+    with limited_by("micro_batch", micro_batch, "computing logits"):
+        logits = one_pass(model, prompts[some], tokens[some], None if mask is None else mask[some])
     expected = [*tokens[some].shape, vocabulary]
     if list(logits.shape) != expected:
         raise ValueError(
@@ -297,7 +326,8 @@ class _Costs:
             return ratio
         for part in torch.arange(tokens.shape[0], device=tokens.device).split(self.micro_batch):
             some, mask = self.prompts[which[part]], None if self.mask is None else self.mask[which[part]]
-            of_reference = one_pass(self.reference, some, tokens[part], mask)
+            with limited_by("micro_batch", self.micro_batch, "computing the reference's logits"):
+                of_reference = one_pass(self.reference, some, tokens[part], mask)
             if of_reference.shape[-1] != self.vocabulary:
                 raise ValueError(
                     f"The reference has a vocabulary of {of_reference.shape[-1]} tokens, but the model's has "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
+from arsm.sequences.ends import Ends, all_ends
 from arsm.sequences.model import Model
 
 
@@ -124,9 +125,9 @@ class Server:
 
     `prefixes` holds R lists of tokens, without padding, and `max_tokens` R numbers. `tokens` has R continuations, each
     drawn from softmax(logits / temperature) without top-k, top-p or penalties: its number of tokens, or fewer that end
-    with `eos`. `log_probs` holds ln p of each of these tokens under that distribution. A server that has another
-    version of the weights than the request names answers with status 409; the weights are then sent. With `seed`, a
-    server can make runs repeatable.
+    with `eos` (one of them, where it is a list). `log_probs` holds ln p of each of these tokens under that
+    distribution. A server that has another version of the weights than the request names answers with status 409; the
+    weights are then sent. With `seed`, a server can make runs repeatable.
     """
 
     def __init__(self, url: str, module: nn.Module, *, patience: float = 600.0) -> None:
@@ -164,7 +165,7 @@ class Server:
             if action >= 0:
                 done.tokens[number, step] = action
                 step += 1
-            if step < part.decoding.max_tokens and not (action >= 0 and action == eos):
+            if step < part.decoding.max_tokens and action not in all_ends(eos):
                 prompt = part.prompts[row] if part.mask is None else part.prompts[row][part.mask[row]]
                 texts.append([*prompt.tolist(), *done.tokens[number, :step].tolist()])
                 asked.append((number, step))
@@ -175,7 +176,7 @@ class Server:
             "version": version,
             "prefixes": texts,
             "max_tokens": wanted,
-            "eos": eos,
+            "eos": list(eos) if isinstance(eos, tuple) else eos,
             "temperature": part.decoding.temperature,
             "seed": part.seed,
         }
@@ -223,7 +224,7 @@ class Server:
         finally:
             connection.close()
 
-    def _checked(self, answer: Any, wanted: list[int], eos: int | None) -> tuple[list[list[int]], list[list[float]]]:
+    def _checked(self, answer: Any, wanted: list[int], eos: Ends) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and log-probabilities that keep the contract."""
         try:
             tokens = [[int(x) for x in row] for row in answer["tokens"]]
@@ -236,8 +237,8 @@ class Server:
                 f"answered with {len(tokens)} and {len(log_probs)}"
             )
         for row, most, scores in zip(tokens, wanted, log_probs, strict=True):
-            ended = eos is not None and eos in row
-            if (row.index(eos) + 1 if ended else most) != len(row):  # pyright: ignore[reportArgumentType]
+            end = next((place + 1 for place, token in enumerate(row) if token in all_ends(eos)), most)
+            if end != len(row):
                 self._fail(f"must continue a prefix to its end of sequence or by {most} tokens, but sent {row}")
             if min(row) < 0 or not all(-math.inf < score <= 1e-3 for score in scores):
                 self._fail(f"must send tokens from 0 on and finite log-probabilities, but sent {row} and {scores}")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from arsm.checks import describe
 
@@ -27,7 +28,8 @@ class Model(Protocol):
 
     `mask` [N, P] is given only where prompts differ in length; it is true for tokens of the prompt. Padding then comes
     first: the last column is always a token of the prompt. A limit on the tokens of prompt and completion
-    together may be stated in an attribute `positions`.
+    together may be stated in an attribute `positions`, and the token that pads prompts in `pad_token`: prompts that
+    begin with it are then refused without a mask.
     """
 
     def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
@@ -113,6 +115,7 @@ class Recompute:
     """
 
     def __init__(self, module: Callable[[Tensor], Tensor]) -> None:
+        refuse_parallel(module)
         self.module = module
 
     def start(self, prompts: Tensor, mask: Tensor | None = None) -> Prefixes:
@@ -145,6 +148,16 @@ class Recompute:
                 f"returned {describe(logits)}; wrap a function that returns the logits alone."
             )
         return logits
+
+
+def refuse_parallel(module: object) -> None:
+    """Refuse a module that synchronises processes: they do not decode in step."""
+    module = getattr(module, "_orig_mod", module)  # torch.compile
+    if isinstance(module, DistributedDataParallel):
+        raise TypeError(
+            "The model is wrapped in DistributedDataParallel, which cannot be decoded with; pass model.module, and "
+            "average the gradients over the processes after backward."
+        )
 
 
 def _pad_behind(prompts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

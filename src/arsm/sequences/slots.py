@@ -19,6 +19,7 @@ from torch import Tensor
 
 from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs, complete
 from arsm.sequences.draws import Noise, Sampled, draw
+from arsm.sequences.ends import Ends, all_ends, is_end
 from arsm.sequences.model import Decode, Model, SlotModel, SlotsRefused
 
 ALIGNED = 8
@@ -86,7 +87,7 @@ class Rows:
             values[target] = values[source]
 
 
-def step(decode: Decode, rows: Rows, eos: int | None, temperature: float) -> None:
+def step(decode: Decode, rows: Rows, eos: Ends, temperature: float) -> None:
     """Feed every row's token, draw the next ones from `rows.uniform` and write them down."""
     width, draws = rows.tokens.shape[1] - 1, rows.tokens.shape[2]
     logits = decode(rows.token, rows.column, rows.first)
@@ -100,9 +101,7 @@ def step(decode: Decode, rows: Rows, eos: int | None, temperature: float) -> Non
 
     rows.token.copy_(torch.where(rows.ended, rows.token, drawn.tokens[:, 0]))
     rows.index.add_((~rows.ended).long())
-    ended = rows.ended | (rows.index == width - 1)
-    if eos is not None:
-        ended = ended | (rows.token == eos)
+    ended = rows.ended | (rows.index == width - 1) | is_end(rows.token, eos)
     # the last token is never fed: its column may not exist
     rows.column.add_((~ended).long())
     rows.ended.copy_(ended)
@@ -303,9 +302,7 @@ class Slots:
         completions.tokens[which[given], prefixes.step[given]] = prefixes.action[given]
 
         # an action that ends its sequence needs no forward
-        ends = index == decoding.max_tokens - 1
-        if decoding.eos is not None:
-            ends = ends | (given & (prefixes.action == decoding.eos))
+        ends = (index == decoding.max_tokens - 1) | (given & is_end(prefixes.action, decoding.eos))
         going = (~ends).nonzero().squeeze(-1)
         starts = Starts(prefixes.row[going], index[going], token[going])
         done = Sampled(
@@ -463,7 +460,7 @@ class Slots:
             self._cache = None
             self._cache = self.model.cache(self.rows, width)
             self._weights = places
-        key = (decoding.max_tokens, decoding.eos, decoding.temperature, draws)
+        key = (decoding.max_tokens, all_ends(decoding.eos), decoding.temperature, draws)
         if key not in self._boards:
             captured = self._captures()
             if captured and self._pool is None:

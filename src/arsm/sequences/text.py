@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arsm.sequences.ends import Ends, is_end, live_tokens
+
 TextFunction = Callable[..., Sequence[float | None]]
 """`f(prompts=[...], completions=[...], completion_ids=[...], **columns)`: a number per completion, None to abstain."""
 
@@ -25,7 +27,7 @@ class TextReward:
         prompts: Tensor,
         texts: Sequence[Any],
         *,
-        eos: int | None = None,
+        eos: Ends = None,
         columns: dict[str, Sequence[Any]] | None = None,
         weights: Sequence[float] | None = None,
     ) -> None:
@@ -36,7 +38,7 @@ class TextReward:
             prompts: [N, P] int64, as `estimate` gets them.
             texts: N prompts as the functions expect them: strings, or conversations (lists of messages), whose
                 completions become messages of the assistant.
-            eos: the token that ends a sequence; it and what follows are not decoded.
+            eos: the token that ends a sequence, or a list of several; it and what follows are not decoded.
             columns: further arguments of the functions, N values each.
             weights: of the functions; 1 each by default.
         """
@@ -61,7 +63,8 @@ class TextReward:
         rows = [self._row.get(tuple(prompt), -1) for prompt in prompts.tolist()]
         if min(rows) < 0:
             raise ValueError("A prompt is none of those that this reward was made with; make one reward per batch.")
-        ids = [row[: row.index(self.eos)] if self.eos in row else row for row in tokens.tolist()]
+        before = (live_tokens(tokens, self.eos) & ~is_end(tokens, self.eos)).sum(-1).tolist()
+        ids = [row[:length] for row, length in zip(tokens.tolist(), before, strict=True)]
         completions: list[Any] = list(self.decode(ids))
         texts = [self.texts[row] for row in rows]
         if not isinstance(texts[0], str):

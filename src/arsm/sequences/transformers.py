@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from arsm.sequences.model import SlotModel, SlotsRefused
+from arsm.sequences.model import SlotModel, SlotsRefused, refuse_parallel
 
 ROUNDING = {2: 0.1, 4: 0.01, 8: 0.01}
 """By the bytes of a weight, the most total variation between two ways of computing one distribution that counts as
@@ -37,6 +37,7 @@ class Transformers:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_parallel(model)
         inner: Any = getattr(model, "_orig_mod", model)  # torch.compile and PEFT hide the arguments
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepted = inspect.signature(inner.forward).parameters
@@ -49,6 +50,9 @@ class Transformers:
         self.model = model
         self.vocabulary = int(inner.get_input_embeddings().num_embeddings)
         self.positions: int | None = getattr(inner.config, "max_position_embeddings", None)
+        pad = getattr(inner.config, "pad_token_id", None)
+        # a token that also begins texts says nothing about padding
+        self.pad_token: int | None = None if pad == getattr(inner.config, "bos_token_id", None) else pad
         self._inner = inner
         self._few_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted

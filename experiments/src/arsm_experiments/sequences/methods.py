@@ -17,7 +17,7 @@ from torch import Tensor
 import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Decoding, Group, Prefixes, Strategy, by_likelihood, complete
-from arsm.sequences.decode import live_tokens
+from arsm.sequences.ends import live_tokens
 from arsm_experiments.sequences import likeliest
 from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO

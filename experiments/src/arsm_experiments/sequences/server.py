@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from arsm.sequences import Decoding, Model, Prefixes, complete
+from arsm.sequences import Decoding, Model, Prefixes, complete, live_tokens
 from arsm_experiments.sequences.methods import Size, new_policy
 from arsm_experiments.sequences.tasks import TASKS
 
@@ -46,8 +46,9 @@ class Sampler:
             decoding = Decoding(wanted, request["eos"], request["temperature"])
             bare = Prefixes.bare(torch.arange(len(numbers), device=self.device), wanted)
             done = complete(self.model, prompts, None, bare, decoding, generator)
-            for number, row, scores in zip(numbers, done.tokens.tolist(), done.log_probs.tolist(), strict=True):
-                end = row.index(decoding.eos) + 1 if decoding.eos in row else wanted
+            ends = live_tokens(done.tokens, decoding.eos).sum(-1).tolist()
+            rows = zip(numbers, ends, done.tokens.tolist(), done.log_probs.tolist(), strict=True)
+            for number, end, row, scores in rows:
                 tokens[number], log_probs[number] = row[:end], scores[:end]
         return {"tokens": tokens, "log_probs": log_probs}
 
