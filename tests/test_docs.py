@@ -185,6 +185,8 @@ def test_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "runs").mkdir()  # as the commands before `arsm report` leave it
     (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.chdir(tmp_path)
+    # a page may name a model that is not installed here
+    monkeypatch.setattr("arsm_experiments.sequences.command.check_pretrained", lambda *_: None)
     found = list(commands())
     assert {words[0] for _, words in found} >= {"arsm", "make", "pip", "python"}
     for page, words in found:

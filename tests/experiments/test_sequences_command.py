@@ -26,6 +26,7 @@ from arsm_experiments.sequences.command import Sequences, TaskName
 from arsm_experiments.sequences.methods import Size, cross_entropy, new_policy
 from arsm_experiments.sequences.server import Sampler, make_server
 from arsm_experiments.sequences.tasks import EOS, TASKS, Data, decode, generate, save
+from arsm_experiments.sequences.texts import CHAIN
 from arsm_experiments.sequences.trainer import Trainer, imitate, named_strategy
 from tests.experiments.test_sequences_server import SHAPE, SIZE, running
 
@@ -208,7 +209,9 @@ def test_imitation_is_done_once_and_a_run_can_start_from_another(
     before, after = (command.start_from(path, "digit_sorting", SIZE, "cpu").head.weight for path in (kept, first))
     assert not torch.equal(before, after)
     policies = []
-    monkeypatch.setattr(command, "accuracy", lambda policy, *_: policies.append(policy.head.weight.clone()) or 0.0)
+    monkeypatch.setattr(
+        Trainer, "score", lambda trainer, *_: policies.append(trainer.policy.head.weight.clone()) or 0.0
+    )
     trained(replace(config, name="third", start=first))
     assert torch.equal(policies[0], after)
 
@@ -306,6 +309,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             ["--task", "chain_sum", "--data", "none"],
             "There is no none/chain_sum.pt; make it with `pip install reasoning-gym` and",
         ),
+        (["--task", "chain"], "--task chain is written in words and needs --model, such as smollm2."),
+        (["--lora", "4"], "--lora is for a model of transformers; name one with --model."),
         (["--start", "none"], "--start must be a run folder or a file of weights, but there is none at none."),
     ],
 )
@@ -332,7 +337,7 @@ def test_weights_of_another_model_are_refused(
 
 
 def test_names() -> None:
-    assert get_args(TaskName) == tuple(TASKS)
+    assert get_args(TaskName) == (*TASKS, CHAIN)
     branch = named_strategy("branch:arsm:references=3")
     assert isinstance(branch, Branch)
     assert branch.estimator == arsm.ARSM(references=3)

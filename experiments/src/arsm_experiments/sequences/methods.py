@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,9 +172,9 @@ def cross_entropy(policy: Transformer, prompts: Tensor, answers: Tensor) -> Tens
     return F.cross_entropy(logits[live], answers[live])
 
 
-def draw_rows(data: Data, count: int, generator: torch.Generator) -> Tensor:
+def draw_rows(data: Sized, count: int, generator: torch.Generator) -> Tensor:
     """Random questions [count]."""
-    return torch.randint(data.prompts.shape[0], (count,), generator=generator, device=generator.device)
+    return torch.randint(len(data), (count,), generator=generator, device=generator.device)
 
 
 def train_critics(

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arsm_experiments.sequences.questions import Asked
+
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz ,-+<>=KR"
 PAD, EOS = 0, 1
 FIRST = 2
@@ -159,6 +161,26 @@ class Data:
     """[M, P] uint8, padded in front; every prompt ends with "="."""
     answers: Tensor
     """[M, T] uint8, padded with EOS."""
+
+    @property
+    def max_tokens(self) -> int:
+        return self.answers.shape[1]
+
+    @property
+    def eos(self) -> int:
+        return EOS
+
+    def __len__(self) -> int:
+        return self.prompts.shape[0]
+
+    def ask(self, rows: Tensor, device: torch.device | str = "cpu") -> Asked:
+        """The questions `rows` [N], to be answered exactly."""
+        prompts, answers = self.batch(rows, device)
+        return Asked(prompts, None, ExactMatch(prompts, answers))
+
+    def first(self, count: int) -> Data:
+        """At most so many of them."""
+        return Data(self.prompts[:count], self.answers[:count])
 
     def batch(self, rows: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """int64 prompts [N, P] and answers [N, T]."""
