@@ -51,7 +51,8 @@ def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
 def others_per_state(model: sequences.Transformers, prompts: Tensor, options: dict[str, Any]) -> float:
     draws = 32
     strategy = Branch(arsm.RLOO(draws), budget=draws - 1)  # samples everything, plays hardly anything
-    out = sequences.estimate(strategy, model, prompts[:64], reward, **(options | {"max_tokens": 16}))
+    shorter: dict[str, Any] = options | {"max_tokens": 16}
+    out = sequences.estimate(strategy, model, prompts[:64], reward, **shorter)
     assert out.credit is not None
     tokens = out.credit.tokens.sort(-1).values
     return float((tokens[..., 1:] != tokens[..., :-1]).double().sum(-1).mean())
@@ -77,6 +78,7 @@ def update(
     strategy: Any, model: sequences.Transformers, optimiser: Any, prompts: Tensor, options: dict[str, Any], cuda: bool
 ) -> dict[str, float]:
     wait = torch.cuda.synchronize if cuda else lambda: None
+    held = 0
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
