@@ -46,7 +46,7 @@ def load(file: Path, device: str) -> tuple[Any, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     quantised = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     words = {name: value for name, value in quantised.config.to_dict().items() if name != "quantization_config"}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**words))
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**words))
     model.load_state_dict(quantised.state_dict())
     return model.to(device).eval(), tokenizer
 

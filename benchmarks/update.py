@@ -33,14 +33,20 @@ GB = 1e9
 def make(device: str, small: bool) -> Any:
     import transformers
 
-    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    shape: dict[str, Any] = {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+    }
     shape |= {"num_key_value_heads": 3, "vocab_size": 49152, "rope_theta": 100000.0}
     if small:
         shape = {"hidden_size": 36, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
         shape |= {"num_key_value_heads": 1, "vocab_size": 300}
     config = transformers.LlamaConfig(**shape, tie_word_embeddings=True, max_position_embeddings=2048)
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config).to(device).eval()
+    model: Any = transformers.LlamaForCausalLM(config)
+    return model.to(device).eval()
 
 
 def reward(prompts: Tensor, tokens: Tensor) -> Tensor:

@@ -39,7 +39,14 @@ def by_hand(advantage: Callable[[Tensor], Tensor], samples: int = 4, lengths: bo
 def by_strategy(strategy: sequences.Strategy) -> SequenceLoss:
     def loss(model, prompts, reward, max_tokens, eos):
         out = sequences.estimate(
-            strategy, sequences.Recompute(model), prompts, reward, max_tokens=max_tokens, eos=eos, max_rows=1 << 20
+            strategy,
+            sequences.Recompute(model),
+            prompts,
+            reward,
+            max_tokens=max_tokens,
+            eos=eos,
+            rows=1 << 20,
+            micro_batch=1 << 20,
         )
         return out.value.sum()
 

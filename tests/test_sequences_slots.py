@@ -29,7 +29,7 @@ from arsm.sequences import (
     estimate,
     live_tokens,
 )
-from arsm.sequences.draws import draw, draw_beside
+from arsm.sequences.draws import Sampled, draw, draw_beside
 from arsm.sequences.slots import Rows, step
 from tests.statistics import deviations
 
@@ -468,6 +468,7 @@ def test_a_captured_step_draws_the_tokens_of_an_eager_one(make: Callable[[], Any
     found = []
     for captured in (False, True):
         slots = Slots(model.slots(), 64, captured=captured)
+        sampled = Sampled.empty(0, 9, 3, EOS, row.device)
         for _ in range(2):  # the second call replays the graphs of the first
             sampled = slots.sample(prompts, mask, row, Decoding(9, EOS), 3, noise=lambda s, t: table[s, t.clamp(0, 31)])
             gc.collect()

