@@ -29,7 +29,7 @@ ALLOWED = {
     "cluster": {"torch", "ray"},
     "plugin": {"pytest"},
     "figure": {"torch", "matplotlib"},
-    "experiments": RL | PAGES | {"transformers"},
+    "experiments": RL | PAGES | {"transformers", "peft", "safetensors"},
 }
 LIBRARY = {"rl", "pyro", "trl"}
 INNER = dict.fromkeys(ALLOWED, LIBRARY) | {

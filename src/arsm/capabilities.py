@@ -6,7 +6,7 @@ The sentence of refusal is the same everywhere: "<Estimator> <lack>, but <caller
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from arsm.types import Estimator
 
@@ -86,6 +86,11 @@ def require(
 
 def _chooses(subset: int | None) -> str:
     return "chooses one category" if subset is None else f"chooses {subset} categories at once"
+
+
+def is_estimator(x: object) -> TypeGuard[Estimator]:
+    """Whether it is an estimator, for callers that take something else too."""
+    return isinstance(x, Estimator)
 
 
 def check_estimator(estimator: object) -> None:

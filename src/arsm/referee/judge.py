@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from arsm.capabilities import is_estimator
 from arsm.referee.bounds import student
 from arsm.referee.diagnose import Finding, Interval, Means, diagnose
 from arsm.referee.measure import (
@@ -76,7 +77,7 @@ def audit(
     start = time.perf_counter()
     dtype = torch.get_default_dtype()
     name = getattr(loss, "__qualname__", type(loss).__name__)
-    if isinstance(loss, Estimator):
+    if is_estimator(loss):
         loss = _loss_of(loss)
     if not callable(loss):
         raise TypeError(f"The loss must be a function loss(logits, f), or an estimator, but is {loss!r}.")

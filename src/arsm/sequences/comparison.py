@@ -298,8 +298,7 @@ def label_of(strategy: Strategy) -> str:
     if not isinstance(strategy, Branch | Group):
         return type(strategy).__name__
     estimator = strategy.estimator
-    count = getattr(estimator, "samples", "")
-    words = [f"{type(estimator).__name__}({count})"]
+    words = [f"{type(estimator).__name__}({estimator.paths or ''})"]
     if isinstance(strategy, Branch):
         words += [name for name in ("budget", "keep", "critic", "chance") if getattr(strategy, name) is not None]
     return f"{type(strategy).__name__}({', '.join(words)})"
