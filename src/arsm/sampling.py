@@ -45,15 +45,15 @@ def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
         return kernels.sample(logits, u)
     p = logits.softmax(-1, dtype=dtype)
     if categories <= IN_ONE_PIECE:
-        return _search(*_sums(p, u.mT)).mT
+        return search(*cumulative(p, u.mT)).mT
     size = max(BLOCK, 1 << (categories // BLOCKS).bit_length())
     whole = categories // size * size
     of_blocks = p[..., :whole].unflatten(-1, (-1, size)).sum(-1)
     if whole < categories:
         of_blocks = torch.cat([of_blocks, p[..., whole:].sum(-1, keepdim=True)], -1)
     del p
-    sums, x = _sums(of_blocks, u.mT)
-    block = _search(sums, x)
+    sums, x = cumulative(of_blocks, u.mT)
+    block = search(sums, x)
     below = F.pad(sums, (1, 0)).gather(-1, block)
     rest = (x - below) / (sums.gather(-1, block) - below)
 
@@ -61,17 +61,17 @@ def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
     members = first + torch.arange(size, device=u.device)
     chosen = logits.unsqueeze(-3).expand(*members.shape[:-1], -1).gather(-1, members.clamp_max(categories - 1))
     chosen = torch.where(members < categories, chosen, -torch.inf)
-    place = _search(*_sums(chosen.softmax(-1, dtype=dtype), rest.mT.unsqueeze(-1)))
+    place = search(*cumulative(chosen.softmax(-1, dtype=dtype), rest.mT.unsqueeze(-1)))
     return (first + place).squeeze(-1).clamp_max(categories - 1)
 
 
-def _sums(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def cumulative(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """The sums S [..., C] of probabilities p [..., C], in units of 2^-52, and x = u S_C [..., n] of uniforms u."""
     sums = (p.double() * UNIT).round().cumsum(-1)
     return sums, u * sums[..., -1:]
 
 
-def _search(sums: Tensor, x: Tensor) -> Tensor:
+def search(sums: Tensor, x: Tensor) -> Tensor:
     """How many sums do not exceed x: [..., C], [..., n] -> [..., n]; not all, since u <= 1 - 2^-53 makes x < S_C."""
     categories = sums.shape[-1]
     if categories > FEW or x.numel() < MANY or x.is_cuda:

@@ -15,15 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm.sampling import BLOCK, IN_ONE_PIECE, cumulative, search
 from arsm.sequences.ends import Ends, padding
 from arsm.sequences.model import Model, one_pass
-
-UNIT = 2.0**52
-"""Probabilities are rounded to multiples of 1/UNIT, which float64 adds without error in any order."""
-IN_ONE_PIECE = 512
-"""Larger vocabularies are cut into blocks."""
-BLOCK = 64
-"""Tokens per block."""
 
 Noise = Callable[[Tensor, Tensor], Tensor]
 """`noise(sequence [R], step [R]) -> u [R, n]`, float64 in [0, 1): the uniform numbers behind the draws of a state."""
@@ -90,13 +84,13 @@ def inverse(p: Tensor, u: Tensor) -> Tensor:
     """The tokens [R, n] at u [R, n] of the cumulative sums of p [R, V]."""
     vocabulary = p.shape[-1]
     if vocabulary <= IN_ONE_PIECE:
-        return _search(*_sums(p, u))
+        return search(*cumulative(p, u))
     whole = vocabulary // BLOCK * BLOCK
     of_blocks = p[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
     if whole < vocabulary:
         of_blocks = torch.cat([of_blocks, p[:, whole:].sum(-1, keepdim=True)], -1)
-    sums, x = _sums(of_blocks, u)
-    block = _search(sums, x)
+    sums, x = cumulative(of_blocks, u)
+    block = search(sums, x)
     below = F.pad(sums, (1, 0)).gather(-1, block)
     rest = (x - below) / (sums.gather(-1, block) - below)
 
@@ -105,20 +99,8 @@ def inverse(p: Tensor, u: Tensor) -> Tensor:
     chosen = torch.where(members < vocabulary, chosen, 0)
     # a block of tiny probabilities would be rounded to zero: relative to its own sum it is not
     chosen = chosen / chosen.sum(-1, keepdim=True)
-    place = _search(*_sums(chosen, rest.unsqueeze(-1))).squeeze(-1)
+    place = search(*cumulative(chosen, rest.unsqueeze(-1))).squeeze(-1)
     return (block * BLOCK + place).clamp_max(vocabulary - 1)
-
-
-def _sums(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Cumulative sums S [..., C] of p [..., C] in multiples of 1/UNIT, and x = u S_C [..., n]."""
-    sums = (p.double() * UNIT).round().cumsum(-1)
-    return sums, u * sums[..., -1:]
-
-
-def _search(sums: Tensor, x: Tensor) -> Tensor:
-    """The number of sums that do not exceed x: [..., C], [..., n] -> [..., n]."""
-    # Logits that are NaN are reported by the caller; until then an index beyond the last would stop a GPU.
-    return torch.searchsorted(sums, x.contiguous(), right=True).clamp_max(sums.shape[-1] - 1)
 
 
 @torch.no_grad()
