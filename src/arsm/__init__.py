@@ -1,8 +1,35 @@
-"""Gradients through discrete choices: ask, evaluate, tell."""
+"""Gradients through discrete choices: ask, evaluate, tell.
+
+    import torch, arsm
+
+    logits = torch.zeros(30, requires_grad=True)  # one choice among 30
+    reward = torch.linspace(0, 1, 30)  # the last is the best
+    optimiser = torch.optim.Adam([logits], lr=0.1, maximize=True)
+    for _ in range(200):
+        out = arsm.estimate(arsm.RLOO(16), logits, lambda z: reward[z[:, 0]])
+        optimiser.zero_grad()
+        out.value.mean().backward()
+        optimiser.step()
+    print(logits.softmax(-1) @ reward)  # at first 0.5, now almost 1
+
+Where to go on:
+
+- `arsm.estimate`: the gradient of E[f(z)] for any f; `arsm.estimator_names()` and
+  `arsm.compare` help to choose an estimator. `estimate_layers` for choices that depend
+  on each other, `estimate_bound` for log-likelihoods.
+- `arsm.Choice` and `arsm.choices`: discrete choices inside a PyTorch module.
+- `arsm.sequences`, `arsm.trl`: language models, with credit token by token.
+- `arsm.policy`, `arsm.rl`: episodes of a simulator or an environment.
+- `arsm.maximize`, `arsm.optuna`: the best settings of a black box.
+- `arsm.pyro`: an ELBO for Pyro.
+- `arsm.audit`, `arsm.testing`: is this gradient right, anybody's?
+- `arsm.extend`: tools for authors of estimators.
+"""
 
 import importlib
 from typing import TYPE_CHECKING
 
+from arsm import extend as extend
 from arsm import policy as policy
 from arsm import referee as referee
 from arsm import sequences as sequences
@@ -10,10 +37,8 @@ from arsm.bound import estimate_bound
 from arsm.categorical import entropy, log_prob, one_hot
 from arsm.checks import NotFiniteError
 from arsm.choice import Choice, choices
-from arsm.comparison import Compared, compare
-from arsm.diagnostics import Bias, Moments
-from arsm.distinct import share
-from arsm.draws import Draws, draw, sample, samples
+from arsm.comparison import compare
+from arsm.draws import sample
 from arsm.driver import estimate
 from arsm.estimators import (
     AR,
@@ -51,17 +76,16 @@ from arsm.estimators import (
     estimator,
     estimator_names,
 )
-from arsm.fields import document_fields
-from arsm.layers import LayersEstimate, estimate_layers
-from arsm.noise import argmin_sample, dirichlet, race_noise
+from arsm.layers import estimate_layers
+from arsm.ranking import Ranking
 from arsm.referee import Audit, audit, audit_advantages, audit_sequences
 from arsm.rows import ragged, rowwise
-from arsm.scores import score, weighted_scores
-from arsm.search import Maximum, maximize
+from arsm.search import Maximum, Search, When, maximize
 from arsm.subsets import subset_log_prob, subset_marginals
-from arsm.types import Estimate, Estimator, Queries
+from arsm.types import Estimate, Estimator
 
 if TYPE_CHECKING:
+    from arsm import optuna as optuna
     from arsm import pyro as pyro
     from arsm import rl as rl
     from arsm import testing as testing
@@ -92,7 +116,6 @@ __all__ = [
     "DisARM",
     "DoubleControl",
     "DrGRPO",
-    "Draws",
     "Estimate",
     "Estimator",
     "Exact",
@@ -104,20 +127,19 @@ __all__ = [
     "Maximum",
     "MuProp",
     "NotFiniteError",
-    "Queries",
+    "Ranking",
     "ReinMax",
     "Reinforce",
+    "Search",
     "StraightThrough",
     "SubsetRLOO",
     "UnorderedSet",
-    "argmin_sample",
+    "When",
     "audit",
     "audit_advantages",
     "audit_sequences",
     "choices",
     "compare",
-    "dirichlet",
-    "draw",
     "entropy",
     "estimate",
     "estimate_bound",
@@ -127,23 +149,19 @@ __all__ = [
     "log_prob",
     "maximize",
     "one_hot",
-    "race_noise",
     "ragged",
     "rowwise",
     "sample",
-    "samples",
-    "score",
-    "share",
     "subset_log_prob",
     "subset_marginals",
-    "weighted_scores",
 ]
 
-document_fields(*(globals()[name] for name in __all__), *vars(sequences).values())
-document_fields(policy.Rollouts, LayersEstimate, Compared, Bias, Moments)
-
-_LATE = ("pyro", "rl", "testing", "trl")
-"""Modules that are imported on their first use; all but `testing` need packages that the core does without."""
+_ROOMS = ("extend", "policy", "referee", "sequences")
+"""Modules for users that are imported with the package."""
+_LATE = ("optuna", "pyro", "rl", "testing", "trl")
+"""Modules that are imported on their first use; all but `testing` need packages that
+the core does without.
+"""
 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name
 
@@ -153,9 +171,10 @@ if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every 
         try:
             return importlib.import_module(f"{__name__}.{name}")
         except ModuleNotFoundError as error:
-            # `hasattr` and `help` expect an AttributeError; the sentence says which extra to install
+            # `hasattr` and `help` expect an AttributeError; the sentence says which extra to
+            # install
             raise AttributeError(str(error)) from error
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATE})
+    return sorted({*__all__, *_LATE, *_ROOMS, "__doc__", "__version__"})

@@ -1,4 +1,6 @@
-"""Refusing batch normalisation in training mode, which mixes the rows that must be evaluated one by one."""
+"""Refusing batch normalisation in training mode, which mixes the rows that must be
+evaluated one by one.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ def refuse_batch_norm(model: nn.Module, by: str) -> None:
 def watch_batch_norm(f: Callable[..., Any], by: str) -> list[RemovableHandle]:
     """Make f fail when it runs one, until the handles are removed.
 
-    Only then is it known to be inside f: a bound method's model may also hold the encoder that computed the logits.
-    Modules that f names are found, as are its own and those that a method or a partial function binds.
+    Only then is it known to be inside f: a bound method's model may also hold the
+    encoder that computed the logits. Modules that f names are found, as are its own and
+    those that a method or a partial function binds.
     """
     models = _modules_of(f)
     return [_watch(module, models, by) for module in _training(models)] if models else []
@@ -38,8 +41,9 @@ def _watch(module: nn.Module, models: list[nn.Module], by: str) -> RemovableHand
 def _error(module: nn.Module, models: list[nn.Module], by: str) -> ValueError:
     names = (name for model in models for name, each in model.named_modules() if each is module)
     return ValueError(
-        f"{next(names) or type(module).__name__} normalises over the batch in training mode, which mixes the repeated "
-        f"rows that {by} evaluates; use LayerNorm or GroupNorm, or put it into evaluation mode."
+        f"{next(names) or type(module).__name__} normalises over the batch in training mode, which "
+        f"mixes the repeated rows that {by} evaluates; use LayerNorm or GroupNorm, or put it into "
+        "evaluation mode."
     )
 
 

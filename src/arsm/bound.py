@@ -1,11 +1,13 @@
 r"""`estimate_bound`: a multi-sample bound through T stochastic layers, by VIMCO over whole paths.
 
-    L = E[L^],    L^ = ln 1/n sum_i exp f(z^i),    z^i = (z_1^i, ..., z_T^i) drawn from the top to the bottom
-    g = sum_i (L^ - L^_{-i}) d ln q(z^i),          ln q(z^i) = sum_t ln q(z_t^i | z_1^i, ..., z_{t-1}^i)
+    L = E[L^],    L^ = ln 1/n sum_i exp f(z^i),
+    z^i = (z_1^i, ..., z_T^i) drawn from the top to the bottom
+    g = sum_i (L^ - L^_{-i}) d ln q(z^i),
+          ln q(z^i) = sum_t ln q(z_t^i | z_1^i, ..., z_{t-1}^i)
 
-All layers of a path share one signal. `estimate_layers` cannot do this layer by layer, because L^ is not linear in the
-values of its paths. Reference: Mnih and Rezende, Variational inference for Monte Carlo objectives, ICML
-2016.
+All layers of a path share one signal. `estimate_layers` cannot do this layer by layer,
+because L^ is not linear in the values of its paths. Reference: Mnih and Rezende,
+Variational inference for Monte Carlo objectives, ICML 2016.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from arsm.checks import check_logits, check_same_rows, describe, legal_rows
 from arsm.draws import sample
 from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
+from arsm.options import suggests
 from arsm.question import attach_paths, pose
 from arsm.types import Estimate, Estimator
 
 
+@suggests("arsm.estimate_bound")
 def estimate_bound(
     estimator: Estimator,
     layers: Sequence[Layer],
@@ -37,14 +41,16 @@ def estimate_bound(
     Args:
         estimator: one whose target is a bound, such as `VIMCO(10)`: ten paths per row.
         layers: as for `arsm.estimate_layers`, without a state.
-        f: `f(zs, logits, *context) -> [N]`, the logarithm of a path's weight, row by row. The logits have their graph:
-            where f holds ln q, as ln p(x, z) - ln q(z) does, the rest of L's gradient comes through f.
-        context: tensors [N, ...]; layers and f receive the rows that belong to each path.
+        f: `f(zs, logits, *context) -> [N]`, the logarithm of a path's weight, row by
+            row. The logits have their graph: where f holds ln q, as ln p(x, z) - ln
+            q(z) does, the rest of L's gradient comes through f.
+        context: tensors [N, ...]; layers and f receive the rows that belong to each
+            path.
         generator: source of the noise.
 
     Returns:
-        L^ [N] as the value, whose backward is the estimate, and the paths as z [N, n, sum_t K_t]. Each path has its
-        own logits, so there is no `grad`.
+        L^ [N] as the value, whose backward is the estimate, and the paths as z [N, n,
+        sum_t K_t]. Each path has its own logits, so there is no `grad`.
     """
     require(estimator, "estimate_bound", "bound", "paths", instead="use one such as arsm.VIMCO(10)")
     check_layers(layers)
@@ -55,18 +61,29 @@ def estimate_bound(
     queries = question.queries
     n = estimator.paths
     rows = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in context)
-    zs, logits = [queries.points.flatten(0, 1)], [phi.repeat(n, 1, 1)]
+    zs = [queries.points.flatten(0, 1)]
+    logits = [phi.repeat(n, 1, 1)]
     for layer in layers[1:]:
         phi, _ = run_layer(layer, Path(rows, tuple(zs), tuple(logits)))
         check_logits(phi, read=False)
         logits.append(phi)
         zs.append(sample(phi, generator))
-    log_q = torch.stack([log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]).sum(0)
-    values = f([z.clone() for z in zs], logits, *rows)  # ln q's backward and the result need them as they are
+    log_q = torch.stack(
+        [log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]
+    ).sum(0)
+    # ln q's backward and the result need them as they are
+    values = f([z.clone() for z in zs], logits, *rows)
     if not isinstance(values, Tensor) or values.shape != log_q.shape:
-        raise ValueError(f"f must return one value per path, {list(log_q.shape)}, but returned {describe(values)}.")
+        raise ValueError(
+            f"f must return one value per path, {list(log_q.shape)}, but returned "
+            f"{describe(values)}."
+        )
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))
-    legal = torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits]).all(0).unflatten(0, (n, -1))
+    legal = (
+        torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits])
+        .all(0)
+        .unflatten(0, (n, -1))
+    )
     info = {
         "asked": torch.full((), n, device=values.device),
         "distinct": torch.full(values.shape[1:], n, device=values.device),

@@ -1,6 +1,8 @@
-"""Compare what an estimator declares with what a caller needs: the one place that says what fits where.
+"""Compare what an estimator declares with what a caller needs: the one place that says
+what fits where.
 
-The sentence of refusal is the same everywhere: "<Estimator> <lack>, but <caller> needs one that <need>; <instead>."
+The sentence of refusal is the same everywhere: "<Estimator> <lack>, but <caller> needs
+one that <need>; <instead>."
 """
 
 from __future__ import annotations
@@ -8,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeGuard
 
+from torch import Tensor
+
+from arsm.brief import brief
 from arsm.types import Estimator
 
 
@@ -23,14 +28,24 @@ class Need(NamedTuple):
 
 
 NEEDS = {
-    "values_only": Need(lambda e: not e.needs_gradient, "only evaluates f", "needs f's derivative in z"),
+    "values_only": Need(
+        lambda e: not e.needs_gradient, "only evaluates f", "needs f's derivative in z"
+    ),
     "one_pass": Need(
         lambda e: e.pathwise or not e.needs_gradient,
         "only evaluates f, or differentiates it at one point",
         "differentiates f at several points",
     ),
-    "mean": Need(lambda e: e.target == "mean", "estimates the gradient of E[f]", "estimates a multi-sample bound"),
-    "bound": Need(lambda e: e.target == "bound", "estimates a multi-sample bound", "estimates the gradient of E[f]"),
+    "mean": Need(
+        lambda e: e.target == "mean",
+        "estimates the gradient of E[f]",
+        "estimates a multi-sample bound",
+    ),
+    "bound": Need(
+        lambda e: e.target == "bound",
+        "estimates a multi-sample bound",
+        "estimates the gradient of E[f]",
+    ),
     "given_sample": Need(
         lambda e: e.given_sample,
         "can start from a sample that was drawn elsewhere",
@@ -42,11 +57,15 @@ NEEDS = {
         "learns from one row what it subtracts at another",
     ),
     "nothing_learned": Need(
-        lambda e: len(e.learned) == 0, "has no learned parts", "learns a control variate, which nothing would train"
+        lambda e: len(e.learned) == 0,
+        "has no learned parts",
+        "learns a control variate, which nothing would train",
     ),
     "paths": Need(lambda e: e.paths > 0, "weighs whole samples", "does not weigh whole samples"),
     "one_weight": Need(
-        lambda e: not e.weighs_energy, "gives a whole sample one weight", "weighs every variable of a sample by itself"
+        lambda e: not e.weighs_energy,
+        "gives a whole sample one weight",
+        "weighs every variable of a sample by itself",
     ),
     "compares": Need(
         lambda e: e.paths > 1 and e.centred and not e.weighs_energy,
@@ -56,7 +75,9 @@ NEEDS = {
     "unbiased": Need(lambda e: e.unbiased, "is unbiased", "is biased"),
 }
 ANY = -1
-"""A value of `subset` for callers to which it does not matter; None already stands for one category."""
+"""A value of `subset` for callers to which it does not matter; None already stands for
+one category.
+"""
 
 
 def require(
@@ -72,16 +93,21 @@ def require(
         estimator: what the caller was given.
         by: the caller, by the name that its user knows.
         needs: names of `NEEDS`.
-        subset: number of categories that a sample must have, None for one category of each variable.
+        subset: number of categories that a sample must have, None for one category of
+            each variable.
         instead: what the user should do, without a full stop.
     """
     check_estimator(estimator)
     assert isinstance(estimator, Estimator)
-    missing = [(NEEDS[name].lack, NEEDS[name].need) for name in needs if not NEEDS[name].met(estimator)]
+    missing = [
+        (NEEDS[name].lack, NEEDS[name].need) for name in needs if not NEEDS[name].met(estimator)
+    ]
     if subset not in (ANY, estimator.subset):
         missing.append((_chooses(estimator.subset), _chooses(subset)))
     for lack, need in missing:  # the first is enough: the message names another estimator
-        raise ValueError(f"{type(estimator).__name__} {lack}, but {by} needs one that {need}; {instead}.")
+        raise ValueError(
+            f"{type(estimator).__name__} {lack}, but {by} needs one that {need}; {instead}."
+        )
 
 
 def _chooses(subset: int | None) -> str:
@@ -93,6 +119,11 @@ def is_estimator(x: object) -> TypeGuard[Estimator]:
     return isinstance(x, Estimator)
 
 
+def is_estimator_class(x: object) -> TypeGuard[type[Estimator]]:
+    """Whether it is a class of estimators, for commands that name one."""
+    return isinstance(x, type) and issubclass(x, Estimator)
+
+
 def check_estimator(estimator: object) -> None:
     """Require an estimator, not its name or its class."""
     if isinstance(estimator, Estimator):
@@ -101,4 +132,8 @@ def check_estimator(estimator: object) -> None:
     mend = f"arsm.estimator({words}) makes one from words"
     if not isinstance(estimator, str | type):
         mend = "an estimator of your own must be a subclass of arsm.Estimator, and " + mend
-    raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {estimator!r}; {mend}.")
+    if isinstance(estimator, Tensor):
+        mend = "the estimator comes first, then the logits"
+    raise TypeError(
+        f"estimator must be an estimator such as arsm.ARSM(), but is {brief(estimator)}; {mend}."
+    )

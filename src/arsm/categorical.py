@@ -7,14 +7,18 @@ from torch import Tensor
 
 
 def one_hot(z: Tensor, categories: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """int64 [..., K] -> [..., K, C]; a relaxed (floating) z [..., K, C] passes through unchanged."""
+    """int64 [..., K] -> [..., K, C]; a relaxed (floating) z [..., K, C] passes through
+    unchanged.
+    """
     if z.is_floating_point():
         return z
     return (z.unsqueeze(-1) == torch.arange(categories, device=z.device)).to(dtype)
 
 
 def log_prob(log_q: Tensor, z: Tensor) -> Tensor:
-    """ln q(z_k) of every variable: log_q [..., K, C] normalised, z [..., K] or relaxed [..., K, C] -> [..., K]."""
+    """ln q(z_k) of every variable: log_q [..., K, C] normalised, z [..., K] or relaxed
+    [..., K, C] -> [..., K].
+    """
     if z.is_floating_point():
         return (z * log_q.masked_fill(log_q == -torch.inf, 0)).sum(-1)
     return log_q.gather(-1, z.unsqueeze(-1)).squeeze(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SAME_SUM = 1e-4
+"""How far the sum of probabilities may be from 1."""
 LARGEST_SEED = 2**63 - 1
 LEAST_LOG_PROBABILITY = math.log(torch.finfo(torch.float64).tiny)
 
@@ -56,7 +59,10 @@ def check_samples(name: str, samples: int, live: int | None = None) -> None:
     """Require at least two samples, and at most that many live ones."""
     check_whole("samples", samples)
     if samples < 2:
-        raise ValueError(f"{name} compares samples with each other and needs at least 2, but samples = {samples}.")
+        raise ValueError(
+            f"{name} compares samples with each other and needs at least 2, but samples = "
+            f"{samples}."
+        )
     if live is not None and not 1 <= live <= samples:
         raise ValueError(f"live must lie between 1 and samples = {samples}, but is {live}.")
 
@@ -71,30 +77,71 @@ def check_one_variable(estimator: object, logits: Tensor) -> None:
     """Require logits of one variable."""
     if logits.shape[-2] != 1:
         raise ValueError(
-            f"{type(estimator).__name__} is for one variable, logits [C] or [*B, 1, C], but they are "
-            f"{list(logits.shape)}; use RLOO or ARSM, or enumerate the {logits.shape[-2]} variables jointly as one."
+            f"{type(estimator).__name__} is for one variable, logits [C] or [*B, 1, C], but they "
+            f"are {list(logits.shape)}; use RLOO or ARSM, or enumerate the {logits.shape[-2]} "
+            "variables jointly as one."
         )
 
 
 def check_logits(logits: Tensor, *, read: bool) -> bool:
-    """Require valid logits [C] or [*B, K, C]; with `read`, check the values too, which synchronises with the device.
+    """Require valid logits [C] or [*B, K, C]; with `read`, check the values too, which
+    synchronises with the device.
 
     Returns whether a category may be masked: False only if the values were read.
     """
-    if not isinstance(logits, Tensor) or logits.dtype not in DTYPES or logits.layout != torch.strided:
+    if (
+        not isinstance(logits, Tensor)
+        or logits.dtype not in DTYPES
+        or logits.layout != torch.strided
+    ):
         found, mend = _other_logits(logits)
-        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with {mend}.")
+        raise TypeError(
+            f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with "
+            f"{mend}."
+        )
     if logits.is_meta:
-        raise ValueError("logits lie on the meta device and have no values; compute them on a device that has some.")
+        raise ValueError(
+            "logits lie on the meta device and have no values; compute them on a device that has "
+            "some."
+        )
     if logits.ndim == 0 or 0 in logits.shape:
-        raise ValueError(f"logits must be [C] or [*B, K, C] with no dimension empty, but are {list(logits.shape)}.")
+        raise ValueError(
+            "logits must be [C] or [*B, K, C] with no dimension empty, but are "
+            f"{list(logits.shape)}."
+        )
     if not read:
         return True
     logits = logits.detach()
-    if math.isfinite(logits.sum()):  # one kernel; if the sum overflows, check again
+    total = float(logits.sum())
+    if math.isfinite(total):  # one kernel; if the sum overflows, check again
+        # probabilities have the sum 1 in each of the rows; hardly any logits do
+        if abs(total * logits.shape[-1] / logits.numel() - 1) < SAME_SUM:
+            _warn_of_probabilities(logits)
         return False
     _check_rows(logits)
     return not bool(logits.isfinite().all())
+
+
+def _warn_of_probabilities(logits: Tensor) -> None:
+    """Warn if every row of logits [..., C] is non-negative and has the sum 1."""
+    if logits.shape[-1] == 1 or bool((logits < 0).any()):
+        return
+    if bool(((logits.sum(-1, dtype=torch.float64) - 1).abs() > SAME_SUM).any()):
+        return
+    warnings.warn(
+        f"logits {list(logits.shape)} look like probabilities: every row is non-negative and has "
+        "the sum 1; if they are, give probabilities.log() instead.",
+        stacklevel=_outside(),
+    )
+
+
+def _outside() -> int:
+    """The `stacklevel` at which a warning names the user's line, not one of the library."""
+    level, frame = 1, sys._getframe(1)
+    inner = ("arsm", "torch")  # torch's decorators lie between
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in inner:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _other_logits(logits: object) -> tuple[str, str]:
@@ -107,13 +154,20 @@ def _other_logits(logits: object) -> tuple[str, str]:
 
 
 def warn_of_single_category(logits: Tensor, by: str) -> None:
-    """Warn if there is nothing to choose, though several variables are to be learned: logits [*B, K, 1]."""
-    if logits.ndim < 2 or logits.shape[-2] == 1 or not logits.requires_grad or torch.compiler.is_compiling():
+    """Warn if there is nothing to choose, though several variables are to be learned:
+    logits [*B, K, 1].
+    """
+    if (
+        logits.ndim < 2
+        or logits.shape[-2] == 1
+        or not logits.requires_grad
+        or torch.compiler.is_compiling()
+    ):
         return
     warnings.warn(
-        f"logits {list(logits.shape)} have one category per variable, so that nothing is chosen and their gradient is "
-        f"0; the categories are the last dimension, so give {by} logits.mT.",
-        stacklevel=3,
+        f"logits {list(logits.shape)} have one category per variable, so that nothing is chosen "
+        f"and their gradient is 0; the categories are the last dimension, so give {by} logits.mT.",
+        stacklevel=_outside(),
     )
 
 
@@ -124,10 +178,13 @@ def _check_rows(logits: Tensor) -> None:
     where = (~legal).nonzero()[0].tolist()
     row = logits[tuple(where)]
     if bool((row == -torch.inf).all()):
-        raise ValueError(f"logits{where or ''} are -inf in every category; leave at least one finite.")
+        raise ValueError(
+            f"logits{where or ''} are -inf in every category; leave at least one finite."
+        )
     category = int((~(row < torch.inf)).nonzero()[0])
     raise NotFiniteError(
-        f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to mask a category."
+        f"logits{[*where, category]} is {float(row[category])}; logits must be finite, or -inf to "
+        "mask a category."
     )
 
 
@@ -140,18 +197,21 @@ def check_function(f: Callable[..., Any], context: int, by: str) -> None:
     """Require a function of z and this many context tensors."""
     if not callable(f):
         found = f"a tensor {describe(f)}" if isinstance(f, Tensor) else describe(f)
-        raise TypeError(f"f must be a function of z, such as lambda z: values[z[:, 0]], but is {found}.")
+        raise TypeError(
+            f"f must be a function of z, such as lambda z: values[z[:, 0]], but is {found}."
+        )
     if _takes(f, 1 + context):
         return
     tensors = "1 context tensor" if context == 1 else f"{context} context tensors"
     raise TypeError(
-        f"f{inspect.signature(f)} cannot be called with z and {tensors}; it must take z, and one argument for each "
-        f"tensor that follows f in {by}(estimator, logits, f, *context)."
+        f"f{inspect.signature(f)} cannot be called with z and {tensors}; it must take z, and one "
+        f"argument for each tensor that follows f in {by}(estimator, logits, f, *context)."
     )
 
 
 def _takes(f: Any, given: int) -> bool:
-    """Whether f may be called with so many arguments; True for objects of which that is not cheap to know.
+    """Whether f may be called with so many arguments; True for objects of which that is
+    not cheap to know.
 
     `inspect.signature(f).bind` would take a tenth of the time of a small estimate.
     """
@@ -180,22 +240,25 @@ def check_generator(generator: object, logits: Tensor) -> None:
         )
     if generator.device.type != logits.device.type:
         raise ValueError(
-            f"generator draws on {generator.device}, but the logits lie on {logits.device}; make it with "
-            "torch.Generator(logits.device)."
+            f"generator draws on {generator.device}, but the logits lie on {logits.device}; make "
+            "it with torch.Generator(logits.device)."
         )
 
 
-def check_context(context: tuple[object, ...], batch: torch.Size, device: torch.device | None = None) -> None:
+def check_context(
+    context: tuple[object, ...], batch: torch.Size, device: torch.device | None = None
+) -> None:
     """Require tensors [*B, ...], on this device if one is given."""
     for position, x in enumerate(context):
         if device is not None and isinstance(x, Tensor) and x.device != device:
             raise ValueError(
-                f"Context {position} lies on {x.device}, but the logits on {device}; move it with .to(logits.device)."
+                f"Context {position} lies on {x.device}, but the logits on {device}; move it with "
+                ".to(logits.device)."
             )
         if not isinstance(x, Tensor) or x.shape[: len(batch)] != batch:
             raise ValueError(
-                f"Context {position} must be a tensor that leads with the batch's shape {list(batch)}, but is "
-                f"{describe(x)}."
+                f"Context {position} must be a tensor that leads with the batch's shape "
+                f"{list(batch)}, but is {describe(x)}."
             )
 
 
@@ -203,7 +266,10 @@ def check_same_rows(context: tuple[object, ...]) -> None:
     """Require tensors [N, ...] with the same N."""
     for first in context[:1]:
         if not isinstance(first, Tensor) or first.ndim == 0:
-            raise ValueError(f"Context 0 must be a tensor [N, ...], one row for each value, but is {describe(first)}.")
+            raise ValueError(
+                "Context 0 must be a tensor [N, ...], one row for each value, but is "
+                f"{describe(first)}."
+            )
         check_context(context, first.shape[:1])
 
 
@@ -211,18 +277,21 @@ def check_given(logits: Tensor, z: Tensor) -> None:
     """Require a sample z [*B, K] that these logits [*B, K, C] can draw."""
     if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.shape != logits.shape[:-1]:
         raise ValueError(
-            f"The sample z must be int64 {list(logits.shape[:-1])} for these logits, but is {describe(z)}."
+            f"The sample z must be int64 {list(logits.shape[:-1])} for these logits, but is "
+            f"{describe(z)}."
         )
     categories = logits.shape[-1]
     outside = (z < 0) | (z >= categories)
     if bool(outside.any()):
         where = outside.nonzero()[0].tolist()
-        raise ValueError(f"z{where} is {int(z[tuple(where)])}, but the categories are 0 to {categories - 1}.")
+        raise ValueError(
+            f"z{where} is {int(z[tuple(where)])}, but the categories are 0 to {categories - 1}."
+        )
     logits = logits.detach()
     below = logits.gather(-1, z.unsqueeze(-1)).squeeze(-1).double() - logits.amax(-1).double()
     if bool((impossible := below < LEAST_LOG_PROBABILITY).any()):
         where = impossible.nonzero()[0].tolist()
         raise ValueError(
-            f"z{where} is {int(z[tuple(where)])}, which has probability 0 under these logits; give the logits that it "
-            "was drawn from."
+            f"z{where} is {int(z[tuple(where)])}, which has probability 0 under these logits; give "
+            "the logits that it was drawn from."
         )

@@ -22,12 +22,16 @@ ELEMENTS_AT_ONCE = 1 << 16
 
 
 class Bias(NamedTuple):
-    """The error of an estimator's mean."""
+    """The error of an estimator's mean.
+
+    Attributes:
+        error: Shaped like the logits: the mean of the estimates minus the exact
+            gradient.
+        standard_error: The standard error of that mean.
+    """
 
     error: Tensor
-    """Shaped like the logits: the mean of the estimates minus the exact gradient."""
     standard_error: Tensor
-    """The standard error of that mean."""
 
 
 class Moments(NamedTuple):
@@ -46,10 +50,11 @@ def gradient_moments(
     generator: torch.Generator | None = None,
     max_rows: int | None = 1024,
 ) -> Moments:
-    """Mean and variance of one estimate at fixed logits, from independent draws: [*B, K, C] each, in float64.
+    """Mean and variance of one estimate at fixed logits, from independent draws: [*B,
+    K, C] each, in float64.
 
-    Memory is bounded for any `samples`: draws are processed in blocks, which are merged (Chan, Golub and LeVeque,
-    1979).
+    Memory is bounded for any `samples`: draws are processed in blocks, which are merged
+    (Chan, Golub and LeVeque, 1979).
     """
     if samples < 2:
         raise ValueError(f"A variance needs at least 2 samples, but samples = {samples}.")
@@ -59,7 +64,11 @@ def gradient_moments(
         n = block.shape[0]
         block = block.double().view(n, *logits.shape)
         step = block.mean(0) - mean
-        squares = squares + (block - block.mean(0)).square().sum(0) + step.square() * (count * n / (count + n))
+        squares = (
+            squares
+            + (block - block.mean(0)).square().sum(0)
+            + step.square() * (count * n / (count + n))
+        )
         count += n
         mean = mean + step * (n / count)
     return Moments(mean, squares / (samples - 1))
@@ -74,7 +83,8 @@ def gradient_variance(
     generator: torch.Generator | None = None,
     max_rows: int | None = 1024,
 ) -> Tensor:
-    """Var[g_kc] of one estimate at fixed logits, from independent draws: [*B, K, C] -> [*B, K, C] in float64.
+    """Var[g_kc] of one estimate at fixed logits, from independent draws: [*B, K, C] ->
+    [*B, K, C] in float64.
 
         1/(n-1) sum_i (g_i - mean(g))^2
 
@@ -107,9 +117,14 @@ def bias(
 
 
 def pseudo_action_share(logits: Tensor, log_pi: Tensor) -> Tensor:
-    """|{z^{c<->j}} without z| / (C - 1), the distinct pseudo actions of each variable: [..., C] -> [...]."""
+    """|{z^{c<->j}} without z| / (C - 1), the distinct pseudo actions of each variable:
+    [..., C] -> [...].
+    """
     if logits.shape[-1] < 2:
-        raise ValueError("A variable of one category has no pseudo actions; give logits of at least 2 categories.")
+        raise ValueError(
+            "A variable of one category has no pseudo actions; give logits of at least 2 "
+            "categories."
+        )
     swaps = swap_all(logits, log_pi)
     differ = swaps.can_win.scatter(-1, swaps.z.unsqueeze(-1), False)
     return differ.sum(-1) / (logits.shape[-1] - 1)
@@ -122,9 +137,10 @@ class MovingVariance:
         m_t = m_{t-1} + b_t d_t,    v_t = (1 - b_t) (v_{t-1} + b_t d_t^2)
         Var = v_t / (1 - s_t / w_t^2)
 
-    where w and s are the sums of the averages' weights beta^i (1 - beta) and of their squares. For independent,
-    identically distributed gradients the variance is unbiased from the second on; after the first it is zero. Nothing
-    synchronises with the device.
+    where w and s are the sums of the averages' weights beta^i (1 - beta) and of their
+    squares. For independent, identically distributed gradients the variance is unbiased
+    from the second on; after the first it is zero. Nothing synchronises with the
+    device.
     """
 
     def __init__(self, decay: float) -> None:
@@ -138,12 +154,20 @@ class MovingVariance:
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Add one step's gradients, always for the same tensors in the same order."""
         if any(g is None for g in gradients):
-            raise TypeError("One of the gradients is None; give those of parameters that backward() has reached.")
+            raise TypeError(
+                "One of the gradients is None; give those of parameters that backward() has "
+                "reached."
+            )
         gradients = [g.detach() for g in gradients]
         if not self._weight:
-            self._mean = [torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+            self._mean = [
+                torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32))
+                for g in gradients
+            ]
             self._spread = [torch.zeros_like(m) for m in self._mean]
-            self._weight = [torch.zeros((), dtype=torch.float64, device=gradients[0].device) for _ in range(2)]
+            self._weight = [
+                torch.zeros((), dtype=torch.float64, device=gradients[0].device) for _ in range(2)
+            ]
         if [g.shape for g in gradients] != [m.shape for m in self._mean]:
             raise ValueError(
                 f"The gradients have shapes {[list(g.shape) for g in gradients]}, but began as "
@@ -162,7 +186,9 @@ class MovingVariance:
     def variance(self) -> list[Tensor]:
         """Each element's variance, shaped like the gradients."""
         if not self._weight:
-            raise ValueError("There is no variance before the first update; call update(gradients) first.")
+            raise ValueError(
+                "There is no variance before the first update; call update(gradients) first."
+            )
         w, s = self._weight
         rest = 1 - s / w.square()
         scale = torch.where(rest > 0, 1 / rest, 0.0)
@@ -183,7 +209,10 @@ class MovingVariance:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["decay"] != self.decay:
-            raise ValueError(f"The state was averaged with decay {state['decay']}, but this one has {self.decay}.")
+            raise ValueError(
+                f"The state was averaged with decay {state['decay']}, but this one has "
+                f"{self.decay}."
+            )
         self._mean, self._spread, self._weight = (
             [x.clone() for x in state[key]] for key in ("mean", "spread", "weight")
         )
@@ -214,7 +243,11 @@ def _draws(
         lead = () if apart else (n,)
         rows = (x.detach().expand(*lead, *x.shape) for x in context)
         with torch.set_grad_enabled(estimator.needs_gradient):
-            repeated = logits.expand(*lead, *logits.shape).clone().requires_grad_(estimator.needs_gradient)
+            repeated = (
+                logits.expand(*lead, *logits.shape).clone().requires_grad_(estimator.needs_gradient)
+            )
             out = estimate(estimator, repeated, f, *rows, generator=generator, max_rows=max_rows)
-            gradient = torch.autograd.grad(out.value.sum(), repeated)[0] if out.grad is None else out.grad
+            gradient = (
+                torch.autograd.grad(out.value.sum(), repeated)[0] if out.grad is None else out.grad
+            )
         yield gradient.unsqueeze(0) if apart else gradient

@@ -7,42 +7,51 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from arsm import kernels
 from arsm.checks import check_given
 from arsm.distinct import share
 from arsm.sampling import inverse_sample, uniforms
 from arsm.types import Queries
 
 EDGE = 1e-12
-"""A conditioned uniform number this close to a threshold is moved away from it: rounding must not decide."""
+"""A conditioned uniform number this close to a threshold is moved away from it:
+rounding must not decide.
+"""
 
 
-class Draws(NamedTuple):
-    """The noise of n samples of Cat(softmax(logits)): g given samples, then n - g fresh ones."""
+class SampleNoise(NamedTuple):
+    """The noise of n samples of Cat(softmax(logits)): g given samples, then n - g fresh ones.
+
+    Attributes:
+        uniform: [*B, n - g, K] float64 in [0, 1).
+        given: [*B, g, K] int64: samples that were drawn elsewhere.
+    """
 
     uniform: Tensor
-    """[*B, n - g, K] float64 in [0, 1)."""
     given: Tensor
-    """[*B, g, K] int64: samples that were drawn elsewhere."""
 
 
-def draw(logits: Tensor, n: int, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+def sample_noise(
+    logits: Tensor, n: int, generator: torch.Generator | None = None, z: Tensor | None = None
+) -> SampleNoise:
     """The noise of n independent samples; the first is z [*B, K] if it is given."""
     if z is None:
-        return Draws(uniforms(logits, n, generator), _no_samples(logits))
+        return SampleNoise(uniforms(logits, n, generator), _no_samples(logits))
     check_given(logits, z)
-    return Draws(uniforms(logits, n - 1, generator), z.unsqueeze(-2))
+    return SampleNoise(uniforms(logits, n - 1, generator), z.unsqueeze(-2))
 
 
 def _no_samples(logits: Tensor) -> Tensor:
-    return torch.empty((*logits.shape[:-2], 0, logits.shape[-2]), dtype=torch.int64, device=logits.device)
+    return torch.empty(
+        (*logits.shape[:-2], 0, logits.shape[-2]), dtype=torch.int64, device=logits.device
+    )
 
 
-def samples(logits: Tensor, noise: Draws) -> Tensor:
+def samples(logits: Tensor, noise: SampleNoise) -> Tensor:
     """The samples: [*B, n, K] int64."""
     if not isinstance(noise, tuple):
         raise TypeError(
-            f"noise must be what estimator.noise(logits) draws, uniform numbers, but is {type(noise).__name__}."
+            "noise must be what estimator.noise(logits) draws, uniform numbers, but is "
+            f"{type(noise).__name__}."
         )
     if noise.uniform.shape[-2] == 0:
         return noise.given
@@ -51,28 +60,26 @@ def samples(logits: Tensor, noise: Draws) -> Tensor:
     return torch.cat([noise.given, inverse_sample(logits.detach(), noise.uniform)], -2)
 
 
-def ask_samples(logits: Tensor, noise: Draws, live: int) -> Queries:
+def ask_samples(logits: Tensor, noise: SampleNoise, live: int) -> Queries:
     """The samples as queries, with the mean of the first `live` as the value."""
-    if _is_fresh(noise) and logits.shape[-2] == 1 and kernels.in_one_block(logits):
-        points, same_as, weight, packed = kernels.ask_samples(logits, noise.uniform, live)
-        assert same_as is not None
-        return Queries(points, points.movedim(0, -2), same_as, weight, packed=packed)
     z = samples(logits, noise)
     points = z.movedim(-2, 0)
     return Queries(points, z, share(points), mean_weight(live, z.device))
 
 
-def _is_fresh(noise: Draws) -> bool:
+def _is_fresh(noise: SampleNoise) -> bool:
     """Whether no samples are given."""
-    return isinstance(noise, Draws) and noise.given.shape[-2] == 0
+    return isinstance(noise, SampleNoise) and noise.given.shape[-2] == 0
 
 
 def sample(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """One sample of Cat(softmax(logits)): [*B, K, C] -> [*B, K] int64."""
-    return samples(logits, draw(logits, 1, generator)).squeeze(-2)
+    return samples(logits, sample_noise(logits, 1, generator)).squeeze(-2)
 
 
-def open_uniforms(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+def open_uniforms(
+    shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None
+) -> Tensor:
     """Uniform numbers in (0, 1), float64."""
     u = torch.empty(shape, dtype=torch.float64, device=device).uniform_(generator=generator)
     return u.clamp_min(torch.finfo(torch.float64).tiny)
@@ -80,7 +87,13 @@ def open_uniforms(shape: tuple[int, ...], device: torch.device, generator: torch
 
 def one_sample(z: Tensor, aux: Any = None) -> Queries:
     """Ask for f only at the true sample z [*B, K]."""
-    return Queries(z.unsqueeze(0), z, torch.zeros_like(z[..., 0]).unsqueeze(0), torch.ones(1, device=z.device), aux)
+    return Queries(
+        z.unsqueeze(0),
+        z,
+        torch.zeros_like(z[..., 0]).unsqueeze(0),
+        torch.ones(1, device=z.device),
+        aux,
+    )
 
 
 def mean_weight(live: int, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import register_pytree_node
 
 from arsm.batch_norm import watch_batch_norm
+from arsm.brief import of_parts
 from arsm.capabilities import check_estimator, require
 from arsm.checks import (
     check_context,
@@ -23,13 +24,17 @@ from arsm.checks import (
 from arsm.distinct import speakers
 from arsm.evaluate import Rowwise, evaluate, with_context
 from arsm.given_noise import check_noise
-from arsm.question import Evaluation, attach, pose, reads_logits_later
+from arsm.options import suggests
+from arsm.question import Evaluation, attach, pose
 from arsm.types import Estimate, Estimator
 
 MOST_QUERIES = 1 << 20
-"""Evaluations of f for one row, of several variables, above which an estimate is refused before anything is drawn."""
+"""Evaluations of f for one row, of several variables, above which an estimate is
+refused before anything is drawn.
+"""
 
 
+@suggests("arsm.estimate")
 def estimate(
     estimator: Estimator,
     logits: Tensor,
@@ -45,33 +50,38 @@ def estimate(
 
     Args:
         estimator: such as `arsm.ARSM()`.
-        logits: [*B, K, C], K variables of C categories per batch row; a bare [C] is one variable. -inf masks a
-            category.
-        f: `f(z, *context) -> [N]`, row by row. z is int64 [N, K] with values 0..C-1, or floating [N, K, C] from an
-            estimator that `needs_gradient`.
+        logits: [*B, K, C], K variables of C categories per batch row; a bare [C] is one
+            variable. -inf masks a category.
+        f: `f(z, *context) -> [N]`, row by row. z is int64 [N, K] with values 0..C-1, or
+            floating [N, K, C] from an estimator that `needs_gradient`.
         context: tensors [*B, ...]; f receives the rows that belong to each z.
-        noise: drawn by `estimator.noise(logits)` for logits [*B, K, C]; the estimate is then deterministic.
+        noise: drawn by `estimator.noise(logits)` for logits [*B, K, C]; the estimate is
+            then deterministic.
         generator: source of the noise.
-        evaluation: "packed" evaluates each distinct query once; "dense" evaluates all of them with static
-            shapes, for torch.compile, CUDA graphs and vmap, and leaves the checks to `info["finite"]`.
+        evaluation: "packed" evaluates each distinct query once; "dense" evaluates all
+            of them with static shapes, for torch.compile, CUDA graphs and vmap, and
+            leaves the checks to `info["finite"]`.
         max_rows: maximum rows per call of f, None for no limit.
-        frozen: f has no trainable parameters: evaluate everything without grad. Not for an estimator that
-            `needs_gradient`.
+        frozen: f has no trainable parameters: evaluate everything without grad. Not for
+            an estimator that `needs_gradient`.
 
     Returns:
-        An `Estimate`; `estimate(...).value.sum().backward()` puts the gradient estimate into the logits and the
-        ordinary gradient into f's parameters.
+        An `Estimate`; `estimate(...).value.sum().backward()` puts the gradient estimate
+        into the logits and the ordinary gradient into f's parameters.
     """
     check_estimator(estimator)
     check_evaluation(evaluation, max_rows)
-    later = evaluation == "packed" and reads_logits_later(logits)
-    masked = check_logits(logits, read=evaluation == "packed" and not later)
+    masked = check_logits(logits, read=evaluation == "packed")
     if frozen:
         require(estimator, "a frozen f", "values_only", instead="leave frozen out")
     batch, categories = logits.shape[:-2], logits.shape[-1]
     if categories == 1:
         warn_of_single_category(logits, "arsm.estimate")
-    if evaluation == "packed" and logits.ndim > 1 and categories * (categories - 1) // 2 > MOST_QUERIES:
+    if (
+        evaluation == "packed"
+        and logits.ndim > 1
+        and categories * (categories - 1) // 2 > MOST_QUERIES
+    ):
         check_affordable(estimator, logits)
     check_context(context, batch, logits.device)
     watched = []
@@ -88,7 +98,7 @@ def estimate(
             evaluation=evaluation,
             max_rows=max_rows,
             frozen=frozen,
-            masked=None if later else masked,
+            masked=masked,
         )
     finally:
         for handle in watched:
@@ -96,11 +106,14 @@ def estimate(
 
 
 def check_affordable(estimator: Estimator, logits: Tensor) -> None:
-    """Refuse what would take hours: logits [*B, K, C] of several variables with very many pairs of categories."""
+    """Refuse what would take hours: logits [*B, K, C] of several variables with very
+    many pairs of categories.
+    """
     if logits.shape[-2] > 1 and (most := estimator.most_queries(logits.detach())) > MOST_QUERIES:
         raise ValueError(
             f"{type(estimator).__name__} may need {most:,} evaluations of f for one row of logits "
-            f"{list(logits.shape)}; use RLOO(n), which needs n, or ARSM(references=J), which needs J C + 1."
+            f"{list(logits.shape)}; use RLOO(n), which needs n, or ARSM(references=J), which needs "
+            "J C + 1."
         )
 
 
@@ -109,7 +122,10 @@ def check_evaluation(evaluation: Evaluation, max_rows: int | None) -> None:
     if evaluation not in ("packed", "dense"):
         raise ValueError(f'evaluation must be "packed" or "dense", but is {evaluation!r}.')
     if max_rows is not None and (not is_whole(max_rows) or max_rows < 1):
-        raise ValueError(f"max_rows must be a whole number of at least 1, or None for no limit, but is {max_rows!r}.")
+        raise ValueError(
+            "max_rows must be a whole number of at least 1, or None for no limit, but is "
+            f"{max_rows!r}."
+        )
 
 
 def estimate_rows(
@@ -123,12 +139,12 @@ def estimate_rows(
     max_rows: int | None = 1024,
     frozen: bool = False,
     shared: bool = True,
-    masked: bool | None = True,
+    masked: bool = True,
 ) -> Estimate:
     """`estimate` for an f that also gets the batch rows of its z and whether their graph is kept.
 
-    Without `shared`, equal queries are evaluated separately. If `masked` is False, all logits are known to be finite.
-    If it is None, they must still be checked before f is called.
+    Without `shared`, equal queries are evaluated separately. If `masked` is False, all
+    logits are known to be finite.
     """
     bare, given = logits.ndim == 1, logits
     if bare:
@@ -137,8 +153,6 @@ def estimate_rows(
         check_noise(estimator, logits, noise)
     question = pose(estimator, logits, noise=noise, generator=generator, shared=shared)
     asked = question.asked(evaluation)
-    if masked is None:
-        masked = not asked.finite and check_logits(logits, read=True)
     values = evaluate(f, question, asked, max_rows=max_rows, frozen=frozen)
     del asked  # the credit may need its memory
     credit = question.credit(values.all, masked=masked)
@@ -146,8 +160,9 @@ def estimate_rows(
     gradient = credit.gradient
     if gradient is None and evaluation == "packed" and not _reaches(value, question.queries.points):
         raise ValueError(
-            f"{type(estimator).__name__} differentiates f in z, but autograd finds no way from f's values to z; make f "
-            "differentiable in one-hot z, or choose an estimator that only evaluates f, such as RLOO."
+            f"{type(estimator).__name__} differentiates f in z, but autograd finds no way from f's "
+            "values to z; make f differentiable in one-hot z, or choose an estimator that only "
+            "evaluates f, such as RLOO."
         )
     if gradient is not None:
         gradient = gradient.detach() if credit.learns else gradient
@@ -160,10 +175,14 @@ def estimate_rows(
 
 
 class Info(Mapping[str, Tensor]):
-    """Diagnostics, computed on access; to PyTorch's transforms, a container of the tensors that they come from."""
+    """Diagnostics, computed on access; to PyTorch's transforms, a container of the
+    tensors that they come from.
+    """
 
     def __init__(self, same_as: Tensor, values: Tensor, logits: Tensor) -> None:
-        self.same_as, self.values_of_f, self.logits = same_as, values, logits
+        self.same_as = same_as
+        self.values_of_f = values
+        self.logits = logits
 
     def __getitem__(self, name: str) -> Tensor:
         if name == "asked":
@@ -180,15 +199,23 @@ class Info(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return 3
 
+    def __repr__(self) -> str:
+        return of_parts(self, **self)
+
 
 register_pytree_node(
-    Info, lambda info: ([info.same_as, info.values_of_f, info.logits], None), lambda parts, _: Info(*parts)
+    Info,
+    lambda info: ([info.same_as, info.values_of_f, info.logits], None),
+    lambda parts, _: Info(*parts),
 )
 
 
 def _reaches(value: Tensor, source: Tensor) -> bool:
     """Whether value's graph leads back to source; True if no graphs are recorded."""
-    made_at = (node is source.grad_fn or getattr(node, "variable", None) is source for node in graph_nodes(value))
+    made_at = (
+        node is source.grad_fn or getattr(node, "variable", None) is source
+        for node in graph_nodes(value)
+    )
     return not (source.requires_grad and torch.is_grad_enabled()) or any(made_at)
 
 

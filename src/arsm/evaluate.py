@@ -1,4 +1,6 @@
-"""Call f at the points that a question asks for: gather the context's rows, split into chunks. The only caller of f."""
+"""Call f at the points that a question asks for: gather the context's rows, split into
+chunks. The only caller of f.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ from arsm.noise import working_dtype
 from arsm.question import Asked, Question, Values
 
 Rowwise = Callable[[Tensor, Tensor, bool], Tensor]
-"""f as `evaluate` calls it: z [N, ...], the batch row [N] of each, whether their graph is kept -> [N]."""
+"""f as `evaluate` calls it: z [N, ...], the batch row [N] of each, whether their graph
+is kept -> [N].
+"""
 
 
-def with_context(f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: torch.Size) -> Rowwise:
+def with_context(
+    f: Callable[..., Tensor], context: tuple[Tensor, ...], batch: torch.Size
+) -> Rowwise:
     """f(z, *context) with each row's context, tensors [*B, ...]."""
+    # one leading dimension, so that a query finds its context by its flat row
     rows = [x.flatten(0, len(batch) - 1) if batch else x.unsqueeze(0) for x in context]
 
     def call(z: Tensor, row: Tensor, attached: bool) -> Tensor:
@@ -38,27 +45,33 @@ def _how_called(z: Tensor, context: list[Tensor], batch: torch.Size) -> str:
     variables = z.shape[1]
     if len(batch) == 0 and variables > 1 and any(x.shape[1:2] == (variables,) for x in context):
         note += (
-            f" The logits are {variables} variables of one row; for {variables} separate choices use "
-            "logits.unsqueeze(1)."
+            f" The logits are {variables} variables of one row; for {variables} separate choices "
+            "use logits.unsqueeze(1)."
         )
     return note
 
 
 def evaluate(
-    f: Rowwise, question: Question, asked: Asked, *, max_rows: int | None = None, frozen: bool = False
+    f: Rowwise,
+    question: Question,
+    asked: Asked,
+    *,
+    max_rows: int | None = None,
+    frozen: bool = False,
 ) -> Values:
     """f at every query of a question, in calls of at most max_rows rows.
 
-    The live queries' values keep f's graph, and all of them where the estimator needs f's gradient; none if f is
-    `frozen`.
+    The live queries' values keep f's graph, and all of them where the estimator needs
+    f's gradient; none if f is `frozen`.
     """
     attached, others = _graphs(question, asked, frozen)
-    most = max_rows or asked.total
+    most = max_rows or asked.z.shape[0]
+    # no call mixes queries with and without a graph: those without one cost no memory afterwards
     sizes = _chunks(attached, most)
     live_calls = len(sizes)
     sizes += _chunks(others, most)
-    # rows after the last query are room that a kernel did not need
-    z, row = (x.split_with_sizes([*sizes, x.shape[0] - asked.total]) for x in (asked.z, asked.row))
+    z = asked.z.split_with_sizes(sizes)
+    row = asked.row.split_with_sizes(sizes)
     values = []
     for i in range(len(sizes)):
         keep = i < live_calls
@@ -69,12 +82,14 @@ def evaluate(
 
 def _graphs(question: Question, asked: Asked, frozen: bool) -> tuple[int, int]:
     """The numbers of asked queries that are evaluated with f's graph, and without it."""
+    total = asked.z.shape[0]
     if frozen:
-        return 0, asked.total
+        return 0, total
+    # an estimator that differentiates f needs the graph of every query
     all_live = question.queries.weight.shape[0] == question.queries.same_as.shape[0]
     if question.estimator.needs_gradient or all_live:
-        return asked.total, 0
-    return asked.live, asked.total - asked.live
+        return total, 0
+    return asked.live, total - asked.live
 
 
 def _chunks(size: int, most: int) -> list[int]:
@@ -93,15 +108,25 @@ def _call(f: Rowwise, z: Tensor, row: Tensor, attached: bool, last: bool) -> Ten
 def _check(value: Tensor, z: Tensor) -> None:
     """Require floating values [N] for z [N, ...], on its device."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"f must return a tensor [N], one value per row of z, but returned {type(value).__name__}.")
+        raise TypeError(
+            "f must return a tensor [N], one value per row of z, but returned "
+            f"{type(value).__name__}."
+        )
     if value.shape != z.shape[:1]:
         each_variable = value.shape == z.shape[:2] and z.shape[1] > 1
-        mend = f"; for {z.shape[1]} separate choices use logits.unsqueeze(-2)" if each_variable else ""
+        mend = (
+            f"; for {z.shape[1]} separate choices use logits.unsqueeze(-2)" if each_variable else ""
+        )
         raise ValueError(
-            f"f must return one value per row of z: shape [{z.shape[0]}] for z of shape {list(z.shape)}, "
-            f"but returned shape {list(value.shape)}{mend}."
+            f"f must return one value per row of z: shape [{z.shape[0]}] for z of shape "
+            f"{list(z.shape)}, but returned shape {list(value.shape)}{mend}."
         )
     if not value.is_floating_point():
-        raise TypeError(f"f must return a floating type, but returned {value.dtype}; convert it with .float().")
+        raise TypeError(
+            f"f must return a floating type, but returned {value.dtype}; convert it with .float()."
+        )
     if value.device != z.device:
-        raise ValueError(f"f must return its values on {z.device}, where z lies, but returned them on {value.device}.")
+        raise ValueError(
+            f"f must return its values on {z.device}, where z lies, but returned them on "
+            f"{value.device}."
+        )

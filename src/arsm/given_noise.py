@@ -6,24 +6,28 @@ import torch
 from torch import Tensor
 
 from arsm.checks import describe
-from arsm.draws import Draws
+from arsm.draws import SampleNoise
 from arsm.types import Estimator
 
 
 def check_noise(estimator: Estimator, logits: Tensor, noise: object) -> None:
-    """Require noise such as `estimator.noise(logits)` draws for these logits [*B, K, C], or draws given a sample.
+    """Require noise such as `estimator.noise(logits)` draws for these logits [*B, K,
+    C], or draws given a sample.
 
-    Any other would be broadcast or misread, and the estimate would be wrong without an error.
+    Any other would be broadcast or misread, and the estimate would be wrong without an
+    error.
     """
     batch = logits.shape[:-2]
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         _check_leading(noise, batch)  # nothing can be drawn here to compare it with
         return
-    expected, given = _noise_layout(estimator, logits), _layout(noise)
+    expected = _noise_layout(estimator, logits)
+    given = _layout(noise)
     if given != expected and given != _noise_layout(estimator, logits, given_sample=True):
         raise ValueError(
-            f"noise must be {expected} for {type(estimator).__name__} and logits {list(logits.shape)}, but is {given}; "
-            "draw it by estimator.noise(logits) for these logits."
+            f"noise must be {expected} for {type(estimator).__name__} and logits "
+            f"{list(logits.shape)}, but is {given}; draw it by estimator.noise(logits) for these "
+            "logits."
         )
 
 
@@ -32,39 +36,56 @@ def _check_leading(noise: object, batch: torch.Size) -> None:
     for x in noise if isinstance(noise, tuple) else (noise,):
         if not isinstance(x, Tensor) or x.shape[: len(batch)] != batch:
             raise ValueError(
-                f"noise must lead with the batch's shape {list(batch)}, but is {describe(x)}; draw it by "
-                "estimator.noise(logits) for these logits."
+                f"noise must lead with the batch's shape {list(batch)}, but is {describe(x)}; draw "
+                "it by estimator.noise(logits) for these logits."
             )
 
 
-def _noise_layout(estimator: Estimator, logits: Tensor, *, given_sample: bool = False) -> str | None:
-    """The layout of `estimator.noise(logits)`, or of noise given a sample; None if the estimator takes no sample."""
+def _noise_layout(
+    estimator: Estimator, logits: Tensor, *, given_sample: bool = False
+) -> str | None:
+    """The layout of `estimator.noise(logits)`, or of noise given a sample; None if the
+    estimator takes no sample.
+    """
     if given_sample and not estimator.given_sample:
         return None
-    batch, variables = logits.shape[:-2], estimator.subset or logits.shape[-2]
+    batch = logits.shape[:-2]
+    variables = estimator.subset or logits.shape[-2]
     # Logits of no rows, on a CPU: no random number is drawn, and many categories cost no time.
     none = torch.empty(0, *logits.shape[-2:], dtype=logits.dtype)
     z = torch.empty(0, variables, dtype=torch.int64) if given_sample else None
     try:
         return _layout(estimator.noise(none, None, z), batch, 1)
-    except Exception:  # an estimator of a user, whose noise needs rows: draw for all of them, from another generator
+    except Exception:
+        # an estimator of a user, whose noise needs rows: draw for all, from another generator
         generator = torch.Generator(logits.device)
-        z = torch.arange(variables, device=logits.device) % logits.shape[-1] if given_sample else None
-        drawn = estimator.noise(torch.zeros_like(logits), generator, None if z is None else z.expand(*batch, -1))
+        z = (
+            torch.arange(variables, device=logits.device) % logits.shape[-1]
+            if given_sample
+            else None
+        )
+        drawn = estimator.noise(
+            torch.zeros_like(logits), generator, None if z is None else z.expand(*batch, -1)
+        )
         return _layout(drawn, batch, len(batch))
 
 
 def _layout(noise: object, batch: torch.Size | None = None, instead_of: int = 0) -> str:
-    """Types and shapes of noise, in words; `batch` replaces the first `instead_of` dimensions of every shape."""
+    """Types and shapes of noise, in words; `batch` replaces the first `instead_of`
+    dimensions of every shape.
+    """
     if isinstance(noise, Tensor):
         shape = [*(batch or ()), *noise.shape[instead_of:]]
         # devices differ in the precision of their noise
         kind = "floating" if noise.dtype in (torch.float32, torch.float64) else str(noise.dtype)
         return f"{kind} {shape}"
-    if isinstance(noise, Draws) and _is_legal(noise.uniform, noise.given):
-        # a sample counts the same whether it was given or is still to be drawn: noise given z fits too
-        samples = torch.Size([*noise.given.shape[:-2], noise.uniform.shape[-2] + noise.given.shape[-2]])
-        return f"Draws of samples {[*(batch or ()), *samples[instead_of:], noise.given.shape[-1]]}"
+    if isinstance(noise, SampleNoise) and _is_legal(noise.uniform, noise.given):
+        # a sample counts the same whether it was given or is still to be drawn: noise given z fits
+        # too
+        samples = torch.Size(
+            [*noise.given.shape[:-2], noise.uniform.shape[-2] + noise.given.shape[-2]]
+        )
+        return f"noise of samples {[*(batch or ()), *samples[instead_of:], noise.given.shape[-1]]}"
     if isinstance(noise, tuple):
         return f"{type(noise).__name__}({', '.join(_layout(x, batch, instead_of) for x in noise)})"
     return type(noise).__name__

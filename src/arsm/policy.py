@@ -1,20 +1,26 @@
-r"""Policy gradients by try-and-see: which actions of an episode to try again, and the gradient from their returns.
+r"""Policy gradients by try-and-see: which actions of an episode to try again, and the
+gradient from their returns.
 
-B episodes of at most T steps played the actions a_t, which were drawn from softmax(phi_t), here or elsewhere. The
-estimator draws its noise given a_t, which makes a_t its first query. Every query that differs from a_t is a pseudo
-action: taken in the same state s_t and followed by the policy to the episode's end, its return is an unbiased estimate
-of Q(s_t, a). The queries that agree with a_t use the true return. With q_t the estimator's gradient from those values,
+B episodes of at most T steps played the actions a_t, which were drawn from
+softmax(phi_t), here or elsewhere. The estimator draws its noise given a_t, which makes
+a_t its first query. Every query that differs from a_t is a pseudo action: taken in the
+same state s_t and followed by the policy to the episode's end, its return is an
+unbiased estimate of Q(s_t, a). The queries that agree with a_t use the true return.
+With q_t the estimator's gradient from those values,
 
     dJ/dtheta = E[ sum_t gamma^t w_t sum_c q_tc dphi_tc/dtheta ],    w_t = 1 for all t.
 
-A budget limits the rollouts: walk the M steps that have pseudo actions in random order, keep a step while the total of
-pseudo actions stays within the budget, and stop at the first that does not fit. For the kept steps H w_t = M/|H|, else
-0. This is unbiased: {|H| >= n} depends on the first n steps as a set, so their mean is a reverse martingale stopped at
-|H|; it needs |H| >= 1, i.e. a budget of at least the most pseudo actions that one step can have. Unweighted, w_t = 1
-for the kept steps, is Algorithm 3 as printed, and biased.
+A budget limits the rollouts: walk the M steps that have pseudo actions in random order,
+keep a step while the total of pseudo actions stays within the budget, and stop at the
+first that does not fit. The kept steps H have w_t = M/|H|, the others none. This is
+unbiased: {|H| >= n} depends on the first n steps as a set, so their mean is a reverse
+martingale stopped at |H|. It needs |H| >= 1, i.e. a budget of at least the most pseudo
+actions that one step can have. Unweighted, w_t = 1 for the kept steps, is Algorithm 3
+as printed, and biased.
 
-Keep-probabilities rho_t limit them too: a step that has pseudo actions is kept with probability rho_t, independently,
-and w_t = 1/rho_t. They may depend on everything that is known before the coins are tossed, the true returns included.
+Keep-probabilities rho_t limit them too: a step that has pseudo actions is kept with
+probability rho_t, independently, and w_t = 1/rho_t. They may depend on everything that
+is known before the coins are tossed, the true returns included.
 
 Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 4.2 and Algorithm 3.
 """
@@ -31,7 +37,8 @@ from torch import Tensor
 
 from arsm.capabilities import require
 from arsm.checks import NotFiniteError, check_logits, check_whole, describe
-from arsm.draws import Draws
+from arsm.draws import SampleNoise
+from arsm.options import suggests
 from arsm.question import Others, Question, attach, pose
 from arsm.types import Estimator
 
@@ -43,49 +50,59 @@ CELLS = 1 << 17
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """The rollouts to play after the true episodes: R of them, ordered by episode and step."""
+    """The rollouts to play after the true episodes: R of them, ordered by episode and step.
+
+    Attributes:
+        episode: [R] int64: the episode to go back to.
+        step: [R] int64: the step to go back to.
+        action: [R, K] int64: the pseudo action to take there.
+        query: [R] int64: which of the estimator's queries it answers.
+        weight: [B, T] float64: w_t, each step's weight in the gradient; 0 where no step
+            was played.
+        played: [S] int64: indices of the S played steps in [B T].
+        row: [R] int64: index of each rollout's step among those S.
+        pseudo_actions: [S] int64: the number of pseudo actions of each played step,
+            before the budget.
+        parts: The S played steps with the estimator's questions there.
+    """
 
     episode: Tensor
-    """[R] int64: the episode to go back to."""
     step: Tensor
-    """[R] int64: the step to go back to."""
     action: Tensor
-    """[R, K] int64: the pseudo action to take there."""
     query: Tensor
-    """[R] int64: which of the estimator's queries it answers."""
     weight: Tensor
-    """[B, T] float64: w_t, each step's weight in the gradient; 0 where no step was played."""
     played: Tensor
-    """[S] int64: indices of the S played steps in [B T]."""
     row: Tensor
-    """[R] int64: index of each rollout's step among those S."""
     pseudo_actions: Tensor
-    """[S] int64: the number of pseudo actions of each played step, before the budget."""
-    parts: tuple[Part, ...]
-    """The S played steps with the estimator's questions there."""
+    parts: tuple[PlayedSteps, ...]
 
-    def answered(self) -> list[tuple[Part, slice, Others]]:
-        """Every part, the rollouts [R] that belong to it, and the queries of the part that they answer."""
+    def answered(self) -> list[tuple[PlayedSteps, slice, Others]]:
+        """Every part, the rollouts [R] that belong to it, and the queries of the part
+        that they answer.
+        """
         stops = [0, *accumulate(part.step.shape[0] for part in self.parts)]
         edges = torch.tensor(stops, device=self.row.device)
         edges = torch.searchsorted(self.row, edges).tolist()  # the rollouts are ordered by step
         found = []
         for i, part in enumerate(self.parts):
             some = slice(edges[i], edges[i + 1])
-            found.append((part, some, Others(self.row[some] - stops[i], self.query[some], self.action[some])))
+            found.append(
+                (part, some, Others(self.row[some] - stops[i], self.query[some], self.action[some]))
+            )
         return found
 
 
-class Part(NamedTuple):
+class PlayedSteps(NamedTuple):
     """Some of the played steps."""
 
     step: Tensor
     """[s] int64: their indices in [B T]."""
     pose: Callable[[], Question]
-    """Poses the question there again from the same noise. A plan holds no copy of the logits, and no queries that are
-    larger than them."""
+    """Poses the question there again from the same noise. A plan holds no copy of the
+    logits, and no queries that are larger than them."""
 
 
+@suggests("arsm.policy.plan")
 def plan(
     estimator: Estimator,
     logits: Tensor,
@@ -100,23 +117,31 @@ def plan(
     """Choose the rollouts of B true episodes.
 
     Args:
-        estimator: any that takes a given sample and needs only f's values, such as RLOO, ARSM or LocalExpectation.
-        logits: [B, T, K, C], K actions per step of at most T steps; -inf masks an action. One episode has B = 1, one
-            action K = 1.
-        actions: int64 [B, T, K], the true actions, drawn from softmax(logits), here or elsewhere.
+        estimator: any that takes a given sample and needs only f's values, such as
+            RLOO, ARSM or LocalExpectation.
+        logits: [B, T, K, C], K actions per step of at most T steps; -inf masks an
+            action. One episode has B = 1, one action K = 1.
+        actions: int64 [B, T, K], the true actions, drawn from softmax(logits), here or
+            elsewhere.
         mask: bool [B, T], True where a step was played; None if all were.
         budget: S_max, the most rollouts of the whole call; None for no limit.
-        keep: [B, T], the probability in (0, 1] with which each step is kept, instead of a budget.
+        keep: [B, T], the probability in (0, 1] with which each step is kept, instead of
+            a budget.
         generator: the noise, the order of the walk and the coins are drawn from it.
         weighted: False leaves out M/|H|, as Algorithm 3 is printed, which is biased.
     """
     _check_episodes(estimator, logits, actions, mask)
     played = _played(logits, mask)
-    every, actions = logits.detach().flatten(0, 1), actions.flatten(0, 1)
-    posed = [_pose(estimator, every, actions, steps, budget, generator) for steps in _split(estimator, played, logits)]
+    every = logits.detach().flatten(0, 1)
+    actions = actions.flatten(0, 1)
+    posed = [
+        _pose(estimator, every, actions, steps, budget, generator)
+        for steps in _split(estimator, played, logits)
+    ]
     return _choose(posed, played, logits.shape[:2], budget, keep, generator, weighted=weighted)
 
 
+@suggests("arsm.policy.plan_draws")
 def plan_draws(
     estimator: Estimator,
     draws: Tensor,
@@ -127,7 +152,8 @@ def plan_draws(
 ) -> Rollouts:
     """Choose the rollouts of B true episodes whose n actions per step are already drawn.
 
-    An estimator with `paths` needs nothing of the logits but n independent draws: no tensor [B, T, C] exists.
+    An estimator with `paths` needs nothing of the logits but n independent draws: no
+    tensor [B, T, C] exists.
 
     Args:
         estimator: one with `paths`, such as RLOO(n).
@@ -137,23 +163,29 @@ def plan_draws(
         keep: as for `plan`.
         generator: the order of the walk and the coins are drawn from it.
     """
-    require(estimator, "an episode of drawn actions", "mean", "paths", "independent_rows", subset=None)
+    require(
+        estimator, "an episode of drawn actions", "mean", "paths", "independent_rows", subset=None
+    )
     if estimator.weighs_energy or draws.shape[-1] != estimator.paths:
-        raise ValueError(f"draws must be [B, T, {estimator.paths}] for {estimator}, but are {list(draws.shape)}.")
+        raise ValueError(
+            f"draws must be [B, T, {estimator.paths}] for {estimator}, but are {list(draws.shape)}."
+        )
     if budget is not None:
         _check_least_budget(budget, estimator.paths - 1)
     played = _played(draws, mask)
     given = draws.flatten(0, 1)[played].unsqueeze(-1)  # [S, n, 1]
     # the draws are the noise, and the queries are the draws: the logits are never read
-    noise = Draws(torch.empty(given.shape[0], 0, 1, dtype=torch.float64, device=draws.device), given)
+    noise = SampleNoise(
+        torch.empty(given.shape[0], 0, 1, dtype=torch.float64, device=draws.device), given
+    )
     nothing = torch.zeros(given.shape[0], 1, 1, device=draws.device)
     question = pose(estimator, nothing, z=given[:, 0], noise=noise)
-    posed = [(Part(played, lambda: question), question.others())]
+    posed = [(PlayedSteps(played, lambda: question), question.others())]
     return _choose(posed, played, draws.shape[:2], budget, keep, generator)
 
 
 def _choose(
-    posed: list[tuple[Part, Others]],
+    posed: list[tuple[PlayedSteps, Others]],
     played: Tensor,
     shape: torch.Size,
     budget: int | None,
@@ -162,7 +194,9 @@ def _choose(
     *,
     weighted: bool = True,
 ) -> Rollouts:
-    """The rollouts that a budget or keep-probabilities leave, of all pseudo actions of [B, T] steps."""
+    """The rollouts that a budget or keep-probabilities leave, of all pseudo actions of
+    [B, T] steps.
+    """
     if budget is not None and keep is not None:
         raise ValueError("Give a budget or keep-probabilities, not both.")
     starts = accumulate((part.step.shape[0] for part, _ in posed), initial=0)
@@ -180,7 +214,9 @@ def _choose(
     row = row[kept]
     place = played[row]
     episodes, length = shape
-    whole = torch.zeros(episodes * length, dtype=torch.float64, device=played.device).index_put((played,), weight)
+    whole = torch.zeros(episodes * length, dtype=torch.float64, device=played.device).index_put(
+        (played,), weight
+    )
     return Rollouts(
         episode=place // length,
         step=place % length,
@@ -195,7 +231,9 @@ def _choose(
 
 
 def _split(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-    """The played steps [S] in parts, twice as many where a step can have as many queries as categories."""
+    """The played steps [S] in parts, twice as many where a step can have as many
+    queries as categories.
+    """
     parts = PARTS if estimator.most_queries(logits[:1, 0]) < logits.shape[-1] else 2 * PARTS
     return played.split(max(1, max(CELLS, logits.numel() // parts) // logits.shape[2:].numel()))
 
@@ -207,8 +245,10 @@ def _pose(
     step: Tensor,
     budget: int | None,
     generator: torch.Generator | None,
-) -> tuple[Part, Others]:
-    """The question at some steps of logits [B T, K, C] and actions [B T, K], and its pseudo actions."""
+) -> tuple[PlayedSteps, Others]:
+    """The question at some steps of logits [B T, K, C] and actions [B T, K], and its
+    pseudo actions.
+    """
     logits, true = every[step], actions[step]
     check_logits(logits, read=True)
     noise = estimator.noise(logits, generator, true)
@@ -219,12 +259,13 @@ def _pose(
     queries = question.queries
     # queries that are larger than the logits are asked for again instead of kept
     if queries.points.numel() > logits.numel():
-        return Part(step, lambda: pose(estimator, every[step], noise=noise)), others
-    return Part(step, lambda: Question(estimator, every[step], queries)), others
+        return PlayedSteps(step, lambda: pose(estimator, every[step], noise=noise)), others
+    return PlayedSteps(step, lambda: Question(estimator, every[step], queries)), others
 
 
 def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = True) -> Tensor:
-    """w_t [S] from the steps' numbers of pseudo actions |S_t| [S] and the order [M] of those that have any.
+    """w_t [S] from the steps' numbers of pseudo actions |S_t| [S] and the order [M] of
+    those that have any.
 
     A step without pseudo actions needs no rollout and keeps its weight of 1.
     """
@@ -236,10 +277,13 @@ def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = 
 
 def _tossed(counts: Tensor, keep: Tensor, generator: torch.Generator | None) -> Tensor:
     """w_t [S]: 1/rho_t for the steps that a coin keeps; steps without pseudo actions need none."""
-    coin = torch.empty(keep.shape, dtype=torch.float64, device=keep.device).uniform_(generator=generator)
+    coin = torch.empty(keep.shape, dtype=torch.float64, device=keep.device).uniform_(
+        generator=generator
+    )
     return torch.where(counts == 0, 1.0, torch.where(coin < keep, 1 / keep, 0.0))
 
 
+@suggests("arsm.policy.gradient")
 def gradient(
     estimator: Estimator,
     logits: Tensor,
@@ -248,9 +292,11 @@ def gradient(
     rollout_returns: Tensor,
     discount: Tensor | None = None,
 ) -> Tensor:
-    """The estimate of dJ/dlogits, summed over the episodes: [B, T, K, C], 0 where no step was played.
+    """The estimate of dJ/dlogits, summed over the episodes: [B, T, K, C], 0 where no
+    step was played.
 
-    It is detached, unless the estimator has learned parts: then minimising its squared norm teaches them.
+    It is detached, unless the estimator has learned parts: then minimising its squared
+    norm teaches them.
 
     Args:
         estimator: the one that the rollouts were planned with.
@@ -262,12 +308,15 @@ def gradient(
     """
     _check_returns(rollouts, returns, rollout_returns, discount)
     weight = (rollouts.weight if discount is None else rollouts.weight * discount).flatten()
-    every, true = logits.detach().flatten(0, 1), returns.detach().flatten()
+    every = logits.detach().flatten(0, 1)
+    true = returns.detach().flatten()
     rollout_returns = rollout_returns.detach().to(returns.dtype)
     whole = torch.zeros_like(every)
 
-    def of_part(part: Part, some: slice, answered: Others) -> Tensor:
-        """The gradient at some steps; a function, so that nothing of one part is alive at the next."""
+    def of_part(part: PlayedSteps, some: slice, answered: Others) -> Tensor:
+        """The gradient at some steps; a function, so that nothing of one part is alive
+        at the next.
+        """
         question = part.pose()
         values = question.spread_others(answered, rollout_returns[some], true[part.step])
         gradient = question.credit(values, weight[part.step]).gradient
@@ -279,6 +328,7 @@ def gradient(
     return whole.view_as(logits)
 
 
+@suggests("arsm.policy.weights")
 def weights(
     estimator: Estimator,
     rollouts: Rollouts,
@@ -286,7 +336,8 @@ def weights(
     rollout_returns: Tensor,
     discount: Tensor | None = None,
 ) -> Tensor:
-    """The weights of the draws' scores, [B, T, n]: the gradient is sum_i w_ti (onehot(a_ti) - softmax(phi_t)).
+    """The weights of the draws' scores, [B, T, n]: the gradient is sum_i w_ti
+    (onehot(a_ti) - softmax(phi_t)).
 
     Args:
         estimator: the one that the rollouts were planned with, by `plan_draws`.
@@ -300,12 +351,15 @@ def weights(
     true = returns.detach().flatten()
     whole = true.new_zeros(true.shape[0], estimator.paths)
     for part, some, answered in rollouts.answered():
-        values = part.pose().spread_others(answered, rollout_returns[some].detach(), true[part.step])
+        values = part.pose().spread_others(
+            answered, rollout_returns[some].detach(), true[part.step]
+        )
         weight = estimator.weights(values) * factor[part.step].to(values.dtype)
         whole[part.step] = weight.T
     return whole.view(*returns.shape, estimator.paths)
 
 
+@suggests("arsm.policy.loss")
 def loss(
     estimator: Estimator,
     logits: Tensor,
@@ -328,21 +382,41 @@ def loss(
 # ---------------------------------------------------------------- checks
 
 
-def _check_episodes(estimator: Estimator, logits: Tensor, actions: Tensor, mask: Tensor | None) -> None:
-    # a surrogate learned at other steps would bias an episode's gradient: its steps depend on each other
-    require(estimator, "an episode", "values_only", "mean", "given_sample", "independent_rows", subset=None)
+def _check_episodes(
+    estimator: Estimator, logits: Tensor, actions: Tensor, mask: Tensor | None
+) -> None:
+    # a surrogate learned at other steps would bias an episode's gradient: its steps depend on each
+    # other
+    require(
+        estimator,
+        "an episode",
+        "values_only",
+        "mean",
+        "given_sample",
+        "independent_rows",
+        subset=None,
+    )
     check_logits(logits, read=False)
     if logits.ndim != 4:
         raise ValueError(
-            f"Episodes' logits must be [B, T, K, C], but are {list(logits.shape)}; one action per step is "
-            "logits.unsqueeze(-2), and one episode logits.unsqueeze(0)."
+            f"Episodes' logits must be [B, T, K, C], but are {list(logits.shape)}; one action per "
+            "step is logits.unsqueeze(-2), and one episode logits.unsqueeze(0)."
         )
-    if not isinstance(actions, Tensor) or actions.dtype != torch.int64 or actions.shape != logits.shape[:3]:
-        raise ValueError(f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are {describe(actions)}.")
+    if (
+        not isinstance(actions, Tensor)
+        or actions.dtype != torch.int64
+        or actions.shape != logits.shape[:3]
+    ):
+        raise ValueError(
+            f"actions must be int64 [B, T, K] = {list(logits.shape[:3])}, but are "
+            f"{describe(actions)}."
+        )
     if mask is not None and (
         not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != logits.shape[:2]
     ):
-        raise ValueError(f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {describe(mask)}.")
+        raise ValueError(
+            f"mask must be bool [B, T] = {list(logits.shape[:2])}, but is {describe(mask)}."
+        )
 
 
 def _played(steps: Tensor, mask: Tensor | None) -> Tensor:
@@ -359,7 +433,9 @@ def _check_keep(keep: Tensor, shape: torch.Size) -> Tensor:
     if not isinstance(keep, Tensor) or not keep.is_floating_point() or keep.shape != shape:
         raise ValueError(f"keep must be floating [B, T] = {list(shape)}, but is {describe(keep)}.")
     if not bool(((keep > 0) & (keep <= 1)).all()):
-        raise ValueError("keep must lie in (0, 1]; a step that is never kept would bias the gradient.")
+        raise ValueError(
+            "keep must lie in (0, 1]; a step that is never kept would bias the gradient."
+        )
     return keep.detach().double()
 
 
@@ -372,27 +448,37 @@ def _check_least_budget(budget: int, largest: int) -> None:
     check_whole("budget", budget)
     if budget < largest:
         raise ValueError(
-            f"A budget of {budget} rollouts is less than the {largest} pseudo actions that one step can have, and "
-            f"would bias the gradient; allow at least {largest}."
+            f"A budget of {budget} rollouts is less than the {largest} pseudo actions that one "
+            f"step can have, and would bias the gradient; allow at least {largest}."
         )
 
 
-def _check_returns(rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor, discount: Tensor | None) -> None:
+def _check_returns(
+    rollouts: Rollouts, returns: Tensor, rollout_returns: Tensor, discount: Tensor | None
+) -> None:
     for what, values in (("returns", returns), ("rollout_returns", rollout_returns)):
         if not isinstance(values, Tensor) or not values.is_floating_point():
             raise TypeError(
-                f"{what} must be a floating tensor, but are {describe(values)}; convert them with .float()."
+                f"{what} must be a floating tensor, but are {describe(values)}; convert them with "
+                ".float()."
             )
     if returns.shape != rollouts.weight.shape or rollout_returns.shape != rollouts.step.shape:
         raise ValueError(
-            f"One return per step, {list(rollouts.weight.shape)}, and one per rollout, {list(rollouts.step.shape)}, "
-            f"are wanted, but there are {list(returns.shape)} and {list(rollout_returns.shape)}."
+            f"One return per step, {list(rollouts.weight.shape)}, and one per rollout, "
+            f"{list(rollouts.step.shape)}, are wanted, but there are {list(returns.shape)} and "
+            f"{list(rollout_returns.shape)}."
         )
-    for what, values in (("returns", returns.flatten()[rollouts.played]), ("rollout_returns", rollout_returns)):
+    for what, values in (
+        ("returns", returns.flatten()[rollouts.played]),
+        ("rollout_returns", rollout_returns),
+    ):
         if not bool(values.isfinite().all()):
             raise NotFiniteError(f"{what} must be finite; look for the reward that is not.")
-    if discount is not None and (not isinstance(discount, Tensor) or discount.shape != rollouts.weight.shape):
+    if discount is not None and (
+        not isinstance(discount, Tensor) or discount.shape != rollouts.weight.shape
+    ):
         raise ValueError(
-            f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** torch.arange(T).expand(B, T), "
-            f"but is {list(discount.shape) if isinstance(discount, Tensor) else discount}."
+            f"discount must be a tensor {list(rollouts.weight.shape)}, such as gamma ** "
+            "torch.arange(T).expand(B, T), but is "
+            f"{list(discount.shape) if isinstance(discount, Tensor) else discount}."
         )

@@ -29,8 +29,12 @@ SAMPLES = 1 << 14
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options for what is written at the end."""
     group = parser.getgroup("referee", "arsm: are these gradients right?")
-    group.addoption("--referee-summary", type=Path, metavar="FILE", help="write all audits as Markdown")
-    group.addoption("--referee-badge", type=Path, metavar="FILE", help="write the worst verdict as an SVG badge")
+    group.addoption(
+        "--referee-summary", type=Path, metavar="FILE", help="write all audits as Markdown"
+    )
+    group.addoption(
+        "--referee-badge", type=Path, metavar="FILE", help="write the worst verdict as an SVG badge"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,10 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def referee(request: pytest.FixtureRequest) -> Callable[..., Audit]:
-    """Fail the test, with the audit as the message, unless the loss has the gradient that it should.
+    """Fail the test, with the audit as the message, unless the loss has the gradient
+    that it should.
 
-    `referee(loss)` is `arsm.audit`; with `target=` it is `arsm.audit_sequences`, with `advantages=True`
-    `arsm.audit_advantages`. Other arguments are theirs.
+    `referee(loss)` is `arsm.audit`; with `target=` it is `arsm.audit_sequences`, with
+    `advantages=True` `arsm.audit_advantages`. Other arguments are theirs.
     """
 
     def judge(loss: Callable[..., Any], *, advantages: bool = False, **options: Any) -> Audit:

@@ -6,15 +6,17 @@
     credit = question.credit(values.all)            # the gradient estimate [*B, K, C]
     value = attach(question.value(values.live), logits, credit.gradient)
 
-A caller only supplies how to go on from a query: `arsm.estimate` calls f. There are three ways to ask:
+A caller only supplies how to go on from a query: `arsm.estimate` calls f. There are
+three ways to ask:
 
 - `asked` and `spread`: all queries, for a caller that has not evaluated anything yet.
-- `others` and `spread_others`: all but the true sample, for a caller that has already played it (an episode, a pass
-  through a module).
-- `asked_queries` and `spread_queries`: whole queries, for a caller that can only evaluate a query for all rows at once.
+- `others` and `spread_others`: all but the true sample, for a caller that has already
+  played it (an episode, a pass through a module).
+- `asked_queries` and `spread_queries`: whole queries, for a caller that can only
+  evaluate a query for all rows at once.
 
-`Question.credit` is the only place that calls `Estimator.tell`, and `attach` the only autograd function that gives
-logits a credit.
+`Question.credit` is the only place that calls `Estimator.tell`, and `attach` the only
+autograd function that gives logits a credit.
 """
 
 from __future__ import annotations
@@ -25,13 +27,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from arsm import kernels
 from arsm.checks import NotFiniteError, check_generator
-from arsm.distinct import flat_index, speakers
-from arsm.kernels import SMALL
+from arsm.distinct import speakers
 from arsm.types import Estimator, Queries
 
 Evaluation = Literal["packed", "dense"]
@@ -50,40 +49,26 @@ class Distinct(NamedTuple):
     """The distinct queries, N of them; the number depends on the data."""
 
     z: Tensor
-    """[N, ...], or longer: only its first N rows count. A kernel cannot know N when it allocates."""
+    """[N, ...]."""
     row: Tensor
-    """[N], or longer: their batch rows."""
-    total: int
-    """N."""
+    """[N]: their batch rows."""
     live: int
     """How many of them are live; they come first."""
-    place: Tensor | None
-    """[M B]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
-    row's first query."""
-    number: Tensor | None
-    """[N]: which of all queries they are, if there is no `place`."""
-    packed: kernels.Packed | None = None
-    """The same in the form in which a kernel found it, if one did."""
-    finite: bool = False
-    """Whether all logits are known to be finite."""
+    number: Tensor
+    """[N]: which of all M B queries they are."""
 
 
 class Every(NamedTuple):
-    """All N = M B queries, in static shapes. A query that shares a value stands at the point of the one that has it."""
+    """All N = M B queries, in static shapes. A query that shares a value stands at the
+    point of the one that has it.
+    """
 
     z: Tensor
     """[N, ...]."""
     row: Tensor
     """[N]: their batch rows."""
-    total: int
-    """N."""
     live: int
     """How many of them are live; they come first."""
-    place: Tensor | None
-    """[N]: the place of each query's value among them; None if a query that is not evaluated takes the value of its
-    row's first query."""
-    finite: bool = False
-    """Always False: nothing is read from the device, so nothing is known about the logits."""
 
 
 Asked = Distinct | Every
@@ -104,12 +89,16 @@ class Credit(NamedTuple):
     """An estimate of dE[f]/dlogits."""
 
     gradient: Tensor | None
-    """[*B, K, C]; None where autograd through the points is the estimate. It has a graph if the estimator learns."""
+    """[*B, K, C]; None where autograd through the points is the estimate. It has a
+    graph if the estimator learns.
+    """
     learns: bool
     """Whether the estimator has learned parts."""
 
     def loss(self) -> Tensor | None:
-        """[]: the gradient's squared norm, averaged over the batch, which learned parts minimise; None without any."""
+        """[]: the gradient's squared norm, averaged over the batch, which learned parts
+        minimise; None without any.
+        """
         if self.gradient is None or not self.learns:
             return None
         return self.gradient.square().sum((-2, -1)).mean()
@@ -140,15 +129,18 @@ class Question:
     @overload
     def asked(self, evaluation: Evaluation) -> Asked: ...
     def asked(self, evaluation: Evaluation) -> Asked:
-        """The points to evaluate f at, the live queries first: the distinct ones (packed), or all of them (dense).
+        """The points to evaluate f at, the live queries first: the distinct ones
+        (packed), or all of them (dense).
 
-        Packed, their number depends on the data; dense, all shapes are static. The result is not kept here, so that a
-        caller can free its memory before `credit`.
+        Packed, their number depends on the data; dense, all shapes are static. The
+        result is not kept here, so that a caller can free its memory before `credit`.
         """
-        return _every(self.queries) if evaluation == "dense" else _distinct(self.queries, self.logits)
+        return _every(self.queries) if evaluation == "dense" else _distinct(self.queries)
 
     def asked_queries(self) -> list[int]:
-        """Numbers of the queries that at least one row needs; 0 is always among them, and comes first."""
+        """Numbers of the queries that at least one row needs; 0 is always among them,
+        and comes first.
+        """
         same_as = self.queries.same_as
         needed = speakers(same_as).reshape(same_as.shape[0], -1).any(1).tolist()
         return [number for number, is_needed in enumerate(needed) if is_needed or number == 0]
@@ -158,7 +150,8 @@ class Question:
 
         Their number depends on the data, so this cannot be called inside vmap.
         """
-        same_as, points = self.queries.same_as, self.queries.points
+        same_as = self.queries.same_as
+        points = self.queries.points
         wanted = speakers(same_as)
         if self.given is None:
             # the true sample need not be the first query: `Exact` enumerates
@@ -166,8 +159,8 @@ class Question:
         else:
             if not torch.equal(points[0], self.given):
                 raise ValueError(
-                    f"{self.estimator} did not ask for the given action first; its noise(logits, generator, z) must "
-                    "make z the first query."
+                    f"{self.estimator} did not ask for the given action first; its noise(logits, "
+                    "generator, z) must make z the first query."
                 )
             wanted[0] = False
         row, query = wanted.reshape(same_as.shape[0], -1).T.nonzero().unbind(-1)
@@ -181,26 +174,35 @@ class Question:
         Args:
             asked: what `asked` returned.
             parts: f's values there, in consecutive parts.
-            live_parts: how many of the parts hold the live queries, if only these parts have a graph; None if all
-                parts have one, or none has.
+            live_parts: how many of the parts hold the live queries, if only these parts
+                have a graph; None if all parts have one, or none has.
         """
-        same_as, lives = self.queries.same_as, self.queries.weight.shape[0]
-        values = parts if live_parts is None else [_detached(part) for part in parts]
-        if isinstance(asked, Every):
-            every = _from_every(values, asked, same_as)
-        else:
-            every = _from_distinct(values, asked, same_as)
+        lives = self.queries.weight.shape[0]
         if live_parts is None:
-            live = every if lives == same_as.shape[0] else every[:lives]
-            return Values(live, every if self.estimator.needs_gradient else _detached(every))
-        live = _join(parts[:live_parts])
-        if lives > 1 and asked.place is not None:
-            live = live.index_select(0, asked.place[: lives * same_as.shape[1:].numel()])
-        return Values(live.view(lives, *same_as.shape[1:]), every)
+            every = self._spread(asked, _join(parts))
+            return Values(
+                every[:lives], every if self.estimator.needs_gradient else _detached(every)
+            )
+        every = self._spread(asked, _join([_detached(part) for part in parts]))
+        return Values(self._spread_live(asked, _join(parts[:live_parts])), every)
+
+    def _spread(self, asked: Asked, values: Tensor) -> Tensor:
+        """f at every query [M, *B], from its values [N] at those that were asked."""
+        if isinstance(asked, Distinct):
+            _check_finite(values.detach(), asked)
+        return _take(asked, values, self.queries.same_as)
+
+    def _spread_live(self, asked: Asked, values: Tensor) -> Tensor:
+        """f at the live queries [L, *B], from its values at those of them that were asked."""
+        same_as = self.queries.same_as[: self.queries.weight.shape[0]]
+        if len(same_as) == 1:  # a row's only live query is asked
+            return values.view(same_as.shape)
+        return _take(asked, values, same_as)
 
     def spread_queries(self, queries: list[int], values: Tensor) -> Values:
         """f at every query, from its values [n, *B] at those of `asked_queries`."""
-        same_as, lives = self.queries.same_as, self.queries.weight.shape[0]
+        same_as = self.queries.same_as
+        lives = self.queries.weight.shape[0]
         place = torch.zeros(same_as.shape[0], dtype=torch.int64, device=same_as.device)
         place[queries] = torch.arange(len(queries), device=same_as.device)
         every = values.gather(0, place[same_as])
@@ -209,8 +211,9 @@ class Question:
     def spread_others(self, others: Others, values: Tensor, true: Tensor) -> Tensor:
         """f at every query [M, *B], from its values [R] at the others and [*B] at the true sample.
 
-        A caller that did not evaluate all of the others gives only those that it did. The rest get the value of the
-        true sample, and their rows must have the weight 0 in `credit`.
+        A caller that did not evaluate all of the others gives only those that it did.
+        The rest get the value of the true sample, and their rows must have the weight 0
+        in `credit`.
         """
         same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
         every = true.reshape(-1).expand(same_as.shape)
@@ -223,7 +226,9 @@ class Question:
         """The value [*B] from f at the live queries [L, *B]."""
         return self.estimator.value(self.queries, live)
 
-    def credit(self, values: Tensor, weight: Tensor | None = None, *, masked: bool = True) -> Credit:
+    def credit(
+        self, values: Tensor, weight: Tensor | None = None, *, masked: bool = True
+    ) -> Credit:
         """Turn f's values [M, *B] into the gradient.
 
         Args:
@@ -258,7 +263,8 @@ def pose(
     Args:
         estimator: any.
         logits: [*B, K, C].
-        z: [*B, K], the true sample where it was drawn elsewhere: the noise is drawn given it.
+        z: [*B, K], the true sample where it was drawn elsewhere: the noise is drawn
+            given it.
         noise: what `estimator.noise` drew for these logits (and z); drawn here if None.
         generator: source of the noise.
         shared: whether equal queries of a row share one evaluation.
@@ -266,41 +272,55 @@ def pose(
     if generator is not None:
         check_generator(generator, logits)
     if noise is None:
-        noise = estimator.noise(logits, generator) if z is None else estimator.noise(logits, generator, z)
+        noise = (
+            estimator.noise(logits, generator)
+            if z is None
+            else estimator.noise(logits, generator, z)
+        )
     queries = estimator.ask(logits, noise)
     return Question(estimator, logits, queries if shared else _unshared(queries), z)
 
 
 def _unshared(queries: Queries) -> Queries:
-    """Evaluate all queries separately, except those that must not be evaluated at their own point."""
+    """Evaluate all queries separately, except those that must not be evaluated at their
+    own point.
+    """
     points, same_as = queries.points, queries.same_as
     index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
     equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
-    number = torch.arange(same_as.shape[0], device=same_as.device).view(-1, *(1,) * (same_as.ndim - 1))
-    return replace(queries, same_as=torch.where(equal, number, same_as), packed=None)
+    number = torch.arange(same_as.shape[0], device=same_as.device).view(
+        -1, *(1,) * (same_as.ndim - 1)
+    )
+    return replace(queries, same_as=torch.where(equal, number, same_as))
 
 
 def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
     """Switch autocast off."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+    return (
+        torch.autocast(device, enabled=False)
+        if torch.is_autocast_enabled(device)
+        else contextlib.nullcontext()
+    )
 
 
 def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
     """value [*B], whose derivative in the logits is gradient [*B, K, C].
 
-    The value may come from anywhere, and one value may carry several credits. Where a logit is not finite, the gradient
-    must be 0: inside vmap a logit is subtracted from itself, which would make it NaN.
+    The value may come from anywhere, and one value may carry several credits. Where a
+    logit is not finite, the gradient must be 0: inside vmap a logit is subtracted from
+    itself, which would make it NaN.
     """
     if not torch._C._are_functorch_transforms_active():
         return _Attach.apply(value, logits, gradient)  # pyright: ignore[reportReturnType]
-    # torch.compile traces no autograd function inside vmap
-    # where the gradient is 0, the logit may be anything: -inf if it is masked, NaN if nobody chose there
+    # Torch.compile traces no autograd function inside vmap. Where the gradient is 0, the logit may
+    # be anything: -inf if it is masked, NaN if nobody chose there.
     finite = logits.masked_fill(gradient == 0, 0)
     return value + ((finite - finite.detach()) * gradient).sum((-2, -1)).to(value.dtype)
 
 
 def attach_paths(value: Tensor, estimator: Estimator, values: Tensor, log_q: Tensor) -> Tensor:
-    """value [*B], whose derivative is sum_i w_i d ln q(path i), the credit of an estimator with `paths`.
+    """value [*B], whose derivative is sum_i w_i d ln q(path i), the credit of an
+    estimator with `paths`.
 
     Args:
         value: [*B].
@@ -324,98 +344,70 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         grad = grads[0]
-        return grad, grad.view(*grad.shape, 1, 1) * ctx.gradient, None  # autograd converts it to the logits' dtype
+        # autograd converts it to the logits' dtype
+        return (
+            grad,
+            grad.view(*grad.shape, 1, 1) * ctx.gradient,
+            None,
+        )
 
 
-# ---------------------------------------------------------------- dense: all queries
+# ---------------------------------------------------------------- what is asked
 
 
 def _every(queries: Queries) -> Every:
-    """All queries; one that shares a value is evaluated too, but at the point of the one that has it."""
-    batch = queries.same_as.ndim - 1
-    live = queries.weight.shape[0] * queries.same_as.shape[1:].numel()
-    if not queries.first_for_rest:
-        place = flat_index(queries.same_as)
-        z = queries.points.flatten(0, batch)
-        z = z if queries.equal else z.index_select(0, place)
-        return Every(z, _rows_of(place, queries), z.shape[0], live, place)
-    own = (queries.same_as > 0).view(*queries.same_as.shape, *(1,) * (queries.points.ndim - batch - 1))
-    z = torch.where(own, queries.points, queries.points[:1]).flatten(0, batch)
+    """All queries; one that shares a value is evaluated too, but at the point of the
+    one that has it.
+    """
+    same_as = queries.same_as
+    points = queries.points
+    # its own point may be one where f must not be evaluated, such as a masked category
+    of_first = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim))
+    z = points.gather(0, of_first.expand_as(points)).flatten(0, same_as.ndim - 1)
     number = torch.arange(z.shape[0], device=z.device)
-    return Every(z, _rows_of(number, queries), z.shape[0], live, None)
-
-
-def _from_every(values: list[Tensor], asked: Every, same_as: Tensor) -> Tensor:
-    """f at all queries [M, *B] from values at all of them."""
-    if asked.place is not None:
-        return _look_up(values, asked.place, same_as)
-    rows = same_as.shape[1:].numel()
-    if values[0].shape[0] != rows or len(values) == 1:
-        every = _join(values).view(same_as.shape)
-        return torch.where(same_as > 0, every, every[:1])
-    # The first part is query 0. pad and where, unlike cat, are compiled without memory of their own.
-    first = values[0].view(1, *same_as.shape[1:])
-    rest = _join(values[1:]).view(-1, *same_as.shape[1:])
-    every = F.pad(rest, (*(0, 0) * (same_as.ndim - 1), 1, 0))
-    return torch.where(same_as > 0, every, first)
-
-
-# ---------------------------------------------------------------- packed: the distinct queries
-
-
-def reads_logits_later(logits: object) -> bool:
-    """Whether `Question.asked` is likely to find out if these logits are finite: one synchronisation less."""
-    return isinstance(logits, Tensor) and logits.numel() <= SMALL and kernels.eager_on_gpu(logits)
-
-
-def _distinct(queries: Queries, logits: Tensor) -> Distinct:
-    """The distinct queries; few of them on a GPU are found by one kernel."""
-    packed = queries.packed or _packed(queries, logits)
-    if packed is not None:
-        total, live, finite = packed.read()
-        return Distinct(packed.z, packed.row, total, live, packed.place, None, packed, finite)
-    same_as, lives = queries.same_as, queries.weight.shape[0]
-    points, live = queries.points.flatten(0, same_as.ndim - 1), lives * same_as.shape[1:].numel()
-    if queries.first_for_rest:
-        number, place = speakers(same_as).flatten().nonzero().squeeze(-1), None
-    else:
-        place = flat_index(same_as)
-        speaks = place == torch.arange(points.shape[0], device=points.device)
-        number = speaks.nonzero().squeeze(-1)
-        place = speaks.cumsum(0, dtype=torch.int32).sub_(1).index_select(0, place)
-    if 1 < lives < same_as.shape[0]:  # a row's only live query is distinct
-        live = int((number < live).sum())
-    z = points.squeeze(-1).index_select(0, number)  # a CPU selects numbers faster than rows of one
-    z, row = z.view(-1, *points.shape[1:]), _rows_of(number, queries)
-    return Distinct(z, row, z.shape[0], min(live, z.shape[0]), place, number if place is None else None)
-
-
-def _packed(queries: Queries, logits: Tensor) -> kernels.Packed | None:
-    """The distinct among few queries in eager mode on a GPU."""
-    points, same_as = queries.points, queries.same_as
-    small = points.numel() <= SMALL and logits.numel() <= SMALL
-    if points.dtype != torch.int64 or not small or not kernels.eager_on_gpu(points):
-        return None
     live = queries.weight.shape[0] * same_as.shape[1:].numel()
-    return kernels.pack(points.flatten(0, same_as.ndim - 1), same_as, live, logits)
+    return Every(z, _rows_of(number, queries), live)
 
 
-def _from_distinct(values: list[Tensor], asked: Distinct, same_as: Tensor) -> Tensor:
-    """f at all queries [M, *B] from its values at the distinct ones, which must be finite."""
-    alike = len(values) <= 2 and values[0].dtype == values[-1].dtype and not values[0].requires_grad
-    if asked.packed is not None and alike and kernels.eager_on_gpu(values[0]):
-        every, finite = kernels.spread(values, asked.packed, same_as.shape)
-        if not finite:  # find the value again, for the message
-            _check_finite(_join(values), asked)
-        return every
-    joined = _join(values)
-    _check_finite(joined.detach(), asked)
-    if asked.place is not None:
-        return _look_up([joined], asked.place, same_as)
-    assert asked.number is not None
-    rows = same_as.shape[1:].numel()
-    first = joined[:rows].expand(same_as.shape[0], rows).contiguous()  # faster than repeat
-    return first.view(-1).scatter_(0, asked.number, joined).view(same_as.shape)
+def _distinct(queries: Queries) -> Distinct:
+    """The distinct queries."""
+    same_as = queries.same_as
+    number = speakers(same_as).flatten().nonzero().squeeze(-1)
+    points = queries.points.flatten(0, same_as.ndim - 1)
+    z = points.squeeze(-1).index_select(0, number)  # a CPU selects numbers faster than rows of one
+    z = z.view(-1, *points.shape[1:])
+    return Distinct(z, _rows_of(number, queries), _live_among(number, queries), number)
+
+
+def _live_among(number: Tensor, queries: Queries) -> int:
+    """How many of the distinct queries are live."""
+    lives = queries.weight.shape[0]
+    if lives == queries.same_as.shape[0]:
+        return number.shape[0]
+    live = lives * queries.same_as.shape[1:].numel()
+    if lives == 1:  # a row's only live query is distinct
+        return live
+    return int((number < live).sum())
+
+
+def _rows_of(number: Tensor, queries: Queries) -> Tensor:
+    """The batch rows of flat queries."""
+    rows = queries.same_as.shape[1:].numel()
+    return number % rows if rows > 1 else number.new_zeros(1).expand(number.shape)
+
+
+# ---------------------------------------------------------------- values of what was asked
+
+
+def _take(asked: Asked, values: Tensor, same_as: Tensor) -> Tensor:
+    """Each query takes the value of the one that it shares with: values of all that
+    were asked, or of the live ones, and their same_as [M, *B] -> [M, *B].
+    """
+    if isinstance(asked, Distinct):
+        # nobody takes the value of a query that was not asked
+        every = values.new_zeros(same_as.numel())
+        values = every.scatter_(0, asked.number[: values.shape[0]], values)
+    return values.view(same_as.shape).gather(0, same_as)
 
 
 def _check_finite(values: Tensor, asked: Distinct) -> None:
@@ -427,23 +419,9 @@ def _check_finite(values: Tensor, asked: Distinct) -> None:
         first = int(bad.nonzero()[0])
         at = f"z = {asked.z[first].tolist()}" if not asked.z.is_floating_point() else "a relaxed z"
         raise NotFiniteError(
-            f"f returned {float(values[first])} for {at} in row {int(asked.row[first])} of the batch; f must be finite "
-            "wherever a category is not masked."
+            f"f returned {float(values[first])} for {at} in row {int(asked.row[first])} of the "
+            "batch; f must be finite wherever a category is not masked."
         )
-
-
-# ---------------------------------------------------------------- both
-
-
-def _rows_of(number: Tensor, queries: Queries) -> Tensor:
-    """The batch rows of flat queries."""
-    rows = queries.same_as.shape[1:].numel()
-    return number % rows if rows > 1 else number.new_zeros(1).expand(number.shape)
-
-
-def _look_up(values: list[Tensor], place: Tensor, same_as: Tensor) -> Tensor:
-    """The values at each query's place: [M B] -> [M, *B]."""
-    return _join(values).index_select(0, place).view(same_as.shape)
 
 
 def _join(values: list[Tensor]) -> Tensor:

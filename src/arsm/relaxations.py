@@ -15,9 +15,11 @@ IMPOSSIBLE = -1e30
 
 
 def perturbed(logits: Tensor, log_pi: Tensor) -> Tensor:
-    """phi - ln pi, the logits with Gumbel noise up to a constant per row, whose argmax is z; attached to the logits.
+    """phi - ln pi, the logits with Gumbel noise up to a constant per row, whose argmax
+    is z; attached to the logits.
 
-    With pi = E / sum(E) for exponentials E, -ln pi_i is the Gumbel -ln E_i plus ln sum(E), which softmax ignores.
+    With pi = E / sum(E) for exponentials E, -ln pi_i is the Gumbel -ln E_i plus ln
+    sum(E), which softmax ignores.
     """
     dtype = working_dtype(logits.dtype)
     phi = logits.to(dtype)
@@ -25,7 +27,9 @@ def perturbed(logits: Tensor, log_pi: Tensor) -> Tensor:
 
 
 def conditional_perturbed(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
-    """The noisy logits given that z wins, up to a constant per row: [..., C], z [...] -> [..., C], detached."""
+    """The noisy logits given that z wins, up to a constant per row: [..., C], z [...]
+    -> [..., C], detached.
+    """
     noise = given_winner(logits, z, log_pi)
     return logits.detach().to(noise.dtype).log_softmax(-1) - noise
 
@@ -45,7 +49,9 @@ def tied_gradient(
     slope: Tensor,
     residual: Tensor,
 ) -> Tensor:
-    """The gradient of REBAR and RELAX from the control variate's slope at s [*B, K, C] and f(z) - c(s) [*B]."""
+    """The gradient of REBAR and RELAX from the control variate's slope at s [*B, K, C]
+    and f(z) - c(s) [*B].
+    """
     p = probabilities(logits)
     w = s * (slope - (s * slope).sum(-1, keepdim=True)) / temperature
     x = (zeta - zeta.amax(-1, keepdim=True)).exp() * w
@@ -53,7 +59,9 @@ def tied_gradient(
 
 
 def softmax_tangent(logits: Tensor, p: Tensor) -> Tensor:
-    """Zero, with derivative diag(p) - p p' in the logits, which is that of softmax at p: [..., C]."""
+    """Zero, with derivative diag(p) - p p' in the logits, which is that of softmax at
+    p: [..., C].
+    """
     phi = logits.masked_fill(logits == -torch.inf, 0).to(p.dtype)
     moved = phi - phi.detach()
     return p * (moved - (p * moved).sum(-1, keepdim=True))
@@ -66,12 +74,16 @@ def one_point(point: Tensor, z: Tensor) -> Queries:
 
 
 def hard_point(logits: Tensor, z: Tensor, tangent: Tensor) -> Queries:
-    """Ask for f at the one-hot z [*B, K], whose derivative in the logits is that of the tangent [*B, K, C]."""
+    """Ask for f at the one-hot z [*B, K], whose derivative in the logits is that of the
+    tangent [*B, K, C].
+    """
     return one_point(one_hot(z, logits.shape[-1], logits.dtype) + tangent.to(logits.dtype), z)
 
 
 def sample_and_point(logits: Tensor, z: Tensor, point: Tensor) -> Queries:
-    """Ask for f at the one-hot z [*B, K], which is the value, and at a floating point [*B, K, C] to differentiate."""
+    """Ask for f at the one-hot z [*B, K], which is the value, and at a floating point
+    [*B, K, C] to differentiate.
+    """
     point = point.to(logits.dtype)
     points = torch.stack([one_hot(z, logits.shape[-1], logits.dtype), point])
     if not points.requires_grad:
@@ -81,18 +93,28 @@ def sample_and_point(logits: Tensor, z: Tensor, point: Tensor) -> Queries:
 
 
 def slopes_at_queries(queries: Queries, values: Tensor, *, create_graph: bool = False) -> Tensor:
-    """df/dz at every query, [M, *B, K, C], from all or some of their values; zero where there is none."""
+    """df/dz at every query, [M, *B, K, C], from all or some of their values; zero where
+    there is none.
+    """
     slopes = None
     if values.requires_grad:
         # keep the graph for f's own parameters
         (slopes,) = torch.autograd.grad(
-            values.sum(), queries.points, retain_graph=True, create_graph=create_graph, allow_unused=True
+            values.sum(),
+            queries.points,
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
         )
     if slopes is None and not torch.is_grad_enabled():
-        raise ValueError("This estimator differentiates f in z, but gradients are switched off here; enable them.")
+        raise ValueError(
+            "This estimator differentiates f in z, but gradients are switched off here; enable "
+            "them."
+        )
     if slopes is None:
         raise ValueError(
-            "This estimator differentiates f in z, but autograd finds no way from f's values to z; make f "
-            "differentiable in one-hot z, or choose one that only evaluates f, such as RLOO."
+            "This estimator differentiates f in z, but autograd finds no way from f's values to "
+            "z; make f differentiable in one-hot z, or choose one that only evaluates f, such as "
+            "RLOO."
         )
     return slopes

@@ -1,4 +1,6 @@
-"""Functions of one point as functions of many rows, and variables of different sizes as masked logits."""
+"""Functions of one point as functions of many rows, and variables of different sizes as
+masked logits.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,21 @@ from torch import Tensor
 
 
 class Map(Protocol):
-    """`map(function, items)`, results in the order of the items: the built-in, an executor's, a pool's."""
+    """`map(function, items)`, results in the order of the items: the built-in, an
+    executor's, a pool's.
+    """
 
-    def __call__(self, function: Callable[[Any], Any], items: Iterable[Any], /) -> Iterable[Any]: ...
+    def __call__(
+        self, function: Callable[[Any], Any], items: Iterable[Any], /
+    ) -> Iterable[Any]: ...
 
 
 def ragged(sizes: Sequence[int]) -> Tensor:
-    """Logits [K, C] of K uniform variables with `sizes[k]` categories: zero, and -inf from there to C = max(sizes).
+    """Logits [K, C] of K uniform variables with `sizes[k]` categories: zero, and -inf
+    from there to C = max(sizes).
 
-    `arsm.ragged([2, 9, 4])` gives [3, 9]; estimators never choose a masked category. Add it to other logits to mask
-    them.
+    `arsm.ragged([2, 9, 4])` gives [3, 9]; estimators never choose a masked category.
+    Add it to other logits to mask them.
     """
     counts = torch.tensor(whole_sizes(sizes))
     return torch.where(torch.arange(int(counts.max())) < counts.unsqueeze(-1), 0.0, -torch.inf)
@@ -34,7 +41,8 @@ def whole_sizes(sizes: Sequence[int]) -> list[int]:
         whole = []
     if not whole or min(whole) < 1:
         raise ValueError(
-            f"sizes must be one whole number of at least 1 per variable, as in [2, 9, 4], but is {sizes!r}."
+            "sizes must be one whole number of at least 1 per variable, as in [2, 9, 4], but is "
+            f"{sizes!r}."
         )
     return whole
 
@@ -45,13 +53,16 @@ def rowwise(f: Callable[..., Any], map: Map | None = None) -> Callable[..., Tens
         arsm.estimate(estimator, logits, arsm.rowwise(f, map=executor.map))
 
     Args:
-        f: `f(z, *context) -> number`, with z int64 [K] and each context tensor's row. It may return a Python number, a
-            NumPy number or a tensor with one element, without gradient.
-        map: calls f for every row: `concurrent.futures` executors' `map`, `ray.util.multiprocessing.Pool().map`, or
-            anything like them that keeps the order; the built-in if None. Other processes must be able to import f.
+        f: `f(z, *context) -> number`, with z int64 [K] and each context tensor's row.
+            It may return a Python number, a NumPy number or a tensor with one element,
+            without gradient.
+        map: calls f for every row: `concurrent.futures` executors' `map`,
+            `ray.util.multiprocessing.Pool().map`, or anything like them that keeps the
+            order; the built-in if None. Other processes must be able to import f.
 
     Returns:
-        A function of z [N, K] and context [N, ...] that returns float64 [N] on z's device.
+        A function of z [N, K] and context [N, ...] that returns float64 [N] on z's
+        device.
     """
     one = _OneRow(f)
 
@@ -87,4 +98,6 @@ def number(value: Any) -> float:
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError):
         shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
-        raise TypeError(f"f must return one number per point, but returned {type(value).__name__}{shape}.") from None
+        raise TypeError(
+            f"f must return one number per point, but returned {type(value).__name__}{shape}."
+        ) from None

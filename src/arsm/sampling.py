@@ -1,11 +1,13 @@
 r"""Samples of a categorical by inverse cumulative sums: one uniform per choice.
 
-z = min{c : S_c > u S_C} with S_c = sum_{i <= c} p_i. Probabilities are rounded to multiples of 2^-52, which float64
-adds without error: the sums are the same in every order of summation and never decrease. Since S_z > S_{z-1}, a
-category of probability zero is never chosen.
+z = min{c : S_c > u S_C} with S_c = sum_{i <= c} p_i. Probabilities are rounded to
+multiples of 2^-52, which float64 adds without error: the sums are the same in every
+order of summation and never decrease. Since S_z > S_{z-1}, a category of probability
+zero is never chosen.
 
-Many categories are cut into blocks. The uniform chooses a block; what remains of it is again uniform and chooses a
-category of that block. Only the blocks' sums and one block per choice are held in float64.
+Many categories are cut into blocks. The uniform chooses a block; what remains of it is
+again uniform and chooses a category of that block. Only the blocks' sums and one block
+per choice are held in float64.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arsm import kernels
+from arsm.kernels.two_ways import search
 from arsm.noise import working_dtype
 
 UNIT = 2.0**52
@@ -24,25 +27,24 @@ BLOCK = 64
 """Least categories per block."""
 BLOCKS = 4096
 """Most blocks of the usual size; more categories make larger blocks."""
-FEW = 32
-"""Up to this many categories, a CPU counts sums faster than it searches them, for..."""
-MANY = 1 << 14
-"""... at least this many samples."""
 
 
 def uniforms(logits: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw one uniform in [0, 1) per choice, float64: logits [*B, K, C] -> [*B, n, K]."""
-    # laid out as [n, *B, K], like the queries that it becomes; new_empty keeps vmap's batch dimension
+    # laid out as [n, *B, K], like the queries that it becomes; new_empty keeps vmap's batch
+    # dimension
     u = logits.new_empty((n, *logits.shape[:-1]), dtype=torch.float64)
     return u.uniform_(generator=generator).movedim(0, -2)
 
 
+@kernels.one_kernel("gpu_queries", lambda logits, u: logits.shape[-1])
 def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
-    """n samples per variable from n uniforms: logits [*B, K, C], u [*B, n, K] in [0, 1) -> z [*B, n, K] int64."""
+    """n samples per variable from n uniforms: logits [*B, K, C], u [*B, n, K] in [0, 1)
+    -> z [*B, n, K] int64.
+    """
     logits = logits.detach()
-    dtype, categories = working_dtype(logits.dtype), logits.shape[-1]
-    if kernels.in_one_block(logits):
-        return kernels.sample(logits, u)
+    dtype = working_dtype(logits.dtype)
+    categories = logits.shape[-1]
     p = logits.softmax(-1, dtype=dtype)
     if categories <= IN_ONE_PIECE:
         return search(*cumulative(p, u.mT)).mT
@@ -59,26 +61,19 @@ def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
 
     first = block.mT.unsqueeze(-1) * size  # [*B, n, K, 1]
     members = first + torch.arange(size, device=u.device)
-    chosen = logits.unsqueeze(-3).expand(*members.shape[:-1], -1).gather(-1, members.clamp_max(categories - 1))
+    chosen = (
+        logits.unsqueeze(-3)
+        .expand(*members.shape[:-1], -1)
+        .gather(-1, members.clamp_max(categories - 1))
+    )
     chosen = torch.where(members < categories, chosen, -torch.inf)
     place = search(*cumulative(chosen.softmax(-1, dtype=dtype), rest.mT.unsqueeze(-1)))
     return (first + place).squeeze(-1).clamp_max(categories - 1)
 
 
 def cumulative(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums S [..., C] of probabilities p [..., C], in units of 2^-52, and x = u S_C [..., n] of uniforms u."""
+    """The sums S [..., C] of probabilities p [..., C], in units of 2^-52, and x = u S_C
+    [..., n] of uniforms u.
+    """
     sums = (p.double() * UNIT).round().cumsum(-1)
     return sums, u * sums[..., -1:]
-
-
-def search(sums: Tensor, x: Tensor) -> Tensor:
-    """How many sums do not exceed x: [..., C], [..., n] -> [..., n]; not all, since u <= 1 - 2^-53 makes x < S_C."""
-    categories = sums.shape[-1]
-    if categories > FEW or x.numel() < MANY or x.is_cuda:
-        # The clamp is for logits that are NaN, which the caller reports: an index beyond the last would stop a GPU.
-        return torch.searchsorted(sums, x.contiguous(), right=True).clamp_max(categories - 1)
-    of_category = sums.movedim(-1, 0).contiguous().unsqueeze(-1)
-    count = torch.zeros_like(x, dtype=torch.uint8)
-    for c in range(categories - 1):
-        count = count + (of_category[c] <= x)
-    return count.long()

@@ -1,4 +1,6 @@
-"""Scores of Cat(softmax(logits)): x = onehot(z) - p, their weighted sums, and their covariance G = diag(p) - p p'."""
+"""Scores of Cat(softmax(logits)): x = onehot(z) - p, their weighted sums, and their
+covariance G = diag(p) - p p'.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,22 @@ def score(logits: Tensor, z: Tensor) -> Tensor:
 
 
 def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-    """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] (or [n, *B, K]) -> [*B, K, C]."""
-    z, weight = z.movedim(0, -1), _of_variables(weight, z).movedim(0, -1)
+    """sum_i w_i (onehot(z_i) - p): p [*B, K, C], z [n, *B, K], w [n, *B] (or [n, *B,
+    K]) -> [*B, K, C].
+    """
+    weight = _of_variables(weight, z).movedim(0, -1)
+    z = z.movedim(0, -1)
     return (-weight.sum(-1, keepdim=True) * p).scatter_add_(-1, z, weight)
 
 
 def sum_by_category(z: Tensor, weight: Tensor, categories: int) -> Tensor:
     """sum_i w_i onehot(z_i): z [n, *B, K], w [n, *B] (or [n, *B, K]) -> [*B, K, C].
 
-    Where the weights sum to 0, as they do in leave-one-out, these are the weighted scores.
+    Where the weights sum to 0, as they do in leave-one-out, these are the weighted
+    scores.
     """
-    z, weight = z.movedim(0, -1), _of_variables(weight, z).movedim(0, -1)
+    weight = _of_variables(weight, z).movedim(0, -1)
+    z = z.movedim(0, -1)
     return weight.new_zeros(*z.shape[:-1], categories).scatter_add_(-1, z, weight)
 
 
@@ -52,15 +59,18 @@ def _of_variables(weight: Tensor, z: Tensor) -> Tensor:
 
 
 def energy(p: Tensor, z: Tensor) -> Tensor:
-    """|onehot(z_k) - p_k|^2 = 1 - 2 p_k(z_k) + sum_c p_kc^2: p [*B, K, C], z [n, *B, K] -> [n, *B, K]."""
+    """|onehot(z_k) - p_k|^2 = 1 - 2 p_k(z_k) + sum_c p_kc^2: p [*B, K, C], z [n, *B, K]
+    -> [n, *B, K].
+    """
     of_sample = p.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).squeeze(-1)
     return 1 - 2 * of_sample + p.square().sum(-1)
 
 
+@kernels.one_kernel("gpu_tell", lambda z, values, categories, dtype: categories)
 def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-    """1/(n - 1) sum_i (f_i - mean f) onehot(z_i) in a dtype: z [n, *B, K], f [n, *B] -> [*B, K, C]."""
-    if categories <= kernels.ONE_BLOCK and kernels.eager_on_gpu(values):
-        return kernels.leave_one_out(z, values, categories, dtype)
+    """1/(n - 1) sum_i (f_i - mean f) onehot(z_i) in a dtype: z [n, *B, K], f [n, *B] ->
+    [*B, K, C].
+    """
     return sum_by_category(z, less_mean(values).to(dtype) / (len(values) - 1), categories)
 
 
@@ -71,5 +81,7 @@ def less_mean(values: Tensor) -> Tensor:
 
 
 def centred(p: Tensor, h: Tensor) -> Tensor:
-    """h minus its mean under p; G h = p centred(h) and h.x = sum_k centred(h)[k, z_k]: [*B, K, C]."""
+    """h minus its mean under p; G h = p centred(h) and h.x = sum_k centred(h)[k, z_k]:
+    [*B, K, C].
+    """
     return h - (p * h).sum(-1, keepdim=True)

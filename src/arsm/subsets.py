@@ -2,14 +2,17 @@ r"""Choices of k out of C categories, by the conditional Poisson distribution.
 
     q(S) = prod_{c in S} exp(phi_c) / Z,    Z = e_k(exp phi),    mu_c = P(c in S) = d ln Z / d phi_c
 
-over all subsets S with k members; e_k is the elementary symmetric polynomial. The score is onehot(S) - mu, and the
-covariance of the members is G = d mu / d phi. A subset is written as its members in ascending order, int64 [..., k].
+over all subsets S with k members; e_k is the elementary symmetric polynomial. The score
+is onehot(S) - mu, and the covariance of the members is G = d mu / d phi. A subset is
+written as its members in ascending order, int64 [..., k].
 
-Everything follows from the polynomials of the first and of the last categories, computed in logarithms:
+Everything follows from the polynomials of the first and of the last categories,
+computed in logarithms:
 
     ln e_j(phi_i..phi_C) = logaddexp(ln e_j(phi_{i+1}..phi_C), phi_i + ln e_{j-1}(phi_{i+1}..phi_C))
 
-Reference: Chen, Dempster and Liu, Weighted finite population sampling to maximize entropy, Biometrika 1994.
+Reference: Chen, Dempster and Liu, Weighted finite population sampling to maximize
+entropy, Biometrika 1994.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ NOTHING = -1e30
 
 
 def log_polynomials(phi: Tensor, k: int) -> Tensor:
-    """ln e_j of the last C - i categories, j = 0..k, i = 0..C: phi [..., C] float64 -> [C + 1, ..., k + 1]."""
+    """ln e_j of the last C - i categories, j = 0..k, i = 0..C: phi [..., C] float64 ->
+    [C + 1, ..., k + 1].
+    """
     last = torch.full_like(phi[..., :1], NOTHING).expand(*phi.shape[:-1], k)
     last = torch.cat([torch.zeros_like(phi[..., :1]), last], -1)
     rows = [last]
@@ -43,9 +48,11 @@ def below_maximum(logits: Tensor) -> Tensor:
 
 
 def subset_marginals(logits: Tensor, k: int) -> Tensor:
-    """mu_c, the probability that c is among the k chosen: [..., C] -> [..., C] float64, sum k; differentiable.
+    """mu_c, the probability that c is among the k chosen: [..., C] -> [..., C] float64,
+    sum k; differentiable.
 
-    mu_c = exp(phi_c) e_{k-1}(all but c) / e_k,    e_{k-1}(all but c) = sum_j e_j(before c) e_{k-1-j}(after c)
+    mu_c = exp(phi_c) e_{k-1}(all but c) / e_k,    e_{k-1}(all but c) = sum_j e_j(before
+    c) e_{k-1-j}(after c)
 
     NaN in a row with fewer than k categories that are not masked.
     """
@@ -54,7 +61,11 @@ def subset_marginals(logits: Tensor, k: int) -> Tensor:
     after = log_polynomials(phi, k)
     before = log_polynomials(phi.flip(-1), k).flip(0)  # of the first i categories
     others = (before[:-1, ..., :k] + after[1:, ..., :k].flip(-1)).logsumexp(-1).movedim(0, -1)
-    return (phi + others - after[0, ..., k:]).exp().masked_fill(after[0, ..., k:] <= NOTHING / 2, torch.nan)
+    return (
+        (phi + others - after[0, ..., k:])
+        .exp()
+        .masked_fill(after[0, ..., k:] <= NOTHING / 2, torch.nan)
+    )
 
 
 def subset_log_prob(logits: Tensor, z: Tensor) -> Tensor:
@@ -64,9 +75,11 @@ def subset_log_prob(logits: Tensor, z: Tensor) -> Tensor:
 
 
 def draw_subsets(logits: Tensor, u: Tensor, k: int) -> Tensor:
-    """n subsets from uniform numbers: logits [..., C], u [..., n, C] in [0, 1) -> int64 [..., n, k] ascending.
+    """n subsets from uniform numbers: logits [..., C], u [..., n, C] in [0, 1) -> int64
+    [..., n, k] ascending.
 
-    Categories are visited in order, each taken with its probability given how many are still to be chosen.
+    Categories are visited in order, each taken with its probability given how many are
+    still to be chosen.
     """
     phi = below_maximum(logits.detach())
     after = log_polynomials(phi, k)
@@ -74,7 +87,13 @@ def draw_subsets(logits: Tensor, u: Tensor, k: int) -> Tensor:
     left = torch.full(u.shape[:-1], k, dtype=torch.int64, device=u.device)
     place = torch.arange(k, device=u.device)
     for c in range(phi.shape[-1]):
-        still = after[c].unsqueeze(-2).expand(*u.shape[:-1], -1).gather(-1, left.unsqueeze(-1)).squeeze(-1)
+        still = (
+            after[c]
+            .unsqueeze(-2)
+            .expand(*u.shape[:-1], -1)
+            .gather(-1, left.unsqueeze(-1))
+            .squeeze(-1)
+        )
         rest = after[c + 1].unsqueeze(-2).expand(*u.shape[:-1], -1)
         rest = rest.gather(-1, (left - 1).clamp_min(0).unsqueeze(-1)).squeeze(-1)
         taken = (left > 0) & (u[..., c] < (phi[..., c].unsqueeze(-1) + rest - still).exp())
@@ -96,6 +115,6 @@ def check_subset(estimator: Estimator, logits: Tensor, k: int) -> None:
     check_count("k", k)
     if logits.shape[-1] < k or not bool(((logits.detach() > -torch.inf).sum(-1) >= k).all()):
         raise ValueError(
-            f"{type(estimator).__name__} chooses k = {k} categories, but a row of logits {list(logits.shape)} has "
-            "fewer that are not masked."
+            f"{type(estimator).__name__} chooses k = {k} categories, but a row of logits "
+            f"{list(logits.shape)} has fewer that are not masked."
         )

@@ -1,19 +1,23 @@
 r"""Pseudo actions: the winner of the race after two elements of the noise are swapped.
 
-z = argmin_i (a_i - phi_i) with a = ln pi; z^{c<->j} is the winner after a_c and a_j are swapped. The definition costs
-O(C) per pair. Three facts make it O(1) per pair; `arsm.univariate` sums all pairs of one variable in O(C).
-Write o_i = a_i - phi_i and o_z for its minimum. Ties go to the lowest index: "x beats z" means
-(value of x, index of x) < (o_z, z) in lexicographic order.
+z = argmin_i (a_i - phi_i) with a = ln pi; z^{c<->j} is the winner after a_c and a_j are
+swapped. The definition costs O(C) per pair. Three facts make it O(1) per pair;
+`arsm.univariate` sums all pairs of one variable in O(C). Write o_i = a_i - phi_i and
+o_z for its minimum. Ties go to the lowest index: "x beats z" means (value of x, index
+of x) < (o_z, z) in lexicographic order.
 
-**1. A pair without z has at most one challenger.** For c, j != z every other element keeps a value that z beats. The
-winner is z, or c if a_j - phi_c beats z, or j if a_c - phi_j beats z. Both cannot hold: z beats c before the swap, so
-if c beats z with a_j in place of a_c, then a_j < a_c; if j beats z with a_c, then a_c < a_j.
+**1. A pair without z has at most one challenger.** For c, j != z every other element
+keeps a value that z beats. The winner is z, or c if a_j - phi_c beats z, or j if a_c -
+phi_j beats z. Both cannot hold: z beats c before the swap, so if c beats z with a_j in
+place of a_c, then a_j < a_c; if j beats z with a_c, then a_c < a_j.
 
-**2. Each test is a threshold on one variable.** In fixed point (`noise.fixed_point`) sums are exact and "c beats z with
-a_j" reads a_j < theta_c, with theta_c = o_z + phi_c, plus one unit of the resolution where c < z.
+**2. Each test is a threshold on one variable.** In fixed point (`noise.fixed_point`)
+sums are exact and "c beats z with a_j" reads a_j < theta_c, with theta_c = o_z + phi_c,
+plus one unit of the resolution where c < z.
 
-**3. A pair (c, j) leaves one of the first three of the race to the others.** The best of the others is the first of the
-race's first three that is neither c nor j. The winner is c with a_j - phi_c, j with a_c - phi_j, or that one.
+**3. A pair (c, j) leaves one of the first three of the race to the others.** The best
+of the others is the first of the race's first three that is neither c nor j. The winner
+is c with a_j - phi_c, j with a_c - phi_j, or that one.
 """
 
 from __future__ import annotations
@@ -24,14 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arsm.kernels.two_ways import first_three
 from arsm.noise import RESOLUTION, fixed_point
-
-SMALL = 1 << 12
-"""Up to this many numbers, one sort takes less time than launching three reductions."""
 
 
 class Race(NamedTuple):
-    """One race per variable, in fixed point; categories come first: a CPU then compares many rows at once."""
+    """One race per variable, in fixed point; categories come first: a CPU then compares
+    many rows at once.
+    """
 
     phi: Tensor
     """[C, ...] logits."""
@@ -54,25 +58,10 @@ def run_race(logits: Tensor, log_pi: Tensor) -> Race:
     first = (x.detach().movedim(-1, 0).contiguous().movedim(0, -1) for x in (logits, log_pi))
     phi, a = (x.movedim(-1, 0) for x in fixed_point(*first))
     o = a - phi
-    if len(o) >= 3 and o.numel() < SMALL and not torch.compiler.is_compiling():
-        values, order = o.sort(dim=0, stable=True)
-        (best, second_value, third_value), (z, second, third) = values[:3].unbind(), order[:3].unbind()
-        return Race(phi, a, z, best, second, second_value, third, third_value)
-    best, z = _first(o)
-    o = replace(o, z, torch.inf)
-    second_value, second = _first(o)
-    third_value, third = _first(replace(o, second, torch.inf))
+    values, order = first_three(o)
+    best, second_value, third_value = values.unbind()
+    z, second, third = order.unbind()
     return Race(phi, a, z, best, second, second_value, third, third_value)
-
-
-def _first(o: Tensor) -> tuple[Tensor, Tensor]:
-    """The minimum and the lowest index that has it: [C, ...] -> [...]."""
-    if o.is_cuda:
-        return o.min(0)
-    # on a CPU twice as fast as min, which also tracks the index
-    value, categories = o.amin(0), o.shape[0]
-    c = torch.arange(categories, 0, -1, device=o.device, dtype=index_dtype(categories))
-    return value, categories - ((o == value) * c.view(-1, *(1,) * value.ndim)).amax(0).clamp_min(1).long()
 
 
 def replace(x: Tensor, index: Tensor, value: float) -> Tensor:
@@ -98,14 +87,21 @@ def swap_with(race: Race, reference: Tensor) -> Tensor:
     c = categories_of(race)
     j, z, second, third = (x.to(c.dtype) for x in (reference, race.z, race.second, race.third))
     # the best two without j, then the best without j and c
-    first, first_value, next_, next_value = second, second_value, third, third_value
+    first = second
+    first_value = second_value
+    next_ = third
+    next_value = third_value
     if reference is not race.z:
-        first, first_value = torch.where(j == z, second, z), torch.where(j == z, second_value, best)
+        first = torch.where(j == z, second, z)
+        first_value = torch.where(j == z, second_value, best)
         low = (j == z) | (j == second)
-        next_, next_value = torch.where(low, third, second), torch.where(low, third_value, second_value)
+        next_ = torch.where(low, third, second)
+        next_value = torch.where(low, third_value, second_value)
     is_first = c == first
-    other, value = first + is_first * (next_ - first), torch.where(is_first, next_value, first_value)
-    of_c, of_j = a.gather(0, reference.unsqueeze(0)) - phi, a - phi.gather(0, reference.unsqueeze(0))
+    other = first + is_first * (next_ - first)
+    value = torch.where(is_first, next_value, first_value)
+    of_c = a.gather(0, reference.unsqueeze(0)) - phi
+    of_j = a - phi.gather(0, reference.unsqueeze(0))
     c_wins = (of_c < _ties(of_j, c < j)) & (of_c < _ties(value, c < other))
     j_wins = (of_j < _ties(value, j < other)) & ~c_wins
     # sums of products are several times faster than torch.where on a CPU
@@ -113,7 +109,9 @@ def swap_with(race: Race, reference: Tensor) -> Tensor:
 
 
 def _ties(x: Tensor, lower: Tensor) -> Tensor:
-    """The bound below which a value beats x: in fixed point, one unit more for a challenger of a lower index."""
+    """The bound below which a value beats x: in fixed point, one unit more for a
+    challenger of a lower index.
+    """
     return torch.add(x, lower, alpha=RESOLUTION)
 
 
@@ -132,21 +130,29 @@ def without_winner(race: Race) -> tuple[Tensor, Tensor]:
 
 
 def pair_row(c: Tensor, j: Tensor, categories: int) -> Tensor:
-    """The row of the pair {c, j} in `pair_table`: 0 where c == j, else 1.. in the order of `torch.triu_indices`."""
+    """The row of the pair {c, j} in `pair_table`: 0 where c == j, else 1.. in the order
+    of `torch.triu_indices`.
+    """
     low, high = torch.minimum(c, j), torch.maximum(c, j)
     return torch.where(c == j, 0, (low * (2 * categories - low - 1) >> 1) + high - low)
 
 
 def pair_table(race: Race) -> Tensor:
-    """z, then z^{c<->j} of all pairs c < j: [C, *B, K] race -> [1 + C(C-1)/2, *B, K] in `index_dtype`."""
+    """z, then z^{c<->j} of all pairs c < j: [C, *B, K] race -> [1 + C(C-1)/2, *B, K] in
+    `index_dtype`.
+    """
     categories, device = race.phi.shape[0], race.phi.device
     a, theta = without_winner(race)
-    low, high = F.pad(torch.triu_indices(categories, categories, 1, device=device), (1, 0))  # row 0: the pair (0, 0)
+    # row 0: the pair (0, 0)
+    low, high = F.pad(torch.triu_indices(categories, categories, 1, device=device), (1, 0))
     wins = (a < theta.unsqueeze(1)).flatten(0, 1)  # [c j, *B, K]: c wins against j
     z = race.z.to(index_dtype(categories))
-    is_z, with_z = categories_of(race) == z, swap_with(race, race.z) - z
+    is_z = categories_of(race) == z
+    with_z = swap_with(race, race.z) - z
     of_low, of_high = (x.to(z.dtype).view(-1, *(1,) * z.ndim) for x in (low, high))
-    low_wins, high_wins = (wins.index_select(0, x * categories + y) for x, y in ((low, high), (high, low)))
+    low_wins, high_wins = (
+        wins.index_select(0, x * categories + y) for x, y in ((low, high), (high, low))
+    )
     table = z + low_wins * (of_low - z) + high_wins * (of_high - z)
     for one, other in ((low, high), (high, low)):
         table = table + is_z.index_select(0, one) * with_z.index_select(0, other)
@@ -154,7 +160,9 @@ def pair_table(race: Race) -> Tensor:
 
 
 def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
-    """g_kc = sum_j (F_cj - mean_m F_mj) (1/C - pi_kj), F from f at a pair table [M, *B]: ln pi [*B, K, C] -> same."""
+    """g_kc = sum_j (F_cj - mean_m F_mj) (1/C - pi_kj), F from f at a pair table [M,
+    *B]: ln pi [*B, K, C] -> same.
+    """
     categories = log_pi.shape[-1]
     c = torch.arange(categories, device=values.device)
     values = values - values[0]
@@ -162,26 +170,3 @@ def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
     f = f - f.mean(-1, keepdim=True)
     weight = (1 / categories - log_pi.exp()).to(f.dtype)
     return weight @ f
-
-
-# ---------------------------------------------------------------- the definition, as a reference
-
-
-def pseudo_actions_reference(logits: Tensor, log_pi: Tensor) -> Tensor:
-    """z^{c<->j} for all c and j by its definition, one race per pair: [..., C] -> [..., C, C]."""
-    phi, a = fixed_point(logits, log_pi)
-    categories = a.shape[-1]
-    rows = []
-    for c in range(categories):
-        for j in range(categories):
-            order = list(range(categories))
-            order[c], order[j] = j, c
-            rows.append((a[..., order] - phi).argmin(-1))
-    return torch.stack(rows, -1).unflatten(-1, (categories, categories))
-
-
-def arsm_reference(f: Tensor, log_pi: Tensor) -> Tensor:
-    """g_kc = sum_j (F_cj - mean_m F_mj) (1/C - pi_kj): f [*B, C, C], ln pi [*B, K, C] -> [*B, K, C]."""
-    f, pi = f.double(), log_pi.double().exp()
-    centred = f - f.mean(-2, keepdim=True)
-    return torch.einsum("...cj,...kj->...kc", centred, 1 / f.shape[-1] - pi)

@@ -28,23 +28,30 @@ def assert_unbiased(
     samples: int = 1 << 14,
     seed: int = 0,
 ) -> Audit:
-    """Fail, with the audit as the message, unless the loss gives dE[f]/dlogits in the mean; arguments as `arsm.audit`.
+    """Fail, with the audit as the message, unless the loss gives dE[f]/dlogits in the
+    mean; arguments as `arsm.audit`.
 
     It draws a quarter of `arsm.audit`'s default, for a test of a few seconds.
     """
     __tracebackhide__ = True
-    result = audit(loss, sign=sign, parameters=parameters, problems=problems, samples=samples, seed=seed)
+    result = audit(
+        loss, sign=sign, parameters=parameters, problems=problems, samples=samples, seed=seed
+    )
     return _passed(result)
 
 
 def assert_unbiased_advantages(function: Callable[..., Tensor], *, tokens: bool = False) -> Audit:
-    """Fail, with the audit as the message, unless the advantages give the policy gradient; as `audit_advantages`."""
+    """Fail, with the audit as the message, unless the advantages give the policy
+    gradient; as `audit_advantages`.
+    """
     __tracebackhide__ = True
     return _passed(audit_advantages(function, tokens=tokens))
 
 
 def assert_unbiased_sequences(loss: TrainerLoss, *, target: Objective, **options: Any) -> Audit:
-    """Fail, with the audit as the message, unless a trainer's loss follows its target; as `audit_sequences`."""
+    """Fail, with the audit as the message, unless a trainer's loss follows its target;
+    as `audit_sequences`.
+    """
     __tracebackhide__ = True
     return _passed(audit_sequences(loss, target=target, **options))
 

@@ -1,4 +1,6 @@
-"""Categories as the leaves of binary trees, for couplings of binary choices: balanced trees and stick-breaking."""
+"""Categories as the leaves of binary trees, for couplings of binary choices: balanced
+trees and stick-breaking.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Shape(NamedTuple):
     walk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     """ln p, left [2, *B, K, N] -> z [2, *B, K], reached [2, *B, K, N]."""
     path: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    """ln p, z [*B, K] -> left and reached [*B, K, N] of the walk that ends at z; left means nothing elsewhere."""
+    """ln p, z [*B, K] -> left and reached [*B, K, N] of the walk that ends at z; left
+    means nothing elsewhere.
+    """
     pull_back: Callable[[Tensor, Tensor], Tensor]
     """ln p, gradient by alpha [*B, K, N] -> gradient by phi [*B, K, C]."""
 
@@ -29,7 +33,9 @@ class Shape(NamedTuple):
 
 
 def ascending(log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Categories from least to most likely: the order, ln p in that order, and ln of the mass from each one on."""
+    """Categories from least to most likely: the order, ln p in that order, and ln of
+    the mass from each one on.
+    """
     log_p, order = log_p.sort(dim=-1, stable=True)
     # the sums include the largest, so they do not underflow
     return order, log_p, log_p.exp().flip(-1).cumsum(-1).flip(-1).log()
@@ -41,9 +47,13 @@ def _stick_log_odds(log_p: Tensor) -> Tensor:
 
 
 def first_stop(order: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """The first node that stops, else the last category: [..., C], [..., C - 1] -> position and z [...]."""
+    """The first node that stops, else the last category: [..., C], [..., C - 1] ->
+    position and z [...].
+    """
     position = F.pad(stop.to(torch.uint8), (0, 1), value=1).argmax(-1)
-    return position, order.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
+    return position, order.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(
+        -1
+    )
 
 
 def _stick_walk(log_p: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +73,9 @@ def _stick_path(log_p: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _stick_pull_back(log_p: Tensor, gradient: Tensor) -> Tensor:
-    """dalpha_i/dphi_c = 1[c = i] - 1[c > i] p_c / sum_{m > i} p_m; in ascending order no such sum is below 1/C."""
+    """dalpha_i/dphi_c = 1[c = i] - 1[c > i] p_c / sum_{m > i} p_m; in ascending order
+    no such sum is below 1/C.
+    """
     order, log_p, mass = ascending(log_p)
     passed = F.pad((gradient / mass[..., 1:].exp()).cumsum(-1), (1, 0))
     sorted_gradient = F.pad(gradient, (0, 1)) - log_p.exp() * passed
@@ -78,7 +90,9 @@ def _depth(categories: int) -> int:
 
 
 def _levels(log_p: Tensor) -> list[Tensor]:
-    """The ln mass below every node, from the root [..., 1] to the leaves [..., 2^depth]; absent leaves have none."""
+    """The ln mass below every node, from the root [..., 1] to the leaves [...,
+    2^depth]; absent leaves have none.
+    """
     depth = _depth(log_p.shape[-1])
     levels = [F.pad(log_p, (0, 2**depth - log_p.shape[-1]), value=-torch.inf)]
     for _ in range(depth):
@@ -102,7 +116,8 @@ def _tree_walk(log_p: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
 
 def _tree_path(log_p: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     depth = _depth(log_p.shape[-1])
-    left, reached = [torch.zeros_like(log_p[..., :0], dtype=torch.bool)], [log_p[..., :0].bool()]
+    left = [torch.zeros_like(log_p[..., :0], dtype=torch.bool)]
+    reached = [log_p[..., :0].bool()]
     for level in range(depth):
         node = torch.arange(2**level, device=z.device)
         reached.append(node == (z >> (depth - level)).unsqueeze(-1))
@@ -124,6 +139,10 @@ def _tree_pull_back(log_p: Tensor, gradient: Tensor) -> Tensor:
 
 
 SHAPES = {
-    "tree": Shape(lambda C: 2 ** _depth(C) - 1, _tree_log_odds, _tree_walk, _tree_path, _tree_pull_back),
-    "stick-breaking": Shape(lambda C: C - 1, _stick_log_odds, _stick_walk, _stick_path, _stick_pull_back),
+    "tree": Shape(
+        lambda C: 2 ** _depth(C) - 1, _tree_log_odds, _tree_walk, _tree_path, _tree_pull_back
+    ),
+    "stick-breaking": Shape(
+        lambda C: C - 1, _stick_log_odds, _stick_walk, _stick_path, _stick_pull_back
+    ),
 }

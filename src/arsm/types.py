@@ -12,41 +12,41 @@ import torch
 from torch import Tensor, nn
 
 from arsm import scores
-from arsm.kernels import Packed
+from arsm.brief import of_options, of_parts
+from arsm.options import check_class_options
 
 Noise = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Where an estimator wants f evaluated: M queries per batch row; the first L keep f's graph."""
+    """Where an estimator wants f evaluated: M queries per batch row; the first L keep f's graph.
+
+    Attributes:
+        points: [M, *B, K] int64; or [M, *B, K, C] floating and attached to the logits
+            (`needs_gradient`).
+        z: [*B, K], the true sample, drawn from softmax(logits); [*B, n, K] where there
+            are several.
+        same_as: [M, *B]: query m is evaluated iff same_as[m] == m, else it takes the
+            value of query same_as[m]. A live query may only point to a live one.
+        weight: [L] or [L, *B]: the value is sum_l weight_l f(points_l).
+        aux: Whatever else `tell` needs.
+    """
 
     points: Tensor
-    """[M, *B, K] int64; or [M, *B, K, C] floating and attached to the logits (`needs_gradient`)."""
     z: Tensor
-    """[*B, K], the true sample, drawn from softmax(logits); [*B, n, K] where there are several."""
     same_as: Tensor
-    """[M, *B]: query m is evaluated iff same_as[m] == m, else it takes the value of query same_as[m].
-    A live query may only point to a live one."""
     weight: Tensor
-    """[L] or [L, *B]: the value is sum_l weight_l f(points_l)."""
     aux: Any = None
-    """Whatever else `tell` needs."""
-    first_for_rest: bool = False
-    """Whether every query that is not evaluated takes the value of query 0; `evaluate` then needs no look-up."""
-    equal: bool = False
-    """Whether every query equals the one whose value it takes, and `tell` does not read the points: all may then be
-    evaluated where they are, even by an f that writes into them."""
-    packed: Packed | None = None
-    """The distinct queries, if the kernel that found the queries packed them too."""
 
 
 class Estimator(ABC):
     """A gradient estimator: pure functions of logits [*B, K, C] and noise, which never call f.
 
-    A subclass is a frozen dataclass that defines `unbiased`, `noise`, `ask`, and either `tell` or, with `paths`,
-    `weights`. The other members have defaults. Callers use only the members declared here, so a wrapper that forwards
-    them behaves like the estimator that it wraps.
+    A subclass is a frozen dataclass that defines `unbiased`, `noise`, `ask`, and either
+    `tell` or, with `paths`, `weights`. The other members have defaults. Callers use
+    only the members declared here, so a wrapper that forwards them behaves like the
+    estimator that it wraps.
     """
 
     unbiased: bool
@@ -66,23 +66,32 @@ class Estimator(ABC):
     pathwise: bool = False
     """Whether autograd through its one point is the whole estimate, and `tell` returns None."""
     paths: int = 0
-    """n, if the estimate is sum_i w_i d ln q(z_i) over n independent samples with the w_i of `weights`, else 0. The
-    samples may then be whole paths through choices that depend on each other."""
+    """n, if the estimate is sum_i w_i d ln q(z_i) over n independent samples with the
+    w_i of `weights`, else 0. The samples may then be whole paths through choices that
+    depend on each other."""
     centred: bool = False
-    """Whether the `weights` of a row sum to 0: the estimate is then sum_i w_i onehot(z_i), without softmax(logits)."""
+    """Whether the `weights` of a row sum to 0: the estimate is then sum_i w_i
+    onehot(z_i), without softmax(logits).
+    """
     weighs_energy: bool = False
     """Whether `weights` needs the energies of the samples' scores."""
     subset: int | None = None
-    """k, if a sample is a subset of k categories: int64 [*B, k], ascending, of one variable, logits [*B, 1, C]."""
+    """k, if a sample is a subset of k categories: int64 [*B, k], ascending, of one
+    variable, logits [*B, 1, C].
+    """
     learned: nn.ModuleList = nn.ModuleList()
-    """The learned parts, for the optimiser, `.to(device)` and checkpoints; empty for most estimators."""
+    """The learned parts, for the optimiser, `.to(device)` and checkpoints; empty for
+    most estimators.
+    """
 
     @abstractmethod
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Any:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Any:
         """Draw all the randomness; every tensor starts with the dimensions *B.
 
-        With z [*B, K], draw it given that z was the true sample: then `ask(logits, noise).points[0] == z`. The values
-        of the logits are used only in that case.
+        With z [*B, K], draw it given that z was the true sample: then `ask(logits,
+        noise).points[0] == z`. The values of the logits are used only in that case.
         """
 
     @abstractmethod
@@ -92,8 +101,8 @@ class Estimator(ABC):
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor | None:
         """Turn f's values [M, *B] into the gradient [*B, K, C].
 
-        Return None where autograd through the points is the estimate. For an estimator with `paths` this is
-        sum_i w_i (onehot(z_i) - softmax(logits)).
+        Return None where autograd through the points is the estimate. For an estimator
+        with `paths` this is sum_i w_i (onehot(z_i) - softmax(logits)).
         """
         dtype = torch.promote_types(values.dtype, logits.dtype)
         if self.weighs_energy:
@@ -104,28 +113,44 @@ class Estimator(ABC):
         weight = self.weights(values).to(dtype)
         if self.centred:
             return scores.sum_by_category(queries.points, weight, logits.shape[-1])
-        return scores.weighted_scores(scores.probabilities_for(values, logits), queries.points, weight)
+        return scores.weighted_scores(
+            scores.probabilities_for(values, logits), queries.points, weight
+        )
 
     def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
         """The weights w_i of the samples' scores, from f's values: [n, *B] -> [n, *B].
 
-        With `weighs_energy`, every variable (or token) has a weight of its own: *B includes the variables, and energy
-        [n, *B] is sum_{s <= k} |onehot(z_is) - p_s|^2, summed over the variables up to this one.
+        With `weighs_energy`, every variable (or token) has a weight of its own: *B
+        includes the variables, and energy [n, *B] is sum_{s <= k} |onehot(z_is) -
+        p_s|^2, summed over the variables up to this one.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no weights: its gradient is not a sum of scores.")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no weights: its gradient is not a sum of scores."
+        )
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a subclass whose `tell` and `weights` could disagree."""
         super().__init_subclass__(**options)
+        if cls.__repr__ is Estimator.__repr__:
+            cls.__repr__ = Estimator.__repr__  # its own, which a dataclass leaves as it is
         own = [name for name in ("tell", "weights") if name in vars(cls)]
         if len(own) != 1 or vars(cls).get("paths") == 0:
             return
         (missing,) = {"tell", "weights"} - set(own)
         if getattr(cls, missing) is not getattr(Estimator, missing):
             raise TypeError(
-                f"{cls.__name__} overrides {own[0]} but inherits {missing}, which would disagree with it; override "
-                "both, or only tell and declare paths = 0."
+                f"{cls.__name__} overrides {own[0]} but inherits {missing}, which would disagree "
+                "with it; override both, or only tell and declare paths = 0."
             )
+
+    if not TYPE_CHECKING:  # to a type checker, the signature is that of the dataclass
+
+        def __new__(cls, *_: Any, **options: Any) -> Estimator:
+            check_class_options(cls, options)
+            return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        return of_options(self) if dataclasses.is_dataclass(self) else object.__repr__(self)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """The value [*B] from f at the live queries [L, *B]: their weighted sum."""
@@ -155,12 +180,18 @@ class Estimator(ABC):
         return all(a is b or (not isinstance(a, Tensor | nn.Module) and a == b) for a, b in options)
 
     def __hash__(self) -> int:
-        options = (getattr(self, name) for name in _options(self)) if dataclasses.is_dataclass(self) else (id(self),)
+        options = (
+            (getattr(self, name) for name in _options(self))
+            if dataclasses.is_dataclass(self)
+            else (id(self),)
+        )
         return hash((type(self), *options))
 
 
 def at_most_all(count: int, logits: Tensor) -> int:
-    """A count of distinct evaluations per row, limited to the number of values of z: logits [*B, K, C]."""
+    """A count of distinct evaluations per row, limited to the number of values of z:
+    logits [*B, K, C].
+    """
     values = (logits > -torch.inf).sum(-1).double().prod(-1).max()
     return int(min(count, float(values)))
 
@@ -180,7 +211,9 @@ class NoTensor:
         def __getattr__(self, name: str) -> NoReturn:
             if hasattr(Tensor, name) and not name.startswith("_"):
                 raise AttributeError(f"{_no_tensor(self)}: out.value.{name}", name=name, obj=self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
 
         def _refuse(self, *_: object) -> NoReturn:
             raise TypeError(f"{_no_tensor(self)}, as in -out.value.mean()")
@@ -195,22 +228,34 @@ def _no_tensor(result: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Estimate(NoTensor):
-    """The result of `arsm.estimate`."""
+    """The result of `arsm.estimate`.
+
+    Attributes:
+        value: [*B]: f at the true sample (the mean over several, weighted where the
+            estimator weights them; the expectation for `Exact`, f at the relaxed sample
+            for a relaxation, the bound for `VIMCO`). Its backward gives the estimate to
+            the logits and the ordinary gradient to f's parameters and context. To
+            autograd the estimate is a constant: a second derivative misses what it
+            would contribute.
+        z: [*B, K] or [*B, n, K], the true sample(s).
+        grad: Shaped like the logits: the estimate of dE[f]/dlogits, detached; None for
+            pure relaxations.
+        info: `asked`: queries per row; `distinct` [*B]: the evaluations that they need;
+            `finite` [*B]: whether logits and values were all finite.
+        estimator_loss: []: the squared norm of the gradient, averaged over the batch,
+            of an estimator that learns; minimise it together with the model's loss.
+        logits: The logits that z was drawn from, with their graph; None where each
+            sample has its own.
+    """
 
     value: Tensor
-    """[*B]: f at the true sample (the mean over several, weighted where the estimator weights them; the expectation for
-    `Exact`, f at the relaxed sample for a relaxation, the bound for `VIMCO`). Its backward gives the estimate to the
-    logits and the ordinary gradient to f's parameters and context. To autograd the estimate is a constant: a second
-    derivative misses what it would contribute."""
     z: Tensor
-    """[*B, K] or [*B, n, K], the true sample(s)."""
     grad: Tensor | None
-    """Shaped like the logits: the estimate of dE[f]/dlogits, detached; None for pure relaxations."""
     info: Mapping[str, Tensor] = field(default_factory=dict)
-    """`asked`: queries per row; `distinct` [*B]: the evaluations that they need; `finite` [*B]: whether logits and
-    values were all finite."""
     estimator_loss: Tensor | None = None
-    """[]: the squared norm of the gradient, averaged over the batch, of an estimator that learns; minimise it together
-    with the model's loss."""
     logits: Tensor | None = None
-    """The logits that z was drawn from, with their graph; None where each sample has its own."""
+
+    def __repr__(self) -> str:
+        return of_parts(
+            self, value=self.value, z=self.z, grad=self.grad, estimator_loss=self.estimator_loss
+        )

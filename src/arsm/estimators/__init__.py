@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
+import re
 from typing import Any
 
+from arsm.capabilities import is_estimator_class
 from arsm.estimators.ar import AR
 from arsm.estimators.ars import ARS
 from arsm.estimators.ars_plus import ARSPlus
@@ -39,6 +40,8 @@ from arsm.estimators.subset_rloo import SubsetRLOO
 from arsm.estimators.ugc import UGC
 from arsm.estimators.unordered_set import UnorderedSet
 from arsm.estimators.vimco import VIMCO
+from arsm.named import load
+from arsm.options import closest
 from arsm.types import Estimator
 
 NAMES: dict[str, type[Any]] = {
@@ -112,13 +115,25 @@ __all__ = [
 ]
 
 
+_OWN = re.compile(r"(?P<name>.+?:[A-Za-z_][\w.]*)(:(?P<options>.*))?")
+"""module:Class or path.py:Class, with options."""
+
+
+def _fields(kind: type[Estimator]) -> tuple[dataclasses.Field[Any], ...]:
+    """The options of a class; one of a user's need not be a dataclass."""
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+
+
 def estimator_names() -> list[str]:
     """The names that `estimator` knows."""
     return sorted(NAMES)
 
 
 def estimator(words: str) -> Estimator:
-    """Make an estimator from words: "arsm", "rloo:samples=46,surrogate=logits", "4*arsm" (the average of 4 draws)."""
+    """Make an estimator from words: "arsm", "rloo:samples=46,surrogate=logits",
+    "4*arsm" (the average of 4 draws), "my_module:MyEstimator" or
+    "path/to/file.py:MyEstimator:samples=8" (your own).
+    """
     spec = words.strip()
     count, star, rest = spec.partition("*")
     if star:
@@ -126,12 +141,21 @@ def estimator(words: str) -> Estimator:
             raise ValueError(f'"{words}" must begin with a whole number of draws, as in "4*arsm".')
         return Average(estimator(rest), int(count))
     name, _, options = spec.partition(":")
-    if name not in NAMES:
-        close = difflib.get_close_matches(name.lower(), NAMES, 1)
-        hint = f'did you mean "{close[0]}"?' if close else "known are " + ", ".join(estimator_names()) + "."
-        raise ValueError(f'There is no estimator "{name}": {hint}')
-    kind = NAMES[name]
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    kind = NAMES.get(name)
+    if kind is None and (own := _OWN.fullmatch(spec)):
+        name, options = own["name"], own["options"] or ""
+        kind = load(name)
+        if not is_estimator_class(kind):
+            raise ValueError(f'"{name}" is no class of estimators.')
+    if kind is None:
+        meant = closest(name.lower(), NAMES)
+        if meant is not None:
+            raise ValueError(f'There is no estimator "{name}": did you mean "{meant}"?')
+        raise ValueError(
+            f'There is no estimator "{name}": known are {", ".join(estimator_names())}, and your '
+            "own as module:Class or path.py:Class."
+        )
+    fields = {field.name: field for field in _fields(kind) if field.init}
     chosen: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, equals, value = option.partition("=")
@@ -146,6 +170,8 @@ def estimator(words: str) -> Estimator:
             chosen[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             if not isinstance(fields[key].default, str) and "Literal" not in str(fields[key].type):
-                raise ValueError(f'"{value}" is no value for {key}; write a number, True, False or None.') from None
+                raise ValueError(
+                    f'"{value}" is no value for {key}; write a number, True, False or None.'
+                ) from None
             chosen[key] = value
     return kind(**chosen)

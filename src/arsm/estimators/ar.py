@@ -18,13 +18,15 @@ class AR(Estimator):
 
         g_kc = f(z) (1 - C pi_kc),    z_k = argmin_i (ln pi_ki - phi_ki)
 
-    Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 1. Its variance is higher than REINFORCE's; it is the first
-    step of ARS and ARSM.
+    Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 1. Its variance is higher
+    than REINFORCE's; it is the first step of ARS and ARSM.
     """
 
     unbiased = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """ln pi [*B, K, C]."""
         return race_noise(logits, generator, z)
 

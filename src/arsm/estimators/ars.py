@@ -18,8 +18,9 @@ class ARS(Estimator):
 
         g_kc = [f(z^{c<->j}) - mean_m f(z^{m<->j})] (1 - C pi_{k j_k}),    j_k ~ Uniform{1..C}
 
-    where z^{c<->j} swaps c and j_k in every row k at once. C + 1 evaluations at most, the true sample among them.
-    Reference: Yin, Yue and Zhou, ARSM, ICML 2019, equation 9 and its multivariate form.
+    where z^{c<->j} swaps c and j_k in every row k at once. C + 1 evaluations at most,
+    the true sample among them. Reference: Yin, Yue and Zhou, ARSM, ICML 2019, equation
+    9 and its multivariate form.
     """
 
     unbiased = True
@@ -27,7 +28,9 @@ class ARS(Estimator):
     def noise(
         self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
     ) -> ReferenceNoise:
-        references = torch.randint(logits.shape[-1], logits.shape[:-1], generator=generator, device=logits.device)
+        references = torch.randint(
+            logits.shape[-1], logits.shape[:-1], generator=generator, device=logits.device
+        )
         return ReferenceNoise(race_noise(logits, generator, z), references)
 
     def ask(self, logits: Tensor, noise: ReferenceNoise) -> Queries:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arsm import kernels, swap
+from arsm import kernels
 from arsm.checks import check_whole
-from arsm.distinct import share
 from arsm.noise import race_noise
 from arsm.references import (
     ReferenceNoise,
@@ -20,7 +19,6 @@ from arsm.references import (
     tell_references,
     values_by_category,
 )
-from arsm.swap import pair_table, run_race
 from arsm.types import Estimator, Queries, at_most_all
 from arsm.univariate import Swaps, merge, swap_all
 
@@ -31,7 +29,7 @@ class Merged(NamedTuple):
     log_pi: Tensor
     """[*B, K, C]."""
     swaps: Swaps | None
-    """Each variable's swaps, where the univariate formula is applied to them and no kernel finds them again."""
+    """Each variable's swaps, where the univariate formula is applied to them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +38,24 @@ class ARSM(Estimator):
 
         g_kc = sum_j [f(z^{c<->j}) - mean_m f(z^{m<->j})] (1/C - pi_kj)
 
-    where z^{c<->j} swaps c and j in every row k at once: C(C-1)/2 + 1 evaluations at most, whatever K is. For one
-    variable f is asked only at the categories that can win, and all pairs are summed in expected O(C)
-    (`arsm.univariate`). At C = 2 this is ARM. Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 2 and its
-    multivariate form.
+    where z^{c<->j} swaps c and j in every row k at once: C(C-1)/2 + 1 evaluations at
+    most, whatever K is. For one variable f is asked only at the categories that can
+    win, and all pairs are summed in expected O(C) (`arsm.univariate`). At C = 2 this is
+    ARM. Reference: Yin, Yue and Zhou, ARSM, ICML 2019, theorem 2 and its multivariate
+    form.
+
+    Attributes:
+        references: Average J random references instead of all C: J C + 1 evaluations at
+            most; J = C is ARSM.
+        pooled: Replace f(z^{c<->j}), for variable k, by the mean of all evaluations in
+            which variable k took the same value. The other variables' values in them
+            are samples that do not depend on row k's noise, so the mean has the same
+            expectation given that noise: the same evaluations, a fraction of the
+            variance.
     """
 
     references: int | None = None
-    """Average J random references instead of all C: J C + 1 evaluations at most; J = C is ARSM."""
     pooled: bool = False
-    """Replace f(z^{c<->j}), for variable k, by the mean of all evaluations in which variable k took the same value. The
-    other variables' values in them are samples that do not depend on row k's noise, so the mean has the same
-    expectation given that noise: the same evaluations, a fraction of the variance."""
 
     unbiased = True
 
@@ -65,49 +69,44 @@ class ARSM(Estimator):
         check_whole("references", self.references)
         if not 1 <= self.references <= logits.shape[-1]:
             raise ValueError(
-                f"references must lie between 1 and the {logits.shape[-1]} categories, but is {self.references}."
+                f"references must lie between 1 and the {logits.shape[-1]} categories, but is "
+                f"{self.references}."
             )
-        order = torch.rand(*logits.shape[:-2], logits.shape[-1], generator=generator, device=logits.device)
+        order = torch.rand(
+            *logits.shape[:-2], logits.shape[-1], generator=generator, device=logits.device
+        )
         return ReferenceNoise(log_pi, order.topk(self.references).indices)
 
     def ask(self, logits: Tensor, noise: Tensor | ReferenceNoise) -> Queries:
         if isinstance(noise, ReferenceNoise):
             return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-1))
-        if logits.shape[-2] == 1 and logits.shape[-1] <= kernels.FEW and kernels.eager_on_gpu(logits):
-            points, same_as, one, packed = kernels.ask(logits, noise)
-            assert same_as is not None
-            aux = Merged(noise, None)
-            return Queries(points, points[0], same_as, one, aux, first_for_rest=True, packed=packed)
         one = torch.ones(1, device=logits.device)
         if logits.shape[-2] == 1:
             swaps = swap_all(logits, noise)
             points, same_as = by_category(swaps.z, swaps.can_win)
-            return Queries(points, swaps.z, same_as, one, Merged(noise, swaps), first_for_rest=True)
-        if kernels.has_pairs(logits):
-            points, same_as = kernels.pairs(logits.detach(), noise)
-            swaps = swap_all(logits, noise) if self.pooled else None
-            return Queries(points, points[0].clone(), same_as, one, Merged(noise, swaps), equal=not self.pooled)
-        race = run_race(logits, noise)
-        table = pair_table(race)
-        swaps = swap_all(logits, noise, race) if self.pooled else None
-        return Queries(table.long(), race.z, share(table), one, Merged(noise, swaps), equal=not self.pooled)
+            return Queries(points, swaps.z, same_as, one, Merged(noise, swaps))
+        points, same_as = kernels.pairs(logits.detach(), noise)
+        swaps = swap_all(logits, noise) if self.pooled else None
+        return Queries(points, points[0].clone(), same_as, one, Merged(noise, swaps))
 
     def most_queries(self, logits: Tensor) -> int:
         variables, categories = logits.shape[-2:]
         if self.references is not None:
             return at_most_all(1 + self.references * categories, logits)
-        return at_most_all(1 + categories * (categories - 1) // 2 if variables > 1 else categories, logits)
+        return at_most_all(
+            1 + categories * (categories - 1) // 2 if variables > 1 else categories, logits
+        )
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
             return tell_references(logits, queries, values, pooled=self.pooled)
         log_pi, swaps = queries.aux
-        variables, categories = logits.shape[-2:]
-        if variables == 1:
-            return kernels.tell(logits, log_pi, values) if swaps is None else merge(swaps, values_by_category(values))
-        if swaps is not None:
-            return merge(swaps, pool(queries.points, values - values[0], torch.ones_like(values), categories))
-        return (kernels if kernels.has_pairs(logits) else swap).merge_pairs(values, log_pi)
+        if swaps is None:
+            return kernels.merge_pairs(values, log_pi)
+        if logits.shape[-2] == 1:
+            return merge(swaps, values_by_category(values))
+        each = torch.ones_like(values)
+        return merge(swaps, pool(queries.points, values - values[0], each, logits.shape[-1]))
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """f at z, whose weight is 1."""

@@ -28,12 +28,18 @@ FORWARDED = (
 
 @dataclass(frozen=True, eq=False)
 class Average(Estimator):
-    """n independent draws of an estimator, averaged: 1/n of its variance at n times its evaluations."""
+    """n independent draws of an estimator, averaged: 1/n of its variance at n times its
+    evaluations.
+
+    Attributes:
+        estimator: The estimator to average.
+        n: Number of draws.
+        learned: The learned parts, for the optimiser, `.to(device)` and checkpoints;
+            empty for most estimators.
+    """
 
     estimator: Estimator
-    """The estimator to average."""
     n: int
-    """Number of draws."""
     learned: nn.ModuleList = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -44,8 +50,12 @@ class Average(Estimator):
         for name in (*FORWARDED, "learned"):
             object.__setattr__(self, name, getattr(self.estimator, name))
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Noise:
-        """The estimator's own, for logits [*B, n, K, C]. Given z, the first draw's true sample is z."""
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Noise:
+        """The estimator's own, for logits [*B, n, K, C]. Given z, the first draw's true
+        sample is z.
+        """
         each = repeat_draws(logits, self.n)
         if z is not None:
             z = torch.cat([z.unsqueeze(-2), sample(each[..., 1:, :, :], generator)], -2)
@@ -75,7 +85,9 @@ class Average(Estimator):
         return None if gradient is None else gradient.mean(-3)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
-        return self.estimator.value(queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)).mean(-1)
+        return self.estimator.value(
+            queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)
+        ).mean(-1)
 
     def most_queries(self, logits: Tensor) -> int:
         """Draws do not share their evaluations."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from arsm.checks import check_temperature
-from arsm.draws import Draws, samples
+from arsm.draws import SampleNoise, samples
 from arsm.estimators.relaxation import Relaxation
 from arsm.relaxations import hard_point, softmax_tangent
 from arsm.scores import probabilities
@@ -21,20 +21,24 @@ class DecoupledStraightThrough(Relaxation):
         z_k ~ Cat(softmax(phi_k / tau_f)) one-hot,    p_k = softmax(phi_k / tau_b)
         g_k = 1/tau_b (diag(p_k) - p_k p_k') df(z)/dz_k
 
-    Biased; both temperatures 1 are `StraightThrough`. With tau_f != 1 the sample, and with it the value, is not one of
-    softmax(phi). Reference: Shah, Yan, Mozer and Liu, Improving discrete optimisation via decoupled straight-through
-    estimator, 2024.
+    Biased; both temperatures 1 are `StraightThrough`. With tau_f != 1 the sample, and
+    with it the value, is not one of softmax(phi). Reference: Shah, Yan, Mozer and Liu,
+    Improving discrete optimisation via decoupled straight-through estimator, 2024.
+
+    Attributes:
+        forward: tau_f.
+        backward: tau_b.
     """
 
     forward: float = 1.0
-    """tau_f."""
     backward: float = 1.0
-    """tau_b."""
 
     def __post_init__(self) -> None:
         check_temperature(self.forward)
         check_temperature(self.backward)
 
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+    def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits / self.forward, noise).squeeze(-2)
-        return hard_point(logits, z, softmax_tangent(logits, probabilities(logits, self.backward)) / self.backward)
+        return hard_point(
+            logits, z, softmax_tangent(logits, probabilities(logits, self.backward)) / self.backward
+        )

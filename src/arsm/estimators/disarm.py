@@ -33,32 +33,44 @@ class Choices(NamedTuple):
 class DisARM(Estimator):
     """Two antithetic samples, each a walk down a tree of C - 1 binary choices.
 
-    Node i goes left with probability sigma(alpha_i), where alpha_i is the log odds of its left against its right
-    categories; logistic noise l_i decides for the first walk (left iff l_i < alpha_i), -l_i for the second. With
-    b_i = 1[left], and ~ for the second walk,
+    Node i goes left with probability sigma(alpha_i), where alpha_i is the log odds of
+    its left against its right categories; logistic noise l_i decides for the first walk
+    (left iff l_i < alpha_i), -l_i for the second. With b_i = 1[left], and ~ for the
+    second walk,
 
-        dE[f]/dalpha_i ~ 1/2 (f(z) - f(z~)) * { (b_i - b~_i) sigma(|alpha_i|)   where both walks come by node i
-                                              {  b_i - sigma(alpha_i)           where only the first does
-                                              {  sigma(alpha_i) - b~_i          where only the second does
+        dE[f]/dalpha_i ~ 1/2 (f(z) - f(z~)) r_i
+        r_i = (b_i - b~_i) sigma(|alpha_i|)   where both walks come by node i
+              b_i - sigma(alpha_i)            where only the first does
+              sigma(alpha_i) - b~_i           where only the second does
         g_c = sum_i dE[f]/dalpha_i dalpha_i/dphi_c
 
-    At C = 2 there is one node, and this is DisARM. References: Dong, Mnih and Tucker, DisARM, NeurIPS 2020; Yin, Ho,
-    Yan, Qian and Zhou, Probabilistic best subset selection (U2G), 2020; Dong, Mnih and Tucker, Coupled gradient
-    estimators for discrete latent variables, NeurIPS 2021.
+    At C = 2 there is one node, and this is DisARM. References: Dong, Mnih and Tucker,
+    DisARM, NeurIPS 2020; Yin, Ho, Yan, Qian and Zhou, Probabilistic best subset
+    selection (U2G), 2020; Dong, Mnih and Tucker, Coupled gradient estimators for
+    discrete latent variables, NeurIPS 2021.
+
+    Attributes:
+        coupling: "tree": halve the categories in their order at every node.
+            "stick-breaking": take or leave one category after the other, the least
+            likely first.
     """
 
     coupling: Coupling = "tree"
-    """"tree": halve the categories in their order at every node. "stick-breaking": take or leave one category after
-    the other, the least likely first."""
 
     unbiased = True
 
     def __post_init__(self) -> None:
         if self.coupling not in SHAPES:
-            raise ValueError(f'coupling must be "tree" or "stick-breaking", but is {self.coupling!r}.')
+            raise ValueError(
+                f'coupling must be "tree" or "stick-breaking", but is {self.coupling!r}.'
+            )
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
-        """l [*B, K, N], logistic; N nodes per variable. Given z, the first walk turns towards it at every node."""
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
+        """l [*B, K, N], logistic; N nodes per variable. Given z, the first walk turns
+        towards it at every node.
+        """
         shape = SHAPES[self.coupling]
         nodes = shape.nodes(logits.shape[-1])
         u = open_uniforms((*logits.shape[:-1], nodes), logits.device, generator)
@@ -69,7 +81,8 @@ class DisARM(Estimator):
         alpha = shape.log_odds(log_p).double()
         left, reached = shape.path(log_p, z)
         toward = torch.where(left, alpha, -alpha)  # the walk turns right where -l < -alpha
-        # below `toward`: logit(u sigma(toward)), of which u near 1 would round to the threshold itself
+        # below `toward`: logit(u sigma(toward)), of which u near 1 would round to the threshold
+        # itself
         below = u.clamp_max(1 - EDGE).log() + F.logsigmoid(toward)
         given = below - (-below.exp()).log1p()
         return torch.where(reached, torch.where(left, given, -given), u.logit())
@@ -86,11 +99,14 @@ class DisARM(Estimator):
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         left, reached = queries.aux
         shape = SHAPES[self.coupling]
-        log_p = log_probability(logits).to(torch.promote_types(values.dtype, working_dtype(logits.dtype)))
+        log_p = log_probability(logits).to(
+            torch.promote_types(values.dtype, working_dtype(logits.dtype))
+        )
         alpha = shape.log_odds(log_p)
         b = left.to(alpha.dtype)
         both = (b[0] - b[1]) * alpha.abs().sigmoid()
-        first, second = b[0] - alpha.sigmoid(), alpha.sigmoid() - b[1]
+        first = b[0] - alpha.sigmoid()
+        second = alpha.sigmoid() - b[1]
         by_node = torch.where(reached[0] & reached[1], both, torch.where(reached[0], first, second))
         by_node = torch.where(reached[0] | reached[1], by_node, 0)
         return shape.pull_back(log_p, (values[0] - values[1])[..., None, None] / 2 * by_node)

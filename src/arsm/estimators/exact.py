@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import log_prob
-from arsm.draws import Draws, draw, samples
+from arsm.draws import SampleNoise, sample_noise, samples
 from arsm.noise import working_dtype
 from arsm.types import Estimator, Queries
 
@@ -21,27 +21,32 @@ class Exact(Estimator):
 
         dE[f]/dphi_kc = sum_z q(z) f(z) (1[z_k = c] - softmax(phi_k)_c)
 
-    The value is the expectation itself, and f's parameters get the gradient of the expectation. Values of
-    probability zero are not evaluated.
+    The value is the expectation itself, and f's parameters get the gradient of the
+    expectation. Values of probability zero are not evaluated.
     """
 
     unbiased = True
     given_sample = False
     deterministic = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> SampleNoise:
         """For the true sample alone."""
         if z is not None:
-            raise ValueError("Exact enumerates and has no true sample; use LocalExpectation() to try every category.")
-        return draw(logits, 1, generator)
+            raise ValueError(
+                "Exact enumerates and has no true sample; use LocalExpectation() to try every "
+                "category."
+            )
+        return sample_noise(logits, 1, generator)
 
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+    def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         variables, categories = logits.shape[-2:]
         count = categories**variables
         if count > LIMIT:
             raise ValueError(
-                f"Exact would enumerate {categories}^{variables} values of z per row, and stops at {LIMIT:,}; "
-                "use an estimator that samples, such as ARSM or RLOO."
+                f"Exact would enumerate {categories}^{variables} values of z per row, and stops at "
+                f"{LIMIT:,}; use an estimator that samples, such as ARSM or RLOO."
             )
         batch = logits.shape[:-2]
         place = categories ** torch.arange(variables - 1, -1, -1, device=logits.device)
@@ -57,5 +62,7 @@ class Exact(Estimator):
         weighted = queries.weight * (values - (queries.weight * values).sum(0))
         p = logits.detach().to(weighted.dtype).softmax(-1)
         index = queries.points.movedim(0, -1)  # [*B, K, M]
-        by_category = torch.zeros_like(p).scatter_add(-1, index, weighted.movedim(0, -1).unsqueeze(-2).expand_as(index))
+        by_category = torch.zeros_like(p).scatter_add(
+            -1, index, weighted.movedim(0, -1).unsqueeze(-2).expand_as(index)
+        )
         return by_category - p * weighted.sum(0)[..., None, None]

@@ -18,18 +18,23 @@ from arsm.types import Estimator, Queries, at_most_all
 class ExactPlusSampled(Estimator):
     """Sum the k likeliest categories H of one variable exactly, and sample m from the tail.
 
-        E[f] ~ sum_{c in H} p_c f(c) + q/m sum_i f(v_i),    v_i ~ p / q outside H,    q = 1 - sum_{c in H} p_c
-        g    = 1/m sum_i [sum_{c in H} p_c (f(c) - b_i) x_c + q (f(v_i) - b_i) x_{v_i}],    x_c = onehot(c) - p
-        b_i  = sum_{c in H} p_c f(c) + q mean_{j != i} f(v_j),    or the mean of f over H where m = 1
+        E[f] ~ sum_{c in H} p_c f(c) + q/m sum_i f(v_i),    v_i ~ p / q outside H,
+        q = 1 - sum_{c in H} p_c
+        g    = 1/m sum_i [sum_{c in H} p_c (f(c) - b_i) x_c + q (f(v_i) - b_i) x_{v_i}],
+        x_c = onehot(c) - p
+        b_i  = sum_{c in H} p_c f(c) + q mean_{j != i} f(v_j),
+        or the mean of f over H where m = 1
 
-    Reference: Liu, Regier, Tripuraneni, Jordan and McAuliffe, Rao-Blackwellized stochastic gradients for discrete
-    distributions, ICML 2019.
+    Reference: Liu, Regier, Tripuraneni, Jordan and McAuliffe, Rao-Blackwellized
+    stochastic gradients for discrete distributions, ICML 2019.
+
+    Attributes:
+        exact: k, from 1 to C - 1.
+        samples: m.
     """
 
     exact: int = 1
-    """k, from 1 to C - 1."""
     samples: int = 2
-    """m."""
 
     unbiased = True
 
@@ -42,7 +47,9 @@ class ExactPlusSampled(Estimator):
                 f"{self.exact} and samples = {self.samples}; use RLOO to sample them all."
             )
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """ln pi [*B, m, 1, C]."""
         return race_noise(logits, generator, z, self.samples)
 
@@ -50,7 +57,8 @@ class ExactPlusSampled(Estimator):
         check_one_variable(self, logits)
         if self.exact >= logits.shape[-1]:
             raise ValueError(
-                f"exact = {self.exact} leaves none of the {logits.shape[-1]} categories to sample; use Exact."
+                f"exact = {self.exact} leaves none of the {logits.shape[-1]} categories to sample; "
+                "use Exact."
             )
         p = logits.detach().double().softmax(-1).squeeze(-2)  # [*B, C]
         head_p, head = p.topk(self.exact)

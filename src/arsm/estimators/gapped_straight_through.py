@@ -1,4 +1,6 @@
-"""Gapped straight-through: the Gumbel noise replaced by the least shift that makes the sample win."""
+"""Gapped straight-through: the Gumbel noise replaced by the least shift that makes the
+sample win.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from arsm.checks import check_temperature
-from arsm.draws import Draws, samples
+from arsm.draws import SampleNoise, samples
 from arsm.estimators.relaxation import Relaxation
 from arsm.noise import working_dtype
 from arsm.relaxations import hard_point, softmax_tangent
@@ -19,24 +21,27 @@ from arsm.types import Queries
 class GappedStraightThrough(Relaxation):
     """Shift the logits, without noise, until the sample leads by a gap.
 
-        zeta_z = max phi,    zeta_i = min(phi_i, max phi - gap) for i != z,    s = softmax(zeta / tau)
+        zeta_z = max phi,    zeta_i = min(phi_i, max phi - gap) for i != z,
+        s = softmax(zeta / tau)
         g_k = (diag(s_k) - s_k s_k') / tau  df(z)/dz_k
 
-    Biased. Reference: Fan, Chi, Rudnicky and Ramadge, Training discrete deep generative models via gapped
-    straight-through estimator, ICML 2022.
+    Biased. Reference: Fan, Chi, Rudnicky and Ramadge, Training discrete deep generative
+    models via gapped straight-through estimator, ICML 2022.
+
+    Attributes:
+        temperature: tau, the temperature of the softmax.
+        gap: Minimum lead of the sample's logit over the others.
     """
 
     temperature: float = 1.0
-    """tau, the temperature of the softmax."""
     gap: float = 1.0
-    """Minimum lead of the sample's logit over the others."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if not self.gap >= 0:
             raise ValueError(f"gap must not be negative, but is {self.gap}.")
 
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+    def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits, noise).squeeze(-2)
         phi = logits.detach().to(working_dtype(logits.dtype))
         below = phi - phi.amax(-1, keepdim=True)

@@ -6,23 +6,29 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from arsm.estimators.group import Group
+from arsm.estimators.independent_samples import IndependentSamples
 from arsm.scores import less_mean
 
 
 @dataclass(frozen=True, eq=False)
-class GRPO(Group):
+class GRPO(IndependentSamples):
     """Divide f by its standard deviation within a group of n samples.
 
         g = 1/n sum_i (f_i - mean(f)) / (sd(f) + epsilon) x_i,    x_i = onehot(z_i) - softmax(phi)
 
-    with sd^2 = 1/(n-1) sum_i (f_i - mean(f))^2. Biased: the direction is that of another objective, which weighs rows
-    by 1/sd, and the length does not depend on f's. `RLOO` is unbiased at the same cost. Reference: Shao et al.,
-    DeepSeekMath: pushing the limits of mathematical reasoning in open language models, 2024.
+    with sd^2 = 1/(n-1) sum_i (f_i - mean(f))^2. Biased: the direction is that of
+    another objective, which weighs rows by 1/sd, and the length does not depend on f's.
+    `RLOO` is unbiased at the same cost. Reference: Shao et al., DeepSeekMath: pushing
+    the limits of mathematical reasoning in open language models, 2024.
+
+    Attributes:
+        samples: n, the number of samples.
+        live: Number of samples that keep f's graph (None: all); f's parameters get
+            their average gradient.
+        epsilon: Added to the standard deviation.
     """
 
     epsilon: float = 1e-4
-    """Added to the standard deviation."""
 
     unbiased = False
     centred = True

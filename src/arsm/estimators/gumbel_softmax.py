@@ -21,21 +21,27 @@ class GumbelSoftmax(Relaxation):
 
         s_k = softmax((phi_k - ln pi_k) / tau),    g = ds/dphi' df(s)/ds
 
-    f is asked at s, and the value is f(s); with `hard`, f is asked at the one-hot z_k = argmin_i (ln pi_ki - phi_ki)
-    and the slope there is pulled back through s. Biased either way: a low temperature tau trades bias for variance.
-    References: Jang, Gu and Poole, Categorical reparameterization with Gumbel-Softmax, ICLR 2017; Maddison, Mnih and
-    Teh, The concrete distribution, ICLR 2017.
+    f is asked at s, and the value is f(s); with `hard`, f is asked at the one-hot z_k =
+    argmin_i (ln pi_ki - phi_ki) and the slope there is pulled back through s. Biased
+    either way: a low temperature tau trades bias for variance. References: Jang, Gu and
+    Poole, Categorical reparameterization with Gumbel-Softmax, ICLR 2017; Maddison, Mnih
+    and Teh, The concrete distribution, ICLR 2017.
+
+    Attributes:
+        temperature: tau, the temperature of the relaxed sample.
+        hard: Evaluate f at the one-hot sample (straight-through) instead of the relaxed
+            one.
     """
 
     temperature: float = 1.0
-    """tau, the temperature of the relaxed sample."""
     hard: bool = False
-    """Evaluate f at the one-hot sample (straight-through) instead of the relaxed one."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """ln pi [*B, K, C]."""
         return race_noise(logits, generator, z)
 

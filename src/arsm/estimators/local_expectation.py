@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arsm.draws import Draws, draw, samples
+from arsm.draws import SampleNoise, sample_noise, samples
 from arsm.scores import centred, probabilities_for
 from arsm.types import Estimator, Queries
 
@@ -18,28 +18,37 @@ class LocalExpectation(Estimator):
 
         g_kc = p_kc (f(z_k = c, z_-k) - sum_m p_km f(z_k = m, z_-k)),    p_k = softmax(phi_k)
 
-    K(C-1) + 1 evaluations. Reference: Titsias and Lazaro-Gredilla, Local expectation gradients for black box
-    variational inference, NeurIPS 2015.
+    K(C-1) + 1 evaluations. Reference: Titsias and Lazaro-Gredilla, Local expectation
+    gradients for black box variational inference, NeurIPS 2015.
     """
 
     unbiased = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, 1, generator, z)
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> SampleNoise:
+        return sample_noise(logits, 1, generator, z)
 
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+    def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits, noise).squeeze(-2)
         variables, categories = logits.shape[-2:]
         column = (variables, categories, *(1,) * (z.ndim - 1))
         k = torch.arange(variables, device=z.device)
         c = torch.arange(categories, device=z.device)
+        # [K, C, *B, K]
         changed = torch.where(
-            (k.view(-1, 1) == k).view(variables, 1, *column[2:], variables), c.view(1, *column[1:], 1), z
-        )  # [K, C, *B, K]
+            (k.view(-1, 1) == k).view(variables, 1, *column[2:], variables),
+            c.view(1, *column[1:], 1),
+            z,
+        )
         number = (1 + torch.arange(variables * categories, device=z.device)).view(column)
         by_variable = logits.detach().movedim((-2, -1), (0, 1))
-        known = (c.view(1, *column[1:]) == z.movedim(-1, 0).unsqueeze(1)) | (by_variable == -torch.inf)
-        same_as = torch.cat([torch.zeros_like(z[..., 0]).unsqueeze(0), torch.where(known, 0, number).flatten(0, 1)])
+        known = (c.view(1, *column[1:]) == z.movedim(-1, 0).unsqueeze(1)) | (
+            by_variable == -torch.inf
+        )
+        same_as = torch.cat(
+            [torch.zeros_like(z[..., 0]).unsqueeze(0), torch.where(known, 0, number).flatten(0, 1)]
+        )
         points = torch.cat([z.unsqueeze(0), changed.flatten(0, 1)])
         return Queries(points, z, same_as, torch.ones(1, device=z.device))
 

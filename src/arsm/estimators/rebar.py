@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from arsm.checks import check_temperature
 from arsm.noise import argmin_sample, race_noise
-from arsm.relaxations import IMPOSSIBLE, perturbed, relaxed, sample_and_point, slopes_at_queries, tied_gradient
+from arsm.relaxations import (
+    IMPOSSIBLE,
+    perturbed,
+    relaxed,
+    sample_and_point,
+    slopes_at_queries,
+    tied_gradient,
+)
 from arsm.types import Estimator, Queries
 
 
@@ -25,30 +32,38 @@ class RelaxedObjective(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class REBAR(Estimator):
-    """Score only what f at a relaxed sample leaves over, and add back that control variate's gradient.
+    """Score only what f at a relaxed sample leaves over, and add back that control
+    variate's gradient.
 
         c = eta f(s),    s = softmax(zeta / tau),    zeta = phi - ln pi,    z = argmax zeta
         g = [f(z) - c] dln q(z)/dphi + dc/dphi - dc~/dphi
 
-    where c~ is c with the noise rewritten as what is left of it given z (`relaxations.conditional_perturbed`):
-    zeta_z - max does not move with phi then, and the others do by dzeta_i/dln p_i = 1 - k_i, k_i = exp(zeta_i -
-    zeta_z). The paper ties the two noises, so c~ = c in value, and for each variable k what remains of the slopes
-    w = dc/dzeta_k is
+    where c~ is c with the noise rewritten as what is left of it given z
+    (`relaxations.conditional_perturbed`): zeta_z - max does not move with phi then, and
+    the others do by dzeta_i/dln p_i = 1 - k_i, k_i = exp(zeta_i - zeta_z). The paper
+    ties the two noises, so c~ = c in value, and for each variable k what remains of the
+    slopes w = dc/dzeta_k is
 
         g_k = [f(z) - c] (z_k - p_k) + x - p_k sum_i x_i,    x_i = exp(zeta_i - max zeta) w_i
 
-    Two evaluations of f and one slope. Unbiased for all eta and tau, which are learned: `estimate` returns the squared
-    norm of g as `estimator_loss`, which depends on them alone. Learning tau costs a second derivative of f in z; to
-    keep both fixed, say `control.requires_grad_(False)`. Reference: Tucker, Mnih, Maddison, Lawson and
-    Sohl-Dickstein, REBAR: low-variance, unbiased gradient estimates for discrete latent variable models, NeurIPS 2017.
+    Two evaluations of f and one slope. Unbiased for all eta and tau, which are learned:
+    `estimate` returns the squared norm of g as `estimator_loss`, which depends on them
+    alone. Learning tau costs a second derivative of f in z; to keep both fixed, say
+    `control.requires_grad_(False)`. Reference: Tucker, Mnih, Maddison, Lawson and
+    Sohl-Dickstein, REBAR: low-variance, unbiased gradient estimates for discrete latent
+    variable models, NeurIPS 2017.
+
+    Attributes:
+        temperature: Initial tau.
+        scale: Initial eta.
+        control: Holds ln tau and eta, which are learned.
+        learned: The learned parts, for the optimiser, `.to(device)` and checkpoints;
+            empty for most estimators.
     """
 
     temperature: float = 0.5
-    """Initial tau."""
     scale: float = 1.0
-    """Initial eta."""
     control: RelaxedObjective = field(init=False, repr=False)
-    """Holds ln tau and eta, which are learned."""
 
     learned: nn.ModuleList = field(init=False, repr=False)
 
@@ -61,7 +76,9 @@ class REBAR(Estimator):
         object.__setattr__(self, "control", RelaxedObjective(self.temperature, self.scale))
         object.__setattr__(self, "learned", nn.ModuleList([self.control]))
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """ln pi [*B, K, C]."""
         return race_noise(logits, generator, z)
 
@@ -71,7 +88,8 @@ class REBAR(Estimator):
         return Queries(queries.points, queries.z, queries.same_as, queries.weight, noise)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        log_temperature, scale = self.control.log_temperature, self.control.scale
+        log_temperature = self.control.log_temperature
+        scale = self.control.scale
         zeta = perturbed(logits.detach(), queries.aux)
         s = relaxed(zeta, log_temperature.exp())
         slope = slopes_at_queries(queries, values[1], create_graph=s.requires_grad)[1]
@@ -84,7 +102,9 @@ class REBAR(Estimator):
             slope = slope + (log_temperature - log_temperature.detach()) * bend
         slope = slope.to(s.dtype)
         residual = sampled - scale * at_relaxed
-        return tied_gradient(logits, queries.z, zeta, log_temperature.exp(), s, scale * slope, residual)
+        return tied_gradient(
+            logits, queries.z, zeta, log_temperature.exp(), s, scale * slope, residual
+        )
 
 
 def _along_log_temperature(zeta: Tensor, log_temperature: Tensor) -> Tensor:

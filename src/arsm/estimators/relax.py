@@ -19,8 +19,8 @@ from arsm.types import Estimator, Queries
 class MLPControl(nn.Module):
     """A network with one smooth hidden layer, (s, p) -> [N].
 
-    It starts as the constant 0, where RELAX equals REINFORCE. Its input size comes from the first logits that it sees:
-    estimate once before `torch.compile` or `vmap`.
+    It starts as the constant 0, where RELAX equals REINFORCE. Its input size comes from
+    the first logits that it sees: estimate once before `torch.compile` or `vmap`.
     """
 
     def __init__(self, hidden: int = 64) -> None:
@@ -41,17 +41,24 @@ class RELAX(Estimator):
 
         g = [f(z) - c(s)] dln q(z)/dphi + dc/dphi - dc~/dphi,    s = softmax((phi - ln pi) / tau)
 
-    with the noises of c and c~ tied as in `REBAR`, whose formula this shares. One evaluation of f, which need not be
-    differentiable. Unbiased for all c, which is learned: `estimate` returns the squared norm of g as `estimator_loss`,
-    which depends on c's parameters alone. Reference: Grathwohl, Choi, Wu, Roeder and Duvenaud, Backpropagation through
-    the void: optimizing control variates for black-box gradient estimation, ICLR 2018.
+    with the noises of c and c~ tied as in `REBAR`, whose formula this shares. One
+    evaluation of f, which need not be differentiable. Unbiased for all c, which is
+    learned: `estimate` returns the squared norm of g as `estimator_loss`, which depends
+    on c's parameters alone. Reference: Grathwohl, Choi, Wu, Roeder and Duvenaud,
+    Backpropagation through the void: optimizing control variates for black-box gradient
+    estimation, ICLR 2018.
+
+    Attributes:
+        control: c(s, p) -> [N], row by row and twice differentiable in s: the relaxed
+            sample s [N, K, C] and the probabilities p = softmax(phi) [N, K, C], by
+            which it can tell the rows of a batch apart.
+        temperature: tau, the temperature of the relaxed sample.
+        learned: The learned parts, for the optimiser, `.to(device)` and checkpoints;
+            empty for most estimators.
     """
 
     control: nn.Module = field(default_factory=MLPControl)
-    """c(s, p) -> [N], row by row and twice differentiable in s: the relaxed sample s [N, K, C] and the probabilities
-    p = softmax(phi) [N, K, C], by which it can tell the rows of a batch apart."""
     temperature: float = 0.5
-    """tau, the temperature of the relaxed sample."""
 
     learned: nn.ModuleList = field(init=False, repr=False)
 
@@ -60,10 +67,14 @@ class RELAX(Estimator):
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if not isinstance(self.control, nn.Module):
-            raise TypeError(f"control must be an nn.Module (s, p) -> [N], but is {type(self.control).__name__}.")
+            raise TypeError(
+                f"control must be an nn.Module (s, p) -> [N], but is {type(self.control).__name__}."
+            )
         object.__setattr__(self, "learned", nn.ModuleList([self.control]))
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """ln pi [*B, K, C]."""
         return race_noise(logits, generator, z)
 
@@ -76,15 +87,25 @@ class RELAX(Estimator):
         rows = (-1, *s.shape[-2:])
         c, slope = self._control_and_slope(s.reshape(rows), probabilities(logits).reshape(rows))
         residual = values[0] - c.reshape(values[0].shape)
-        return tied_gradient(logits, queries.z, zeta, self.temperature, s, slope.reshape(s.shape), residual)
+        return tied_gradient(
+            logits, queries.z, zeta, self.temperature, s, slope.reshape(s.shape), residual
+        )
 
     def _control_and_slope(self, s: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """c [N] and dc/ds [N, K, C], both attached to c's parameters."""
-        if any(isinstance(parameter, UninitializedParameter) for parameter in self.control.parameters()):
-            from torch._C._functorch import is_functorch_wrapped_tensor  # private, so not imported at the top
+        if any(
+            isinstance(parameter, UninitializedParameter) for parameter in self.control.parameters()
+        ):
+            # private, so not imported at the top
+            from torch._C._functorch import (
+                is_functorch_wrapped_tensor,
+            )
 
-            if is_functorch_wrapped_tensor(s):  # parameters created here would not outlive the transform
-                raise RuntimeError("RELAX's network has no size yet; estimate once before you map it by vmap.")
+            # parameters created here would not outlive the transform
+            if is_functorch_wrapped_tensor(s):
+                raise RuntimeError(
+                    "RELAX's network has no size yet; estimate once before you map it by vmap."
+                )
             with torch.inference_mode(False), torch.no_grad():
                 self.control(s.clone(), p.clone())
 
@@ -92,7 +113,8 @@ class RELAX(Estimator):
             c = self.control(s, p)
             if c.shape != s.shape[:1]:
                 raise ValueError(
-                    f"control must return one value per row, shape {list(s.shape[:1])}, but returned {list(c.shape)}."
+                    f"control must return one value per row, shape {list(s.shape[:1])}, but "
+                    f"returned {list(c.shape)}."
                 )
             return c.sum(), c
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arsm.draws import draw
+from arsm.draws import sample_noise
 from arsm.types import Estimator, Queries
 
 
@@ -20,9 +20,11 @@ class Relaxation(Estimator):
     needs_gradient = True
     pathwise = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Any:
-        """`Draws` of one sample."""
-        return draw(logits, 1, generator, z)
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Any:
+        """`SampleNoise` of one sample."""
+        return sample_noise(logits, 1, generator, z)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> None:
         return None

@@ -10,37 +10,47 @@ import torch
 from torch import Tensor
 
 from arsm.categorical import one_hot
-from arsm.estimators.group import Group
+from arsm.estimators.independent_samples import IndependentSamples
 from arsm.scores import centred, leave_one_out, less_mean, sum_by_category
 from arsm.types import Queries
 
 
 @dataclass(frozen=True, eq=False)
-class RLOO(Group):
-    """Leave-one-out REINFORCE over n independent samples, with an optional ridge regression as its baseline.
+class RLOO(IndependentSamples):
+    """Leave-one-out REINFORCE over n independent samples, with an optional ridge
+    regression as its baseline.
 
         g = 1/n sum_i (f_i - mean_{m != i} f_m) x_i,    x_i = onehot(z_i) - softmax(phi)
 
-    With `ridge = eta` the baseline of sample i is what a ridge regression of f on x, fitted without sample i, predicts
-    at x_i; the average prediction's exact gradient is added back, which keeps the estimate unbiased:
+    With `ridge = eta` the baseline of sample i is what a ridge regression of f on x,
+    fitted without sample i, predicts at x_i; the average prediction's exact gradient is
+    added back, which keeps the estimate unbiased:
 
         A = X X' + eta tr(G) I,   P = A^-1 - A^-1 1 1' A^-1 / (1' A^-1 1),   e_i = (P f)_i / P_ii
         g = 1/n sum_i e_i x_i + G X' (P f - P e / n),    G = blockdiag_k(diag(p_k) - p_k p_k')
 
-    eta -> infinity gives plain leave-one-out back; 1 works well from about 10 samples on. With a `surrogate` h, f is
-    first replaced by f - beta h.x, and the gradient of that term's expectation, beta G h, is added. Row b of the batch
-    takes the coefficient of the other rows, which does not depend on its own samples:
+    eta -> infinity gives plain leave-one-out back; 1 works well from about 10 samples
+    on. With a `surrogate` h, f is first replaced by f - beta h.x, and the gradient of
+    that term's expectation, beta G h, is added. Row b of the batch takes the
+    coefficient of the other rows, which does not depend on its own samples:
 
         beta_b = sum_{b' != b} cov_i(f_b'i, h_b'.x_b'i) / sum_{b' != b} var_i(h_b'.x_b'i)
 
-    Reference for the first form: Kool, van Hoof and Welling, Buy 4 REINFORCE samples, get a baseline for free, 2019.
+    Reference for the first form: Kool, van Hoof and Welling, Buy 4 REINFORCE samples,
+    get a baseline for free, 2019.
+
+    Attributes:
+        samples: n, the number of samples.
+        live: Number of samples that keep f's graph (None: all); f's parameters get
+            their average gradient.
+        ridge: eta, the strength of the ridge regression; None for plain leave-one-out.
+        surrogate: h: the logits, which suit an ELBO, or any [*B, K, C] that does not
+            depend on the samples. It needs a batch of at least two rows, because each
+            row takes its coefficient from the others.
     """
 
     ridge: float | None = None
-    """eta, the strength of the ridge regression; None for plain leave-one-out."""
     surrogate: Literal["logits"] | Tensor | None = None
-    """h: the logits, which suit an ELBO, or any [*B, K, C] that does not depend on the samples. It needs a batch of
-    at least two rows, because each row takes its coefficient from the others."""
 
     unbiased = True
     centred = True
@@ -60,10 +70,13 @@ class RLOO(Group):
         if self.ridge is not None and not 0 < self.ridge < math.inf:
             raise ValueError(f"ridge must be positive and finite, but is {self.ridge}.")
         if isinstance(self.surrogate, str) and self.surrogate != "logits":
-            raise ValueError(f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.')
+            raise ValueError(
+                f'surrogate must be "logits" or a tensor [*B, K, C], but is {self.surrogate!r}.'
+            )
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        dtype, z = torch.promote_types(values.dtype, logits.dtype), queries.points
+        dtype = torch.promote_types(values.dtype, logits.dtype)
+        z = queries.points
         if self.ridge is None and self.surrogate is None:
             return leave_one_out(z, values, logits.shape[-1], dtype)
         f = less_mean(values).to(dtype)  # [n, *B]
@@ -72,7 +85,8 @@ class RLOO(Group):
             h = centred(p, self._surrogate(logits).to(dtype))
             hx = h.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).sum((-2, -1))
             beta = other_rows_slope(f, hx)
-            f, known = f - beta * (hx - hx.mean(0)), beta[..., None, None] * p * h
+            f = f - beta * (hx - hx.mean(0))
+            known = beta[..., None, None] * p * h
         if self.ridge is None:
             return known + sum_by_category(z, f / (self.samples - 1), logits.shape[-1])
         return known + self._ridge(p, z, f, self.ridge)
@@ -86,20 +100,26 @@ class RLOO(Group):
             return logits.detach().masked_fill(logits == -torch.inf, 0)
         if self.surrogate.ndim != logits.ndim:
             raise ValueError(
-                f"surrogate must be shaped like the logits {list(logits.shape)}, but is {list(self.surrogate.shape)}; "
-                "inside Average they are [*B, n, K, C], so unsqueeze(-3) it."
+                f"surrogate must be shaped like the logits {list(logits.shape)}, but is "
+                f"{list(self.surrogate.shape)}; inside Average they are [*B, n, K, C], so "
+                "unsqueeze(-3) it."
             )
         return self.surrogate.detach().expand(logits.shape)
 
     def _ridge(self, p: Tensor, z: Tensor, f: Tensor, eta: float) -> Tensor:
         n = self.samples
-        x = (one_hot(z.movedim(0, -2), p.shape[-1], p.dtype) - p.unsqueeze(-3)).flatten(-2)  # [*B, n, K C]
+        # [*B, n, K C]
+        x = (one_hot(z.movedim(0, -2), p.shape[-1], p.dtype) - p.unsqueeze(-3)).flatten(-2)
         trace = (p - p.square()).sum((-2, -1))[..., None, None]
-        # Any ridge that does not depend on the samples is unbiased; a smaller one would drown in the rounding of X X'.
+        # Any ridge that does not depend on the samples is unbiased; a smaller one would drown in
+        # the rounding of X X'.
         ridge = (eta * trace).clamp_min(torch.finfo(f.dtype).eps ** 0.5)
         eye = torch.eye(n, device=f.device, dtype=f.dtype)
-        # A / ridge, which a large ridge leaves finite; cholesky_inverse cannot be captured in a CUDA graph
-        root = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(x @ x.mT / ridge + eye).L, eye, upper=False)
+        # A / ridge, which a large ridge leaves finite; cholesky_inverse cannot be captured in a
+        # CUDA graph
+        root = torch.linalg.solve_triangular(
+            torch.linalg.cholesky_ex(x @ x.mT / ridge + eye).L, eye, upper=False
+        )
         inverse = root.mT @ root
         ones = inverse.sum(-1, keepdim=True)
         projection = inverse - ones @ ones.mT / ones.sum(-2, keepdim=True)
@@ -114,8 +134,8 @@ def other_rows_slope(f: Tensor, hx: Tensor) -> Tensor:
     """beta [*B], each row's from all the others: f, centred, and h.x [n, *B]."""
     if f.shape[1:].numel() < 2:
         raise ValueError(
-            "A surrogate's coefficient is fitted to the other rows of the batch and needs at least two rows, but the "
-            f"batch has the shape {list(f.shape[1:])}; leave surrogate out."
+            "A surrogate's coefficient is fitted to the other rows of the batch and needs at "
+            f"least two rows, but the batch has the shape {list(f.shape[1:])}; leave surrogate out."
         )
     hx = (hx - hx.mean(0)).double()
     covariance, variance = (f * hx).sum(0), hx.square().sum(0)

@@ -13,7 +13,9 @@ from arsm.types import Queries
 
 
 class Stein(nn.Module):
-    """psi(u, v) = u + a small network, and the coefficients alpha and beta; the network starts as the constant 0."""
+    """psi(u, v) = u + a small network, and the coefficients alpha and beta; the network
+    starts as the constant 0.
+    """
 
     def __init__(self, alpha: float, beta: float, hidden: int) -> None:
         super().__init__()
@@ -36,21 +38,28 @@ class RODEO(SlopedGroup):
         h_i(z) = mean_{j != i} psi(f'(z_j).(z - z_j), f_j - mean_{m != i} f_m)
         g = 1/n sum_i [(f_i - mean_{j != i} (f_j + alpha (A h_j)(z_j))) x_i + beta A(h_i x)(z_i)]
 
-    with x = z - p for one-hot z. Resampling one variable does not change the distribution of z, so A h has mean 0 for
-    every function h that is made without looking at z, such as h_i and h_i x. psi, alpha and beta are learned; g is
-    unbiased for all of them, and `estimate` returns its squared norm as `estimator_loss`. alpha = beta = 0 is RLOO. h
-    costs no evaluation of f beyond the n samples and their slopes. Reference: Shi, Zhou, Hwang, Titsias and Mackey,
-    Gradient estimation with discrete Stein operators, NeurIPS 2022.
+    with x = z - p for one-hot z. Resampling one variable does not change the
+    distribution of z, so A h has mean 0 for every function h that is made without
+    looking at z, such as h_i and h_i x. psi, alpha and beta are learned; g is unbiased
+    for all of them, and `estimate` returns its squared norm as `estimator_loss`. alpha
+    = beta = 0 is RLOO. h costs no evaluation of f beyond the n samples and their
+    slopes. Reference: Shi, Zhou, Hwang, Titsias and Mackey, Gradient estimation with
+    discrete Stein operators, NeurIPS 2022.
+
+    Attributes:
+        samples: n, the number of samples.
+        control: Holds psi, alpha and beta, which are learned.
+        learned: The learned parts, for the optimiser, `.to(device)` and checkpoints;
+            empty for most estimators.
+        alpha: Initial value.
+        beta: Initial value.
+        hidden: Width of psi's network.
     """
 
     alpha: float = 0.5
-    """Initial value."""
     beta: float = 0.5
-    """Initial value."""
     hidden: int = 8
-    """Width of psi's network."""
     control: Stein = field(init=False, repr=False)
-    """Holds psi, alpha and beta, which are learned."""
 
     def new_control(self) -> Stein:
         return Stein(self.alpha, self.beta, self.hidden)
@@ -67,7 +76,9 @@ class RODEO(SlopedGroup):
         stein = total / variables - here  # (A h_i)(z_i)
         x = z - p
         rest = (total.unsqueeze(-1) - of_variable).unsqueeze(-1) * x
-        stein_x = (rest + p * (around - of_variable.unsqueeze(-1))) / variables - here[..., None, None] * x
+        stein_x = (rest + p * (around - of_variable.unsqueeze(-1))) / variables - here[
+            ..., None, None
+        ] * x
         noisy = f + self.control.alpha * stein
         baseline = (noisy.sum(0) - noisy) / (n - 1)
         return ((f - baseline)[..., None, None] * x + self.control.beta * stein_x).mean(0)
@@ -75,7 +86,8 @@ class RODEO(SlopedGroup):
     def _surrogates(self, slope: Tensor, z: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         """h_i at z_i [n, *B], and at z_i with each variable set to each category [n, *B, K, C]."""
         n = self.samples
-        at_own = torch.einsum("j...kc,i...kc->ij...k", slope, z)  # f'(z_j) at z_i's category of each variable
+        # f'(z_j) at z_i's category of each variable
+        at_own = torch.einsum("j...kc,i...kc->ij...k", slope, z)
         own = torch.einsum("j...kc,j...kc->j...", slope, z)
         step = at_own.sum(-1) - own  # [i, j, *B]: f'(z_j).(z_i - z_j)
         step_around = (step.unsqueeze(-1) - at_own).unsqueeze(-1) + slope
@@ -83,5 +95,7 @@ class RODEO(SlopedGroup):
         value = f.unsqueeze(0) - left_out.unsqueeze(1)  # [i, j, *B]
         others = (1 - torch.eye(n, dtype=f.dtype, device=f.device)) / (n - 1)
         here = torch.einsum("ij,ij...->i...", others, self.control(step, value))
-        around = torch.einsum("ij,ij...->i...", others, self.control(step_around, value[..., None, None]))
+        around = torch.einsum(
+            "ij,ij...->i...", others, self.control(step_around, value[..., None, None])
+        )
         return here, around

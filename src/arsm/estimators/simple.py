@@ -19,15 +19,19 @@ from arsm.types import Queries
 class SIMPLE(Relaxation):
     """Use the slope of f at a subset as if it were the slope at the marginals.
 
-        g = G f'(S),    S by the conditional Poisson distribution,    G = d mu / d phi,    mu_c = P(c in S)
+        g = G f'(S),    S by the conditional Poisson distribution,    G = d mu / d phi,
+        mu_c = P(c in S)
 
-    The logits are [C] or [*B, 1, C], and f gets 1[c in S] as floating [N, 1, C], with k ones. Biased unless f is linear
-    in them; k = 1 is `StraightThrough`. Reference: Ahmed, Zeng, Niepert and Van den Broeck, SIMPLE: a gradient
-    estimator for k-subset sampling, ICLR 2023.
+    The logits are [C] or [*B, 1, C], and f gets 1[c in S] as floating [N, 1, C], with k
+    ones. Biased unless f is linear in them; k = 1 is `StraightThrough`. Reference:
+    Ahmed, Zeng, Niepert and Van den Broeck, SIMPLE: a gradient estimator for k-subset
+    sampling, ICLR 2023.
+
+    Attributes:
+        k: Number of chosen categories.
     """
 
     k: int
-    """Number of chosen categories."""
 
     given_sample = False
 
@@ -38,7 +42,9 @@ class SIMPLE(Relaxation):
     def subset(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.k
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """Uniform numbers [*B, 1, C]."""
         if z is not None:
             raise ValueError("SIMPLE draws its subset itself; leave z out.")

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from arsm.categorical import one_hot
 from arsm.checks import check_samples
 from arsm.distinct import share
-from arsm.draws import Draws, draw, mean_weight, samples
+from arsm.draws import SampleNoise, mean_weight, sample_noise, samples
 from arsm.relaxations import slopes_at_queries
 from arsm.types import Estimator, Queries, at_most_all
 
 
 @dataclass(frozen=True, eq=False)
 class SlopedGroup(Estimator):
-    """n independent samples with f's slopes; `control` holds the learned parts, and `tell` compares the samples."""
+    """n independent samples with f's slopes; `control` holds the learned parts, and
+    `tell` compares the samples.
+    """
 
     samples: int = 4
     """n, the number of samples."""
@@ -41,10 +43,12 @@ class SlopedGroup(Estimator):
         object.__setattr__(self, "control", control)
         object.__setattr__(self, "learned", nn.ModuleList([control]))
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, self.samples, generator, z)
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> SampleNoise:
+        return sample_noise(logits, self.samples, generator, z)
 
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+    def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits, noise)
         # attached to the logits with zero slope: compiled code cannot start a graph of its own
         no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
@@ -62,8 +66,11 @@ class SlopedGroup(Estimator):
         return resized
 
     def slopes(self, queries: Queries, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """df/dz at every sample, detached: [n, *B, K, C]. Equal samples share the mean of their slopes."""
-        slopes, same_as = slopes_at_queries(queries, values).to(dtype), queries.same_as
+        """df/dz at every sample, detached: [n, *B, K, C]. Equal samples share the mean
+        of their slopes.
+        """
+        slopes = slopes_at_queries(queries, values).to(dtype)
+        same_as = queries.same_as
         where = same_as[..., None, None].expand_as(slopes)
         total = torch.zeros_like(slopes).scatter_add(0, where, slopes)
         count = torch.zeros_like(same_as).scatter_add(0, same_as, torch.ones_like(same_as))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from arsm.draws import Draws, samples
+from arsm.draws import SampleNoise, samples
 from arsm.estimators.relaxation import Relaxation
 from arsm.relaxations import hard_point, softmax_tangent
 from arsm.scores import probabilities
@@ -19,9 +19,14 @@ class StraightThrough(Relaxation):
 
         g_k = (diag(p_k) - p_k p_k') df(z)/dz_k,    z_k ~ Cat(p_k) one-hot,    p_k = softmax(phi_k)
 
-    Biased unless f is linear in z. Reference: Bengio, Leonard and Courville, Estimating or propagating gradients
-    through stochastic neurons for conditional computation, 2013.
+    Biased unless f is linear in z. Reference: Bengio, Leonard and Courville, Estimating
+    or propagating gradients through stochastic neurons for conditional computation,
+    2013.
     """
 
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
-        return hard_point(logits, samples(logits, noise).squeeze(-2), softmax_tangent(logits, probabilities(logits)))
+    def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
+        return hard_point(
+            logits,
+            samples(logits, noise).squeeze(-2),
+            softmax_tangent(logits, probabilities(logits)),
+        )

@@ -18,21 +18,25 @@ from arsm.types import Estimator, Queries
 
 @dataclass(frozen=True, eq=False)
 class SubsetRLOO(Estimator):
-    """Leave-one-out REINFORCE over n independent subsets of k categories (conditional Poisson distribution).
+    """Leave-one-out REINFORCE over n independent subsets of k categories (conditional
+    Poisson distribution).
 
         g = 1/n sum_i (f_i - mean_{m != i} f_m) (1[c in S_i] - mu_c),    mu_c = P(c in S)
 
-    The logits are [C] or [*B, 1, C], and f gets the members of each subset in ascending order, int64 [N, k]. k = 1 is
-    `RLOO`. Reference for the distribution: Chen, Dempster and Liu, Weighted finite population sampling to maximize
-    entropy, Biometrika 1994.
+    The logits are [C] or [*B, 1, C], and f gets the members of each subset in ascending
+    order, int64 [N, k]. k = 1 is `RLOO`. Reference for the distribution: Chen, Dempster
+    and Liu, Weighted finite population sampling to maximize entropy, Biometrika 1994.
+
+    Attributes:
+        k: Number of chosen categories.
+        samples: n, the number of sampled subsets.
+        live: Number of samples that keep f's graph (None: all); f's parameters get
+            their average gradient.
     """
 
     k: int
-    """Number of chosen categories."""
     samples: int = 4
-    """n, the number of sampled subsets."""
     live: int | None = None
-    """Number of samples that keep f's graph (None: all); f's parameters get their average gradient."""
 
     unbiased = True
     given_sample = False
@@ -45,7 +49,9 @@ class SubsetRLOO(Estimator):
     def subset(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.k
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """Uniform numbers [*B, n, C], one per sample and category."""
         if z is not None:
             raise ValueError("SubsetRLOO draws its subsets itself; leave z out.")
@@ -61,7 +67,12 @@ class SubsetRLOO(Estimator):
         mu = subset_marginals(logits.detach().squeeze(-2), self.k)
         weight = less_mean(values).double() / (self.samples - 1)
         score = members(queries.points, logits.shape[-1]) - mu
-        return (weight.unsqueeze(-1) * score).sum(0).unsqueeze(-2).to(torch.promote_types(values.dtype, logits.dtype))
+        return (
+            (weight.unsqueeze(-1) * score)
+            .sum(0)
+            .unsqueeze(-2)
+            .to(torch.promote_types(values.dtype, logits.dtype))
+        )
 
     def most_queries(self, logits: Tensor) -> int:
         return self.samples

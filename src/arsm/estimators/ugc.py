@@ -39,39 +39,51 @@ class Flip(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class UGC(Estimator):
-    """Unbiased gradient variance clipping: flip one of the nearly certain variables, and leave the others to DisARM.
+    """Unbiased gradient variance clipping: flip one of the nearly certain variables,
+    and leave the others to DisARM.
 
         S = {k: 0 < min(p_k0, p_k1) < 1/(2K)},    i ~ Uniform(S)
-        g_kc = |S| p_k0 p_k1 [f(z with z_k = c) - f(z with z_k = 1 - c)] 1[k = i]    for k in S    (bitflip-1)
+        g_kc = |S| p_k0 p_k1 [f(z with z_k = c) - f(z with z_k = 1 - c)] 1[k = i]
+               for k in S    (bitflip-1)
         g_kc = DisARM's, of z and its antithetic z~                                  for all other k
 
-    For two categories; 3 evaluations. In S the second moment is |S| (p_k0 p_k1)^2 times a squared change of f by one
-    flip; that of DisARM is 1/2 min(p_k) max(p_k)^2 times a squared difference of f at z and z~. So the variance is
-    never above DisARM's where f is a sum over variables, nor its bound for the worst f of a given range; other f exist
-    for which DisARM is better. Reference: Kunes, Yin, Land, Haviv, Pe'er and Tavare, Gradient estimation for binary
-    latent variables via gradient variance clipping, AAAI 2023, where i is drawn from all variables.
+    For two categories; 3 evaluations. In S the second moment is |S| (p_k0 p_k1)^2 times
+    a squared change of f by one flip; that of DisARM is 1/2 min(p_k) max(p_k)^2 times a
+    squared difference of f at z and z~. So the variance is never above DisARM's where f
+    is a sum over variables, nor its bound for the worst f of a given range; other f
+    exist for which DisARM is better. Reference: Kunes, Yin, Land, Haviv, Pe'er and
+    Tavare, Gradient estimation for binary latent variables via gradient variance
+    clipping, AAAI 2023, where i is drawn from all variables.
     """
 
     unbiased = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> PairAndFlip:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> PairAndFlip:
         u = torch.empty(logits.shape[:-2], dtype=torch.float64, device=logits.device)
         return PairAndFlip(PAIR.noise(logits, generator, z), u.uniform_(generator=generator))
 
     def ask(self, logits: Tensor, noise: PairAndFlip) -> Queries:
         variables, categories = logits.shape[-2:]
         if categories != 2:
-            raise ValueError(f"UGC is for variables of 2 categories, but these have {categories}; DisARM takes any.")
+            raise ValueError(
+                f"UGC is for variables of 2 categories, but these have {categories}; DisARM takes "
+                "any."
+            )
         queries = PAIR.ask(logits, noise.pair)
         least = probabilities(logits).amin(-1)
         certain = (least > 0) & (least < 1 / (2 * variables))
         count = certain.sum(-1, keepdim=True)
-        chosen = (noise.flip.unsqueeze(-1) * count).long()  # the number of the flipped variable among the certain ones
+        # the number of the flipped variable among the certain ones
+        chosen = (noise.flip.unsqueeze(-1) * count).long()
         flipped = certain & (certain.cumsum(-1) - 1 == chosen)
         first = queries.points[0]
         points = torch.cat([queries.points, torch.where(flipped, 1 - first, first).unsqueeze(0)])
         weight = mean_weight(2, logits.device)
-        return Queries(points, queries.z, share(points), weight, Flip(queries.aux, flipped, certain))
+        return Queries(
+            points, queries.z, share(points), weight, Flip(queries.aux, flipped, certain)
+        )
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         pair, flipped, certain = queries.aux

@@ -18,19 +18,25 @@ MASKED_LOG_P = -1e30
 
 @dataclass(frozen=True, eq=False)
 class UnorderedSet(Estimator):
-    r"""k distinct categories of one variable, drawn without replacement, as a set S whose order is summed out.
+    r"""k distinct categories of one variable, drawn without replacement, as a set S
+    whose order is summed out.
 
         E[f] ~ sum_{s in S} p(s) R(S, s) f(s),    R(S, s) = p^{D\s}(S\s) / p(S)
-        g    = sum_{s in S} p(s) R(S, s) (f(s) - sum_{s' in S} p(s') R^{D\s}(S, s') f(s')) (onehot(s) - p)
+        g    = sum_{s in S} p(s) R(S, s) (f(s) - b_s) (onehot(s) - p)
+        b_s  = sum_{s' in S} p(s') R^{D\s}(S, s') f(s')
 
-    p^{D\A}(T) is the probability that the first |T| draws without replacement from the categories outside A are the set
-    T; R^{D\s}(S, s') = p^{D\{s,s'}}(S\{s,s'}) / p^{D\s}(S\s), and 1 where s' = s. At k = C the estimate is exact.
-    Reference: Kool, van Hoof and Welling, Estimating gradients for discrete random variables by sampling without
-    replacement, ICLR 2020.
+    p^{D\A}(T) is the probability that the first |T| draws without replacement from the
+    categories outside A are the set T; R^{D\s}(S, s') = p^{D\{s,s'}}(S\{s,s'}) /
+    p^{D\s}(S\s), and 1 where s' = s. At k = C the estimate is exact. Reference: Kool,
+    van Hoof and Welling, Estimating gradients for discrete random variables by sampling
+    without replacement, ICLR 2020.
+
+    Attributes:
+        samples: k, or all C categories if there are fewer; keep it small: the ratios
+            cost O(k^2 2^k).
     """
 
     samples: int = 4
-    """k, or all C categories if there are fewer; keep it small: the ratios cost O(k^2 2^k)."""
 
     unbiased = True
 
@@ -38,11 +44,13 @@ class UnorderedSet(Estimator):
         check_whole("samples", self.samples)
         if not 2 <= self.samples <= LIMIT:
             raise ValueError(
-                f"UnorderedSet enumerates the subsets of its samples and takes 2 to {LIMIT} of them, "
-                f"but samples = {self.samples}."
+                f"UnorderedSet enumerates the subsets of its samples and takes 2 to {LIMIT} of "
+                f"them, but samples = {self.samples}."
             )
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """ln pi [*B, 1, C]."""
         return race_noise(logits, generator, z)
 
@@ -50,13 +58,15 @@ class UnorderedSet(Estimator):
         check_one_variable(self, logits)
         k = min(self.samples, logits.shape[-1])
         phi, a = fixed_point(logits, noise)
-        s = (a - phi).topk(k, largest=False).indices.squeeze(-2)  # [*B, k], in the order of the draws
+        # [*B, k], in the order of the draws
+        s = (a - phi).topk(k, largest=False).indices.squeeze(-2)
         log_p = logits.detach().double().log_softmax(-1).squeeze(-2).clamp_min(MASKED_LOG_P)
         rest = log_p.scatter(-1, s, MASKED_LOG_P).logsumexp(-1)
         first, second = set_weights(log_p.gather(-1, s).movedim(-1, 0), rest)
         s = s.movedim(-1, 0)
         number = torch.arange(k, device=s.device).view(-1, *(1,) * (s.ndim - 1))
-        # Where fewer than k categories are left unmasked, the set holds masked ones, which weigh nothing.
+        # Where fewer than k categories are left unmasked, the set holds masked ones, which weigh
+        # nothing.
         same_as = torch.where(first > 0, number, first.argmax(0))
         return Queries(s.unsqueeze(-1), s[0].unsqueeze(-1), same_as, first, second)
 
@@ -74,11 +84,12 @@ class UnorderedSet(Estimator):
 
 
 def set_weights(log_w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    r"""p(s) R(S, s) [k, ...] and p(s') R^{D\s}(S, s') [k, k, ...], from the ln p(s) [k, ...] of the set and the ln of
-    the mass outside it [...].
+    r"""p(s) R(S, s) [k, ...] and p(s') R^{D\s}(S, s') [k, k, ...], from the ln p(s) [k,
+    ...] of the set and the ln of the mass outside it [...].
 
-    q(T) = p^{D\(S\T)}(T) for the subsets T of S follows from its first draw,
-    q(T) = sum_{s in T} p(s) / (rest + p(T)) q(T\s), all terms positive; T is a row number, s one of its bits.
+    q(T) = p^{D\(S\T)}(T) for the subsets T of S follows from its first draw, q(T) =
+    sum_{s in T} p(s) / (rest + p(T)) q(T\s), all terms positive; T is a row number, s
+    one of its bits.
     """
     k = log_w.shape[0]
     column = (1,) * rest.ndim

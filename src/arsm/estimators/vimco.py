@@ -10,7 +10,7 @@ from torch import Tensor
 
 from arsm.checks import check_samples
 from arsm.distinct import share
-from arsm.draws import Draws, draw, samples
+from arsm.draws import SampleNoise, sample_noise, samples
 from arsm.types import Estimator, Queries, at_most_all
 
 
@@ -21,14 +21,18 @@ class VIMCO(Estimator):
         L = E[L^],    L^(f_1..f_n) = ln 1/n sum_i exp f(z_i)
         g = sum_i (L^ - L^_{-i}) (onehot(z_i) - softmax(phi))
 
-    where L^_{-i} has the mean of the other f_j in place of f_i. Its target is L and not E[f]: the value is L^, and g
-    estimates the gradient of L through the samples. Where f itself depends on the logits, as ln p(x, z) - ln q(z) does,
-    the rest of dL/dphi comes through f: hand f the log q with its graph. (In E[f] that part is zero in the mean, in L
-    it is not.) Reference: Mnih and Rezende, Variational inference for Monte Carlo objectives, ICML 2016.
+    where L^_{-i} has the mean of the other f_j in place of f_i. Its target is L and not
+    E[f]: the value is L^, and g estimates the gradient of L through the samples. Where
+    f itself depends on the logits, as ln p(x, z) - ln q(z) does, the rest of dL/dphi
+    comes through f: hand f the log q with its graph. (In E[f] that part is zero in the
+    mean, in L it is not.) Reference: Mnih and Rezende, Variational inference for Monte
+    Carlo objectives, ICML 2016.
+
+    Attributes:
+        samples: n, the number of samples in the bound.
     """
 
     samples: int = 4
-    """n, the number of samples in the bound."""
 
     unbiased = True
     target = "bound"
@@ -36,10 +40,12 @@ class VIMCO(Estimator):
     def __post_init__(self) -> None:
         check_samples("VIMCO", self.samples)
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Draws:
-        return draw(logits, self.samples, generator, z)
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> SampleNoise:
+        return sample_noise(logits, self.samples, generator, z)
 
-    def ask(self, logits: Tensor, noise: Draws) -> Queries:
+    def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits, noise)
         points = z.movedim(-2, 0)
         return Queries(points, z, share(points), torch.ones(self.samples, device=z.device))

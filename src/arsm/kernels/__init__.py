@@ -1,13 +1,14 @@
 """Operators that are opaque to torch.compile, mapped by vmap, and Triton kernels on a GPU.
 
-`order` runs the race of one variable and says who can win, `merge` sums all its pairs as `arsm.univariate` has it. Both
-treat all leading dimensions alike. `pairs` swaps several variables at once and `merge_pairs` sums their pairs; they are
-for a GPU.
-They are registered by `torch.library.define`, since an operator made by `custom_op` imports torch._dynamo, 70 MB of it,
-at its first eager call.
+`order` runs the race of one variable and says who can win, `merge` sums all its pairs
+as `arsm.univariate` has it. Both treat all leading dimensions alike. `pairs` swaps
+several variables at once and `merge_pairs` sums their pairs. They are registered by
+`torch.library.define`, since an operator made by `custom_op` imports torch._dynamo, 70
+MB of it, at its first eager call.
 
-Other functions replace several operations of PyTorch by one kernel. They are for tensors that are `eager_on_gpu`: there
-the host's time to launch kernels counts, and a compiler would fuse the operations itself.
+`one_kernel` replaces a function of many small operations by one kernel, in eager mode
+on a GPU. Nothing outside this package asks on which device a tensor lies, whether it is
+compiled, or how large it is, to save time.
 """
 
 from __future__ import annotations
@@ -18,15 +19,22 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from arsm.kernels.compared import ComparedPairs as ComparedPairs
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """PyTorch for CUDA brings Triton along, except on Windows."""
 FEW = 32
-"""Up to this many categories, comparing all pairs is faster than ordering."""
+"""Up to this many categories, comparing all of them is faster than ordering them."""
+OWN_NOISE = 512
+"""From this many categories on, a compiled graph's noise on a GPU is drawn by an
+operator of its own.
+"""
 STATE = 9
 """How many numbers of a race Triton's kernels keep."""
 ONE_BLOCK = 512
@@ -34,32 +42,36 @@ ONE_BLOCK = 512
 BUCKETS = 8192
 """Most buckets of a row that Triton's kernels sort into."""
 
-SMALL = 1 << 13
-"""Up to this many numbers, one program packs the queries."""
-
 torch.library.define(
-    "arsm::order", "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "arsm::order",
+    "(Tensor logits, Tensor log_pi) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "arsm::merge",
-    "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, Tensor rank, Tensor f)"
-    " -> (Tensor, Tensor)",
-    tags=torch.Tag.flexible_layout,  # a compiler need not copy f, which may be part of a wider tensor
+    "(Tensor logits, Tensor log_pi, Tensor ahead, Tensor state, Tensor with_z, Tensor wins, "
+    "Tensor rank, Tensor f) -> (Tensor, Tensor)",
+    # a compiler need not copy f, which may be part of a wider tensor
+    tags=torch.Tag.flexible_layout,
 )
 
-# `outer` batch dimensions precede the dimension of the queries: the queries of each mapped row are then contiguous
+# `outer` batch dimensions precede the dimension of the queries: the queries of each mapped row are
+# then contiguous
 torch.library.define("arsm::pairs", "(Tensor logits, Tensor log_pi, int outer) -> (Tensor, Tensor)")
 torch.library.define("arsm::merge_pairs", "(Tensor values, Tensor log_pi, int outer) -> Tensor")
 torch.library.define(
-    "arsm::log_dirichlet", "(Tensor like, ScalarType dtype) -> Tensor", tags=torch.Tag.nondeterministic_seeded
+    "arsm::log_dirichlet",
+    "(Tensor like, ScalarType dtype) -> Tensor",
+    tags=torch.Tag.nondeterministic_seeded,
 )
 
 
 class Order(NamedTuple):
-    """What `order` finds: [..., C], if nothing else is said; empty, [..., 0], where this device's `merge` does without.
+    """What `order` finds: [..., C], if nothing else is said; empty, [..., 0], where
+    this device's `merge` does without.
 
-    Triton's kernels keep the race's state and look up the rest again; their `wins` are where the buckets of the order
-    start and their `rank` the members of the order, see `gpu_order`.
+    Triton's kernels keep the race's state and look up the rest again; their `wins` are
+    where the buckets of the order start and their `rank` the members of the order, see
+    `gpu_order`.
     """
 
     ahead: Tensor
@@ -75,133 +87,108 @@ class Order(NamedTuple):
     rank: Tensor
     """int32, the place of c in the order of a; C where it is not ordered."""
 
+    @property
+    def z(self) -> Tensor:
+        """[...]: the winner."""
+        return self.ahead[..., 0]
 
-def order(logits: Tensor, log_pi: Tensor) -> Order:
-    """Run the race and order its noise: logits and ln pi [..., C]."""
+
+def order(logits: Tensor, log_pi: Tensor) -> Order | ComparedPairs:
+    """Run the race and find out who wins its pairs: logits and ln pi [..., C]."""
+    if logits.shape[-1] <= FEW and not on_gpu(logits):
+        from arsm.kernels import compared  # plain PyTorch, which a compiler can fuse
+
+        return compared.order(logits, log_pi)
     return Order(*(_order if _plain(logits) else torch.ops.arsm.order)(logits, log_pi))
 
 
-def merge(logits: Tensor, log_pi: Tensor, found: Order, f: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums R, in f's dtype, from what `order` found and f at every category, [..., C], and their mean [..., 1].
-
-    Their difference is the ARSM gradient; a compiler computes it together with what comes next. For few categories on a
-    GPU it is computed here, and the mean is empty, [..., 0].
+def merge(logits: Tensor, log_pi: Tensor, found: Order | ComparedPairs, f: Tensor) -> Tensor:
+    """The ARSM gradient from what `order` found and f at every category, [..., C], in
+    f's dtype or float64.
     """
+    if not isinstance(found, Order):
+        from arsm.kernels import compared
+
+        return compared.merge(log_pi, found, f)
     ahead, _, state, with_z, wins, rank = found
     operator = _merge if _plain(f) else torch.ops.arsm.merge
-    return operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
-
-
-class Packed(NamedTuple):
-    """The distinct among M B queries, as `arsm.question.Distinct` has them; only the GPU knows how many there are."""
-
-    z: Tensor
-    """[M B, K]."""
-    row: Tensor
-    """[M B]."""
-    place: Tensor
-    """[M B]."""
-    counts: Tensor
-    """[1]: the number of them, plus 2^20 times the live ones, plus 2^40 if a logit is not finite."""
-
-    def read(self) -> tuple[int, int, bool]:
-        """How many are distinct, how many of them are live, and whether all logits are finite."""
-        code = int(self.counts)  # a single number is read faster than three
-        return code % (1 << 20), (code >> 20) % (1 << 20), code < 1 << 40
-
-
-class Found(NamedTuple):
-    """Queries that a kernel found, as `arsm.types.Queries` has them."""
-
-    points: Tensor
-    same_as: Tensor | None
-    """None if the kernel did not compute it."""
-    weight: Tensor
-    packed: Packed | None
-
-
-def ask(logits: Tensor, log_pi: Tensor) -> Found:
-    """What univariate ARSM asks for, `arsm.references.by_category` of the race of at most FEW categories: logits and
-    ln pi [*B, 1, C].
-    """
-    return _in("gpu_few").ask(logits.contiguous(), log_pi.contiguous())
-
-
-def tell(logits: Tensor, log_pi: Tensor, values: Tensor) -> Tensor:
-    """The ARSM gradient [*B, 1, C] from f at what `ask` asked for, [1 + C, *B]."""
-    return _in("gpu_few").tell(logits.contiguous(), log_pi.contiguous(), values.contiguous())
+    sums, mean = operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
+    if mean.shape[-1] == 0:  # for few categories on a GPU the kernel has subtracted it
+        return sums
+    # a compiled graph keeps the sums for its backward, which are smaller, and subtracts the mean
+    # there, together with what comes next
+    return sums - mean if torch.compiler.is_compiling() else sums.sub_(mean)
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
-    """z, then z^{c<->j} of all pairs as `swap.pair_table` has them, and the first that equals each: [*B, K, C] ->
-    [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64. For tensors that `has_pairs`.
+    """z, then z^{c<->j} of all pairs as `swap.pair_table` has them, and the first that
+    equals each: [*B, K, C] -> [1 + C(C-1)/2, *B, K] and [1 + C(C-1)/2, *B], int64.
     """
+    if not _has_pairs(logits):
+        from arsm.kernels import eager
+
+        return eager.pairs(logits, log_pi)
     return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi, 0)
 
 
 def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
-    """The ARSM gradient [*B, K, C] from f at what `pairs` found, [1 + C(C-1)/2, *B], in its dtype, and ln pi."""
+    """The ARSM gradient [*B, K, C] from f at what `pairs` found, [1 + C(C-1)/2, *B], in
+    its dtype, and ln pi.
+    """
+    if not _has_pairs(log_pi):
+        from arsm.kernels import eager
+
+        return eager.merge_pairs(values, log_pi)
     return (_merge_pairs if _plain(values) else torch.ops.arsm.merge_pairs)(values, log_pi, 0)
 
 
-def log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
-    """ln pi in a dtype with pi ~ Dir(1_C), [..., C]: for tensors `on_gpu`, with a generator for those `eager_on_gpu`.
+def log_dirichlet(
+    like: Tensor,
+    dtype: torch.dtype,
+    generator: torch.Generator | None,
+    otherwise: Callable[[], Tensor],
+) -> Tensor:
+    """ln pi in a dtype with pi ~ Dir(1_C), [..., C]; by the given function where no
+    kernel is faster.
 
-    A kernel draws two or four exponentials from one random number of 128 bits; compiled code draws one.
+    A kernel draws two or four exponentials from one random number of 128 bits; compiled
+    code draws one, and an operator inside compiled code takes no generator.
     """
-    if _plain(like):
+    if eager_on_gpu(like):
         return _log_dirichlet(like, dtype, generator)
-    return torch.ops.arsm.log_dirichlet(like, dtype)
+    if on_gpu(like) and generator is None and like.shape[-1] >= OWN_NOISE:
+        return torch.ops.arsm.log_dirichlet(like, dtype)
+    return otherwise()
 
 
-def sample(logits: Tensor, uniform: Tensor) -> Tensor:
-    """`arsm.sampling.inverse_sample` of at most ONE_BLOCK categories."""
-    return _in("gpu_queries").sample(logits, uniform)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def ask_samples(logits: Tensor, uniform: Tensor, live: int) -> Found:
-    """`sample` for one variable as queries whose value is the mean over the live ones."""
-    return _in("gpu_queries").ask_samples(logits.contiguous(), uniform.movedim(-2, 0).contiguous(), live)
+def one_kernel(
+    module: str, categories: Callable[P, int]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Replace a function by the Triton kernel of the same name, in eager mode on a GPU.
 
-
-def swap_with(logits: Tensor, log_pi: Tensor, references: Tensor) -> tuple[Found, Tensor, Tensor]:
-    """`arsm.references.swap_references` of at most ONE_BLOCK categories."""
-    return _in("gpu_few").swap_with(logits.contiguous(), log_pi.contiguous(), references.contiguous())
-
-
-def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-    """`arsm.scores.leave_one_out` of at most ONE_BLOCK categories."""
-    return _in("gpu_tell").leave_one_out(z.contiguous(), values.contiguous(), categories, dtype)
-
-
-def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`arsm.references.tell_references` without pooling, of at most ONE_BLOCK categories."""
-    return _in("gpu_tell").compare_swaps(values.contiguous(), pseudo.contiguous(), weight.contiguous(), dtype)
-
-
-def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
-    """`arsm.references.by_category`."""
-    return _in("gpu_queries").by_category(z, can_win)
-
-
-def share(points: Tensor) -> Tensor:
-    """`arsm.distinct.share` of few queries."""
-    return _in("gpu_queries").share(points)
-
-
-def pack(points: Tensor, same_as: Tensor, live: int, logits: Tensor) -> Packed:
-    """The distinct among few queries: points int64 [M B, K] and same_as [M, *B], of which the first `live` are live."""
-    return _in("gpu_queries").pack(points.contiguous(), same_as.contiguous(), live, logits.contiguous())
-
-
-def spread(values: list[Tensor], packed: Packed, shape: torch.Size) -> tuple[Tensor, bool]:
-    """Values of all queries, in a shape, from those of the packed ones in one or two tensors of one dtype, and whether
-    they are all finite. The counts are overwritten.
+    There launching the function's many small operations takes longer than running them,
+    while a compiler would fuse them itself. The kernel is in a module of this package
+    and holds all categories of a row at once; `categories` counts them. The arguments
+    start with a tensor.
     """
-    return _in("gpu_queries").spread(values[0].contiguous(), values[-1].contiguous(), packed, shape)
+
+    def replaced(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            if eager_on_gpu(args[0]) and categories(*args, **kwargs) <= ONE_BLOCK:  # pyright: ignore[reportArgumentType]
+                return getattr(_in(module), function.__name__)(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return run
+
+    return replaced
 
 
-def has_pairs(logits: Tensor) -> bool:
+def _has_pairs(logits: Tensor) -> bool:
     """Whether one program holds a row's pairs: logits [*B, K, C]."""
     variables, categories = logits.shape[-2:]
     return on_gpu(logits) and categories <= 16 and variables <= 64
@@ -217,18 +204,13 @@ def eager_on_gpu(x: Tensor) -> bool:
     return on_gpu(x) and _plain(x)
 
 
-def in_one_block(x: Tensor) -> bool:
-    """Whether x [..., C] is `eager_on_gpu`, and one program holds a row."""
-    return x.shape[-1] <= ONE_BLOCK and eager_on_gpu(x)
-
-
 def _few_on_gpu(f: Tensor) -> bool:
     return f.shape[-1] <= FEW and on_gpu(f)
 
 
 def _plain(x: Tensor) -> bool:
-    """Whether nobody traces or maps x: then an operator may be called without PyTorch's dispatch, which takes longer
-    than a small kernel."""
+    """Whether nobody traces or maps x: then an operator may be called without PyTorch's
+    dispatch, which takes longer than a small kernel."""
     tracked = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     return type(x) is Tensor and not tracked
 
@@ -253,11 +235,22 @@ def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
         found = _in("eager").order(_rows(logits), _rows(log_pi))
         ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
         ordered.insert(0, logits.new_empty((*batch, 0), dtype=torch.float64))
-    return ahead, can_win, *(ordered or (logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED))
+    return (
+        ahead,
+        can_win,
+        *(ordered or (logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED)),
+    )
 
 
 def _merge(
-    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
+    logits: Tensor,
+    log_pi: Tensor,
+    ahead: Tensor,
+    state: Tensor,
+    with_z: Tensor,
+    wins: Tensor,
+    rank: Tensor,
+    f: Tensor,
 ) -> tuple[Tensor, Tensor]:
     if _few_on_gpu(f):
         return _in("gpu_few").merge(logits.contiguous(), log_pi.contiguous(), f), f.new_empty(
@@ -266,7 +259,9 @@ def _merge(
     if on_gpu(f):
         own = (x.contiguous() for x in (logits, log_pi, ahead, state, wins, rank))
         return _in("gpu_merge").merge(*own, f if f.stride(-1) == 1 else f.contiguous())
-    sums, mean = _in("eager").merge(*(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f.contiguous())))
+    sums, mean = _in("eager").merge(
+        *(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f.contiguous()))
+    )
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
@@ -280,10 +275,12 @@ def _pairs(logits: Tensor, log_pi: Tensor, outer: int) -> tuple[Tensor, Tensor]:
 def _merge_pairs(values: Tensor, log_pi: Tensor, outer: int) -> Tensor:
     if on_gpu(values):
         return _in("gpu_pairs").merge_pairs(values.contiguous(), log_pi.contiguous(), outer)
-    return importlib.import_module("arsm.swap").merge_pairs(values.movedim(outer, 0), log_pi)
+    return _in("eager").merge_pairs(values.movedim(outer, 0), log_pi)
 
 
-def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
+def _log_dirichlet(
+    like: Tensor, dtype: torch.dtype, generator: torch.Generator | None = None
+) -> Tensor:
     return _in("gpu_noise").log_dirichlet(like.new_empty(like.shape, dtype=dtype), generator)
 
 
@@ -291,14 +288,19 @@ def _log_dirichlet(like: Tensor, dtype: torch.dtype, generator: torch.Generator 
 def _in(module: str) -> Any:
     """The functions of a module of this package.
 
-    It is imported when first needed, because it may import Triton, or modules that import this one.
+    It is imported when first needed, because it may import Triton, or modules that
+    import this one.
     """
-    functions = inspect.getmembers(importlib.import_module(f"arsm.kernels.{module}"), inspect.isfunction)
+    functions = inspect.getmembers(
+        importlib.import_module(f"arsm.kernels.{module}"), inspect.isfunction
+    )
     return SimpleNamespace(**{name: _on_its_gpu(function) for name, function in functions})
 
 
 def _on_its_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the GPU of the first tensor current while the function runs: Triton launches kernels on the current GPU."""
+    """Make the GPU of the first tensor current while the function runs: Triton launches
+    kernels on the current GPU.
+    """
 
     @functools.wraps(function)
     def run(x: Tensor, *args: Any) -> Any:
@@ -325,26 +327,44 @@ def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     *batch, categories = logits.shape
     sizes = (0, categories, categories, categories)
     if on_gpu(logits):
-        sizes = (0, 0, 0, 0) if categories <= FEW else (STATE, 0, buckets_of(categories) + 1, categories)
+        sizes = (
+            (0, 0, 0, 0)
+            if categories <= FEW
+            else (STATE, 0, buckets_of(categories) + 1, categories)
+        )
     return (
         logits.new_empty((*batch, 3), dtype=torch.int64),
         logits.new_empty((*batch, categories), dtype=torch.bool),
-        *(logits.new_empty((*batch, size), dtype=dtype) for size, dtype in zip(sizes, _ORDERED, strict=True)),
+        *(
+            logits.new_empty((*batch, size), dtype=dtype)
+            for size, dtype in zip(sizes, _ORDERED, strict=True)
+        ),
     )
 
 
 @torch.library.register_fake("arsm::merge")
 def _(
-    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, with_z: Tensor, wins: Tensor, rank: Tensor, f: Tensor
+    logits: Tensor,
+    log_pi: Tensor,
+    ahead: Tensor,
+    state: Tensor,
+    with_z: Tensor,
+    wins: Tensor,
+    rank: Tensor,
+    f: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    return f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 0 if _few_on_gpu(f) else 1), dtype=torch.float64)
+    return f.new_empty(f.shape), f.new_empty(
+        (*f.shape[:-1], 0 if _few_on_gpu(f) else 1), dtype=torch.float64
+    )
 
 
 @torch.library.register_fake("arsm::pairs")
 def _(logits: Tensor, log_pi: Tensor, outer: int) -> tuple[Tensor, Tensor]:
     *batch, variables, categories = logits.shape
     shape = (*batch[:outer], 1 + categories * (categories - 1) // 2, *batch[outer:])
-    return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(shape, dtype=torch.int64)
+    return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(
+        shape, dtype=torch.int64
+    )
 
 
 @torch.library.register_fake("arsm::merge_pairs")
@@ -358,7 +378,9 @@ def _(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The operator over one more leading dimension; an operator with outer dimensions has one more of them."""
+    """The operator over one more leading dimension; an operator with outer dimensions
+    has one more of them.
+    """
 
     def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Any) -> tuple[Any, Any]:
         out = op(
@@ -386,12 +408,14 @@ def _map_noise(
     info: Any, in_dims: tuple[int | None, ...], like: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, int | None]:
     if info.randomness == "error":
-        raise RuntimeError('Noise is drawn inside torch.vmap; call it with randomness="different" or "same".')
+        raise RuntimeError(
+            'Noise is drawn inside torch.vmap; call it with randomness="different" or "same".'
+        )
     place = in_dims[0]
     one = like if place is None else like.select(place, 0)
     if info.randomness == "same":
-        return log_dirichlet(one, dtype), None
-    return log_dirichlet(one.expand(info.batch_size, *one.shape), dtype), 0
+        return torch.ops.arsm.log_dirichlet(one, dtype), None
+    return torch.ops.arsm.log_dirichlet(one.expand(info.batch_size, *one.shape), dtype), 0
 
 
 torch.library.register_vmap("arsm::log_dirichlet", _map_noise)

@@ -1,4 +1,6 @@
-"""The operators in plain PyTorch, on any device: shapes follow the data, and only what somebody beats is ordered."""
+"""The operators in plain PyTorch, on any device: shapes follow the data, and only what
+somebody beats is ordered.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from arsm.distinct import share
 from arsm.noise import RESOLUTION, fixed_point
+from arsm.swap import merge_pairs as merge_pairs
 from arsm.swap import pair_table, run_race
 
 SELF, OTHER = 1, 2
@@ -16,7 +19,9 @@ LONG = 1 << 12
 
 
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`arsm.kernels.order` for rows [R, C], without a state; in place, since a CPU takes longer to allocate."""
+    """`arsm.kernels.order` for rows [R, C], without a state; in place, since a CPU
+    takes longer to allocate.
+    """
     phi, a = fixed_point(logits, log_pi)
     o = a - phi
     first_three = []
@@ -26,8 +31,9 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     (best, z), (of_second, second), (of_third, third) = first_three
     lower = second < z
 
-    # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the others is the second,
-    # or the third where c is the second. In fixed point one unit decides a tie.
+    # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the
+    # others is the second, or the third where c is the second. In fixed point one unit decides a
+    # tie.
     a_z = a.gather(-1, z)
     phi_z = a_z - best
     raised = _raise_before(phi, z)
@@ -36,12 +42,15 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     other_wins = a > torch.add(of_second + phi_z, lower, alpha=-RESOLUTION)
     other_wins &= ~c_wins
     a_second = a.gather(-1, second)
-    of_c, of_z = a_z - (a_second - of_second), a_second - phi_z
+    of_c = a_z - (a_second - of_second)
+    of_z = a_second - phi_z
     wins = (of_c < torch.add(of_z, lower, alpha=RESOLUTION)) & (
         of_c < torch.add(of_third, second < third, alpha=RESOLUTION)
     )
     third_wins = (of_third < torch.add(of_z, third < z, alpha=RESOLUTION)) & ~wins & (second != z)
-    second_wins = other_wins.scatter_(-1, second, False).scatter_(-1, z, False).amax(-1, keepdim=True)
+    second_wins = (
+        other_wins.scatter_(-1, second, False).scatter_(-1, z, False).amax(-1, keepdim=True)
+    )
     c_wins.scatter_(-1, second, wins).scatter_(-1, z, False)
     other_wins.scatter_(-1, second, third_wins)
     with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
@@ -64,7 +73,9 @@ def _raise_before(x: Tensor, z: Tensor) -> Tensor:
 
 
 def _above(raised: Tensor, bound: Tensor, z: Tensor, second: Tensor) -> Tensor:
-    """Whether phi is above the bound [R, 1], less one unit where c < second, from what `_raise_before` left of phi."""
+    """Whether phi is above the bound [R, 1], less one unit where c < second, from what
+    `_raise_before` left of phi.
+    """
     if raised.shape[-1] < LONG:
         c = torch.arange(raised.shape[-1], device=raised.device)
         return raised > torch.add(bound, (c < z).char() - (c < second).char(), alpha=RESOLUTION)
@@ -73,7 +84,11 @@ def _above(raised: Tensor, bound: Tensor, z: Tensor, second: Tensor) -> Tensor:
         found, raised, bound, z.flatten().tolist(), second.flatten().tolist(), strict=True
     ):
         part = slice(*sorted(between))
-        torch.gt(own[part], limit + (RESOLUTION if between[1] < between[0] else -RESOLUTION), out=row[part])
+        torch.gt(
+            own[part],
+            limit + (RESOLUTION if between[1] < between[0] else -RESOLUTION),
+            out=row[part],
+        )
     return found
 
 
@@ -90,15 +105,17 @@ def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     packed = a.new_full((a.shape[0], most), torch.inf)
     packed[row, place] = a[row, column]
     ordered, order = packed.sort(-1)
-    ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(most, device=a.device).expand_as(order))
+    ranks = torch.empty_like(order).scatter_(
+        -1, order, torch.arange(most, device=a.device).expand_as(order)
+    )
     rank[row, column] = ranks[row, place].int()
     return torch.searchsorted(ordered, theta, out_int32=True), rank
 
 
 def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     """`arsm.kernels.pairs`."""
-    table = pair_table(run_race(logits, log_pi)).long()
-    return table, share(table)
+    table = pair_table(run_race(logits, log_pi))
+    return table.long(), share(table)  # small integers are compared faster
 
 
 def merge(
@@ -112,7 +129,9 @@ def merge(
     swapped = d.masked_fill(with_z != SELF, 0)
     torch.where(with_z == OTHER, d.gather(-1, second), swapped, out=swapped)
     third_wins = with_z.gather(-1, second) == OTHER
-    swapped.scatter_(-1, second, torch.where(third_wins, d.gather(-1, third), swapped.gather(-1, second)))
+    swapped.scatter_(
+        -1, second, torch.where(third_wins, d.gather(-1, third), swapped.gather(-1, second))
+    )
     of_z = swapped.unsqueeze(-2).bmm(w.unsqueeze(-1)).squeeze(-1)
     sums = swapped.mul_(w.gather(-1, z))
 

@@ -1,8 +1,8 @@
 """`arsm.kernels.merge` as Triton kernels: static shapes, no synchronisation.
 
-`gpu_rank` puts the elements below the limit in order. One pass over all categories then looks each theta up in that
-order. Sums that atomics add up are int64 in fixed point, the same in every order of summation, so that a run repeats to
-the bit.
+`gpu_rank` puts the elements below the limit in order. One pass over all categories then
+looks each theta up in that order. Sums that atomics add up are int64 in fixed point,
+the same in every order of summation, so that a run repeats to the bit.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -51,14 +51,17 @@ AT_ONCE = 1 << 23
 EACH, PROGRAMS, CHUNKS, REGISTERS = 2, 8192, 2048, 128
 """Of the kernel that takes most of the time, as in `gpu_order`; its programs are one warp each."""
 RANKED, ALONG, TURNS, TAKERS = 256, 1024, 4096, 4096
-"""Elements that a program ranks at once; elements per chunk of the order; the most chunks, so that very long rows have
-longer ones; and programs that sum along the order, over all rows."""
+"""Elements that a program ranks at once; elements per chunk of the order; the most
+chunks, so that very long rows have longer ones; and programs that sum along the order,
+over all rows."""
 
 
 @triton.jit
 def swapped_with_z(c, code, second, d, d_second, d_third):
     """d of the winner of the pair (z, c)."""
-    return tl.where(code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0))
+    return tl.where(
+        code == 1, d, tl.where(code == 2, tl.where(c == second, d_third, d_second), 0.0)
+    )
 
 
 @triton.jit
@@ -70,29 +73,65 @@ def _load(logits, log_pi, f, at, mask):
 
 @triton.jit
 def _terms(
-    c, x, noise, value, f_z, even, largest, z, second, d_second, d_third, best, sum_z, bound_c, bound_z, with_second
+    c, x, noise, value, f_z, even, largest, z, second, d_second, d_third, best, sum_z, bound_c,
+    bound_z, with_second
 ):  # fmt: skip
     """theta, w, d, and d of the winner of the pair (z, c)."""
-    a, phi, d = fixed_noise(noise), below_largest(x, largest), value.to(tl.float64) - f_z
+    a = fixed_noise(noise)
+    phi = below_largest(x, largest)
+    d = value.to(tl.float64) - f_z
     theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
     w = even - tl.exp(noise.to(tl.float64))
     return theta, w, d, swapped_with_z(c, code, second, d, d_second, d_third)
 
 
 @triton.jit
+def _rank_below(theta, limit, starts, ranked, log_pi, mask, BUCKETS: tl.constexpr):
+    """r: how many of the ordered a lie below theta."""
+    # all of the buckets before theta's own do
+    at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
+    r = tl.load(at, mask=mask, other=0)
+    stop = tl.load(at + 1, mask=mask, other=0)
+    k = r
+    while tl.max(stop - k, 0) > 0:
+        member = tl.load(ranked + k, mask=k < stop, other=0)
+        below = (k < stop) & (noise_at(log_pi, member, k < stop) < theta)
+        r += below.to(tl.int32)
+        # in order of rank: the first that is not below ends it
+        k = tl.where(below, k + 1, stop)
+    return r
+
+
+@triton.jit
+def _store_parts(part, P, s0, s1, s2, s3, s4, s5, total, of_z):
+    """A chunk's shares, each summed over its block."""
+    tl.store(part, tl.sum(s0, 0))
+    tl.store(part + P, tl.sum(s1, 0))
+    tl.store(part + 2 * P, tl.sum(s2, 0))
+    tl.store(part + 3 * P, tl.sum(s3, 0))
+    tl.store(part + 4 * P, tl.sum(s4, 0))
+    tl.store(part + 5 * P, tl.sum(s5, 0))
+    tl.store(part + 6 * P, tl.sum(total, 0))
+    tl.store(part + 7 * P, tl.sum(of_z, 0))
+
+
+@triton.jit
 def _sum(
-    logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
+    logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue,
+    sums, parts,
     C, ROW, P, SPAN, S, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """R_c without its second sum: sums [R, C].
 
-    parts [R, BINS + 2, P] are this chunk's shares of the second sum of the first ranks, of sum_c R_c and of R_z. The
-    terms w d of the others are added at place r_c of a copy of value_sums; they wait in queue [R, C] until their chunk
-    is done.
+    parts [R, BINS + 2, P] are this chunk's shares of the second sum of the first ranks,
+    of sum_c R_c and of R_z. The terms w d of the others are added at place r_c of a
+    copy of value_sums; they wait in queue [R, C] until their chunk is done.
     """
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     third = tl.load(ahead + row * 3 + 2)
-    z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
+    z = tl.load(ahead + row * 3).to(tl.int32)
+    second = tl.load(ahead + row * 3 + 1).to(tl.int32)
     logits += row * C
     log_pi += row * C
     f += row * ROW
@@ -110,12 +149,20 @@ def _sum(
     after = begin + tl.arange(0, BLOCK)
     next_x, next_noise, next_value = _load(logits, log_pi, f, after, after < C)
     best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
-    largest, limit = tl.load(state + LARGEST), tl.load(state + LIMIT)
+    largest = tl.load(state + LARGEST)
+    limit = tl.load(state + LIMIT)
     f_z = tl.load(f + z).to(tl.float64)
-    d_second, d_third = tl.load(f + second).to(tl.float64) - f_z, tl.load(f + third).to(tl.float64) - f_z
-    w_z, even = tl.load(scales + WEIGHT_Z), tl.full([], 1.0, tl.float64) / C
-    a0, a1, a2 = tl.load(scales + NOISES), tl.load(scales + NOISES + 1), tl.load(scales + NOISES + 2)
-    a3, a4, a5 = tl.load(scales + NOISES + 3), tl.load(scales + NOISES + 4), tl.load(scales + NOISES + 5)
+    d_second = tl.load(f + second).to(tl.float64) - f_z
+    d_third = tl.load(f + third).to(tl.float64) - f_z
+    w_z = tl.load(scales + WEIGHT_Z)
+    even = tl.full([], 1.0, tl.float64) / C
+    # the noise of the first ranks, which many thetas exceed: they are counted in registers
+    a0 = tl.load(scales + NOISES)
+    a1 = tl.load(scales + NOISES + 1)
+    a2 = tl.load(scales + NOISES + 2)
+    a3 = tl.load(scales + NOISES + 3)
+    a4 = tl.load(scales + NOISES + 4)
+    a5 = tl.load(scales + NOISES + 5)
     total = tl.zeros([BLOCK], tl.float64)
     of_z = total
     s0 = total
@@ -127,7 +174,9 @@ def _sum(
     for i in range(SPAN):
         c, x, noise, value = after, next_x, next_noise, next_value
         after = c + BLOCK
-        next_x, next_noise, next_value = _load(logits, log_pi, f, after, (after < C) & (i + 1 < SPAN))
+        next_x, next_noise, next_value = _load(
+            logits, log_pi, f, after, (after < C) & (i + 1 < SPAN)
+        )
         theta, w, d, swapped = _terms(
             c, x, noise, value, f_z, even, largest, z, second, d_second, d_third,
             best, sum_z, bound_c, bound_z, with_second,
@@ -153,7 +202,10 @@ def _sum(
 
     tl.debug_barrier()
     value_sums += chunk % copies_of(members, C) * (members + 1)
-    unit, per_value, w5 = tl.load(scales + UNIT), tl.load(scales + PER_VALUE), tl.load(scales + WEIGHTS + BINS)
+    unit = tl.load(scales + UNIT)
+    per_value = tl.load(scales + PER_VALUE)
+    w5 = tl.load(scales + WEIGHTS + BINS)
+    # those that beat more than the first ranks, one block of the queue after the other
     while begin < end:
         place = begin + tl.arange(0, BLOCK)
         mask = place < end
@@ -163,16 +215,7 @@ def _sum(
             c, x, noise, value, f_z, even, largest, z, second, d_second, d_third,
             best, sum_z, bound_c, bound_z, with_second,
         )  # fmt: skip
-        # r: how many of the ordered a lie below theta
-        at = starts + bucket_of(tl.minimum(theta, limit), limit, BUCKETS)
-        r = tl.load(at, mask=mask, other=0)
-        stop = tl.load(at + 1, mask=mask, other=0)
-        k = r
-        while tl.max(stop - k, 0) > 0:
-            member = tl.load(ranked + k, mask=k < stop, other=0)
-            below = (k < stop) & (noise_at(log_pi, member, k < stop) < theta)
-            r += below.to(tl.int32)
-            k = tl.where(below, k + 1, stop)  # in order of rank: the first that is not below ends it
+        r = _rank_below(theta, limit, starts, ranked, log_pi, mask, BUCKETS)
         more = mask & (r > BINS)
         first = tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit
         tl.store(sums + c, d * first + swapped * w_z, mask=more)
@@ -181,14 +224,7 @@ def _sum(
         begin += BLOCK
 
     part = parts + row * (BINS + 2) * P + chunk
-    tl.store(part, tl.sum(s0, 0))
-    tl.store(part + P, tl.sum(s1, 0))
-    tl.store(part + 2 * P, tl.sum(s2, 0))
-    tl.store(part + 3 * P, tl.sum(s3, 0))
-    tl.store(part + 4 * P, tl.sum(s4, 0))
-    tl.store(part + 5 * P, tl.sum(s5, 0))
-    tl.store(part + 6 * P, tl.sum(total, 0))
-    tl.store(part + 7 * P, tl.sum(of_z, 0))
+    _store_parts(part, P, s0, s1, s2, s3, s4, s5, total, of_z)
 
 
 @triton.jit
@@ -197,7 +233,9 @@ def _at_place(value_sums, k, count, C):
     copies = copies_of(count, C)
     value = tl.zeros_like(k).to(tl.int64)
     for copy in tl.static_range(COPIES):
-        value += tl.load(value_sums + copy * (count + 1) + k, mask=(k <= count) & (copy < copies), other=0)
+        value += tl.load(
+            value_sums + copy * (count + 1) + k, mask=(k <= count) & (copy < copies), other=0
+        )
     return value
 
 
@@ -206,18 +244,25 @@ def _beaten(
     ahead, starts, scratch, published, ranked, value_sums, sums, parts, scales, centre, C, P, N,
     LENGTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_T: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Add the second sum of the ordered elements, from the last rank down, put R_z in its place, and find mean(R)."""
+    """Add the second sum of the ordered elements, from the last rank down, put R_z in
+    its place, and find mean(R).
+    """
     row = tl.program_id(0).to(tl.int64)
-    count, per_value = tl.load(starts + row * (BUCKETS + 1) + BUCKETS), tl.load(scales + row * SCALES + PER_VALUE)
+    count = tl.load(starts + row * (BUCKETS + 1) + BUCKETS)
+    per_value = tl.load(scales + row * SCALES + PER_VALUE)
     ranked += row * C
     value_sums += row * C
     sums += row * C
     published += row * 2 * BLOCK_T
     parts += row * (BINS + 2) * P
-    last, p, q = count // LENGTH, tl.arange(0, BLOCK_P), tl.arange(0, BINS + 2)
+    last = count // LENGTH
+    p = tl.arange(0, BLOCK_P)
+    q = tl.arange(0, BINS + 2)
     for _ in range(tl.program_id(1), last + 1, tl.num_programs(1)):
         turn = take_turn(scratch + row * N + 1, last + 1)
-        shares = tl.load(parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :] & (turn == last), other=0.0)
+        shares = tl.load(
+            parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :] & (turn == last), other=0.0
+        )
         k = (last - turn) * LENGTH + tl.arange(0, LENGTH)
         value = _at_place(value_sums, k, count, C)
         own = tl.sum(value, 0)
@@ -228,25 +273,40 @@ def _beaten(
         mask = (k >= BINS) & (k < count)
         place = sums + tl.load(ranked + k, mask=mask, other=0)
         first = tl.load(place, mask=mask, other=0.0).to(tl.float64)
-        second = (add_published(published, turn, own, BLOCK_T) - tl.cumsum(value, 0)).to(tl.float64) / per_value
+        second = (add_published(published, turn, own, BLOCK_T) - tl.cumsum(value, 0)).to(
+            tl.float64
+        ) / per_value
         tl.store(place, first + second, mask=mask)
         if turn == last:
             found = tl.sum(shares, 1)
             ordered = (q < BINS) & (q < count)
             one = sums + tl.load(ranked + q, mask=ordered, other=0)
-            tl.store(one, tl.load(one, mask=ordered, other=0.0).to(tl.float64) + found, mask=ordered)
+            tl.store(
+                one, tl.load(one, mask=ordered, other=0.0).to(tl.float64) + found, mask=ordered
+            )
             of_z = tl.sum(tl.where(q == BINS + 1, found, 0.0), 0)
             total = tl.sum(tl.where(ordered | (q >= BINS), found, 0.0), 0)
             tl.store(sums + tl.load(ahead + row * 3), of_z)
-            tl.store(centre + row, (total + add_published(published + BLOCK_T, turn, rest, BLOCK_T)) / C)
+            tl.store(
+                centre + row, (total + add_published(published + BLOCK_T, turn, rest, BLOCK_T)) / C
+            )
 
 
 def merge(
-    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor, members: Tensor, f: Tensor
+    logits: Tensor,
+    log_pi: Tensor,
+    ahead: Tensor,
+    state: Tensor,
+    starts: Tensor,
+    members: Tensor,
+    f: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """`arsm.kernels.merge` for contiguous [..., C]; only rows of f need be contiguous."""
-    sums, centre = f.new_empty(f.shape), f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
-    whole = [x.flatten(0, -2) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)]
+    sums = f.new_empty(f.shape)
+    centre = f.new_empty((*f.shape[:-1], 1), dtype=torch.float64)
+    whole = [
+        x.flatten(0, -2) for x in (logits, log_pi, ahead, state, starts, members, f, sums, centre)
+    ]
     rows = len(whole[0])
     step = triton.cdiv(rows, triton.cdiv(f.numel(), AT_ONCE))
     chunked = chunks_of(rows, f.shape[-1])  # as `order` left the members
@@ -256,7 +316,8 @@ def merge(
 
 
 def _merge_rows(
-    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor, members: Tensor, f: Tensor,
+    logits: Tensor, log_pi: Tensor, ahead: Tensor, state: Tensor, starts: Tensor,
+    members: Tensor, f: Tensor,
     sums: Tensor, centre: Tensor, block: int, warps: int, span: int, chunks: int,
 ) -> None:  # fmt: skip
     rows, categories = f.shape
@@ -265,10 +326,14 @@ def _merge_rows(
     length = max(ALONG, triton.next_power_of_2(triton.cdiv(categories, TURNS)))
     turns = triton.cdiv(categories, length)
     block_t = max(16, triton.next_power_of_2(turns))
-    own_block, own_warps, own_span, own_chunks = chunks_of(rows, categories, EACH, PROGRAMS, CHUNKS, 1)
+    own_block, own_warps, own_span, own_chunks = chunks_of(
+        rows, categories, EACH, PROGRAMS, CHUNKS, 1
+    )
 
     zeros = f.new_zeros(rows * (3 * block_t + triton.cdiv(taken, 2)), dtype=torch.int64)
-    published, of_values, scratch = zeros.split([rows * block_t, 2 * rows * block_t, len(zeros) - 3 * rows * block_t])
+    published, of_values, scratch = zeros.split(
+        [rows * block_t, 2 * rows * block_t, len(zeros) - 3 * rows * block_t]
+    )
     scratch = scratch.view(torch.int32)
     ranked, queue = (f.new_empty((rows, categories), dtype=torch.int32) for _ in range(2))
     noise_sums, value_sums = (f.new_empty((rows, categories), dtype=torch.int64) for _ in range(2))
@@ -280,16 +345,20 @@ def _merge_rows(
 
     fill[(rows, chunks)](
         log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,
-        categories, f.stride(0), chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets, num_warps=warps,
+        categories, f.stride(0), chunks, span, taken, STATE, BLOCK=block, BUCKETS=buckets,
+        num_warps=warps,
     )  # fmt: skip
     along = {"BLOCK_T": block_t, "BUCKETS": buckets}
     rank[(rows, turns)](
-        log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread, scales,
+        log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread,
+        scales,
         categories, chunks, length, taken, STATE,
-        BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(chunks)), TILE=ALONG, num_warps=4, **along,
+        BLOCK=RANKED, BLOCK_P=max(16, triton.next_power_of_2(chunks)), TILE=ALONG, num_warps=4,
+        **along,
     )  # fmt: skip
     _sum[(rows, own_chunks)](
-        logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue, sums, parts,
+        logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue,
+        sums, parts,
         categories, f.stride(0), own_chunks, own_span, STATE,
         BLOCK=own_block, BUCKETS=buckets, num_warps=own_warps, maxnreg=REGISTERS,
     )  # fmt: skip

@@ -16,10 +16,11 @@ from arsm.kernels.gpu_order import chunks_of
 
 @triton.jit
 def exponential(bits, dtype: tl.constexpr):
-    """Exp(1) noise -ln w, w uniform, from a random int32 or int64: positive, finite, and precise near 0 as elsewhere.
+    """Exp(1) noise -ln w, w uniform, from a random int32 or int64: positive, finite,
+    and precise near 0 as elsewhere.
 
-    The sign says on which side of 1/2 w is, the other bits how far from 0 or 1. Near 1, w is rounded, and what it lost
-    is added.
+    The sign says on which side of 1/2 w is, the other bits how far from 0 or 1. Near 1,
+    w is rounded, and what it lost is added.
     """
     size: tl.constexpr = bits.dtype.primitive_bitwidth
     v = ((bits ^ (bits >> (size - 1))).to(dtype) + 0.5) * 0.5**size
@@ -46,7 +47,8 @@ def _join(high, low):
 def _draw(seed, noise, parts, C, P, PART, SPAN, BLOCK: tl.constexpr):
     """Exponential noise [R, C], and the sum of each chunk: parts [R, P].
 
-    Philox gives 128 bits per place of the row's first part: for four elements of float32 or two of float64, PART apart.
+    Philox gives 128 bits per place of the row's first part: for four elements of
+    float32 or two of float64, PART apart.
     """
     row, chunk = tl.program_id(0), tl.program_id(1)
     key = tl.load(seed)
@@ -70,7 +72,8 @@ def _draw(seed, noise, parts, C, P, PART, SPAN, BLOCK: tl.constexpr):
 @triton.jit
 def _normalise(noise, parts, C, P, SPAN, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr):
     """In place: the logarithm of the noise over its sum."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     p = tl.arange(0, BLOCK_P)
     total = tl.log(tl.sum(tl.load(parts + row * P + p, mask=p < P, other=0.0), 0))
     for i in range(SPAN):
@@ -90,7 +93,9 @@ def log_dirichlet(noise: Tensor, generator: torch.Generator | None) -> Tensor:
     part = triton.cdiv(categories, 16 // noise.itemsize)
     block, warps, span, chunks = chunks_of(rows, part, 2)
     parts = noise.new_empty(rows * chunks, dtype=torch.float64)
-    _draw[(rows, chunks)](seed, noise, parts, categories, chunks, part, span, BLOCK=block, num_warps=warps)
+    _draw[(rows, chunks)](
+        seed, noise, parts, categories, chunks, part, span, BLOCK=block, num_warps=warps
+    )
     block_p = max(16, triton.next_power_of_2(chunks))
     block, warps, span, own_chunks = chunks_of(rows, categories, 8)
     _normalise[(rows, own_chunks)](

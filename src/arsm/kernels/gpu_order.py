@@ -1,6 +1,7 @@
 """`arsm.kernels.order` as Triton kernels: static shapes, no synchronisation.
 
-Rows are cut into chunks, one program each. Two passes find the first of each chunk's race, a third says who can win.
+Rows are cut into chunks, one program each. Two passes find the first of each chunk's
+race, a third says who can win.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -66,7 +67,9 @@ def fixed_noise(x):
 
 @triton.jit
 def below_largest(x, largest):
-    """phi: a logit below the largest in fixed point. A masked one becomes the lowest, which never wins either."""
+    """phi: a logit below the largest in fixed point. A masked one becomes the lowest,
+    which never wins either.
+    """
     phi = x.to(tl.float64) - largest
     return tl.where(phi < LEAST_LOGIT, LEAST_LOGIT, phi) + ROUND - ROUND
 
@@ -81,17 +84,24 @@ def logit_at(logits, at, mask, largest):
 def load_both(logits, log_pi, at, mask):
     """Logit and ln pi, and -inf outside the mask, which neither wins nor loses a pair.
 
-    A loop that computes for long loads the next block before it computes: its loads then do not wait for one another.
+    A loop that computes for long loads the next block before it computes: its loads
+    then do not wait for one another.
     """
     never = float("-inf")
-    return tl.load(logits + at, mask=mask, other=never), tl.load(log_pi + at, mask=mask, other=never)
+    return tl.load(logits + at, mask=mask, other=never), tl.load(
+        log_pi + at, mask=mask, other=never
+    )
 
 
 @triton.jit
 def bounds_of(a_z, phi_z, z, a_second, phi_second, second, third, of_third):
-    """What `swaps` compares with: the state from BEST to WITH_SECOND. In fixed point, one step breaks a tie."""
-    of_second, lower = a_second - phi_second, tl.where(second < z, STEP, 0.0)
-    # the pair (z, second) gives z the noise of the second and the second that of z; the best of the others is the third
+    """What `swaps` compares with: the state from BEST to WITH_SECOND. In fixed point,
+    one step breaks a tie.
+    """
+    of_second = a_second - phi_second
+    lower = tl.where(second < z, STEP, 0.0)
+    # the pair (z, second) gives z the noise of the second and the second that of z; the best of the
+    # others is the third
     of_c, of_z = a_z - phi_second, a_second - phi_z
     c_wins = (of_c < of_z + lower) & (of_c < of_third + tl.where(second < third, STEP, 0.0))
     other_wins = of_third < of_z + tl.where(third < z, STEP, 0.0)
@@ -112,7 +122,8 @@ def keep_bounds(state, best, sum_z, bound_c, bound_z, with_second):
 @triton.jit
 def load_bounds(state):
     """Read them."""
-    bound_c, bound_z = tl.load(state + BOUND_C), tl.load(state + BOUND_Z)
+    bound_c = tl.load(state + BOUND_C)
+    bound_z = tl.load(state + BOUND_Z)
     with_second = tl.load(state + WITH_SECOND).to(tl.int32)
     return tl.load(state + BEST), tl.load(state + SUM_Z), bound_c, bound_z, with_second
 
@@ -134,7 +145,9 @@ def swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second):
 
 @triton.jit
 def bucket_of(x, limit, count: tl.constexpr):
-    """A bucket that never decreases with x <= limit, near count e^(x - limit): 2^-n (1 - r/2) for n + r nats / ln 2."""
+    """A bucket that never decreases with x <= limit, near count e^(x - limit): 2^-n (1
+    - r/2) for n + r nats / ln 2.
+    """
     s = tl.minimum((limit - x) * PER_LN2, 1000.0)
     n = tl.floor(s)
     power = ((1023 - n.to(tl.int64)) << 52).to(tl.float64, bitcast=True)
@@ -144,7 +157,8 @@ def bucket_of(x, limit, count: tl.constexpr):
 @triton.jit
 def _largest(logits, tops, counts, C, P, SPAN, BLOCK: tl.constexpr, BUCKETS: tl.constexpr):
     """The largest logit of each chunk: tops [R, P]; zeros in counts [R, BUCKETS]."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     logits += row * C
     k = tl.arange(0, BLOCK)
     largest = _native(logits, chunk * SPAN * BLOCK + k, chunk * SPAN * BLOCK + k < C)
@@ -154,7 +168,11 @@ def _largest(logits, tops, counts, C, P, SPAN, BLOCK: tl.constexpr, BUCKETS: tl.
     tl.store(tops + row * P + chunk, tl.max(largest, 0).to(tl.float64))
     start = chunk * BLOCK
     while start < BUCKETS:
-        tl.store(counts + row * BUCKETS + start + k, tl.zeros([BLOCK], tl.int32), mask=start + k < BUCKETS)
+        tl.store(
+            counts + row * BUCKETS + start + k,
+            tl.zeros([BLOCK], tl.int32),
+            mask=start + k < BUCKETS,
+        )
         start += P * BLOCK
 
 
@@ -168,9 +186,14 @@ def _native(x, at, mask):
 
 
 @triton.jit
-def _first(logits, log_pi, tops, values, indices, C, P, SPAN, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr):
-    """The first of each chunk's race, its least and its largest noise: values [R, 3, P], indices [R, P]."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+def _first(
+    logits, log_pi, tops, values, indices, C, P, SPAN, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr
+):
+    """The first of each chunk's race, its least and its largest noise: values [R, 3,
+    P], indices [R, P].
+    """
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     logits += row * C
     log_pi += row * C
     p = tl.arange(0, BLOCK_P)
@@ -218,8 +241,8 @@ def _finish(
 ):  # fmt: skip
     """Reduce the chunks, at most BLOCK of them: ahead [R, 3] and state [R, S].
 
-    The first three of the race are in the chunk that has z, in the one whose first comes next, or the first of a third
-    chunk. Those two chunks are looked at again.
+    The first three of the race are in the chunk that has z, in the one whose first
+    comes next, or the first of a third chunk. Those two chunks are looked at again.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * C
@@ -239,9 +262,11 @@ def _finish(
     of_next = tl.where(P > 1, tl.argmin(o, 0), P)
     o = tl.where(p == of_next, float("inf"), o)
     of_third, chunk = tl.min(o, 0, return_indices=True)
-    z, third = tl.load(indices + of_z), tl.load(indices + tl.minimum(chunk, P - 1))
+    z = tl.load(indices + of_z)
+    third = tl.load(indices + tl.minimum(chunk, P - 1))
     largest = tl.max(top, 0)
-    a_z, phi_z = noise_at(log_pi, z, True), logit_at(logits, z, True, largest)
+    a_z = noise_at(log_pi, z, True)
+    phi_z = logit_at(logits, z, True, largest)
 
     least = tl.where(p == of_z, float("inf"), least)
     top = tl.where(p == of_z, float("-inf"), top)
@@ -254,26 +279,32 @@ def _finish(
             i = start + part // 2 * BLOCK + p
             c = (tl.maximum(of_z, of_next) if part % 2 else tl.minimum(of_z, of_next)) * LENGTH + i
             left = (c < C) & (i < LENGTH) & (c != z)
-            x, a = tl.load(logits + c, mask=left, other=float("-inf")), noise_at(log_pi, c, left)
+            x = tl.load(logits + c, mask=left, other=float("-inf"))
+            a = noise_at(log_pi, c, left)
             a = tl.where(left, a, float("inf"))
             of_c = a - below_largest(x, largest)
-            lower, between = _before(of_c, c, best, index), _before(of_c, c, worse, index_worse)
+            lower = _before(of_c, c, best, index)
+            between = _before(of_c, c, worse, index_worse)
             worse = tl.where(lower, best, tl.where(between, of_c, worse))
             index_worse = tl.where(lower, index, tl.where(between, c, index_worse))
-            best, index = tl.where(lower, of_c, best), tl.where(lower, c, index)
-            least, top = tl.minimum(least, a), tl.maximum(top, x.to(tl.float64))
+            best = tl.where(lower, of_c, best)
+            index = tl.where(lower, c, index)
+            least = tl.minimum(least, a)
+            top = tl.maximum(top, x.to(tl.float64))
     second_best, second = _least_of(best, index)
     taken = (best == second_best) & (index == second)
     other_best, other = _least_of(tl.where(taken, worse, best), tl.where(taken, index_worse, index))
     third = tl.where(_before(of_third, third, other_best, other), third, other)
     of_third = tl.minimum(of_third, other_best)
     # there may be fewer than three categories
-    second, third = tl.minimum(second, C - 1), tl.minimum(third, C - 1)
+    second = tl.minimum(second, C - 1)
+    third = tl.minimum(third, C - 1)
 
     tl.store(ahead, z.to(tl.int64))
     tl.store(ahead + 1, second.to(tl.int64))
     tl.store(ahead + 2, third.to(tl.int64))
-    a_second, phi_second = noise_at(log_pi, second, True), logit_at(logits, second, True, largest)
+    a_second = noise_at(log_pi, second, True)
+    phi_second = logit_at(logits, second, True, largest)
     phi_second = tl.where(second == z, float("-inf"), phi_second)  # there is one category alone
     best_z, sum_z, bound_c, bound_z, with_second = bounds_of(
         a_z, phi_z, z, a_second, phi_second, second, third, of_third
@@ -290,13 +321,16 @@ def _who_can_win(
     logits, log_pi, ahead, state, can_win, flags, counts, members, C, P, SPAN, S,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """can_win [R, C]: z, and who wins against some reference or against z; flags [R, P]: whether the second wins.
+    """can_win [R, C]: z, and who wins against some reference or against z; flags [R,
+    P]: whether the second wins.
 
-    Elements below the limit are counted by their buckets and go to members [R, C]: those of a chunk from its start on,
-    then -1.
+    Elements below the limit are counted by their buckets and go to members [R, C]:
+    those of a chunk from its start on, then -1.
     """
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    z, second = tl.load(ahead + row * 3).to(tl.int32), tl.load(ahead + row * 3 + 1).to(tl.int32)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    z = tl.load(ahead + row * 3).to(tl.int32)
+    second = tl.load(ahead + row * 3 + 1).to(tl.int32)
     logits += row * C
     log_pi += row * C
     can_win += row * C
@@ -304,7 +338,9 @@ def _who_can_win(
     state += row * S
     counts += row * BUCKETS
     best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
-    largest, limit, least = tl.load(state + LARGEST), tl.load(state + LIMIT), tl.load(state + LEAST)
+    largest = tl.load(state + LARGEST)
+    limit = tl.load(state + LIMIT)
+    least = tl.load(state + LEAST)
     second_wins = tl.zeros([BLOCK], tl.int1)
     end = chunk * SPAN * BLOCK
     after = end + tl.arange(0, BLOCK)
@@ -333,9 +369,12 @@ def _who_can_win(
 
 @triton.jit
 def _starts(
-    ahead, state, can_win, flags, counts, starts, C, P, S, BLOCK_P: tl.constexpr, BUCKETS: tl.constexpr
+    ahead, state, can_win, flags, counts, starts, C, P, S, BLOCK_P: tl.constexpr,
+    BUCKETS: tl.constexpr
 ):  # fmt: skip
-    """Where each bucket starts, and the number of members: starts [R, BUCKETS + 1]; the second and third that win."""
+    """Where each bucket starts, and the number of members: starts [R, BUCKETS + 1]; the
+    second and third that win.
+    """
     row = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BUCKETS)
     count = tl.load(counts + row * BUCKETS + b)
@@ -350,16 +389,21 @@ def _starts(
 
 
 def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """ahead [..., 3], can_win [..., C], state [..., STATE], starts [..., buckets + 1] and members [..., C]: the inputs
-    are [..., C] and contiguous.
+    """ahead [..., 3], can_win [..., C], state [..., STATE], starts [..., buckets + 1]
+    and members [..., C]: the inputs are [..., C] and contiguous.
     """
     batch, categories = logits.shape[:-1], logits.shape[-1]
     rows, buckets = batch.numel(), buckets_of(categories)
     block, warps, span, chunks = chunks_of(rows, categories)
-    grid, size = (rows, chunks), {"BLOCK": block, "num_warps": warps}
+    grid = (rows, chunks)
+    size = {"BLOCK": block, "num_warps": warps}
     block_p = max(16, triton.next_power_of_2(chunks))
-    tops, values = (logits.new_empty(rows * count * chunks, dtype=torch.float64) for count in (1, 3))
-    indices, flags, counts = (logits.new_empty(rows * count, dtype=torch.int32) for count in (chunks, chunks, buckets))
+    tops, values = (
+        logits.new_empty(rows * count * chunks, dtype=torch.float64) for count in (1, 3)
+    )
+    indices, flags, counts = (
+        logits.new_empty(rows * count, dtype=torch.int32) for count in (chunks, chunks, buckets)
+    )
     ahead = logits.new_empty((*batch, 3), dtype=torch.int64)
     state = logits.new_empty((*batch, STATE), dtype=torch.float64)
     can_win = logits.new_empty(logits.shape, dtype=torch.bool)
@@ -367,9 +411,12 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     members = logits.new_empty(logits.shape, dtype=torch.int32)
     wins = can_win.view(torch.int8)
     _largest[grid](logits, tops, counts, categories, chunks, span, BUCKETS=buckets, **size)
-    _first[grid](logits, log_pi, tops, values, indices, categories, chunks, span, BLOCK_P=block_p, **size)
+    _first[grid](
+        logits, log_pi, tops, values, indices, categories, chunks, span, BLOCK_P=block_p, **size
+    )
     _finish[(rows,)](
-        logits, log_pi, tops, values, indices, ahead, state, categories, chunks, span * block, STATE,
+        logits, log_pi, tops, values, indices, ahead, state, categories, chunks, span * block,
+        STATE,
         BLOCK=max(256, block_p), num_warps=8,
     )  # fmt: skip
     _who_can_win[grid](

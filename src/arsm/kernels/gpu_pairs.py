@@ -1,6 +1,7 @@
 """`arsm.kernels.pairs` and `merge_pairs` as Triton kernels.
 
-A thread runs one race and swaps all its pairs; a program then compares the pairs of a row, or sums them.
+A thread runs one race and swaps all its pairs; a program then compares the pairs of a
+row, or sums them.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -22,8 +23,12 @@ PARTS = 5
 
 
 @triton.jit
-def _winner(a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third, of_third):
-    """z^{low<->high}: the first of low with the noise of high, high with that of low, and the best of the others."""
+def _winner(
+    a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third, of_third
+):
+    """z^{low<->high}: the first of low with the noise of high, high with that of low,
+    and the best of the others.
+    """
     of_low, of_high = a_high - phi_low, a_low - phi_high
     first_left = (z != low) & (z != high)
     second_left = (second != low) & (second != high)
@@ -36,7 +41,9 @@ def _winner(a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_sec
 
 @triton.jit
 def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr):
-    """table [N / INNER, M, INNER]: each of N races, then all its pairs; programs share the pairs of a race."""
+    """table [N / INNER, M, INNER]: each of N races, then all its pairs; programs share
+    the pairs of a race.
+    """
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = n < N
     table += n + n // INNER * (C * (C - 1) // 2) * INNER
@@ -50,12 +57,15 @@ def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr)
     second, third = z, z
     for c in tl.static_range(C):
         o = noise_at(log_pi, n * C + c, here) - logit_at(logits, n * C + c, here, largest)
-        is_first, is_second, is_third = o < best, o < of_second, o < of_third
+        is_first = o < best
+        is_second = o < of_second
+        is_third = o < of_third
         of_third = tl.where(is_second, of_second, tl.where(is_third, o, of_third))
         third = tl.where(is_second, second, tl.where(is_third, c, third))
         of_second = tl.where(is_first, best, tl.where(is_second, o, of_second))
         second = tl.where(is_first, z, tl.where(is_second, c, second))
-        best, z = tl.where(is_first, o, best), tl.where(is_first, c, z)
+        best = tl.where(is_first, o, best)
+        z = tl.where(is_first, c, z)
     tl.store(table, z.to(tl.int64), mask=here)
     for low in range(tl.program_id(1), C, tl.num_programs(1)):
         a_low = noise_at(log_pi, n * C + low, here)
@@ -64,7 +74,8 @@ def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr)
             a_high = noise_at(log_pi, n * C + high, here)
             phi_high = logit_at(logits, n * C + high, here, largest)
             found = _winner(
-                a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third, of_third
+                a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third,
+                of_third
             )  # fmt: skip
             m = low * (2 * C - low - 1) // 2 + high - low
             tl.store(table + tl.cast(INNER, tl.int64) * m, found.to(tl.int64), mask=here)
@@ -73,23 +84,30 @@ def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr)
 @triton.jit
 def _share(table, same_as, INNER, M, K: tl.constexpr, BLOCK_M: tl.constexpr):
     """The first equal query of each, in one row of table [R / INNER, M, INNER, K]."""
-    row, m = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_M)
+    row = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, BLOCK_M)
     query = row + (row // INNER * (M - 1) + m) * INNER
     differ = tl.where((m < M)[None, :], 0, tl.full([BLOCK_M, 1], 1, tl.int32))
     for start in tl.static_range(0, K, 8):
         code = tl.zeros([BLOCK_M], tl.int32)  # four bits tell two categories apart
         for k in tl.static_range(start, min(start + 8, K)):
-            code |= tl.load(table + query * K + k, mask=m < M, other=0).to(tl.int32) << (4 * (k - start))
+            code |= tl.load(table + query * K + k, mask=m < M, other=0).to(tl.int32) << (
+                4 * (k - start)
+            )
         differ |= code[:, None] ^ code[None, :]
     first = tl.min(tl.where(differ == 0, m[None, :], BLOCK_M), 1)
     tl.store(same_as + query, first.to(tl.int64), mask=m < M)
 
 
 def pairs(logits: Tensor, log_pi: Tensor, outer: int = 0) -> tuple[Tensor, Tensor]:
-    """`arsm.kernels.pairs` for contiguous [*B, K, C]; `outer` batch dimensions come before that of the queries."""
+    """`arsm.kernels.pairs` for contiguous [*B, K, C]; `outer` batch dimensions come
+    before that of the queries.
+    """
     *batch, variables, categories = logits.shape
-    queries, rows = 1 + categories * (categories - 1) // 2, logits.shape[:-2].numel()
-    shape, inner = (*batch[:outer], queries, *batch[outer:]), logits.shape[outer:-2].numel()
+    queries = 1 + categories * (categories - 1) // 2
+    rows = logits.shape[:-2].numel()
+    shape = (*batch[:outer], queries, *batch[outer:])
+    inner = logits.shape[outer:-2].numel()
     table = torch.empty((*shape, variables), dtype=torch.int64, device=logits.device)
     same_as = torch.empty(shape, dtype=torch.int64, device=logits.device)
     races = rows * variables
@@ -97,19 +115,37 @@ def pairs(logits: Tensor, log_pi: Tensor, outer: int = 0) -> tuple[Tensor, Tenso
         logits, log_pi, table, races, inner * variables, C=categories, BLOCK=RACES, num_warps=1
     )
     block = triton.next_power_of_2(queries)
-    _share[(rows,)](table, same_as, inner, queries, K=variables, BLOCK_M=block, num_warps=1 if block <= 64 else 4)
+    _share[(rows,)](
+        table,
+        same_as,
+        inner,
+        queries,
+        K=variables,
+        BLOCK_M=block,
+        num_warps=1 if block <= 64 else 4,
+    )
     return table, same_as
 
 
 @triton.jit
-def _merge(values, log_pi, gradient, INNER, K, C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
+def _merge(
+    values,
+    log_pi,
+    gradient,
+    INNER,
+    K,
+    C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """The gradient of one row of values [R / INNER, M, INNER]."""
     kind = gradient.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     values += row + row // INNER * (C * (C - 1) // 2) * INNER
     k, c = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
     first = tl.load(values)
-    total, even = tl.zeros([BLOCK_K, BLOCK_C], kind), 1.0 / tl.full([BLOCK_K], C, kind)
+    total = tl.zeros([BLOCK_K, BLOCK_C], kind)
+    even = 1.0 / tl.full([BLOCK_K], C, kind)
     for j in tl.static_range(0, BLOCK_C):
         low, high = tl.minimum(c, j), tl.maximum(c, j)
         pair = tl.where(low == high, 0, low * (2 * C - low - 1) // 2 + high - low)
@@ -123,12 +159,16 @@ def _merge(values, log_pi, gradient, INNER, K, C: tl.constexpr, BLOCK_K: tl.cons
 
 
 def merge_pairs(values: Tensor, log_pi: Tensor, outer: int = 0) -> Tensor:
-    """`arsm.kernels.merge_pairs` for contiguous [M, *B] and [*B, K, C]; M comes after `outer` dimensions of *B."""
+    """`arsm.kernels.merge_pairs` for contiguous [M, *B] and [*B, K, C]; M comes after
+    `outer` dimensions of *B.
+    """
     variables, categories = log_pi.shape[-2:]
-    rows, inner = log_pi.shape[:-2].numel(), log_pi.shape[outer:-2].numel()
+    rows = log_pi.shape[:-2].numel()
+    inner = log_pi.shape[outer:-2].numel()
     gradient = torch.empty(log_pi.shape, dtype=values.dtype, device=values.device)
     _merge[(rows,)](
-        values, log_pi, gradient, inner, variables, C=categories, BLOCK_K=max(4, triton.next_power_of_2(variables)),
+        values, log_pi, gradient, inner, variables, C=categories, BLOCK_K=max(4,
+        triton.next_power_of_2(variables)),
         BLOCK_C=max(4, triton.next_power_of_2(categories)), num_warps=1,
     )  # fmt: skip
     return gradient

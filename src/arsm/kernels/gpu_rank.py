@@ -1,9 +1,11 @@
 """The elements below the limit in order, as Triton kernels, and the sums of their weights along it.
 
-`order` picked the elements. A counting sort puts them in order: they fall into buckets that are evenly filled, since pi
-is uniform below a small limit, and are compared exactly within a bucket. Atomics decide which element takes which place
-of a bucket, and nothing else depends on them. Sums along the order are computed in chunks: a program publishes the sum
-of its chunk and adds the sums that the chunks before it have published.
+`order` picked the elements. A counting sort puts them in order: they fall into buckets
+that are evenly filled, since pi is uniform below a small limit, and are compared
+exactly within a bucket. Atomics decide which element takes which place of a bucket, and
+nothing else depends on them. Sums along the order are computed in chunks: a program
+publishes the sum of its chunk and adds the sums that the chunks before it have
+published.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -17,17 +19,19 @@ import triton.language as tl
 from arsm.kernels.gpu_order import HIGHEST, LIMIT, bucket_of, noise_at
 
 BINS = tl.constexpr(6)
-"""Most categories win against no more references than this: their sums need no look-up in memory."""
+"""Most categories win against no more references than this: their sums need no look-up
+in memory.
+"""
 CURSORS = tl.constexpr(2)
-"""Where a row's scratch has the number of elements that each bucket holds so far. The counters of two kernels' turns
-come first."""
+"""Where a row's scratch has the number of elements that each bucket holds so far. The
+counters of two kernels' turns come first."""
 UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
-"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d, w_z, the noise of the first
-ranks, and the sums of w below rank r = 0..BINS."""
+"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d,
+w_z, the noise of the first ranks, and the sums of w below rank r = 0..BINS."""
 SCALES = tl.constexpr(16)
 COPIES, PER_COPY = tl.constexpr(8), tl.constexpr(1 << 16)
-"""Copies of the sums that atomics add up, at most, and categories per copy: of a long row, many programs would wait for
-one sum."""
+"""Copies of the sums that atomics add up, at most, and categories per copy: of a long
+row, many programs would wait for one sum."""
 
 
 @triton.jit
@@ -60,26 +64,32 @@ def copies_of(count, C):
 
 @triton.jit
 def fill(
-    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, ROW, P, SPAN, N, S,
+    log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread, C, ROW, P,
+    SPAN, N, S,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Put the members into their buckets, bucketed [R, C], and zeros where values will be summed, value_sums [R, C].
+    """Put the members into their buckets, bucketed [R, C], and zeros where values will
+    be summed, value_sums [R, C].
 
     spread [R, P] is the largest |d| of each chunk.
     """
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     starts += row * (BUCKETS + 1)
     f += row * ROW
-    count, limit = tl.load(starts + BUCKETS), tl.load(state + row * S + LIMIT)
+    count = tl.load(starts + BUCKETS)
+    limit = tl.load(state + row * S + LIMIT)
     own = tl.load(f + tl.load(ahead + row * 3))
     low = tl.full([BLOCK], 0.0, own.dtype) + own
     high = low
     for i in range(SPAN):
         c = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
         value = tl.load(f + c, mask=c < C, other=own)
-        low, high = tl.minimum(low, value), tl.maximum(high, value)
+        low = tl.minimum(low, value)
+        high = tl.maximum(high, value)
     f_z = own.to(tl.float64)
-    above, below = tl.max(high, 0).to(tl.float64) - f_z, f_z - tl.min(low, 0).to(tl.float64)
+    above = tl.max(high, 0).to(tl.float64) - f_z
+    below = f_z - tl.min(low, 0).to(tl.float64)
     tl.store(spread + row * P + chunk, tl.maximum(above, below))
     start = chunk * SPAN * BLOCK
     stop = tl.minimum(start + SPAN * BLOCK, C)
@@ -97,7 +107,9 @@ def fill(
         c = tl.where(mask, c, 0)
         bucket = bucket_of(tl.minimum(noise_at(log_pi, row * C + c, mask), limit), limit, BUCKETS)
         first = tl.load(starts + bucket, mask=mask, other=0)
-        place = first + tl.atomic_add(scratch + row * N + CURSORS + bucket, 1, mask=mask, sem="relaxed")
+        place = first + tl.atomic_add(
+            scratch + row * N + CURSORS + bucket, 1, mask=mask, sem="relaxed"
+        )
         tl.store(bucketed + row * C + place, c, mask=mask)
         start = tl.where(end < start + BLOCK, stop, start + BLOCK)
 
@@ -115,7 +127,8 @@ def take_turn(turns, count):
 def publish(published, turn, own):
     """Store the sum of one turn, int64 or float64, with its lowest bit set.
 
-    The bit tells it from 0, where nothing was stored yet. An integer is shifted to make room for it.
+    The bit tells it from 0, where nothing was stored yet. An integer is shifted to make
+    room for it.
     """
     word = own << 1 if own.dtype == tl.int64 else own.to(tl.int64, bitcast=True)
     tl.atomic_xchg(published + turn, word | 1, sem="relaxed")
@@ -125,7 +138,8 @@ def publish(published, turn, own):
 def add_published(published, turn, own, BLOCK_T: tl.constexpr):
     """Wait for the sums of all earlier turns and add them.
 
-    A program takes its turn when it starts, so that those it waits for are already running.
+    A program takes its turn when it starts, so that those it waits for are already
+    running.
     """
     total = own
     if turn > 0:
@@ -148,10 +162,13 @@ def _next_bucket(log_pi, bucketed, starts, limit, k, count, BUCKETS: tl.constexp
 
 @triton.jit
 def rank(
-    log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread, scales, C, P, LENGTH, N, S,
-    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_T: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr,
+    log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread,
+    scales, C, P, LENGTH, N, S,
+    BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_T: tl.constexpr, BUCKETS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the ranks below r, r = 0..count.
+    """Put index and w at their ranks, ranked and noise_sums [R, C], then sum w over the
+    ranks below r, r = 0..count.
 
     A turn is for the buckets that start within LENGTH places.
     """
@@ -164,7 +181,9 @@ def rank(
     state += row * S
     scales += row * SCALES
     published += row * BLOCK_T
-    count, limit, per_weight = tl.load(starts + BUCKETS), tl.load(state + LIMIT), _per_weight(state, C)
+    count = tl.load(starts + BUCKETS)
+    limit = tl.load(state + LIMIT)
+    per_weight = _per_weight(state, C)
     turns = tl.maximum(tl.cdiv(count, LENGTH), 1)
     if tl.program_id(1) < turns:
         turn = take_turn(scratch + row * N, turns)
@@ -207,7 +226,11 @@ def rank(
             tl.store(scales + PER_VALUE, _per_value(state, spread + row * P, C, P, BLOCK_P))
             tl.store(scales + WEIGHT_Z, w_z)
             tl.store(scales + NOISES + k, a, mask=k < BINS)
-            tl.store(scales + WEIGHTS + k, (tl.cumsum(w, 0) - w).to(tl.float64) / per_weight, mask=k <= BINS)
+            tl.store(
+                scales + WEIGHTS + k,
+                (tl.cumsum(w, 0) - w).to(tl.float64) / per_weight,
+                mask=k <= BINS,
+            )
             tl.debug_barrier()
         before = add_published(published, turn, total, BLOCK_T) - total
         start = begin

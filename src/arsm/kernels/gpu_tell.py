@@ -16,14 +16,17 @@ from arsm.kernels.launch import in_one_block, launch
 @triton.jit
 def _leave_one_out(z, values, result, C, R, K, COUNT, BLOCK: tl.constexpr, SAMPLES: tl.constexpr):
     """sum_i f_i onehot(z_i) of one variable, SAMPLES at once; f less its mean, over n - 1."""
-    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
     values += row // K
     own = tl.load(values).to(tl.float64)
     total = tl.zeros([SAMPLES], tl.float64)
     start = 0
     while start < COUNT:
         i = start + tl.arange(0, SAMPLES)
-        total += tl.load(values + i * R, mask=i < COUNT, other=0.0).to(tl.float64) - tl.where(i < COUNT, own, 0.0)
+        total += tl.load(values + i * R, mask=i < COUNT, other=0.0).to(tl.float64) - tl.where(
+            i < COUNT, own, 0.0
+        )
         start += SAMPLES
     mean = tl.sum(total, 0) / COUNT
     sums = tl.zeros([BLOCK], tl.float64)
@@ -38,7 +41,8 @@ def _leave_one_out(z, values, result, C, R, K, COUNT, BLOCK: tl.constexpr, SAMPL
 
 
 def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-    """`arsm.kernels.leave_one_out` for contiguous tensors."""
+    """`arsm.scores.leave_one_out`, as one kernel."""
+    z, values = z.contiguous(), values.contiguous()
     count, *batch, variables = z.shape
     rows = z.numel() // count
     result = torch.empty((*batch, variables, categories), dtype=dtype, device=z.device)
@@ -53,7 +57,8 @@ def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype
 @triton.jit
 def _compare_swaps(values, pseudo, weight, result, C, R, J, K, BLOCK: tl.constexpr):
     """mean_j [F_cj - mean_m F_mj] w_j of one variable."""
-    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
     mask = c < C
     own, variable = row // K, row % K
     values += own
@@ -65,19 +70,24 @@ def _compare_swaps(values, pseudo, weight, result, C, R, J, K, BLOCK: tl.constex
         if K == 1:
             query = tl.load(pseudo + at * C + c, mask=mask, other=0).to(tl.int32)
         f = tl.load(values + (query + 1).to(tl.int64) * R, mask=mask, other=0.0).to(tl.float64)
-        f = tl.where(mask, f - tl.sum(tl.where(c == 0, f, 0.0), 0), 0.0)  # equal values give exactly zero
+        # equal values give exactly zero
+        f = tl.where(mask, f - tl.sum(tl.where(c == 0, f, 0.0), 0), 0.0)
         sums += (f - tl.sum(f, 0) / C) * tl.load(weight + at)
         j += 1
     tl.store(result + row * C + c, sums / J, mask=mask)
 
 
 def compare_swaps(values: Tensor, pseudo: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`arsm.kernels.compare_swaps` for contiguous tensors."""
+    """`arsm.references.compare_swaps`, as one kernel."""
+    values = values.contiguous()
+    pseudo = pseudo.contiguous()
+    weight = weight.contiguous()
     *batch, count, variables, categories = pseudo.shape
     result = torch.empty((*batch, variables, categories), dtype=dtype, device=values.device)
     rows = values.numel() // values.shape[0]
     launch(
-        _compare_swaps, rows * variables, values, pseudo, weight, result, categories, rows, count, variables,
+        _compare_swaps, rows * variables, values, pseudo, weight, result, categories, rows,
+        count, variables,
         **in_one_block(categories),
     )  # fmt: skip
     return result

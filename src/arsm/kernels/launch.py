@@ -11,12 +11,16 @@ _COMPILED: dict[tuple[object, ...], Any] = {}
 """Kernels by what Triton compiles them for."""
 
 
-def launch(kernel: Any, programs: int, *args: Tensor | int, num_warps: int = 4, **constants: int) -> None:
-    """`kernel[(programs,)](*args, num_warps=num_warps, **constants)`; constants in the order that the kernel has them.
+def launch(
+    kernel: Any, programs: int, *args: Tensor | int, num_warps: int = 4, **constants: int
+) -> None:
+    """`kernel[(programs,)](*args, num_warps=num_warps, **constants)`; constants in the
+    order that the kernel has them.
 
-    Triton binds and describes all arguments anew at each launch, which takes twice as long as the launch itself. A
-    compiled kernel can be launched again for arguments of the same dtypes, if the same pointers and integers are
-    multiples of 16, and the same integers are 1 or need 64 bits.
+    Triton binds and describes all arguments anew at each launch, which takes twice as
+    long as the launch itself. A compiled kernel can be launched again for arguments of
+    the same dtypes, if the same pointers and integers are multiples of 16, and the same
+    integers are 1 or need 64 bits.
     """
     key = (
         kernel.fn,
@@ -50,7 +54,8 @@ def in_one_warp(categories: int) -> dict[str, int]:
 
 
 @functools.cache
-def in_tiles(categories: int, pack: bool) -> dict[str, int]:
-    """All categories of many rows in one program, and whether it packs what it asks for."""
-    block = in_one_block(categories)["BLOCK"]
-    return {"BLOCK": block, "ROWS": max(1, 1024 // block), "PACK": pack, "num_warps": 16}
+def in_warps(categories: int) -> dict[str, int]:
+    """As `in_one_warp`, with more warps for a row that would fill one warp's registers."""
+    sizes = in_one_block(categories)
+    rows = max(1, 32 // sizes["BLOCK"])
+    return {"BLOCK": sizes["BLOCK"], "ROWS": rows, "num_warps": sizes["num_warps"]}
