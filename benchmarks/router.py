@@ -1,15 +1,18 @@
-"""python -m benchmarks.router: a mixture of experts whose router is trained by `arsm.choices`, beside other ways.
+"""python -m benchmarks.router: a mixture of experts whose router is trained by `arsm.choices`,
+beside other ways.
 
-Eight clusters of inputs, each with labels of its own: an expert is a small network that can learn one cluster and not
-all of them, so accuracy measures routing. The ways differ in what the router learns from:
+Eight clusters of inputs, each with labels of its own: an expert is a small network that can learn
+one cluster and not all of them, so accuracy measures routing. The ways differ in what the router
+learns from:
 
 - `arsm.choices` with several estimators, and RLOO(4) written by hand for this one model,
 - Switch: the largest gate's expert, its output times the gate's probability,
 - Gumbel straight-through, which runs all experts,
 - no training of the router at all, and a single expert.
 
-Every way may add Switch's balancing loss. Its coefficient and the learning rate are chosen for each way from the same
-grid, on seeds that are not reported. A training is one line of results/router/runs.jsonl.xz, which is not made again:
+Every way may add Switch's balancing loss. Its coefficient and the learning rate are chosen for each
+way from the same grid, on seeds that are not reported. A training is one line of
+results/router/runs.jsonl.xz, which is not made again:
 
     python -m benchmarks.router run --workers 16      # trainings, then the time per step
     python -m benchmarks.router report                # table.csv, from these and times.json
@@ -59,7 +62,9 @@ class Mixture(nn.Module):
         return self.experts(x, self.choice(self.gate(x).unsqueeze(1)))
 
     def experts(self, x: Tensor, z: Tensor) -> Tensor:
-        """The chosen expert alone, z int64 [N, 1]; or all of them, weighted, z floating [N, 1, E]."""
+        """The chosen expert alone, z int64 [N, 1]; or all of them, weighted, z floating [N, 1,
+        E].
+        """
         if not z.is_floating_point():
             first, last = self.first[z[:, 0]], self.last[z[:, 0]]
             return torch.bmm(torch.bmm(x.unsqueeze(1), first).relu(), last).squeeze(1)
@@ -68,7 +73,9 @@ class Mixture(nn.Module):
 
 
 class Mixtures:
-    """Inputs around eight centres; the label is the largest of four linear functions that belong to the centre."""
+    """Inputs around eight centres; the label is the largest of four linear functions that belong to
+    the centre.
+    """
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -134,7 +141,9 @@ def switch_predict(model: Mixture, x: Tensor) -> Tensor:
 
 def gumbel(model: Mixture, x: Tensor, y: Tensor) -> Losses:
     logits = model.gate(x)
-    return F.cross_entropy(model.experts(x, F.gumbel_softmax(logits, tau=1.0, hard=True).unsqueeze(1)), y), logits
+    return F.cross_entropy(
+        model.experts(x, F.gumbel_softmax(logits, tau=1.0, hard=True).unsqueeze(1)), y
+    ), logits
 
 
 def untrained(model: Mixture, x: Tensor, y: Tensor) -> Losses:
@@ -201,20 +210,33 @@ def step_times(repetitions: int) -> dict[str, float]:
         model.zero_grad()
         total(way, 0.01, model, *batch).backward()
 
-    calls: dict[str, Callable[[], object]] = {name: partial(step, name) for name in WAYS if name != "one expert"}
-    return {name: 1000 * t.median for name, t in interleaved(calls, repetitions, time.process_time).items()}
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(step, name) for name in WAYS if name != "one expert"
+    }
+    return {
+        name: 1000 * t.median
+        for name, t in interleaved(calls, repetitions, time.process_time).items()
+    }
 
 
 def chosen(trainings: list[records.Record]) -> dict[str, tuple[float, float]]:
-    """The (rate, balance) of each way with the best mean accuracy on the seeds that are not reported."""
-    found: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
+    """The (rate, balance) of each way with the best mean accuracy on the seeds that are not
+    reported.
+    """
+    found: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for r in trainings:
         if r["seed"] in CHOSEN_ON:
             found[r["way"]][r["rate"], r["balance"]].append(r["accuracy"])
-    return {way: max(grid, key=lambda key: statistics.mean(grid[key])) for way, grid in found.items()}
+    return {
+        way: max(grid, key=lambda key: statistics.mean(grid[key])) for way, grid in found.items()
+    }
 
 
-def run(ways: list[str], balances: list[float], workers: int, steps: int, repetitions: int, out: Path) -> None:
+def run(
+    ways: list[str], balances: list[float], workers: int, steps: int, repetitions: int, out: Path
+) -> None:
     """The grid, then the reported seeds with each way's choice, then the time per step."""
     path = out / "runs.jsonl.xz"
 
@@ -228,8 +250,15 @@ def run(ways: list[str], balances: list[float], workers: int, steps: int, repeti
                 record = finished.result()
                 records.add(path, record)
                 left = (time.monotonic() - start) / number * (len(missing) - number)
-                name = f"{record['way']}, rate {record['rate']:g}, balance {record['balance']:g}, seed {record['seed']}"
-                print(f"{number}/{len(missing)} {name}: {record['accuracy']:.3f}; about {left:.0f} s left", flush=True)
+                name = (
+                    f"{record['way']}, rate {record['rate']:g}, balance {record['balance']:g}, "
+                    f"seed {record['seed']}"
+                )
+                print(
+                    f"{number}/{len(missing)} {name}: {record['accuracy']:.3f}; about {left:.0f} s "
+                    "left",
+                    flush=True,
+                )
 
     fixed = {"untrained router", "one expert"}
     make(
@@ -239,11 +268,20 @@ def run(ways: list[str], balances: list[float], workers: int, steps: int, repeti
         for rate in RATES
         for coefficient in ((0.0,) if way in fixed else balances)
     )
-    make((way, *key, seed) for way, key in chosen(records.read(path)).items() if way in ways for seed in REPORTED)
+    make(
+        (way, *key, seed)
+        for way, key in chosen(records.read(path)).items()
+        if way in ways
+        for seed in REPORTED
+    )
     if (out / "times.json").exists():
         return
     where = provenance("cpu")
-    times = {"hardware": where["hardware"], "commit": where["commit"], "ms": step_times(repetitions)}
+    times = {
+        "hardware": where["hardware"],
+        "commit": where["commit"],
+        "ms": step_times(repetitions),
+    }
     (out / "times.json").write_text(json.dumps(times, indent=1) + "\n")
 
 
@@ -257,32 +295,73 @@ def report(folder: Path) -> None:
         group = [
             r
             for r in trainings
-            if r["way"] == way and r["seed"] in REPORTED and (r["rate"], r["balance"]) == (rate, coefficient)
+            if r["way"] == way
+            and r["seed"] in REPORTED
+            and (r["rate"], r["balance"]) == (rate, coefficient)
         ]
         found = [r["accuracy"] for r in group]
-        mean, std, spent = statistics.mean(found), statistics.stdev(found), sum(r["seconds"] for r in group)
+        mean, std, spent = (
+            statistics.mean(found),
+            statistics.stdev(found),
+            sum(r["seconds"] for r in group),
+        )
         setting = f"{rate:g}, {coefficient:g}"
         name = f"Router: {way}"
         place = [group[0]["hardware"], group[0]["commit"]]
-        rows.append([name, "test accuracy", f"{mean:.4f}", f"{std:.4f}", len(found), "", f"{spent:.1f}", *place])
+        rows.append(
+            [
+                name,
+                "test accuracy",
+                f"{mean:.4f}",
+                f"{std:.4f}",
+                len(found),
+                "",
+                f"{spent:.1f}",
+                *place,
+            ]
+        )
         cells = ["", ""]
         if way in times["ms"]:
             ms = times["ms"][way]
-            rows.append([name, "CPU ms per step", f"{ms:.3f}", "", 1, "", "", times["hardware"], times["commit"]])
+            rows.append(
+                [
+                    name,
+                    "CPU ms per step",
+                    f"{ms:.3f}",
+                    "",
+                    1,
+                    "",
+                    "",
+                    times["hardware"],
+                    times["commit"],
+                ]
+            )
             cells = [f"{ms:.2f} ms", f"{ms / times['ms']['RLOO(4) by hand']:.2f}"]
         experts = f"{statistics.mean(r['experts'] for r in group):.1f}"
         lines.append([way, setting, f"{mean:.3f} +- {std:.3f}", experts, *cells])
-    print(table("Router", ["way", "rate, balance", "accuracy", "experts used", "step", "times by hand"], lines))
+    print(
+        table(
+            "Router",
+            ["way", "rate, balance", "accuracy", "experts used", "step", "times by hand"],
+            lines,
+        )
+    )
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"])
+        writer.writerow(
+            ["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"]
+        )
         writer.writerows(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    runs = commands.add_parser("run", help="make the trainings that are missing, and time the steps")
+    runs = commands.add_parser(
+        "run", help="make the trainings that are missing, and time the steps"
+    )
     runs.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     runs.add_argument("--balances", nargs="+", type=float, default=list(BALANCES))
     runs.add_argument("--workers", type=int, default=1)

@@ -1,16 +1,23 @@
-r"""The object that `arsm.choices` yields: it runs a loss function through a module and credits every `Choice` in it.
+r"""The object that `arsm.choices` yields: it runs a loss function through a module and
+credits every `Choice` in it.
 
-    E[f],    z_t ~ Cat(softmax(phi_t)),    t = 1..T in the order of the calls,    phi_t a function of z_1..z_{t-1}
+    E[f],    z_t ~ Cat(softmax(phi_t)),    t = 1..T in the order of the calls,
+    phi_t a function of z_1..z_{t-1}
 
 How a choice gets its credit follows from what the estimator declares:
 
-- `paths` = n, with weights from the values alone: n copies of every row run through the model in one forward pass; path
-  i's weight multiplies sum_t d ln q(z_t^i).
+- `paths` = n, with weights from the values alone: n copies of every row run through the
+  model in one forward pass; path i's weight multiplies sum_t d ln q(z_t^i). Where the
+  function has a loss l_s for each position s, each has weights of its own, which
+  multiply the d ln q of the choices that reach it: a choice that cannot change l_s has
+  a score that is independent of it, with mean 0.
 - `pathwise`: one pass in which the choices are floating and autograd does the rest.
-- else: one pass along the true path; then, for each choice t, one pass without grad over the estimator's other queries,
-  with the choices before t held at the true path and those after it drawn again. That is `estimate` for phi_t with a
-  random f, as in `estimate_layers`: equal queries share a value, and the true one's is the true path's. Later choices
-  run the true path's races, so they differ only where the query changes them.
+- else: one pass along the true path; then, for each choice t, one pass without grad
+  over the estimator's other queries, with the choices before t held at the true path
+  and those after it drawn again. That is `estimate` for phi_t with a random f, as in
+  `estimate_layers`: equal queries share a value, and the true one's is the true path's.
+  Later choices run the true path's races, so they differ only where the query changes
+  them.
 
 All three are unbiased where the estimator is.
 """
@@ -19,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +34,7 @@ from torch import Tensor, nn
 from arsm.batch_norm import refuse_batch_norm
 from arsm.categorical import log_prob
 from arsm.checks import NotFiniteError, describe
+from arsm.choice_reach import Made, check_reach
 from arsm.draws import sample
 from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
 from arsm.question import Others, Question, attach, attach_paths, pose
@@ -36,6 +44,9 @@ from arsm.types import Estimator
 
 if TYPE_CHECKING:
     from arsm.choice import Choice
+
+Reach = Literal["row", "later", "own"]
+"""The losses that a choice can change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +64,20 @@ class _Call:
 class Run:
     """The object that `arsm.choices` yields: call it with a loss function and a batch."""
 
-    def __init__(self, model: nn.Module, estimator: Estimator, generator: torch.Generator | None) -> None:
-        self.model, self.estimator, self.generator = model, estimator, generator
+    def __init__(
+        self,
+        model: nn.Module,
+        estimator: Estimator,
+        generator: torch.Generator | None,
+        *,
+        positions: bool = False,
+        check: bool = False,
+    ) -> None:
+        self.model = model
+        self.estimator = estimator
+        self.generator = generator
+        self._positions = positions  # the function has a loss for each position
+        self._test_reach = check
         self._rows = 0
         self._chooser: Callable[[Choice, Tensor], Tensor] | None = None
 
@@ -62,17 +85,20 @@ class Run:
         """The values of a loss function, with gradients for every choice.
 
         Args:
-            function: `function(*batch) -> [N]`, row by row, through the model; its rows are the batch's, some of them
-                repeated.
+            function: `function(*batch) -> [N]`, row by row, through the model; its rows
+                are the batch's, some of them repeated. With a `Choice(reach=...)`,
+                [N, T]: a loss for each position.
             batch: tensors [N, ...].
 
         Returns:
-            [N]: the function's values, with their own sign (their mean over the samples where there are several).
-            Backward gives the choices' logits their estimate, and everything else its ordinary gradient.
+            [N] or [N, T]: the function's values, with their own sign (their mean over
+                the samples where there are several).
+            Backward gives the choices' logits their estimate, and everything else its
+            ordinary gradient.
         """
         rows = _batch_rows(batch)
         refuse_batch_norm(self.model, "arsm.choices")
-        if self.estimator.paths and not self.estimator.weighs_energy:
+        if self._by_paths:
             return self._over_paths(function, batch, rows)
         if self.estimator.pathwise:
             return self._evaluate(function, batch, rows, self._relax)
@@ -82,15 +108,26 @@ class Run:
         """The value that a Choice returns."""
         if self._chooser is None:
             raise RuntimeError(
-                "A Choice was called inside `arsm.choices` but not by run(function, *batch); call the model in that "
-                "function."
+                "A Choice was called inside `arsm.choices` but not by run(function, *batch); call "
+                "the model in that function."
             )
         if logits.shape[0] != self._rows:
             raise ValueError(
-                f"A Choice got logits {list(logits.shape)}, but the batch has {self._rows} rows here; logits must be "
-                "[N, K, C] with one row for each loss, so unflatten tokens [B T, E] to [B, T, E]."
+                f"A Choice got logits {list(logits.shape)}, but the batch has {self._rows} rows "
+                "here; logits must be [N, K, C] with one row for each loss, so unflatten tokens "
+                "[B T, E] to [B, T, E]."
+            )
+        if choice.k and logits.shape[1] > 1 and not self._by_paths:
+            raise ValueError(
+                f"Choice(k={choice.k}) takes logits [N, 1, C] with "
+                f"{type(self.estimator).__name__}, but got {list(logits.shape)}; RLOO(n) takes "
+                "several sets per row."
             )
         return self._chooser(choice, logits)
+
+    @property
+    def _by_paths(self) -> bool:
+        return self.estimator.paths > 0 and not self.estimator.weighs_energy
 
     def _evaluate(
         self,
@@ -99,44 +136,77 @@ class Run:
         rows: int,
         chooser: Callable[[Choice, Tensor], Tensor],
     ) -> Tensor:
-        """The function's values [rows], with every choice made by the chooser."""
+        """The function's values [rows], or [rows, T], with every choice made by the chooser."""
         self._rows, self._chooser = rows, chooser
         try:
             values = function(*batch)
         finally:
             self._chooser = None
-        if not isinstance(values, Tensor) or values.shape != (rows,) or not values.is_floating_point():
+        if self._positions:
+            _check_positions(values, rows)
+        elif (
+            not isinstance(values, Tensor)
+            or values.shape != (rows,)
+            or not values.is_floating_point()
+        ):
             raise ValueError(
-                f"The loss function must return one floating value per row, [{rows}] here, but returned "
-                f'{describe(values)}; leave its mean to the caller, as in F.cross_entropy(..., reduction="none").'
+                f"The loss function must return one floating value per row, [{rows}] here, but "
+                "returned "
+                f"{describe(values)}; leave its mean to the caller, as in F.cross_entropy(..., "
+                'reduction="none").'
             )
         if not bool(values.detach().isfinite().all()):
-            where = int((~values.detach().isfinite()).nonzero()[0])
+            where = (~values.detach().isfinite()).nonzero()[0].tolist()
             raise NotFiniteError(
-                f"The loss function returned {float(values[where])} in row {where}; it must be finite."
+                f"The loss function returned {float(values[tuple(where)])} in row {where[0]}; it "
+                "must be finite."
             )
         return values.to(working_dtype(values.dtype))
 
-    def _over_paths(self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int) -> Tensor:
+    def _over_paths(
+        self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int
+    ) -> Tensor:
         n = self.estimator.paths
-        log_q: list[Tensor] = []
+        made: list[Made] = []
 
         def choose(choice: Choice, logits: Tensor) -> Tensor:
-            z = draw(logits, choice.k, self.generator)
-            log_q.append(_log_prob(logits, z, choice.k))
+            z = draw_choice(logits, choice, self.generator)
+            made.append(Made(choice, z, logits.detach(), _log_probs(logits, z, choice.k)))
             return z
 
         repeated = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in batch)
-        values = self._evaluate(function, repeated, n * rows, choose).unflatten(0, (n, rows))
-        if not log_q:
+        values = self._evaluate(function, repeated, n * rows, choose)
+        if self._test_reach:
+            check_reach(self, function, batch, [each.first(rows) for each in made])
+        values = values.unflatten(0, (n, rows))  # [n, N] or [n, N, T]
+        if not made:
             return values.mean(0)
-        whole = sum(log_q[1:], log_q[0]).unflatten(0, (n, rows))
+        reaching = [_reaching(each.log_q, each.choice.reach, values[0]) for each in made]
+        whole = sum(reaching[1:], reaching[0]).unflatten(0, (n, rows))
         return attach_paths(values.mean(0), self.estimator, values, whole)
+
+    def replay(
+        self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], choices: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The function's values with given choices, and the logits of each Choice;
+        random layers draw the same numbers in every replay.
+        """
+        logits: list[Tensor] = []
+
+        def choose(choice: Choice, seen: Tensor) -> Tensor:
+            logits.append(seen)
+            return choices[len(logits) - 1]
+
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self._evaluate(function, batch, len(batch[0]), choose), logits
 
     def _relax(self, choice: Choice, logits: Tensor) -> Tensor:
         return pose(self.estimator, logits, generator=self.generator).queries.points[0]
 
-    def _over_queries(self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int) -> Tensor:
+    def _over_queries(
+        self, function: Callable[..., Tensor], batch: tuple[Tensor, ...], rows: int
+    ) -> Tensor:
         calls: list[_Call] = []
         last: dict[Choice, Tensor] = {}
 
@@ -156,7 +226,9 @@ class Run:
             every = call.question.spread_others(others, values, true.detach())
             gradient = call.question.credit(every).gradient
             if gradient is None:
-                raise TypeError(f"{self.estimator!r} tells no gradient but is not declared as pathwise.")
+                raise TypeError(
+                    f"{self.estimator!r} tells no gradient but is not declared as pathwise."
+                )
             value = attach(value, call.question.logits, gradient.detach())
         for choice, logits in last.items():  # not the queries' logits, which have no graph
             choice.logits = logits
@@ -182,8 +254,8 @@ class Run:
             made += 1
             if made <= t + 1 and calls[made - 1].choice is not choice:
                 raise RuntimeError(
-                    "The model made another choice here than for the true sample; which choices it makes, and in "
-                    "which order, must not depend on the rows."
+                    "The model made another choice here than for the true sample; which choices "
+                    "it makes, and in which order, must not depend on the rows."
                 )
             if made <= t + 1:
                 self._require_equal(calls[made - 1].question.logits.detach(), logits, row, batch)
@@ -193,23 +265,27 @@ class Run:
                 return others.point
             race = calls[made - 1].race if made <= len(calls) else None
             if race is None or race.shape[1:] != logits.shape[1:]:
-                return draw(logits, choice.k, self.generator)
+                return draw_choice(logits, choice, self.generator)
             return argmin_sample(logits, race.index_select(0, row))
 
         asked = tuple(x.index_select(0, row) for x in batch)
         values = self._evaluate(function, asked, len(row), choose)
         if made <= t:
             raise RuntimeError(
-                f"The model made {len(calls)} choices for the true sample but {made} in another pass; their number "
-                "must not depend on the rows."
+                f"The model made {len(calls)} choices for the true sample but {made} in another "
+                "pass; their number must not depend on the rows."
             )
         return values
 
-    def _require_equal(self, true: Tensor, again: Tensor, row: Tensor, batch: tuple[Tensor, ...]) -> None:
-        """Require that another pass found the logits of the true path [N, K, C] again, in its rows [R].
+    def _require_equal(
+        self, true: Tensor, again: Tensor, row: Tensor, batch: tuple[Tensor, ...]
+    ) -> None:
+        """Require that another pass found the logits of the true path [N, K, C] again,
+        in its rows [R].
 
-        z was drawn from the true path's logits, and its alternatives are compared with it: had they other logits, as
-        after another dropout mask, the estimate would be biased.
+        z was drawn from the true path's logits, and its alternatives are compared with
+        it: had they other logits, as after another dropout mask, the estimate would be
+        biased.
         """
         tensors = (true, *self.model.parameters(), *batch)
         dtypes = {x.dtype for x in tensors if x.is_floating_point()}
@@ -219,29 +295,37 @@ class Run:
         if again.shape[1:] == true.shape[1:] and bool(_distance(true, again, row) <= allowed):
             return
         raise RuntimeError(
-            f"{type(self.estimator).__name__} runs the model again for the values of other choices, and the logits of "
-            "a Choice were not the same then; use RLOO(n), which runs the model once, or call eval() on the dropout or "
-            "other random layer before the Choice."
+            f"{type(self.estimator).__name__} runs the model again for the values of other "
+            "choices, and the logits of a Choice were not the same then; use RLOO(n), which runs "
+            "the model once, or call eval() on the dropout or other random layer before the "
+            "Choice."
         )
 
 
 ROUNDING = {torch.float64: 2.0**-20, torch.float32: 2.0**-6}
-"""The relative difference of logits between two passes that may be rounding, by the coarsest dtype in use.
+"""The relative difference of logits between two passes that may be rounding, by the
+coarsest dtype in use.
 
-Matrix products round differently with another number of rows. One rounding is 2^-53 in float64, 2^-11 in TF32 (which
-float32 may mean on a GPU) and 2^-9 in bfloat16; a deep model adds up some, so the bounds are well above: 2^-6 for
-float32, as its earlier layers may have run in bfloat16 unseen. Dropout with probability p changes logits by about
-sqrt(2 p), 0.45 for p = 0.1."""
+Matrix products round differently with another number of rows. One rounding is 2^-53 in
+float64, 2^-11 in TF32 (which float32 may mean on a GPU) and 2^-9 in bfloat16; a deep
+model adds up some, so the bounds are well above: 2^-6 for float32, as its earlier
+layers may have run in bfloat16 unseen. Dropout with probability p changes logits by
+about sqrt(2 p), 0.45 for p = 0.1."""
 COARSE = 2.0**-4
 """The same for bfloat16 and float16, also by autocast."""
 LEAST_SCALE = 2.0**-3
-"""Differences are relative to the largest logit, but at least to this: near 0, rounding may be all that there is."""
+"""Differences are relative to the largest logit, but at least to this: near 0, rounding
+may be all that there is.
+"""
 IMPROBABLE = -30.0
-"""A category this far below the most probable one counts as masked, whatever its logit: masks may be -1e9."""
+"""A category this far below the most probable one counts as masked, whatever its logit:
+masks may be -1e9.
+"""
 
 
 def _distance(true: Tensor, again: Tensor, row: Tensor) -> Tensor:
-    """[]: the largest difference between logits of the true path [N, K, C] and of other rows [R, K, C] of it.
+    """[]: the largest difference between logits of the true path [N, K, C] and of other
+    rows [R, K, C] of it.
 
     Relative to the largest logit of the true path, of those that are not masked.
     """
@@ -253,28 +337,76 @@ def _distance(true: Tensor, again: Tensor, row: Tensor) -> Tensor:
     return (other - below.index_select(0, row)).abs().amax() / scale
 
 
-def draw(logits: Tensor, k: int | None, generator: torch.Generator | None) -> Tensor:
-    """Choices [N, K] of one category each, or [N, k]."""
+def draw_choice(logits: Tensor, choice: Choice, generator: torch.Generator | None) -> Tensor:
+    """Choices [N, K] of one category each, or sets of k as `shaped` has them."""
     logits = logits.detach()
-    if k is None:
+    if choice.k is None:
         return sample(logits, generator)
-    return draw_subsets(logits.squeeze(1), uniforms(logits.mT, 1, generator), k).squeeze(-2)
+    z = draw_subsets(logits, uniforms(logits.unsqueeze(-1), 1, generator), choice.k)
+    return shaped(choice, z.squeeze(-2))
 
 
-def _log_prob(logits: Tensor, z: Tensor, k: int | None) -> Tensor:
-    """ln q of the choices of a row: [N], at least float32."""
+def shaped(choice: Choice, z: Tensor) -> Tensor:
+    """Sets [N, T, k], or [N, k] where there is one per row and no position matters."""
+    return z.squeeze(1) if choice.reach == "row" and z.shape[1] == 1 else z
+
+
+def _log_probs(logits: Tensor, z: Tensor, k: int | None) -> Tensor:
+    """ln q of each choice of a row: [N, K], at least float32."""
     if k is not None:
-        return subset_log_prob(logits.squeeze(1), z)
+        return subset_log_prob(logits, z.view(*logits.shape[:2], k))
     masked = logits == -torch.inf
     # the gradient of 0 * inf would be NaN
-    log_q = logits.masked_fill(masked, torch.finfo(logits.dtype).min).to(working_dtype(logits.dtype)).log_softmax(-1)
-    return log_prob(log_q, z).sum(-1)
+    log_q = (
+        logits.masked_fill(masked, torch.finfo(logits.dtype).min)
+        .to(working_dtype(logits.dtype))
+        .log_softmax(-1)
+    )
+    return log_prob(log_q, z)
+
+
+def _reaching(log_q: Tensor, reach: Reach, values: Tensor) -> Tensor:
+    """For each loss, ln q of the choices that reach it: log_q [N, K] -> [N] or [N, T],
+    as the values are.
+    """
+    if values.ndim == 1:
+        return log_q.sum(-1)
+    positions = values.shape[-1]
+    if reach == "row":
+        return log_q.sum(-1, keepdim=True).expand(-1, positions)
+    if log_q.shape[-1] != positions:
+        raise ValueError(
+            f"Choice(reach={reach!r}) got logits for {log_q.shape[-1]} positions, but the loss "
+            f"function returned losses for {positions}; they must be the same."
+        )
+    return log_q.cumsum(-1) if reach == "later" else log_q
+
+
+def _check_positions(values: object, rows: int) -> None:
+    if (
+        isinstance(values, Tensor)
+        and values.is_floating_point()
+        and values.ndim == 2
+        and len(values) == rows
+    ):
+        return
+    raise ValueError(
+        f"With a Choice(reach=...) the loss function must return one floating value per position, "
+        f"[{rows}, T] here, but returned {describe(values)}; leave sums and means to the caller."
+    )
 
 
 def _batch_rows(batch: tuple[Tensor, ...]) -> int:
-    if not all(isinstance(x, Tensor) and x.ndim > 0 for x in batch) or len({len(x) for x in batch}) != 1:
+    if (
+        not all(isinstance(x, Tensor) and x.ndim > 0 for x in batch)
+        or len({len(x) for x in batch}) != 1
+    ):
         found = ", ".join(map(describe, batch)) or "none"
-        raise ValueError(f"run(function, *batch) takes tensors [N, ...] with the same N, but got {found}.")
+        raise ValueError(
+            f"run(function, *batch) takes tensors [N, ...] with the same N, but got {found}."
+        )
     if len(batch[0]) == 0:
-        raise ValueError("run(function, *batch) takes a batch of at least one row, but got an empty one.")
+        raise ValueError(
+            "run(function, *batch) takes a batch of at least one row, but got an empty one."
+        )
     return len(batch[0])

@@ -1,0 +1,334 @@
+"""Choices with a loss for each position: unbiased by enumeration of every pair of paths, and a
+wrong reach is found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import arsm
+from arsm import choice_run
+from arsm.subsets import subset_log_prob
+
+POSITIONS, CATEGORIES = 2, 3
+
+
+class Blocks(nn.Module):
+    """Choices at each position in several blocks; each block's logits depend on the choices of the
+    blocks before it, at its own and earlier positions, or at all of them if it looks ahead.
+    """
+
+    def __init__(self, *choices: arsm.Choice, ahead: bool = False, mixed: bool = True) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        self.choices = nn.ModuleList(choices)
+        self.phi = nn.Parameter(normal(len(choices), POSITIONS, CATEGORIES))
+        self.effect = normal(len(choices), CATEGORIES, CATEGORIES)
+        self.read = nn.Parameter(normal(len(choices), CATEGORIES))
+        self.ahead, self.mixed = ahead, mixed
+
+    def mix(self, x: Tensor) -> Tensor:
+        """[N, T, C], summed over the positions that are seen."""
+        if self.ahead:
+            return x.sum(1, keepdim=True).expand_as(x)
+        return x.cumsum(1) if self.mixed else x
+
+    def forward(self, x: Tensor) -> Tensor:  # [N] -> losses [N, T]
+        state = torch.zeros(len(x), POSITIONS, CATEGORIES, dtype=torch.float64)
+        loss = x.unsqueeze(-1).expand(-1, POSITIONS)
+        for block, choice in enumerate(self.choices):
+            z = choice(self.phi[block] + state)
+            if z.ndim == 2:
+                z = z.unsqueeze(-1)
+            chosen = arsm.one_hot(z, CATEGORIES, torch.float64).sum(-2)
+            state = state + self.mix(chosen @ self.effect[block])
+            loss = loss + (self.mix(chosen * self.read[block]).sum(-1) + state.sum(-1)).sin()
+        return loss + loss.square()
+
+
+def paths(model: Blocks) -> list[list[Tensor]]:
+    """All ways to make the choices: one tensor [1, T] or [1, T, k] per block."""
+    sets: list[list[Tensor]] = []
+    for choice in model.choices:
+        assert isinstance(choice, arsm.Choice)
+        if choice.k is None:
+            every = list(itertools.product(range(CATEGORIES), repeat=POSITIONS))
+        else:
+            members = list(itertools.combinations(range(CATEGORIES), choice.k))
+            every = list(itertools.product(members, repeat=POSITIONS))
+        sets.append([torch.tensor([each]) for each in every])
+    return [list(each) for each in itertools.product(*sets)]
+
+
+def forced(model: Blocks, estimator: arsm.Estimator, monkeypatch: Any) -> Tensor:
+    """The expected gradient of the losses' weighted sum: every group of paths is one row."""
+    one = paths(model)
+    groups = list(itertools.product(one, repeat=estimator.paths))
+    made = [
+        torch.cat([group[i][block] for i in range(estimator.paths) for group in groups])
+        for block in range(len(model.choices))
+    ]
+    probability: list[Tensor] = []
+    calls = iter(made)
+
+    def draw(logits: Tensor, choice: arsm.Choice, generator: Any) -> Tensor:
+        z = next(calls)
+        probability.append(choice_run._log_probs(logits.detach(), z, choice.k).sum(-1))
+        return z
+
+    monkeypatch.setattr(choice_run, "draw_choice", draw)
+    x = torch.zeros(len(groups), dtype=torch.float64)
+    with arsm.choices(model, estimator) as run:
+        losses = run(model, x)
+    of_path = sum(probability[1:], probability[0]).view(estimator.paths, -1)
+    chance = of_path.sum(0).exp()
+    assert float(chance.sum()) == pytest.approx(1)
+    model.zero_grad()
+    (chance.unsqueeze(-1) * losses * WEIGHTS).sum().backward()
+    return gradients(model)
+
+
+WEIGHTS = torch.tensor([1.0, -0.3], dtype=torch.float64)
+"""The caller may weigh positions as it likes."""
+
+
+def gradients(model: Blocks) -> Tensor:
+    parts = [p.grad for p in (model.phi, model.read)]
+    return torch.cat([g.flatten() for g in parts if g is not None])
+
+
+def exact(model: Blocks) -> Tensor:
+    """The gradient of the expectation, by enumeration of one path with autograd."""
+    total = torch.zeros((), dtype=torch.float64)
+    model.zero_grad()
+    for path in paths(model):
+        log_q, made = [], iter(path)
+
+        def choose(choice: arsm.Choice, logits: Tensor, made: Any = made) -> Tensor:
+            z = next(made)
+            if choice.k is None:
+                log_q.append(arsm.log_prob(logits.log_softmax(-1), z).sum())  # noqa: B023
+            else:
+                log_q.append(subset_log_prob(logits, z).sum())  # noqa: B023
+            return z
+
+        losses = Replaced(model, choose)(torch.zeros(1, dtype=torch.float64))
+        total = total + sum(log_q[1:], log_q[0]).exp() * (losses * WEIGHTS).sum()
+    total.backward()
+    return gradients(model)
+
+
+class Replaced:
+    """A model with its choices made by a function."""
+
+    def __init__(self, model: Blocks, choose: Any) -> None:
+        self.model, self.choose = model, choose
+
+    def __call__(self, x: Tensor) -> Tensor:
+        before = [choice._run for choice in self.model.choices]
+        for choice in self.model.choices:
+            choice._run = self  # pyright: ignore[reportArgumentType]
+        try:
+            return self.model(x)
+        finally:
+            for choice, run in zip(self.model.choices, before, strict=True):
+                choice._run = run  # pyright: ignore[reportArgumentType]
+
+
+def choice(reach: str = "later", k: int | None = None) -> arsm.Choice:
+    return arsm.Choice(k=k, reach=reach)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("estimator", [arsm.Reinforce(), arsm.RLOO(2)], ids=["reinforce", "rloo"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Blocks(choice()),
+        lambda: Blocks(choice(k=2)),
+        lambda: Blocks(choice("own"), mixed=False),
+        lambda: Blocks(choice("own", k=2), mixed=False),
+    ],
+    ids=["later", "top-2", "own", "own top-2"],
+)
+def test_one_block_is_unbiased(
+    model: Any, estimator: arsm.Estimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = model()
+    torch.testing.assert_close(forced(made, estimator, monkeypatch), exact(made))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Blocks(choice(), choice()),
+        lambda: Blocks(choice(), choice(k=2)),
+        lambda: Blocks(choice(), choice("row")),
+        lambda: Blocks(choice("own"), choice("own"), mixed=False),
+    ],
+    ids=["later", "later and top-2", "later and row", "own"],
+)
+def test_nested_blocks_are_unbiased(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model()
+    torch.testing.assert_close(forced(made, arsm.Reinforce(), monkeypatch), exact(made))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Blocks(choice("later"), ahead=True),
+        lambda: Blocks(choice("own")),
+        lambda: Blocks(choice("own"), choice("own")),
+        lambda: Blocks(choice("own", k=2)),
+        lambda: Blocks(choice("later"), choice("row"), ahead=True),
+    ],
+    ids=["looks ahead", "causal", "nested", "top-2", "one of two"],
+)
+def test_a_wrong_reach_is_biased_and_found(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model()
+    wrong = forced(made, arsm.Reinforce(), monkeypatch)
+    assert not torch.allclose(wrong, exact(made), rtol=1e-2)
+    monkeypatch.undo()
+    found = "reaches further than it says: another choice at position"
+    with (
+        pytest.raises(ValueError, match=found),
+        arsm.choices(made, arsm.RLOO(2), check=True) as run,
+    ):
+        run(made, torch.zeros(5, dtype=torch.float64))
+
+
+class Ahead(nn.Module):
+    """The second choice at a position depends on the first one at the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = choice(), choice()
+        self.phi = nn.Parameter(torch.zeros(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(self.phi.expand(len(x), 4, 2))
+        shifted = z.roll(-1, 1).float()
+        y = self.second(self.phi + 3 * torch.stack([shifted, -shifted], -1))
+        return y.float() + self.phi.sum()
+
+
+def test_a_reach_by_way_of_later_choices_is_found() -> None:
+    model = Ahead()
+    with (
+        pytest.raises(ValueError, match="changed a later choice at position"),
+        arsm.choices(model, arsm.RLOO(2), check=True) as run,
+    ):
+        run(model, torch.zeros(3))
+
+
+def test_a_right_reach_passes_the_check_also_with_dropout() -> None:
+    model = Blocks(choice(), choice(k=2), choice("row"))
+    drop = nn.Dropout(0.5)
+    with arsm.choices(model, arsm.RLOO(2), check=True) as run:
+        losses = run(lambda x: drop(model(x)), torch.zeros(5, dtype=torch.float64))
+    assert losses.shape == (5, POSITIONS)
+
+
+def test_several_sets_per_row_with_one_loss() -> None:
+    """Top-2 routing of tokens [B, T, E]."""
+    model = Blocks(choice("row", k=2))
+    with arsm.choices(model, arsm.RLOO(3)) as run:
+        loss = run(lambda x: model(x).sum(-1), torch.zeros(4, dtype=torch.float64))
+    loss.sum().backward()
+    assert model.phi.grad is not None
+    model.eval()
+    assert model.choices[0](torch.randn(4, 5, 3)).shape == (4, 5, 2)
+
+
+def test_shapes_of_sets() -> None:
+    logits = torch.randn(4, 1, 5)
+    assert arsm.Choice(k=2)(logits).shape == (4, 2)
+    assert choice(k=2)(logits).shape == (4, 1, 2)
+    assert choice(k=2)(logits.expand(4, 3, 5)).shape == (4, 3, 2)
+    assert "reach='later'" in repr(choice(k=2))
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [arsm.ARSM(), arsm.LocalExpectation(), arsm.StraightThrough(), arsm.OTB(4), arsm.GRPO(4)],
+    ids=lambda e: type(e).__name__,
+)
+def test_other_estimators_are_refused(estimator: arsm.Estimator) -> None:
+    model = Blocks(choice())
+    with (
+        pytest.raises(ValueError, match=r"but this model's Choice\(reach='later'\) needs one that"),
+        arsm.choices(model, estimator),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x, r"one floating value per position, \[4, T\] here"),
+        (lambda x: x.view(4, 1).expand(4, 3), "logits for 2 positions, but the loss function"),
+    ],
+    ids=["rows", "other positions"],
+)
+def test_losses_must_have_positions(function: Any, words: str) -> None:
+    model = Blocks(choice())
+    with pytest.raises(ValueError, match=words), arsm.choices(model, arsm.Reinforce()) as run:
+        run(lambda x: function(model(x).sum(-1)), torch.zeros(4, dtype=torch.float64))
+
+
+def test_a_reach_has_three_values() -> None:
+    with pytest.raises(ValueError, match='"row", "later" or "own"'):
+        choice("all")
+    with (
+        pytest.raises(ValueError, match=r"takes logits \[N, 1, C\] with SIMPLE"),
+        arsm.choices(model := Blocks(choice("row", k=2)), arsm.SIMPLE(2)) as run,
+    ):
+        run(lambda x: model(x).sum(-1), torch.zeros(4, dtype=torch.float64))
+
+
+def test_less_is_credited_with_less_noise() -> None:
+    def spread(reach: str) -> float:
+        torch.manual_seed(0)
+        model = Blocks(choice(reach), choice(reach), choice("later"))
+        found = []
+        for _ in range(200):
+            with arsm.choices(model, arsm.RLOO(2)) as run:
+                loss = run(model, torch.zeros(1, dtype=torch.float64))
+            model.zero_grad()
+            loss.sum().backward()
+            found.append(gradients(model))
+        return float(torch.stack(found).var(0).sum())
+
+    assert spread("later") < 0.95 * spread("row")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing_but_rounding(dtype: torch.dtype) -> None:
+    def gradient(enabled: bool) -> Tensor:
+        torch.manual_seed(0)
+        gate, route = nn.Linear(4, 3), choice(k=2)
+        model = nn.ModuleList([gate, route])
+        x = torch.randn(6, 5, 4)
+        generator = torch.Generator().manual_seed(1)
+
+        def losses(x: Tensor) -> Tensor:
+            return route(gate(x)).float().sum(-1).cumsum(-1)
+
+        with (
+            torch.autocast("cpu", dtype, enabled=enabled),
+            arsm.choices(model, arsm.RLOO(3), generator=generator) as run,
+        ):
+            found = run(losses, x)
+        found.mean().backward()
+        assert gate.weight.grad is not None
+        return gate.weight.grad
+
+    torch.testing.assert_close(gradient(True), gradient(False), rtol=0.1, atol=0.1)
