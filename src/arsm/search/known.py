@@ -1,0 +1,92 @@
+"""The points that a search knows, and where new ones may lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from arsm.search.space import Point
+
+
+@dataclass
+class Known:
+    """A table of the points evaluated so far and their values, in order."""
+
+    index: dict[Point, int] = field(default_factory=dict)
+    values: list[float] = field(default_factory=list)
+    """NaN at a point where f failed."""
+    best: list[float] = field(default_factory=list)
+    """The best value after each evaluation, -inf before the first that did not fail."""
+    failures: list[tuple[Point, str]] = field(default_factory=list)
+    round_start: int = 0
+    """Number of points known before this round; a round may be interrupted and repeated."""
+
+    def add(self, point: Point, value: float, error: str | None) -> None:
+        """Enter a point, as a failure if there is an error."""
+        if error is not None:
+            self.failures.append((point, error))
+            value = math.nan
+        self.index[point] = len(self.values)
+        self.values.append(value)
+        before = self.best[-1] if self.best else -math.inf
+        self.best.append(before if math.isnan(value) else max(before, value))
+
+    def at(self, points: Sequence[Point]) -> list[float]:
+        """The values at points; one that failed, or is not known because it may not be
+        evaluated, counts as the worst value so far, of which there must be one.
+        """
+        worst = min(value for value in self.values if math.isfinite(value))
+        places = [self.index.get(point) for point in points]
+        found = [math.nan if place is None else self.values[place] for place in places]
+        return [worst if math.isnan(value) else value for value in found]
+
+    def any_value(self) -> bool:
+        """Whether f did not fail at every point."""
+        return bool(self.best) and self.best[-1] > -math.inf
+
+    def since_best(self) -> int:
+        """Number of evaluations since the best value was found, that one included."""
+        return len(self.best) - self.best.index(self.best[-1])
+
+    def best_point(self, count: int | None = None) -> Point:
+        """The best of the points, or of the first `count`; the first if all of them failed."""
+        values = torch.tensor(self.values[:count], dtype=torch.float64)
+        return list(self.index)[int(values.nan_to_num(nan=-math.inf).argmax())]
+
+    def is_new(self, point: Point) -> bool:
+        """Whether the point was unknown at the start of the round."""
+        return self.index.get(point, self.round_start) >= self.round_start
+
+    def neighbours(self, legal: Tensor) -> Tensor:
+        """Points that differ in one variable from the best point at the start of the
+        round: [N, K], itself among them.
+        """
+        variable, category = legal.nonzero(as_tuple=True)
+        points = torch.tensor(self.best_point(self.round_start)).repeat(len(variable), 1)
+        points[torch.arange(len(variable)), variable] = category
+        return points
+
+    def second_neighbours(self, legal: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """Points that differ in up to two random variables from the best point at the
+        start of the round: [count, K].
+        """
+        best = torch.tensor(self.best_point(self.round_start))
+        points = best.repeat(count, 1)
+        sizes = legal.sum(-1)
+        for _ in range(2):
+            variable = torch.randint(len(best), (count,), generator=generator)
+            chance = torch.rand(count, generator=generator, dtype=torch.float64)
+            points[torch.arange(count), variable] = (chance * sizes[variable]).long()
+        return points
+
+    def unseen(self, legal: Tensor) -> Tensor:
+        """All new points of a space that is small enough to list: [N, K]."""
+        sizes = legal.sum(-1)
+        place = sizes.flip(0).cumprod(0).flip(0) // sizes
+        seen = (torch.tensor(list(self.index)[: self.round_start]) * place).sum(-1)
+        free = torch.ones(int(sizes.prod()), dtype=torch.bool).index_fill(0, seen, False).nonzero()
+        return free // place % sizes

@@ -1,0 +1,423 @@
+r"""`Search`: a black box over discrete variables, by ascending the expectation of f
+under independent choices.
+
+    phi_k <- phi_k + a_k g_k / (s p_k),  g ~ dE[f]/dphi,  z_k ~ Cat(p_k),  p_k = softmax(phi_k)
+
+g is an estimator's; divided by p it is the natural gradient, which is the same however
+the probabilities are parametrised; s is the standard deviation of the round's values,
+so the step does not depend on f's units. The step size a_k falls with the square root
+of the number of a variable's free parameters, whose estimates share one sample. As the
+choices settle, draws repeat points that are known, which cost nothing; the round is
+then filled up with neighbours of the best point, which differ from it in one variable.
+When they do not fill it any more, the logits are divided by `FORGET`: a new search
+begins around the best.
+
+Reference for the natural gradient of black boxes: Ollivier, Arnold, Auger and Hansen,
+Information-geometric optimization algorithms, JMLR 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arsm.capabilities import require
+from arsm.checks import check_count, check_seed, check_whole
+from arsm.estimators.rloo import RLOO
+from arsm.question import Distinct, Question, pose
+from arsm.rows import ragged
+from arsm.search.calls import finite_or_failed
+from arsm.search.known import Known
+from arsm.search.result import Maximum
+from arsm.search.space import Point, Space, read_space
+from arsm.types import Estimator
+
+SAMPLES = 16
+RATE, FULL_RATE_ROUNDS = 2.0, 64
+"""Step size a of a variable with two values, for searches of up to this many rounds;
+with more rounds it falls with their square root.
+"""
+LEAST_PROBABILITY = 0.02
+"""Lower bound of p in the division of g: the estimate of a rare category is mostly
+zero, and else very large.
+"""
+FORGET = 2.0
+SMALL_SPACE = 4
+"""In a space of at most this many times the evaluations, any new point is tried before
+the logits are halved.
+"""
+TRIES = 8
+"""Second neighbours drawn per place of a round, of which some will be feasible."""
+IDLE_ROUNDS = 1000
+"""The search ends after this many rounds in a row without a new point to evaluate."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One question of the estimator, and the points to evaluate in this round."""
+
+    question: Question
+    asked: Distinct
+    drawn: list[Point]
+    """The points that the estimator asks for."""
+    new: list[Point]
+    """Those that were unknown at the start of the round and may be evaluated, filled up
+    with others.
+    """
+    evaluated: list[Point]
+    """Those of them for which the evaluations suffice."""
+
+
+class Search:
+    """A search for a loop of your own: ask for points, evaluate them, tell their values.
+
+        search = arsm.Search({"layers": [2, 4, 8], "act": ["relu", "gelu"]})
+        while points := search.ask():
+            for point in points:
+                search.tell(point, f(point))
+        print(search.best)
+
+    `arsm.maximize` is this loop. All options are those of `maximize`.
+    """
+
+    def __init__(
+        self,
+        space: Sequence[int] | Mapping[str, Any],
+        *,
+        evaluations: int = 1000,
+        samples: int | None = None,
+        estimator: Estimator | None = None,
+        feasible: Callable[[Any], Any] | None = None,
+        patience: int | None = None,
+        seed: int = 0,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.space: Space = read_space(space)
+        check_count("evaluations", evaluations)
+        if patience is not None:
+            check_count("patience", patience)
+        check_seed(seed)
+        if feasible is not None and not callable(feasible):
+            raise TypeError(
+                f"feasible must be a function of a point, but is {type(feasible).__name__}."
+            )
+        self.logits: Tensor = ragged(self.space.sizes).double()
+        self.evaluations = evaluations
+        self.patience = patience
+        self.stopped: str | None = None
+        """Why the search has ended, None before."""
+        self.known = Known()
+
+        self._legal = self.logits > -torch.inf
+        self._estimator = _chosen(estimator, samples, self.logits)
+        self._count = self._estimator.most_queries(self.logits)
+        shrink = math.sqrt(FULL_RATE_ROUNDS * self._count / evaluations)
+        free = (self._legal.sum(-1, keepdim=True) - 1).clamp_min(1)  # [K, 1]
+        self._rate = RATE * min(1.0, shrink) / free.sqrt()
+        self._feasible = feasible
+        self._may: dict[Point, bool] = {}
+        self._idle = 0
+        self._all_known = False
+        self._round: Round | None = None
+        self._generator = torch.Generator().manual_seed(seed)
+        if state is not None:
+            self.logits = _restore(state, self.known, self.logits, self._generator)
+        # a state is of the start of a round: one that was interrupted is drawn again, and finds
+        # its points in the table
+        self._round_state = self._generator.get_state()
+
+    # ---------------------------------------------------------------- for users
+
+    def ask(self) -> list[Any]:
+        """The points of this round that have not been told yet; empty at the end.
+
+        Each is int64 [K], or a dict of values by name, as the space is.
+        """
+        return [self.space.settings(point) for point in self.ask_points()]
+
+    def tell(self, point: Any, value: float | None) -> None:
+        """Give f's value at a point; None, NaN and infinities say that f failed there.
+
+        Points that were not asked for may be told too, such as those that you know from
+        elsewhere: they count as evaluations.
+        """
+        found, error = finite_or_failed(math.nan if value is None else float(value))
+        self.tell_point(self.space.point(point), found, error)
+
+    def extend(self, evaluations: int) -> None:
+        """Go on after the evaluations are used up, until there are so many in all."""
+        check_count("evaluations", evaluations)
+        self.evaluations = max(self.evaluations, evaluations)
+        if self.stopped == "evaluations" and len(self.known.values) < self.evaluations:
+            self.stopped = None
+
+    @property
+    def best(self) -> Maximum:
+        """The result so far; at least one value must have been told."""
+        if not self.known.any_value():
+            raise ValueError("the search has no value yet; tell it one before asking for the best.")
+        return self.result(self.stopped or "")
+
+    # ---------------------------------------------------------------- one round
+
+    def ask_points(self) -> list[Point]:
+        """As `ask`, in category numbers."""
+        while self.stopped is None:
+            if self._round is None:
+                self.stopped = self._reason_to_stop()
+                if self.stopped is not None:
+                    break
+                self._round = self._begin()
+            left = [p for p in self._round.evaluated if p not in self.known.index]
+            if left:
+                return left
+            self._finish(self._round)
+        return []
+
+    def tell_point(self, point: Point, value: float, error: str | None) -> None:
+        """As `tell`, in category numbers; ends the round with its last value."""
+        if point in self.known.index:
+            return
+        self.known.add(point, value, error)
+        asked = self._round
+        if asked is not None and all(each in self.known.index for each in asked.evaluated):
+            self._finish(asked)
+
+    @property
+    def between_rounds(self) -> bool:
+        """Whether all points of the last round have been told."""
+        return self._round is None
+
+    def _reason_to_stop(self) -> str | None:
+        """Why there is nothing left to do, if so."""
+        known = self.known
+        if self._all_known or len(known.values) >= math.prod(self.space.sizes):
+            return "all points known"
+        if len(known.values) >= self.evaluations:
+            return "evaluations"
+        if self.patience is not None and known.any_value() and known.since_best() > self.patience:
+            return "patience"
+        if self._idle >= IDLE_ROUNDS:
+            return "no new points"
+        return None
+
+    def _begin(self) -> Round:
+        """Draw the points of a round."""
+        question = pose(self._estimator, self.logits, generator=self._generator)
+        asked = question.asked("packed")
+        drawn = [self.space.canonical(point) for point in _points(asked.z)]
+        new = self._new_points(drawn)
+        missing = [p for p in [*new, *self._second_neighbours(new)] if p not in self.known.index]
+        left = self.evaluations - len(self.known.values)
+        self._idle = 0 if missing else self._idle + 1
+        return Round(question, asked, drawn, new, missing[:left])
+
+    def _new_points(self, drawn: list[Point]) -> list[Point]:
+        """The points of this round that were unknown at its start: those drawn, filled
+        up to the estimator's number.
+
+        Neighbours of the best point fill it up; where there are none either, any
+        unknown point of a small space.
+        """
+        new = self._only_new(drawn)
+        if self.known.round_start == 0 or len(new) >= self._count:
+            return new
+        more = self._only_new(self._complete(self.known.neighbours(self._legal)))
+        if self._small and len(new) == len(more) == 0:
+            more = self._only_new(_points(self.known.unseen(self._legal)))
+            self._all_known = not more
+        order = torch.randperm(len(more), generator=self._generator).tolist()
+        return list(dict.fromkeys([*new, *(more[i] for i in order)]))[: self._count]
+
+    def _second_neighbours(self, new: list[Point]) -> list[Point]:
+        """Points that fill up a round under a constraint: two variables differ from the best.
+
+        Where a constraint binds, one change alone often breaks it, as in a sum that
+        must not be exceeded.
+        """
+        if self._feasible is None or self.known.round_start == 0 or len(new) >= self._count:
+            return []
+        drawn = self.known.second_neighbours(self._legal, TRIES * self._count, self._generator)
+        wanted = self._count - len(new)
+        return [point for point in self._only_new(_points(drawn)) if point not in new][:wanted]
+
+    def _only_new(self, points: Iterable[Point]) -> list[Point]:
+        """Those that were unknown at the start of the round and may be evaluated."""
+        distinct = dict.fromkeys(self.space.canonical(point) for point in points)
+        return [p for p in distinct if self.known.is_new(p) and self._may_be_evaluated(p)]
+
+    def _may_be_evaluated(self, point: Point) -> bool:
+        """Ask the user's `feasible`, once per point."""
+        if self._feasible is None:
+            return True
+        if point not in self._may:
+            self._may[point] = bool(self._feasible(self.space.settings(point)))
+        return self._may[point]
+
+    def _complete(self, neighbours: Tensor) -> list[Point]:
+        """Neighbours of the best point [N, K]; variables that only they have take their
+        most probable values.
+        """
+        points = _points(neighbours)
+        if not self.space.conditional:
+            return points
+        before = self.space.active(self.known.best_point(self.known.round_start))
+        likely = self.logits.argmax(-1).tolist()
+        return [
+            tuple(z if had else usual for z, had, usual in zip(point, before, likely, strict=True))
+            for point in points
+        ]
+
+    def _finish(self, asked: Round) -> None:
+        """Learn from the round's values."""
+        self._round = None
+        # the evaluations did not suffice for all that the estimator asked for
+        unknown = [p for p in asked.drawn if p not in self.known.index]
+        if any(self._may_be_evaluated(point) for point in unknown):
+            self.stopped = "evaluations"
+            return
+        if self.known.any_value():
+            self._learn(asked)
+        self.known.round_start = len(self.known.values)
+        self._round_state = self._generator.get_state()
+
+    def _learn(self, asked: Round) -> None:
+        values = _in_common_units(self.known.at(asked.drawn))
+        every = asked.question.spread(asked.asked, [values]).all
+        gradient = asked.question.credit(every).gradient
+        possible = {point for point in asked.drawn if self._may_be_evaluated(point)}
+        if len(asked.new) < max(1, len(possible)):
+            self.logits = self.logits / FORGET
+        elif gradient is not None:
+            gradient = self._of_existing(gradient, asked.drawn)
+            self.logits = _ascend(self.logits, gradient, values, self._rate)
+
+    def _of_existing(self, gradient: Tensor, drawn: list[Point]) -> Tensor:
+        """The gradient [K, C] without variables that exist at no point drawn: theirs is
+        noise with mean 0.
+        """
+        if not self.space.conditional:
+            return gradient
+        seen = torch.tensor([self.space.active(point) for point in drawn]).any(0)
+        return torch.where(seen.unsqueeze(-1), gradient, 0.0)
+
+    @property
+    def _small(self) -> bool:
+        """Whether the space is small enough to list."""
+        return math.prod(self.space.sizes) <= SMALL_SPACE * self.evaluations
+
+    # ---------------------------------------------------------------- the result
+
+    def result(self, stopped: str) -> Maximum:
+        """The result so far; its state is that of the round's start, with all points
+        that are known.
+        """
+        known = self.known
+        best = known.best_point()
+        settings = self.space.settings(best)
+        shown = [self.space.settings(point) for point, _ in known.failures]
+        errors = [error for _, error in known.failures]
+        return Maximum(
+            point=torch.tensor(best, dtype=torch.int64),
+            settings=settings if isinstance(settings, dict) else None,
+            value=known.values[known.index[best]],
+            history=torch.tensor(known.best, dtype=torch.float64),
+            probabilities=self.logits.softmax(-1),
+            stopped=stopped,
+            failures=[
+                (point.tolist() if isinstance(point, Tensor) else point, error)
+                for point, error in zip(shown, errors, strict=True)
+            ],
+            state={
+                "logits": self.logits,
+                "generator": self._round_state,
+                "points": torch.tensor(list(known.index), dtype=torch.int64),
+                "values": torch.tensor(known.values, dtype=torch.float64),
+                "failures": [(list(point), error) for point, error in known.failures],
+                "round_start": known.round_start,
+            },
+            described=self.space.describe(best),
+        )
+
+
+# ---------------------------------------------------------------- the step
+
+
+def _in_common_units(values: list[float]) -> Tensor:
+    """The values [N] in units of a power of 2, so that the squares of very large or
+    small ones are not inf or 0.
+    """
+    exponent = math.frexp(max(map(abs, values)))[1]
+    return torch.tensor([math.ldexp(value, -exponent) for value in values], dtype=torch.float64)
+
+
+def _ascend(logits: Tensor, gradient: Tensor, values: Tensor, rate: Tensor) -> Tensor:
+    """One step along the natural gradient, in units of the values' standard deviation;
+    rate is [K, 1].
+    """
+    deviation = values.std(correction=0)
+    if deviation == 0:
+        return logits
+    p = logits.softmax(-1).clamp_min(LEAST_PROBABILITY)
+    return logits + rate * gradient / (deviation * p)
+
+
+def _points(z: Tensor) -> list[Point]:
+    return [tuple(point) for point in z.tolist()]
+
+
+# ---------------------------------------------------------------- before the first round
+
+
+def _chosen(estimator: Estimator | None, samples: int | None, logits: Tensor) -> Estimator:
+    if samples is not None:
+        check_whole("samples", samples)
+    if estimator is None:
+        return RLOO(SAMPLES if samples is None else samples, ridge=1.0)
+    instead = "use one such as arsm.RLOO(16, ridge=1.0)"
+    require(
+        estimator,
+        "arsm.maximize",
+        "values_only",
+        "mean",
+        "nothing_learned",
+        subset=None,
+        instead=instead,
+    )
+    resized = estimator if samples is None else estimator.within(samples)
+    if resized is None:
+        raise ValueError(
+            f"{type(estimator).__name__} cannot be resized to {samples} samples, it asks for "
+            f"{estimator.most_queries(logits)}; leave samples out."
+        )
+    return resized
+
+
+def _restore(
+    state: dict[str, Any], known: Known, logits: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Fill the table and the generator; returns the logits."""
+    if not isinstance(state, dict) or "round_start" not in state:
+        raise ValueError(
+            "state must be the `state` of a result of arsm.maximize, but is "
+            f"{type(state).__name__}."
+        )
+    saved = state["logits"]
+    if saved.shape != logits.shape or not bool(
+        ((saved > -torch.inf) == (logits > -torch.inf)).all()
+    ):
+        raise ValueError(
+            f"state is of a search over logits {list(saved.shape)}, but sizes give "
+            f"{list(logits.shape)} or other masks."
+        )
+    errors = {tuple(point): error for point, error in state["failures"]}
+    for point, value in zip(_points(state["points"]), state["values"].tolist(), strict=True):
+        known.add(point, value, errors.get(point))
+    known.round_start = state["round_start"]
+    generator.set_state(state["generator"])
+    return saved.clone()
