@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,17 @@ from arsm.diagnostics import Moments, gradient_moments
 from arsm.draws import sample
 from arsm.driver import estimate, graph_nodes
 from arsm.estimators import RLOO, Average, Exact, estimator
+from arsm.options import suggests
+from arsm.progress import Progress
+from arsm.ranking import Compared, Ranking
 from arsm.scores import probabilities
 from arsm.types import Estimate, Estimator
 
 ENUMERABLE = 1 << 14
 LONG_RUN = 8
 TIMED = 7
+PARTS = 10
+"""Independent parts of the draws, whose spread says how exact the variance is."""
 DEFAULT = (
     "reinforce",
     "ars",
@@ -38,31 +43,9 @@ DEFAULT = (
 )
 
 
-class Compared(NamedTuple):
-    """One estimator, measured."""
-
-    label: str
-    estimator: Estimator
-    """The estimator, resized to the budget."""
-    evaluations: float
-    """Distinct evaluations of f per estimate and row, on average."""
-    milliseconds: float
-    """Median time of one estimate of the whole batch, including backward."""
-    variance: float
-    """The trace of an estimate's covariance, averaged over the rows."""
-    bias: float
-    """||E[g] - dE[f]/dphi||, the root mean square over the rows, corrected for the expected square of its noise."""
-    bias_error: float
-    """The bias that noise alone would show, including the reference's noise."""
-
-    @property
-    def cost(self) -> float:
-        """Mean squared error x evaluations: variance x evaluations for an unbiased estimator; lower is better."""
-        return (self.variance + self.bias**2) * self.evaluations
-
-
 def fit_budget(chosen: Estimator, budget: int, asked: int) -> Estimator:
-    """The estimator resized to a budget of evaluations, or averaged over as many draws as fit, at least one.
+    """The estimator resized to a budget of evaluations, or averaged over as many draws
+    as fit, at least one.
 
     `asked` is the number of evaluations it asks for without resizing.
     """
@@ -72,6 +55,7 @@ def fit_budget(chosen: Estimator, budget: int, asked: int) -> Estimator:
     return Average(chosen, budget // asked) if budget >= 2 * asked else chosen
 
 
+@suggests("arsm.compare")
 @torch.enable_grad()
 def compare(
     logits: Tensor,
@@ -84,25 +68,35 @@ def compare(
     reference: Moments | None = None,
     generator: torch.Generator | None = None,
     max_rows: int | None = 1024,
-    progress: Callable[[str], None] = lambda label: None,
-) -> list[Compared]:
+    progress: Callable[[str], None] | None = None,
+) -> Ranking:
     """Measure estimators at given logits and f, the best first.
 
     Args:
         logits: [*B, K, C] or [C], as for `arsm.estimate`; f and context likewise.
-        budget: evaluations per estimate. Estimators that can be resized (`within`) are resized; the others are averaged
-            over as many draws as fit, and one that needs more is left as it is. None leaves all as they are.
-        estimators: words for `arsm.estimator`, or estimators; learned parts are copied and the copy is trained.
+        budget: evaluations per estimate. Estimators that can be resized (`within`) are
+            resized; the others are averaged over as many draws as fit, and one that
+            needs more is left as it is. None leaves all as they are.
+        estimators: words for `arsm.estimator`, such as "rloo:samples=8" or
+            "my_module:MyEstimator", or estimators; learned parts are copied
+            and the copy is trained.
         samples: draws per estimator, to measure its mean and variance.
-        training: steps of Adam on `estimator_loss` for learned parts, at these logits, before measuring.
-        reference: the gradient to compare means with, as `reference_gradient` makes it if None.
-        progress: called with each label before it is measured.
+        training: steps of Adam on `estimator_loss` for learned parts, at these logits,
+            before measuring.
+        reference: the gradient to compare means with, as `reference_gradient` makes it
+            if None.
+        progress: called with each label before it is measured; by default a line on
+            the terminal, after two seconds.
 
     Returns:
-        A list sorted by `cost`.
+        A `Ranking`: prints as a table sorted by `cost`, "product" there, and has
+        `.markdown() .latex() .csv() .figure()`. It is a sequence of `Compared` too.
     """
     if isinstance(estimators, str):
-        raise TypeError(f'estimators must be a list of words or estimators, but is a word; say ["{estimators}"].')
+        raise TypeError(
+            "estimators must be a list of words or estimators, but is a word; say "
+            f'["{estimators}"].'
+        )
     check_logits(logits, read=True)
     check_context(context, logits.shape[:-2], logits.device)
     logits = logits.detach()
@@ -112,13 +106,20 @@ def compare(
     problem = _Problem(logits, f, context, generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []
-    for label, chosen in named:
-        progress(label)
-        if budget is not None:
-            chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
-        problem.train(chosen, training)
-        rows.append(problem.measure(label, chosen, samples, reference))
-    return sorted(rows, key=lambda row: row.cost)
+    with Progress(enabled=progress is None) as line:
+        for position, (label, chosen) in enumerate(named):
+            if progress is not None:
+                progress(label)
+
+            def tell(share: float, label: str = label, position: int = position) -> None:
+                line(label, (position + share) / len(named))
+
+            tell(0.0)
+            if budget is not None:
+                chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
+            problem.train(chosen, training)
+            rows.append(problem.measure(label, chosen, samples, reference, tell))
+    return Ranking(tuple(sorted(rows, key=lambda row: row.cost)))
 
 
 def reference_gradient(
@@ -129,7 +130,9 @@ def reference_gradient(
     generator: torch.Generator | None = None,
     max_rows: int | None = 1024,
 ) -> Moments:
-    """dE[f]/dphi and its variance: exact where C^K <= 16,384, else from 8 x `samples` draws of RLOO."""
+    """dE[f]/dphi and its variance: exact where C^K <= 16,384, else from 8 x `samples`
+    draws of RLOO.
+    """
     return _Problem(logits.detach(), f, context, generator, max_rows).reference(samples)
 
 
@@ -142,12 +145,15 @@ def best_additive(
     generator: torch.Generator | None = None,
     max_rows: int = 1024,
 ) -> Tensor:
-    """The h [*B, K, C] for which leave-one-out REINFORCE of f - h.x, with `budget` samples, has the least variance.
+    """The h [*B, K, C] for which leave-one-out REINFORCE of f - h.x, with `budget`
+    samples, has the least variance.
 
-        n Var[g] = E[e^2 |x|^2] + E[e^2] E|x|^2 / (n-1) - (n-2)/(n-1) |E[e x]|^2,    e = f - E[f] - h.x
+        n Var[g] = E[e^2 |x|^2] + E[e^2] E|x|^2 / (n-1) - (n-2)/(n-1) |E[e x]|^2,
+        e = f - E[f] - h.x
 
-    x = onehot(z) - p. A quadratic function of h, fitted to f at `samples` draws per row. With the exact gradient of
-    E[h.x] added back, no additive control variate does better: a floor for all that are learned or guessed.
+    x = onehot(z) - p. A quadratic function of h, fitted to f at `samples` draws per
+    row. With the exact gradient of E[h.x] added back, no additive control variate does
+    better: a floor for all that are learned or guessed.
     """
     logits = logits.detach().expand(samples, *logits.shape)
     z = sample(logits, generator)
@@ -189,7 +195,15 @@ class _Problem:
     def estimate(self, chosen: Estimator, *, frozen: bool = False) -> Estimate:
         logits = self.logits.clone().requires_grad_()
         rows = (x.detach() for x in self.context)
-        return estimate(chosen, logits, self.f, *rows, generator=self.generator, max_rows=self.max_rows, frozen=frozen)
+        return estimate(
+            chosen,
+            logits,
+            self.f,
+            *rows,
+            generator=self.generator,
+            max_rows=self.max_rows,
+            frozen=frozen,
+        )
 
     def moments(self, chosen: Estimator, samples: int) -> tuple[Moments, float]:
         """An estimate's moments, and its mean evaluations per estimate and row."""
@@ -211,6 +225,31 @@ class _Problem:
         )
         return found, evaluations / (samples * self.rows)
 
+    def moments_in_parts(
+        self, chosen: Estimator, samples: int, tell: Callable[[float], None]
+    ) -> tuple[Moments, float, float]:
+        """As `moments`, with the standard error of the variance's trace, from the
+        spread of independent parts.
+        """
+        parts = max(1, min(PARTS, samples // 2))
+        sizes = [samples // parts + (i < samples % parts) for i in range(parts)]
+        found = []
+        for part, size in enumerate(sizes):
+            tell(part / parts)
+            found.append(self.moments(chosen, size))
+        evaluations = sum(e * n for (_, e), n in zip(found, sizes, strict=True)) / samples
+        means = torch.stack([moments.mean for (moments, _) in found])
+        weight = torch.tensor(sizes, dtype=means.dtype, device=means.device)
+        weight = weight.view(-1, *(1,) * (means.ndim - 1))
+        mean = (weight * means).sum(0) / samples
+        # squares within the parts and between them
+        within = sum((n - 1) * m.variance for (m, _), n in zip(found, sizes, strict=True))
+        between = (weight * (means - mean).square()).sum(0)
+        variance = (within + between) / (samples - 1)
+        traces = [float(m.variance.sum() / self.rows) for m, _ in found]
+        error = statistics.stdev(traces) / math.sqrt(parts) if parts > 1 else math.nan
+        return Moments(mean, variance), evaluations, error
+
     @property
     def rows(self) -> int:
         return max(1, self.logits.shape[:-2].numel())
@@ -226,7 +265,9 @@ class _Problem:
 
     def train(self, learner: Estimator, steps: int) -> None:
         """Train the estimator's learned parts, if any, on the problem."""
-        parameters = [parameter for parameter in learner.learned.parameters() if parameter.requires_grad]
+        parameters = [
+            parameter for parameter in learner.learned.parameters() if parameter.requires_grad
+        ]
         if not parameters:
             return
         optimiser = torch.optim.Adam(parameters, 3e-3)
@@ -237,7 +278,14 @@ class _Problem:
             loss.backward()
             optimiser.step()
 
-    def measure(self, label: str, chosen: Estimator, samples: int, reference: Moments) -> Compared:
+    def measure(
+        self,
+        label: str,
+        chosen: Estimator,
+        samples: int,
+        reference: Moments,
+        tell: Callable[[float], None],
+    ) -> Compared:
         seconds = []
         for _ in range(TIMED):
             start = time.perf_counter()
@@ -248,7 +296,7 @@ class _Problem:
             if self.logits.is_cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-        (mean, variance), evaluations = self.moments(chosen, samples)
+        (mean, variance), evaluations, variance_error = self.moments_in_parts(chosen, samples, tell)
         error, noise = mean - reference.mean, variance / samples + reference.variance
         return Compared(
             label,
@@ -258,4 +306,7 @@ class _Problem:
             variance=float(variance.sum() / self.rows),
             bias=float(((error.square() - noise).sum() / self.rows).clamp_min(0).sqrt()),
             bias_error=float((noise.sum() / self.rows).sqrt()),
+            variance_error=variance_error,
+            # of a median of normal numbers
+            milliseconds_error=1e3 * 1.25 * statistics.stdev(seconds) / math.sqrt(TIMED),
         )

@@ -1,0 +1,49 @@
+"""One thing, one name: no public class or function of the library shares its name with another."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import arsm
+
+SOURCE = Path(arsm.__file__).parent
+
+TWINS = {
+    # one idea in two rooms: the same call for functions of z and for language models
+    "compare",
+    "estimate",
+    # the swap and the merge of ARSM, and the operators of `kernels` that they are made of
+    "merge",
+    "merge_pairs",
+    # checks before a training, of TRL and of sequences
+    "check_model",
+    "check_options",
+    # the values of a sequence, from its end to its beginning: for a batch, and for states of TRL
+    "back_up",
+}
+"""Functions that share a name on purpose."""
+
+
+def defined(kind: type[ast.ClassDef] | type[ast.FunctionDef]) -> dict[str, list[str]]:
+    """The modules that define each public name; `kernels` repeats names, once per backend."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path.parent.name == "kernels" and path.name != "__init__.py":
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, kind) and not node.name.startswith("_"):
+                found[node.name].append(path.relative_to(SOURCE).as_posix())
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def test_classes_have_names_of_their_own() -> None:
+    assert defined(ast.ClassDef) == {}
+
+
+def test_functions_have_names_of_their_own() -> None:
+    twice = {
+        name: modules for name, modules in defined(ast.FunctionDef).items() if name not in TWINS
+    }
+    assert twice == {}
