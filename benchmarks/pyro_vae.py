@@ -1,16 +1,18 @@
-"""python -m benchmarks.pyro_vae: gradients of a digits VAE in Pyro, `arsm.pyro.ELBO` beside Pyro's own ELBOs.
+"""python -m benchmarks.pyro_vae: gradients of a digits VAE in Pyro, `arsm.pyro.ELBO` beside Pyro's
+own ELBOs.
 
-A categorical VAE (784-200-KC, KC-200-784, ReLU) is trained on binarized MNIST. At several points of its training every
-method estimates the gradient of -ELBO for one fixed minibatch many times, the methods in turn, on one thread. For each:
+A categorical VAE (784-200-KC, KC-200-784, ReLU) is trained on binarized MNIST. At several points of
+its training every method estimates the gradient of -ELBO for one fixed minibatch many times, the
+methods in turn, on one thread. For each:
 
-    variance     the trace of the gradient's covariance, over all parameters and over the guide's alone
+    variance     the trace of the gradient's covariance, of all parameters and of the guide's
     CPU ms       median processor time of `loss_and_grads`
     cost         variance x CPU ms, relative to the best of Pyro's own
 
-Pyro's baselines are given what training gives them: the running average sees a new minibatch before every measured
-gradient, and the network has been fitted at the very parameters that are measured. A running average over the same
-images in every step, which only training on all data at once allows, is a row of its own and not among Pyro's best.
-Validation is off for all.
+Pyro's baselines are given what training gives them: the running average sees a new minibatch before
+every measured gradient, and the network has been fitted at the very parameters that are measured. A
+running average over the same images in every step, which only training on all data at once allows,
+is a row of its own and not among Pyro's best. Validation is off for all.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ ESTIMATORS = [
 
 
 class Digits:
-    """The VAE as Pyro's model and guide; the guide's site carries the baseline that a method asks for."""
+    """The VAE as Pyro's model and guide; the guide's site carries the baseline that a method asks
+    for.
+    """
 
     def __init__(self, variables: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -71,7 +75,9 @@ class Digits:
         width = variables * CATEGORIES
         self.encoder = nn.Sequential(nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, width))
         self.decoder = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 784))
-        self.baseline = nn.Sequential(nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1), nn.Flatten(-2))
+        self.baseline = nn.Sequential(
+            nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1), nn.Flatten(-2)
+        )
         self.infer: Any = {}
 
     def model(self, x: Tensor) -> None:
@@ -118,7 +124,9 @@ class Method:
         g = [x.double() for x in gradients]
         self.total = [a + b for a, b in zip(self.total, g, strict=True)] if self.total else g
         squares = [x.square() for x in g]
-        self.squares = [a + b for a, b in zip(self.squares, squares, strict=True)] if self.squares else squares
+        self.squares = (
+            [a + b for a, b in zip(self.squares, squares, strict=True)] if self.squares else squares
+        )
 
     def variance(self) -> tuple[float, float]:
         """Of all parameters together, and of the guide's."""
@@ -135,12 +143,18 @@ def methods(vae: Digits) -> list[Method]:
     running = {"baseline": {"use_decaying_avg_baseline": True}}
 
     def network(particles: int) -> dict[str, Any]:
-        return {"baseline": {"nn_baseline": lambda x: vae.baseline(x).expand(particles, BATCH).squeeze(0)}}
+        return {
+            "baseline": {
+                "nn_baseline": lambda x: vae.baseline(x).expand(particles, BATCH).squeeze(0)
+            }
+        }
 
     made = [
         Method("Trace_ELBO, 1 particle", Trace_ELBO()),
         Method("Trace_ELBO, 8 particles", Trace_ELBO(8, vectorize_particles=True)),
-        Method("TraceGraph_ELBO, running average, 1 particle", TraceGraph_ELBO(), running, refresh=True),
+        Method(
+            "TraceGraph_ELBO, running average, 1 particle", TraceGraph_ELBO(), running, refresh=True
+        ),
         Method(
             "TraceGraph_ELBO, running average, 8 particles",
             TraceGraph_ELBO(8, vectorize_particles=True),
@@ -149,11 +163,20 @@ def methods(vae: Digits) -> list[Method]:
         ),
         Method(FULL_BATCH, TraceGraph_ELBO(8, vectorize_particles=True), running, rival=False),
         Method("TraceGraph_ELBO, network, 1 particle", TraceGraph_ELBO(), network(1)),
-        Method("TraceGraph_ELBO, network, 8 particles", TraceGraph_ELBO(8, vectorize_particles=True), network(8)),
+        Method(
+            "TraceGraph_ELBO, network, 8 particles",
+            TraceGraph_ELBO(8, vectorize_particles=True),
+            network(8),
+        ),
     ]
     if vae.variables == 1:
-        made.append(Method("TraceEnum_ELBO", TraceEnum_ELBO(max_plate_nesting=1), {"enumerate": "parallel"}))
-    return made + [Method(f"arsm.pyro.ELBO, {e}", arsm.pyro.ELBO(arsm.estimator(e)), rival=False) for e in ESTIMATORS]
+        made.append(
+            Method("TraceEnum_ELBO", TraceEnum_ELBO(max_plate_nesting=1), {"enumerate": "parallel"})
+        )
+    return made + [
+        Method(f"arsm.pyro.ELBO, {e}", arsm.pyro.ELBO(arsm.estimator(e)), rival=False)
+        for e in ESTIMATORS
+    ]
 
 
 def measure(vae: Digits, images: Tensor, samples: int, advance: Callable[[], None]) -> list[Method]:
@@ -182,7 +205,12 @@ def measure(vae: Digits, images: Tensor, samples: int, advance: Callable[[], Non
                 averages[method.name] = pyro.get_param_store()[RUNNING].detach().clone()
             if sample >= WARM_UP:  # the first ones warm up
                 method.milliseconds.append(1e3 * seconds)
-                method.add([p.grad if p.grad is not None else torch.zeros_like(p) for p in vae.parameters()])
+                method.add(
+                    [
+                        p.grad if p.grad is not None else torch.zeros_like(p)
+                        for p in vae.parameters()
+                    ]
+                )
         advance()
     return compared
 
@@ -218,7 +246,12 @@ def fit_baseline(vae: Digits, draw: Callable[[], Tensor], advance: Callable[[], 
 def train(vae: Digits, images: Tensor, steps: int, advance: Callable[[], None]) -> None:
     """The same optimiser for every point: leave-one-out REINFORCE by `arsm.pyro.ELBO`."""
     vae.infer = {}
-    svi = SVI(vae.model, vae.guide, PyroOptim(torch.optim.Adam, {"lr": 1e-3}), arsm.pyro.ELBO(arsm.RLOO(8)))
+    svi = SVI(
+        vae.model,
+        vae.guide,
+        PyroOptim(torch.optim.Adam, {"lr": 1e-3}),
+        arsm.pyro.ELBO(arsm.RLOO(8)),
+    )
     for _ in range(steps):
         svi.step(images[torch.randint(len(images), (BATCH,))])
         advance()
@@ -230,7 +263,10 @@ def rows(found: dict[str, list[list[Method]]]) -> list[list[str]]:
     where = provenance("cpu")
     for point, seeds in found.items():
         best = [
-            [min(m.variance()[part] * statistics.median(m.milliseconds) for m in run if m.rival) for part in (0, 1)]
+            [
+                min(m.variance()[part] * statistics.median(m.milliseconds) for m in run if m.rival)
+                for part in (0, 1)
+            ]
             for run in seeds
         ]
         for number, method in enumerate(seeds[0]):
@@ -240,13 +276,20 @@ def rows(found: dict[str, list[list[Method]]]) -> list[list[str]]:
             for part, of in enumerate(("", ", guide")):
                 variances = [m.variance()[part] for m in runs]
                 metrics["variance" + of] = variances
-                if not any(m.name == "TraceEnum_ELBO" for m in seeds[0]):  # exact: nothing to compare with
-                    costs = [v * t / low[part] for v, t, low in zip(variances, times, best, strict=True)]
+                # exact: nothing to compare with
+                if not any(m.name == "TraceEnum_ELBO" for m in seeds[0]):
+                    costs = [
+                        v * t / low[part] for v, t, low in zip(variances, times, best, strict=True)
+                    ]
                     metrics["variance x time / best of Pyro's" + of] = costs
             for metric, values in metrics.items():
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
                 figures = [f"{statistics.mean(values):.4g}", f"{spread:.2g}", str(len(values)), ""]
-                place = [f"{sum(sum(m.milliseconds) for m in runs) / 1e3:.1f}", where["hardware"], str(where["commit"])]
+                place = [
+                    f"{sum(sum(m.milliseconds) for m in runs) / 1e3:.1f}",
+                    where["hardware"],
+                    str(where["commit"]),
+                ]
                 written.append([f"{point}: {method.name}", metric, *figures, *place])
     return written
 
@@ -255,10 +298,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pyro_vae", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--seeds", type=int, default=3, help="number of trained models (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=40, help="gradients per method (default: %(default)s)")
-    parser.add_argument("--steps", type=int, nargs="+", default=[0, 550], help="points of the training")
-    parser.add_argument("--out", type=Path, help="a CSV file to write, such as results/pyro/table.csv")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of trained models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=40, help="gradients per method (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[0, 550], help="points of the training"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="a CSV file to write, such as results/pyro/table.csv"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     pyro.enable_validation(False)
@@ -286,7 +337,10 @@ def main() -> None:
             if label.startswith(point + ": "):
                 cells.setdefault(label.removeprefix(point + ": "), {})[metric] = mean
         header = list(dict.fromkeys(metric for metrics in cells.values() for metric in metrics))
-        lines = [[label, *(metrics.get(metric, "") for metric in header)] for label, metrics in cells.items()]
+        lines = [
+            [label, *(metrics.get(metric, "") for metric in header)]
+            for label, metrics in cells.items()
+        ]
         print(table(point, ["method", *header], lines))
     if args.out:
         text = io.StringIO(newline="")

@@ -1,7 +1,7 @@
 """Pyro programs with discrete sites, and the exact gradient of their ELBO by enumeration.
 
-A problem is written inside a plate of replicas, dimension -2, each with its own copy of the parameters: one step gives
-as many independent samples of the gradient as there are replicas.
+A problem is written inside a plate of replicas, dimension -2, each with its own copy of the
+parameters: one step gives as many independent samples of the gradient as there are replicas.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class Problem:
     def parameters(self, replicas: int) -> Parameters:
         """[replicas, *size] each, the same values for every replica."""
         generator = torch.Generator().manual_seed(1)
-        drawn = {n: torch.randn(*size, dtype=torch.float64, generator=generator) for n, size in self.sizes.items()}
+        drawn = {
+            n: torch.randn(*size, dtype=torch.float64, generator=generator)
+            for n, size in self.sizes.items()
+        }
         return {n: x.expand(replicas, *x.shape).clone().requires_grad_() for n, x in drawn.items()}
 
 
@@ -96,7 +99,8 @@ def dependent_guide(p: Parameters) -> None:
 
 def dependent_model(p: Parameters) -> None:
     a = pyro.sample("a", categorical(p["prior"]))
-    c = pyro.sample("c", categorical(p["prior"] * a.unsqueeze(-1)))  # the other way round than in the guide
+    # the other way round than in the guide
+    c = pyro.sample("c", categorical(p["prior"] * a.unsqueeze(-1)))
     b = pyro.sample("b", bernoulli(c * pick(p["prior"], a)))
     pyro.sample("x", normal(pick(p["mean"], a) + b * c), obs=torch.tensor(0.7, dtype=torch.float64))
 
@@ -106,7 +110,9 @@ def reversed_model(p: Parameters) -> None:
     c = pyro.sample("c", categorical(p["prior"]))
     b = pyro.sample("b", bernoulli(pick(p["prior"], c)))
     a = pyro.sample("a", categorical(p["prior"] * (1 + b.unsqueeze(-1)) - c.unsqueeze(-1)))
-    pyro.sample("x", normal(pick(p["mean"], a) * (1 + b + c)), obs=torch.tensor(0.7, dtype=torch.float64))
+    pyro.sample(
+        "x", normal(pick(p["mean"], a) * (1 + b + c)), obs=torch.tensor(0.7, dtype=torch.float64)
+    )
 
 
 SUBSAMPLE = torch.tensor([0, 2])
@@ -164,7 +170,11 @@ def aggregate_model(p: Parameters) -> None:
     with rows() as i:
         z = pyro.sample("z", categorical(torch.zeros(2, dtype=torch.float64)))
         pyro.sample("x", normal(pick(p["mean"], g) + z * g), obs=DATA[i])
-    pyro.sample("y", normal(z.prod(-1, keepdim=True) * p["mean"][..., 0]), obs=torch.tensor(1.0, dtype=torch.float64))
+    pyro.sample(
+        "y",
+        normal(z.prod(-1, keepdim=True) * p["mean"][..., 0]),
+        obs=torch.tensor(1.0, dtype=torch.float64),
+    )
 
 
 def silent_guide(p: Parameters) -> None:
@@ -193,7 +203,11 @@ def mixed_model(p: Parameters) -> None:
     y = pyro.sample("y", categorical(p["prior"]))
     w = pyro.sample("w", normal(pick(p["prior"], y)))
     b = pyro.sample("b", bernoulli(u))
-    pyro.sample("x", normal(0.3 * u * pick(p["mean"], y) + b * w.cos()), obs=torch.tensor(0.7, dtype=torch.float64))
+    pyro.sample(
+        "x",
+        normal(0.3 * u * pick(p["mean"], y) + b * w.cos()),
+        obs=torch.tensor(0.7, dtype=torch.float64),
+    )
 
 
 MASK: Any = torch.tensor([True, False])
@@ -229,14 +243,18 @@ def choosing_model(p: Parameters) -> None:
     with poutine.mask(mask=a >= 1):  # pyright: ignore[reportArgumentType]
         b = pyro.sample("b", bernoulli(p["prior"][..., 0]))
     c = pyro.sample("c", bernoulli(p["prior"][..., 0]).mask(False))
-    pyro.sample("x", normal(pick(p["mean"], a) + b + 2 * c), obs=torch.tensor(0.7, dtype=torch.float64))
+    pyro.sample(
+        "x", normal(pick(p["mean"], a) + b + 2 * c), obs=torch.tensor(0.7, dtype=torch.float64)
+    )
 
 
 def several_guide(p: Parameters) -> None:
     """Different C, vectors of variables, one-hot values, an impossible category."""
     pyro.sample("a", categorical(p["a"]))
     pyro.sample("b", bernoulli(p["b"]).to_event(1))
-    pyro.sample("c", dist.OneHotCategorical(logits=p["c"].masked_fill(torch.arange(4) == 1, -torch.inf)))
+    pyro.sample(
+        "c", dist.OneHotCategorical(logits=p["c"].masked_fill(torch.arange(4) == 1, -torch.inf))
+    )
 
 
 def several_model(p: Parameters) -> None:
@@ -275,7 +293,11 @@ def nested_model(p: Parameters) -> None:
         with pyro.plate("inner", 2, dim=-1):
             z = pyro.sample("z", categorical(w.unsqueeze(-1) * p["prior"][..., :2]))
         total = z.sum(-1, keepdim=True)  # the rows of the inner plate share this
-        pyro.sample("y", normal(p["mean"][..., 0] * total + w), obs=torch.tensor([[[0.5]], [[1.5]]]).double())
+        pyro.sample(
+            "y",
+            normal(p["mean"][..., 0] * total + w),
+            obs=torch.tensor([[[0.5]], [[1.5]]]).double(),
+        )
 
 
 THREE = {"prior": (1, 3), "mean": (1, 3)}
@@ -298,7 +320,13 @@ PROBLEMS = [
         enumerable=False,
     ),
     Problem("a chain", {"z": (1, 3), **THREE}, chain_model, chain_guide, enumerable=False),
-    Problem("nested plates", {"w": (1,), "z": (2, 2), **THREE}, nested_model, nested_guide, enumerable=False),
+    Problem(
+        "nested plates",
+        {"w": (1,), "z": (2, 2), **THREE},
+        nested_model,
+        nested_guide,
+        enumerable=False,
+    ),
     Problem("masks", LOCAL, masked_model, masked_guide),
     Problem(
         "masks by samples",
@@ -325,17 +353,23 @@ def pairs_guide(p: Parameters) -> None:
 def pairs_model(p: Parameters) -> None:
     a = pyro.sample("a", bernoulli(torch.zeros(3, dtype=torch.float64)).to_event(1))
     b = pyro.sample("b", categorical(p["b"] * 0))
-    pyro.sample("x", normal((a * p["mean"]).sum(-1) * (1 + b)), obs=torch.tensor(0.7, dtype=torch.float64))
+    pyro.sample(
+        "x", normal((a * p["mean"]).sum(-1) * (1 + b)), obs=torch.tensor(0.7, dtype=torch.float64)
+    )
 
 
-PAIRS = Problem("two categories", {"a": (1, 3), "b": (1, 2), "mean": (1, 3)}, pairs_model, pairs_guide)
+PAIRS = Problem(
+    "two categories", {"a": (1, 3), "b": (1, 2), "mean": (1, 3)}, pairs_model, pairs_guide
+)
 
 
 # ---------------------------------------------------------------- the exact gradient
 
 
 class Odometer(Messenger):
-    """Takes the chosen one of each latent site's possible values; the first of those that nobody chose."""
+    """Takes the chosen one of each latent site's possible values; the first of those that nobody
+    chose.
+    """
 
     def __init__(self, chosen: list[int]) -> None:
         super().__init__()
@@ -353,7 +387,9 @@ class Odometer(Messenger):
 
 
 def hermite(count: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights that integrate a polynomial of degree 2 count - 1 against a standard normal exactly."""
+    """Nodes and weights that integrate a polynomial of degree 2 count - 1 against a standard normal
+    exactly.
+    """
     beside = torch.arange(1, count, dtype=torch.float64).sqrt()
     nodes, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
     return nodes, vectors[0].square()
@@ -369,7 +405,10 @@ def possible(fn: Any) -> list[tuple[Tensor, Tensor]]:
         base = base.base_dist
     if isinstance(base, dist.Normal):
         assert fn.shape().numel() == 1
-        return [(base.loc + base.scale * node, weight.log()) for node, weight in zip(*hermite(6), strict=True)]
+        return [
+            (base.loc + base.scale * node, weight.log())
+            for node, weight in zip(*hermite(6), strict=True)
+        ]
     hot = isinstance(base, dist.OneHotCategorical)
     count = 2 if isinstance(base, dist.Bernoulli) else base.logits.shape[-1]
     shape = fn.shape()[:-1] if hot else fn.shape()
@@ -377,7 +416,11 @@ def possible(fn: Any) -> list[tuple[Tensor, Tensor]]:
     for joint in itertools.product(range(count), repeat=shape.numel()):
         z = torch.tensor(joint).view(shape)
         value = (
-            arsm.one_hot(z, count, torch.float64) if hot else z if isinstance(base, dist.Categorical) else z.double()
+            arsm.one_hot(z, count, torch.float64)
+            if hot
+            else z
+            if isinstance(base, dist.Categorical)
+            else z.double()
         )
         found.append((value, base.log_prob(value).sum()))
     return [(value, log_weight) for value, log_weight in found if log_weight > -torch.inf]
@@ -390,7 +433,9 @@ def expected_loss(model: Program, guide: Program, p: Parameters) -> Tensor:
         with Odometer(chosen) as odometer:
             guide_trace = poutine.trace(guide).get_trace(p)
             model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(p)
-        total = total + odometer.log_weight.exp() * (guide_trace.log_prob_sum() - model_trace.log_prob_sum())
+        total = total + odometer.log_weight.exp() * (
+            guide_trace.log_prob_sum() - model_trace.log_prob_sum()
+        )
         chosen = chosen + [0] * (len(odometer.counts) - len(chosen))
         while chosen and chosen[-1] + 1 == odometer.counts[len(chosen) - 1]:
             chosen.pop()
@@ -412,9 +457,13 @@ def gradients(loss: Tensor, p: Parameters) -> list[Tensor]:
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, p.values(), strict=True)]
 
 
-def worst(problem: Problem, estimator: arsm.Estimator, truth: Parameters, replicas: int = REPLICAS) -> float:
+def worst(
+    problem: Problem, estimator: arsm.Estimator, truth: Parameters, replicas: int = REPLICAS
+) -> float:
     """The largest deviation of any parameter's gradient; above 1 is a rejection."""
     p = problem.parameters(replicas)
-    loss = arsm.pyro.ELBO(estimator).differentiable_loss(replicated(problem.model), replicated(problem.guide), p)
+    loss = arsm.pyro.ELBO(estimator, vectorize_particles=True).differentiable_loss(
+        replicated(problem.model), replicated(problem.guide), p
+    )
     found = dict(zip(p, gradients(loss, p), strict=True))
     return max(float(deviations(found[name], truth[name]).max()) for name in p)

@@ -1,4 +1,6 @@
-"""`arsm.pyro.ELBO`: the gradient of every parameter against enumeration and against Pyro's own exact ELBO."""
+"""`arsm.pyro.ELBO`: the gradient of every parameter against enumeration and against Pyro's own
+exact ELBO.
+"""
 
 from __future__ import annotations
 
@@ -62,15 +64,21 @@ def truths() -> dict[str, tuple[Tensor, Parameters]]:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_every_parameters_gradient_is_unbiased(problem: Problem, estimator: arsm.Estimator, truths: Any) -> None:
+def test_every_parameters_gradient_is_unbiased(
+    problem: Problem, estimator: arsm.Estimator, truths: Any
+) -> None:
     assert worst(problem, estimator, truths[problem.name][1]) <= 1
 
 
-@pytest.mark.parametrize("problem", [problem for problem in PROBLEMS if problem.enumerable], ids=str)
+@pytest.mark.parametrize(
+    "problem", [problem for problem in PROBLEMS if problem.enumerable], ids=str
+)
 def test_enumeration_agrees_with_pyros_exact_elbo(problem: Problem, truths: Any) -> None:
     p = problem.parameters(1)
     guide = config_enumerate(replicated(problem.guide))
-    loss = TraceEnum_ELBO(max_plate_nesting=2).differentiable_loss(replicated(problem.model), guide, p)
+    loss = TraceEnum_ELBO(max_plate_nesting=2).differentiable_loss(
+        replicated(problem.model), guide, p
+    )
     value, truth = truths[problem.name]
     torch.testing.assert_close(loss, value)
     for found, name in zip(gradients(loss, p), p, strict=True):
@@ -91,7 +99,10 @@ def test_an_estimator_keeps_its_claim_or_is_refused_by_name(words: str, truths: 
 
 
 def test_rows_may_lend_each_other_a_coefficient(truths: Any) -> None:
-    assert worst(PROBLEMS[2], arsm.RLOO(4, ridge=1.0, surrogate="logits"), truths[PROBLEMS[2].name][1]) <= 1
+    assert (
+        worst(PROBLEMS[2], arsm.RLOO(4, ridge=1.0, surrogate="logits"), truths[PROBLEMS[2].name][1])
+        <= 1
+    )
 
 
 def test_draws_are_averaged(truths: Any) -> None:
@@ -99,7 +110,9 @@ def test_draws_are_averaged(truths: Any) -> None:
 
 
 # what 64 lines of glue get wrong, and these tests see
-def held(self: OtherPaths, name: str, queries: Any, fn: Any = None, value: Any = OtherPaths._value) -> Tensor:
+def held(
+    self: OtherPaths, name: str, queries: Any, fn: Any = None, value: Any = OtherPaths._value
+) -> Tensor:
     """Sites below a pseudo vector keep the true sample."""
     self.above[name] = set()
     return value(self, name, queries, fn)
@@ -154,7 +167,9 @@ def subsampled_model(p: Parameters) -> None:
 
 def test_a_random_subsample_is_unbiased() -> None:
     """All replicas of a step share its subsample: a step is one sample."""
-    problem = Problem("subsample", {"g": (1, 2), "z": (3,), "mean": (1, 2)}, subsampled_model, subsampled_guide)
+    problem = Problem(
+        "subsample", {"g": (1, 2), "z": (3,), "mean": (1, 2)}, subsampled_model, subsampled_guide
+    )
     truth, p = exact(problem)[1], problem.parameters(64)
     loss = arsm.pyro.ELBO(arsm.LocalExpectation())
     samples = []
@@ -185,7 +200,8 @@ def test_one_subsample_per_step_is_shared_by_all_samples() -> None:
             pyro.sample("x", normal(z.sum(-1, keepdim=True) * 1.0), obs=torch.ones(4))
 
     elbo.loss_and_grads(model, guide)
-    assert len(seen) == 2 * (1 + 1 + 3)  # the true path, the check of the first step, a run per sample
+    # the true path, the check of the first step, a run per sample
+    assert len(seen) == 2 * (1 + 1 + 3)
     assert len({tuple(rows) for rows in seen}) == 2
     assert logits.grad is not None
     assert logits.grad.abs().sum(-1).nonzero().squeeze(-1).tolist() == sorted(seen[0])
@@ -198,7 +214,9 @@ def test_chunks_of_paths_are_one_run() -> None:
             torch.manual_seed(3)
             p = PROBLEMS[3].parameters(10)
             loss = arsm.pyro.ELBO(estimator, max_rows)
-            step = loss.differentiable_loss(replicated(PROBLEMS[3].model), replicated(PROBLEMS[3].guide), p)
+            step = loss.differentiable_loss(
+                replicated(PROBLEMS[3].model), replicated(PROBLEMS[3].guide), p
+            )
             found.append(torch.cat([g.flatten() for g in gradients(step, p)]))
         torch.testing.assert_close(found[0], found[2])
         torch.testing.assert_close(found[1], found[2])
@@ -230,13 +248,31 @@ def shifted(mean: float) -> Any:
 @pytest.mark.parametrize(
     ("q", "p"),
     [
-        (dist.FoldedDistribution(normal(torch.ones(()))), dist.FoldedDistribution(normal(torch.zeros(())))),
+        (
+            dist.FoldedDistribution(normal(torch.ones(()))),
+            dist.FoldedDistribution(normal(torch.zeros(()))),
+        ),
         (shifted(1.0), shifted(0.0)),
-        (normal(torch.ones(2)).mask(torch.tensor([True, False])), normal(torch.zeros(2)).mask(True)),
-        (dist.OneHotCategorical(torch.ones(2)), dist.Bernoulli(torch.tensor([0.3, 0.6])).to_event(1)),
-        (dist.Wishart(torch.tensor(5.5), torch.eye(3)), dist.Wishart(torch.tensor(6.5), 2 * torch.eye(3))),
+        (
+            normal(torch.ones(2)).mask(torch.tensor([True, False])),
+            normal(torch.zeros(2)).mask(True),
+        ),
+        (
+            dist.OneHotCategorical(torch.ones(2)),
+            dist.Bernoulli(torch.tensor([0.3, 0.6])).to_event(1),
+        ),
+        (
+            dist.Wishart(torch.tensor(5.5), torch.eye(3)),
+            dist.Wishart(torch.tensor(6.5), 2 * torch.eye(3)),
+        ),
     ],
-    ids=["folded", "equal values of two transforms", "two masks", "one-hot under Bernoulli", "Wishart"],
+    ids=[
+        "folded",
+        "equal values of two transforms",
+        "two masks",
+        "one-hot under Bernoulli",
+        "Wishart",
+    ],
 )
 def test_a_kl_that_pyro_or_pytorch_gets_wrong_is_sampled(q: Any, p: Any) -> None:
     assert kl(q, p) is None
@@ -247,7 +283,10 @@ def test_masks_that_agree_for_one_sample_only_leave_the_kl_open() -> None:
     p = problem.parameters(1)
     for seed in range(8):
         pyro.set_rng_seed(seed)
-        assert "b" not in TruePath(replicated(problem.model), replicated(problem.guide), (p,), {}).closed
+        assert (
+            "b"
+            not in TruePath(replicated(problem.model), replicated(problem.guide), (p,), {}).closed
+        )
 
 
 def test_a_kl_between_log_normals_is_in_closed_form() -> None:
@@ -257,7 +296,10 @@ def test_a_kl_between_log_normals_is_in_closed_form() -> None:
 
 def test_normal_sites_are_drawn_again_with_the_same_noise() -> None:
     """Then nothing here depends on the choice but its own KL."""
-    p = {name: x.expand(500, 1, 3).clone().requires_grad_() for name, x in {"q": torch.randn(3)}.items()}
+    p = {
+        name: x.expand(500, 1, 3).clone().requires_grad_()
+        for name, x in {"q": torch.randn(3)}.items()
+    }
     means = torch.tensor([-1.0, 0.0, 3.0])
 
     def guide(p: Parameters) -> None:
@@ -267,7 +309,9 @@ def test_normal_sites_are_drawn_again_with_the_same_noise() -> None:
     def model(p: Parameters) -> None:
         y = pyro.sample("y", categorical(torch.zeros(3)))
         w = pyro.sample("w", dist.Normal(torch.stack([means[y], -means[y]], -1), 0.5).to_event(1))
-        pyro.sample("x", normal((w[..., 0] - means[y]) * (w[..., 1] + means[y])), obs=torch.tensor(1.0))
+        pyro.sample(
+            "x", normal((w[..., 0] - means[y]) * (w[..., 1] + means[y])), obs=torch.tensor(1.0)
+        )
 
     loss = arsm.pyro.ELBO(arsm.RLOO(3)).differentiable_loss(replicated(model), replicated(guide), p)
     (found,) = gradients(loss, p)
@@ -304,7 +348,9 @@ def no_plates(p: Parameters) -> tuple[Callable[[], None], Callable[[], None]]:
     ],
     ids=["beta", "dirichlet", "exponential", "gamma", "log-normal", "Gumbel", "transformed"],
 )
-def test_a_draw_below_a_discrete_site_keeps_its_gradient_and_its_noise(draw: Callable[[Tensor], Any]) -> None:
+def test_a_draw_below_a_discrete_site_keeps_its_gradient_and_its_noise(
+    draw: Callable[[Tensor], Any],
+) -> None:
     """The true path alone (a certain site), against the same draw without a site above it."""
     rates = torch.tensor([1.0, 2.0, 1.5])
 
@@ -348,7 +394,9 @@ def test_svi_learns_without_any_plate() -> None:
 
 
 def test_losses_agree_with_the_expectation(truths: Any) -> None:
-    """`loss`, `loss_and_grads` and the value of `differentiable_loss`, over the replicas of one step."""
+    """`loss`, `loss_and_grads` and the value of `differentiable_loss`, over the replicas of one
+    step.
+    """
     for problem in PROBLEMS[:4]:
         elbo, p = arsm.pyro.ELBO(arsm.RLOO(3)), problem.parameters(REPLICAS)
         programs = replicated(problem.model), replicated(problem.guide)
@@ -358,9 +406,13 @@ def test_losses_agree_with_the_expectation(truths: Any) -> None:
             assert found == pytest.approx(value, rel=0.05)
 
 
-@pytest.mark.parametrize("linked", [False, True], ids=["beside the choice", "with a site below the choice"])
+@pytest.mark.parametrize(
+    "linked", [False, True], ids=["beside the choice", "with a site below the choice"]
+)
 def test_an_automatic_guide_counts_its_jacobian(linked: bool) -> None:
-    """AutoNormal samples ln w, and w is a Delta whose density is the Jacobian; Pyro's own KL leaves that out."""
+    """AutoNormal samples ln w, and w is a Delta whose density is the Jacobian; Pyro's own KL leaves
+    that out.
+    """
 
     def sites() -> None:
         z = coin()
@@ -430,7 +482,12 @@ def test_the_page_quotes_its_table() -> None:
             else method
         )
         for cell, steps, part in zip(cells[1:], (0, 0, 550, 550), ("", ", guide") * 2, strict=True):
-            value = found[f"Pyro VAE, K = 8, {steps} steps: {method}", "variance x time / best of Pyro's" + part]
-            assert float(cell) == pytest.approx(value, rel=0.051), f"{label}, {steps} steps{part}: {value:.3g}"
+            value = found[
+                f"Pyro VAE, K = 8, {steps} steps: {method}",
+                "variance x time / best of Pyro's" + part,
+            ]
+            assert float(cell) == pytest.approx(value, rel=0.051), (
+                f"{label}, {steps} steps{part}: {value:.3g}"
+            )
             quoted += 1
     assert quoted == 4 * 16

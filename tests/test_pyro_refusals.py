@@ -22,8 +22,11 @@ import arsm.pyro
 from tests.pyro_problems import bernoulli, categorical, coin, normal
 
 
-def run(model: Callable[[], Any], guide: Callable[[], Any], estimator: arsm.Estimator | None = None) -> Tensor:
-    return arsm.pyro.ELBO(estimator or arsm.RLOO(3)).differentiable_loss(model, guide)
+def run(
+    model: Callable[[], Any], guide: Callable[[], Any], estimator: arsm.Estimator | None = None
+) -> Tensor:
+    loss = arsm.pyro.ELBO(estimator or arsm.RLOO(3), vectorize_particles=True)
+    return loss.differentiable_loss(model, guide)
 
 
 @pytest.mark.parametrize(
@@ -31,9 +34,18 @@ def run(model: Callable[[], Any], guide: Callable[[], Any], estimator: arsm.Esti
     [
         (dist.Poisson(torch.tensor(2.0)), "'z' is Poisson"),
         (dist.Geometric(torch.tensor(0.2)), "'z' is Geometric"),
-        (RejectionStandardGamma(torch.tensor(2.0)), "'z' is RejectionStandardGamma, which is reparameterised in part"),
-        (dist.OneHotCategoricalStraightThrough(torch.ones(3)), "'z' is OneHotCategoricalStraightThrough"),
-        (dist.RelaxedBernoulliStraightThrough(torch.tensor(1.0), torch.tensor(0.5)), "StraightThrough"),
+        (
+            RejectionStandardGamma(torch.tensor(2.0)),
+            "'z' is RejectionStandardGamma, which is reparameterised in part",
+        ),
+        (
+            dist.OneHotCategoricalStraightThrough(torch.ones(3)),
+            "'z' is OneHotCategoricalStraightThrough",
+        ),
+        (
+            dist.RelaxedBernoulliStraightThrough(torch.tensor(1.0), torch.tensor(0.5)),
+            "StraightThrough",
+        ),
     ],
 )
 def test_other_distributions_are_refused_by_name(fn: Any, words: str) -> None:
@@ -59,16 +71,26 @@ def test_a_model_without_room_for_a_plate_is_refused() -> None:
         pyro.sample("x", normal(heads().sum()), obs=torch.zeros(()))  # over the samples, too
 
     def noisy() -> None:
-        pyro.sample("x", normal(heads() + torch.nn.functional.dropout(torch.ones(99)).mean()), obs=torch.zeros(()))
+        pyro.sample(
+            "x",
+            normal(heads() + torch.nn.functional.dropout(torch.ones(99)).mean()),
+            obs=torch.zeros(()),
+        )
 
     for model in (summing, noisy):
-        with pytest.raises(ValueError, match="'x' has other log probabilities in a plate than alone"):
+        with pytest.raises(
+            ValueError, match="'x' has other log probabilities in a plate than alone"
+        ):
             run(model, heads)
 
 
 @pytest.mark.parametrize("site", [normal, bernoulli])
-def test_a_site_whose_samples_would_spread_over_a_plate_is_refused(site: Callable[[Tensor], Any]) -> None:
-    """As many rows as queries: the paths of a site outside the plate would broadcast to the plate's rows."""
+def test_a_site_whose_samples_would_spread_over_a_plate_is_refused(
+    site: Callable[[Tensor], Any],
+) -> None:
+    """As many rows as queries: the paths of a site outside the plate would broadcast to the plate's
+    rows.
+    """
 
     def guide() -> None:
         with pyro.plate("rows", 3):
@@ -102,7 +124,9 @@ def test_a_gradient_that_provenance_tracking_loses_is_refused(estimator: arsm.Es
     def model() -> None:
         pyro.sample("x", normal(Twice.apply(weight * coin())), obs=torch.zeros(()))  # pyright: ignore[reportArgumentType]
 
-    with pytest.raises(ValueError, match="'x' loses a parameter's gradient under Pyro's provenance tracking"):
+    with pytest.raises(
+        ValueError, match="'x' loses a parameter's gradient under Pyro's provenance tracking"
+    ):
         run(model, coin, estimator)
 
 
@@ -117,8 +141,12 @@ def test_a_gradient_lost_beside_one_that_is_kept_is_refused() -> None:
         run(model, coin)
 
 
-@pytest.mark.parametrize("site", [bernoulli, normal, dist.Delta, lambda x: bernoulli(x).mask(torch.tensor(True))])
-@pytest.mark.parametrize("above", [bernoulli, normal], ids=["below a discrete site", "below a continuous site"])
+@pytest.mark.parametrize(
+    "site", [bernoulli, normal, dist.Delta, lambda x: bernoulli(x).mask(torch.tensor(True))]
+)
+@pytest.mark.parametrize(
+    "above", [bernoulli, normal], ids=["below a discrete site", "below a continuous site"]
+)
 def test_a_gradient_lost_in_the_guide_is_refused(site: Any, above: Any) -> None:
     weight = torch.ones((), requires_grad=True)
 
@@ -128,7 +156,9 @@ def test_a_gradient_lost_in_the_guide_is_refused(site: Any, above: Any) -> None:
 
     def model() -> None:
         u = pyro.sample("u", above(torch.zeros(())))
-        w = pyro.sample("w", normal(torch.zeros(())) if site is dist.Delta else site(torch.zeros(())))
+        w = pyro.sample(
+            "w", normal(torch.zeros(())) if site is dist.Delta else site(torch.zeros(()))
+        )
         pyro.sample("x", normal(u + w), obs=torch.zeros(()))
 
     with pytest.raises(ValueError, match="'w' loses a parameter's gradient"):
@@ -165,7 +195,9 @@ def test_samples_that_meet_in_a_mean_are_refused() -> None:
 
 
 def test_samples_that_meet_in_an_index_are_refused() -> None:
-    """`[..., z]` pairs every sample of the array with every sample of z; on copies of one path all pairs are equal."""
+    """`[..., z]` pairs every sample of the array with every sample of z; on copies of one path all
+    pairs are equal.
+    """
     z = torch.zeros(5, 3)
 
     def guide() -> None:

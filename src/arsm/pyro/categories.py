@@ -1,4 +1,6 @@
-"""Pyro's distributions over categories: their logits, their values as categories, and KL divergences."""
+"""Pyro's distributions over categories: their logits, their values as categories, and
+KL divergences.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import Any
 import torch
 from pyro import distributions as dist
 from torch import Tensor
-from torch.distributions import ExpTransform, SigmoidTransform, StickBreakingTransform, kl_divergence
+from torch.distributions import (
+    ExpTransform,
+    SigmoidTransform,
+    StickBreakingTransform,
+    kl_divergence,
+)
 
 from arsm.categorical import one_hot
 
@@ -22,10 +29,13 @@ def unwrap(fn: Any) -> Any:
 
 
 def logits_of(fn: Any) -> Tensor | None:
-    """[*batch, *event, C] of a distribution over categories, None for any other; a one-hot vector is one variable."""
+    """[*batch, *event, C] of a distribution over categories, None for any other; a
+    one-hot vector is one variable.
+    """
     base = unwrap(fn)
     if isinstance(base, dist.Bernoulli):
-        logits, shape = torch.stack([torch.zeros_like(base.logits), base.logits], -1), fn.shape()
+        logits = torch.stack([torch.zeros_like(base.logits), base.logits], -1)
+        shape = fn.shape()
     elif isinstance(base, dist.Categorical):
         logits, shape = base.logits, fn.shape()
     elif isinstance(base, dist.OneHotCategorical):
@@ -41,17 +51,27 @@ def to_categories(fn: Any, value: Tensor) -> Tensor:
 
 
 def to_value(fn: Any, z: Tensor, like: Tensor) -> Tensor:
-    """Categories [..., *batch, *event] as a value of the distribution, with the type of another value."""
+    """Categories [..., *batch, *event] as a value of the distribution, with the type of
+    another value.
+    """
     base = unwrap(fn)
     return (
-        one_hot(z, base.logits.shape[-1], like.dtype) if isinstance(base, dist.OneHotCategorical) else z.to(like.dtype)
+        one_hot(z, base.logits.shape[-1], like.dtype)
+        if isinstance(base, dist.OneHotCategorical)
+        else z.to(like.dtype)
     )
 
 
-def kl(q: Any, p: Any) -> Tensor | None:
-    """KL(q || p) [*batch] in closed form; None if there is none."""
+def kl(q: Any, p: Any, nesting: int | None = None) -> Tensor | None:
+    """KL(q || p) [*batch] in closed form; None if there is none.
+
+    Args:
+        nesting: number of batch dimensions to keep where the KL is the same for all paths;
+            for categories, it is found for the first path only.
+    """
     if isinstance(unwrap(q), dist.Delta):
-        # Pyro's own KL leaves out a Delta's density: in an automatic guide, the Jacobian of its transform
+        # Pyro's own KL leaves out a Delta's density: in an automatic guide, the Jacobian of its
+        # transform
         point = q.rsample()
         return q.log_prob(point) - p.log_prob(point)
     if _masks(q) or _masks(p):
@@ -64,7 +84,11 @@ def kl(q: Any, p: Any) -> Tensor | None:
             return None
     if log_q.shape[-1] != log_p.shape[-1] or _events(q) != _events(p):
         return None
-    log_q, log_p = log_q.log_softmax(-1), log_p.log_softmax(-1)
+    if nesting is not None:
+        log_q = log_q[0] if len(q.batch_shape) > nesting else log_q
+        log_p = log_p[0] if len(p.batch_shape) > nesting else log_p
+    log_q = log_q.log_softmax(-1)
+    log_p = log_p.log_softmax(-1)
     # an impossible category of q adds nothing; torch's own KL would give it a gradient of NaN
     ratio = (log_q - log_p).masked_fill(log_q == -torch.inf, 0)
     return (log_q.exp() * ratio).flatten(-1 - _events(q)).sum(-1)
@@ -73,8 +97,9 @@ def kl(q: Any, p: Any) -> Tensor | None:
 def _known(fn: Any) -> bool:
     """Whether PyTorch's KL from this distribution can be trusted.
 
-    That of a transformed one compares the transforms' current values and takes every transform for a bijection; that
-    of a Wishart disagrees with its own log probabilities.
+    That of a transformed one compares the transforms' current values and takes every
+    transform for a bijection; that of a Wishart disagrees with its own log
+    probabilities.
     """
     if isinstance(fn, torch.distributions.TransformedDistribution):
         return all(isinstance(transform, INVERTIBLE) for transform in fn.transforms)
@@ -87,4 +112,6 @@ def _events(fn: Any) -> int:
 
 
 def _masks(fn: Any) -> bool:
-    return isinstance(fn, dist.MaskedDistribution) or (isinstance(fn, WRAPPERS) and _masks(fn.base_dist))
+    return isinstance(fn, dist.MaskedDistribution) or (
+        isinstance(fn, WRAPPERS) and _masks(fn.base_dist)
+    )

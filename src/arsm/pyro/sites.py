@@ -10,7 +10,7 @@ import torch
 from pyro import distributions as dist
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
-from pyro.ops.provenance import detach_provenance, track_provenance
+from pyro.ops.provenance import detach_provenance, get_provenance, track_provenance
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
@@ -32,22 +32,70 @@ STRAIGHT_THROUGH = (
 )
 
 
+class ChangedError(Exception):
+    """A run that does not have the structure of the earlier ones."""
+
+
 def sample_sites(trace: poutine.Trace) -> tuple[dict[str, Site], dict[str, Tensor]]:
     """The sample sites, and the indices that each plate drew."""
-    nodes: dict[str, Site] = {name: dict(site) for name, site in trace.nodes.items() if site.get("type") == "sample"}
-    plates = {name: site["value"] for name, site in nodes.items() if isinstance(site["fn"], _Subsample)}
+    nodes: dict[str, Site] = {
+        name: dict(site) for name, site in trace.nodes.items() if site.get("type") == "sample"
+    }
+    plates = {
+        name: site["value"] for name, site in nodes.items() if isinstance(site["fn"], _Subsample)
+    }
     return {name: site for name, site in nodes.items() if name not in plates}, plates
 
 
 def plates_of(site: Site) -> Plates:
     """The vectorised plates around a site."""
-    return frozenset((frame.name, frame.dim, frame.size) for frame in site["cond_indep_stack"] if frame.vectorized)
+    batch = site["fn"].batch_shape
+
+    def size(frame: Any) -> int:
+        # a plate without a size takes that of the site
+        if frame.size >= 0:
+            return frame.size
+        return batch[frame.dim] if len(batch) >= -frame.dim else 1
+
+    return frozenset(
+        (frame.name, frame.dim, size(frame))
+        for frame in site["cond_indep_stack"]
+        if frame.vectorized
+    )
+
+
+def parameters_behind(site: Site) -> frozenset[str]:
+    """The sites that the tensors inside a site's distribution depend on.
+
+    An OrderedLogistic writes its probabilities into an empty tensor, where provenance
+    tracking loses them.
+    """
+    return get_provenance(list(vars(unwrap(site["fn"])).values()))
+
+
+def is_factor(site: Site) -> bool:
+    """Whether the site is a `pyro.factor`."""
+    return isinstance(unwrap(site["fn"]), dist.Unit)
+
+
+def is_score(site: Site) -> bool:
+    """Whether a guide's site is a factor that stands for samples drawn without a
+    reparameterisation.
+    """
+    return is_factor(site) and not site["fn"].has_rsample
 
 
 def elbo_terms(
-    model: dict[str, Site], guide: dict[str, Site], closed: frozenset[str], wanted: set[Key] | None = None
+    model: dict[str, Site],
+    guide: dict[str, Site],
+    closed: frozenset[str],
+    wanted: set[Key] | None = None,
+    shared: frozenset[str] = frozenset(),
+    nesting: int = 0,
 ) -> Iterator[tuple[Key, Tensor, Site]]:
-    """The terms of the ELBO (all, or the given ones), [*batch], scaled and masked; a KL for each closed site."""
+    """The terms of the ELBO (all, or the given ones), [*batch], scaled and masked; a KL
+    for each closed site, once for all paths where they share it.
+    """
 
     def log_prob(site: Site) -> Tensor:
         return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"])
@@ -57,16 +105,18 @@ def elbo_terms(
         if wanted is not None and key not in wanted:
             continue
         if name in closed:
-            divergence = kl(guide[name]["fn"], site["fn"])
-            assert divergence is not None  # a closed site has one
+            divergence = kl(guide[name]["fn"], site["fn"], nesting if name in shared else None)
+            if divergence is None:  # it had one in an earlier run
+                raise ChangedError
             yield key, scale_and_mask(-divergence, site["scale"], site["mask"]), site
         else:
             yield key, log_prob(site), site
     for name, site in guide.items():
         if name not in closed and (wanted is None or ("q", name) in wanted):
             log_q = log_prob(site)
-            # the expected gradient of a discrete site's own ln q is zero
-            yield ("q", name), -(log_q if logits_of(site["fn"]) is None else log_q.detach()), site
+            # the expected gradient of a sampled site's own ln q is zero
+            sampled = is_score(site) or logits_of(site["fn"]) is not None
+            yield ("q", name), -(log_q.detach() if sampled else log_q), site
 
 
 def same(a: Any, b: Any) -> bool:
@@ -80,18 +130,26 @@ class Track(Messenger):
     """Mark the value of every latent site with the site's name."""
 
     def _pyro_sample(self, msg: Any) -> None:
-        # Marked parameters would cost Beta and Dirichlet the gradient of their draw, and give all rows of an
-        # Exponential the same noise.
-        if not msg["is_observed"] and msg["value"] is None and not isinstance(msg["fn"], _Subsample):
+        # Marked parameters would cost Beta and Dirichlet the gradient of their draw, and give all
+        # rows of an Exponential the same noise.
+        if (
+            not msg["is_observed"]
+            and msg["value"] is None
+            and not isinstance(msg["fn"], _Subsample)
+        ):
             msg["value"] = _unmarked(msg["fn"])(*msg["args"], **msg["kwargs"])
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
-            msg["value"] = track_provenance(detach_provenance(msg["value"]), frozenset({msg["name"]}))
+            msg["value"] = track_provenance(
+                detach_provenance(msg["value"]), frozenset({msg["name"]})
+            )
 
 
 def _unmarked(part: Any, copies: dict[int, Any] | None = None) -> Any:
-    """A distribution whose parameters, and those of the distributions and transforms in it, are not marked."""
+    """A distribution whose parameters, and those of the distributions and transforms in
+    it, are not marked.
+    """
     copies = {} if copies is None else copies  # a transform and its inverse point to each other
     if isinstance(part, list):
         return [_unmarked(each, copies) for each in part]
@@ -99,7 +157,9 @@ def _unmarked(part: Any, copies: dict[int, Any] | None = None) -> Any:
         return detach_provenance(part) if isinstance(part, Tensor) else part
     if id(part) not in copies:
         copies[id(part)] = found = copy.copy(part)
-        found.__dict__.update({name: _unmarked(value, copies) for name, value in vars(part).items()})
+        found.__dict__.update(
+            {name: _unmarked(value, copies) for name, value in vars(part).items()}
+        )
     return copies[id(part)]
 
 
@@ -120,22 +180,36 @@ def refuse(model: dict[str, Site], guide: dict[str, Site]) -> None:
     """Refuse sites that cannot be estimated without bias."""
     for name, site in guide.items():
         kind = type(unwrap(site["fn"])).__name__
+        if is_factor(site):
+            if "has_rsample" not in vars(unwrap(site["fn"])):
+                raise ValueError(
+                    f"Guide site {name!r} is a factor without has_rsample; give it True if the "
+                    "samples that it belongs to are reparameterised, else False."
+                )
+            continue
         if site["is_observed"] and not site["infer"].get("_deterministic"):
-            raise ValueError(f"Guide site {name!r} is observed; observe it in the model, or leave it out of the guide.")
+            raise ValueError(
+                f"Guide site {name!r} is observed; observe it in the model, or leave it out of the "
+                "guide."
+            )
         if isinstance(unwrap(site["fn"]), STRAIGHT_THROUGH):
-            raise ValueError(f"Guide site {name!r} is {kind}, whose gradient is biased; use Categorical or Bernoulli.")
+            raise ValueError(
+                f"Guide site {name!r} is {kind}, whose gradient is biased; use Categorical or "
+                "Bernoulli."
+            )
         if isinstance(unwrap(site["fn"]), dist.Rejector):
             raise ValueError(
-                f"Guide site {name!r} is {kind}, which is reparameterised in part only; use pyro.infer.Trace_ELBO."
+                f"Guide site {name!r} is {kind}, which is reparameterised in part only; use "
+                "pyro.infer.Trace_ELBO."
             )
         if not site["is_observed"] and logits_of(site["fn"]) is None and not site["fn"].has_rsample:
             raise ValueError(
-                f"Guide site {name!r} is {kind}, which is neither reparameterised nor Categorical, OneHotCategorical "
-                "or Bernoulli; use one of these, or pyro.infer.TraceGraph_ELBO."
+                f"Guide site {name!r} is {kind}, which is neither reparameterised nor Categorical, "
+                "OneHotCategorical or Bernoulli; use one of these, or pyro.infer.TraceGraph_ELBO."
             )
     for name, site in model.items():
         if not site["is_observed"] and name not in guide:
             raise ValueError(
-                f"Model site {name!r} is neither observed nor in the guide; sample it in the guide, or sum it out with "
-                "pyro.infer.TraceEnum_ELBO."
+                f"Model site {name!r} is neither observed nor in the guide; sample it in the "
+                "guide, or sum it out with pyro.infer.TraceEnum_ELBO."
             )
