@@ -33,11 +33,15 @@ class Tables(nn.Module):
         return self.inner(tokens)
 
 
-def compared(strategies: Any, rows: int = 2, model: Any = None, seed: int = 3, **options: Any) -> Comparison:
+def compared(
+    strategies: Any, rows: int = 2, model: Any = None, seed: int = 3, **options: Any
+) -> Comparison:
     prompts, _ = SETTING.prompts(rows)
     model = model or SETTING.model(rows)
     generator = torch.Generator().manual_seed(seed)
-    return sequences.compare(strategies, model, prompts, reward, max_tokens=3, eos=1, generator=generator, **options)
+    return sequences.compare(
+        strategies, model, prompts, reward, max_tokens=3, eos=1, generator=generator, **options
+    )
 
 
 def row(label: str, cost: float, error: float, strategy: Any = None) -> Measured:
@@ -45,17 +49,24 @@ def row(label: str, cost: float, error: float, strategy: Any = None) -> Measured
 
 
 def test_moments_are_those_of_all_gradients() -> None:
-    gradients = torch.randn(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
+    gradients = (
+        torch.randn(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
+    )
     moments = _Moments()
     for gradient in gradients:
         moments.add([gradient[:30].view(5, 6), gradient[30:]])
     assert math.isclose(sum(moments.growth) / 5, float(gradients.var(0).sum()), rel_tol=1e-12)
-    assert math.isclose(moments.squared_mean(), float(gradients.mean(0).square().sum()), rel_tol=1e-12)
+    assert math.isclose(
+        moments.squared_mean(), float(gradients.mean(0).square().sum()), rel_tol=1e-12
+    )
 
 
 @pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Group(arsm.GRPO(3))], ids=label_of)
-def test_variance_and_signal_agree_with_those_of_many_estimates(strategy: sequences.Strategy) -> None:
-    # rows of a batch are independent: the variance of the mean over N of them is that of one row, divided by N
+def test_variance_and_signal_agree_with_those_of_many_estimates(
+    strategy: sequences.Strategy,
+) -> None:
+    # rows of a batch are independent: the variance of the mean over N of them is that of one row,
+    # divided by N
     rows = 60
     single = SETTING.estimates(strategy, 20_000).view(20_000, CODES, 3)
     exact = torch.stack([single.var(0).sum(), single.mean(0).square().sum()]) / rows
@@ -90,7 +101,9 @@ def test_the_model_is_left_alone() -> None:
     module.table.grad = torch.full_like(module.table, 7.0)
     before = module.table.detach().clone()
     with torch.no_grad():  # as in an evaluation loop
-        found = compared([Branch(arsm.RLOO(3)), Group(2)], 4, sequences.Recompute(module), repeats=3)
+        found = compared(
+            [Branch(arsm.RLOO(3)), Group(2)], 4, sequences.Recompute(module), repeats=3
+        )
     assert bool((module.table.grad == 7).all())
     assert torch.equal(module.table, before)
     assert all(each.variance > 0 and each.tokens >= 4 and each.seconds > 0 for each in found.rows)
@@ -99,13 +112,20 @@ def test_the_model_is_left_alone() -> None:
 
 def test_a_module_and_a_plain_model_measure_the_same() -> None:
     plain, module = (
-        compared([Group(3)], 5, model, repeats=4) for model in (SETTING.model(5), sequences.Recompute(Tables(5)))
+        compared([Group(3)], 5, model, repeats=4)
+        for model in (SETTING.model(5), sequences.Recompute(Tables(5)))
     )
     assert plain.rows[0].variance == pytest.approx(module.rows[0].variance, rel=1e-9)
 
 
 def test_table_fits_and_says_what_it_means() -> None:
-    strategies = [Branch(arsm.RLOO(3)), Branch(arsm.RLOO(3), keep=0.5), Group(arsm.GRPO(3)), Group(3), Group(3)]
+    strategies = [
+        Branch(arsm.RLOO(3)),
+        Branch(arsm.RLOO(3), keep=0.5),
+        Group(arsm.GRPO(3)),
+        Group(3),
+        Group(3),
+    ]
     found = compared(strategies, repeats=3)
     lines = str(found).splitlines()
     assert max(map(len, lines)) <= 88
@@ -132,20 +152,39 @@ def test_table_fits_and_says_what_it_means() -> None:
 @pytest.mark.parametrize("numbers", [1e-12, 1.0, 1e12])
 def test_wide_numbers_fit_too(numbers: float) -> None:
     long = "a name that is far too long for a table"
-    wide = Measured(long, Group(arsm.GRPO(2)), numbers, numbers, 123_456_789.0, 1.0, 1234.5, 120_000_000_000, numbers)
+    wide = Measured(
+        long,
+        Group(arsm.GRPO(2)),
+        numbers,
+        numbers,
+        123_456_789.0,
+        1.0,
+        1234.5,
+        120_000_000_000,
+        numbers,
+    )
     assert max(map(len, str(Comparison((wide, row("b", 1, 1)), 8)).splitlines())) <= 88
 
 
 def test_recommendations() -> None:
     grpo = Group(arsm.GRPO(2))
     clear = Comparison((row("g", 1, 0.1, grpo), row("a", 10, 1), row("b", 30, 1)), 8)
-    assert clear.recommendation == "Use a: b, the next best, needs 3 times its tokens for one variance."
+    assert (
+        clear.recommendation
+        == "Use a: b, the next best, needs 3 times its tokens for one variance."
+    )
     close = Comparison((row("a", 10, 1), row("b", 12, 1), row("c", 12.5, 1), row("d", 30, 1)), 8)
     assert close.recommendation == (
-        "Use a, but b and c cannot be told apart from it: the differences are within the errors of 8 repeats."
+        "Use a, but b and c cannot be told apart from it: the differences are within the errors "
+        "of 8 repeats."
     )
-    assert Comparison((row("a", 0, 0), row("b", 0, 0)), 8).recommendation.startswith("No strategy shows any variance")
-    assert Comparison((row("a", 0, 0), row("b", 1, 0.1)), 8).recommendation == "Use a: its estimates do not vary here."
+    assert Comparison((row("a", 0, 0), row("b", 0, 0)), 8).recommendation.startswith(
+        "No strategy shows any variance"
+    )
+    assert (
+        Comparison((row("a", 0, 0), row("b", 1, 0.1)), 8).recommendation
+        == "Use a: its estimates do not vary here."
+    )
     assert Comparison((row("a", 1, 0),), 8).recommendation.startswith("Only a can be recommended")
 
 
@@ -176,14 +215,17 @@ def test_refusals(strategies: Any, options: dict[str, Any], message: str) -> Non
         compared(strategies, **options)
 
 
-def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     compared([Group(2)], repeats=3)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("arsm.sequences.comparison.PATIENCE", 0.0)
+    monkeypatch.setattr("arsm.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("arsm.progress.EVERY", 0.0)
     compared([Group(2)], repeats=3)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     compared([Group(2)], repeats=3)
     shown = capsys.readouterr().err
-    assert "Estimate 3 of 3, Group(RLOO(2)), about" in shown
+    assert "67% Group(RLOO(2)), estimate 3 of 3, about" in shown
     assert shown.endswith("\x1b[K")

@@ -1,4 +1,6 @@
-"""The third stage of sequences: credit in micro-batches, and whether completions are samples of the model."""
+"""The third stage of sequences: credit in micro-batches, and whether completions are samples of the
+model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class Bigram(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.one, self.two = (
-            nn.Parameter(torch.randn(vocabulary, vocabulary, generator=generator, dtype=torch.float64)) for _ in "12"
+            nn.Parameter(
+                torch.randn(vocabulary, vocabulary, generator=generator, dtype=torch.float64)
+            )
+            for _ in "12"
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -38,16 +43,28 @@ def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
     return (tokens * torch.arange(1, tokens.shape[1] + 1)).sum(-1).double().sin()
 
 
-def estimate(strategy: sequences.Strategy, model: Any, **options: Any) -> sequences.Estimate:
+def estimate(
+    strategy: sequences.Strategy, model: Any, **options: Any
+) -> sequences.SequenceEstimate:
     prompts = torch.arange(ROWS).unsqueeze(-1) % V
     generator = torch.Generator().manual_seed(3)
     return sequences.estimate(
-        strategy, model, prompts, reward, max_tokens=T, eos=1, temperature=0.8, generator=generator, **options
+        strategy,
+        model,
+        prompts,
+        reward,
+        max_tokens=T,
+        eos=1,
+        temperature=0.8,
+        generator=generator,
+        **options,
     )
 
 
 def gradients(value: Tensor, module: Bigram) -> list[Tensor]:
-    return list(torch.autograd.grad((value * torch.arange(1.0, ROWS + 1)).sum(), list(module.parameters())))
+    return list(
+        torch.autograd.grad((value * torch.arange(1.0, ROWS + 1)).sum(), list(module.parameters()))
+    )
 
 
 STRATEGIES: dict[str, sequences.Strategy] = {
@@ -84,17 +101,27 @@ def test_the_credit_is_enough_for_another_trainer(strategy: sequences.Strategy) 
     credit, tokens = out.credit, out.tokens.reshape(-1, T)
     assert credit is not None
     prompts = (torch.arange(ROWS).unsqueeze(-1) % V).repeat_interleave(len(tokens) // ROWS, 0)
-    log_p = (sequences.Recompute(module).logits(prompts, tokens) / 0.8).log_softmax(-1).gather(-1, credit.tokens)
-    torch.testing.assert_close(torch.autograd.grad((credit.weights * log_p).sum(), list(module.parameters())), expected)
+    log_p = (
+        (sequences.Recompute(module).logits(prompts, tokens) / 0.8)
+        .log_softmax(-1)
+        .gather(-1, credit.tokens)
+    )
+    torch.testing.assert_close(
+        torch.autograd.grad((credit.weights * log_p).sum(), list(module.parameters())), expected
+    )
 
 
 def test_backward_twice_and_after_a_step() -> None:
     module = Bigram()
     out = estimate(Branch(arsm.RLOO(4)), sequences.Recompute(module))
     out.value.sum().backward(retain_graph=True)
-    once = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    once = [
+        parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None
+    ]
     out.value.sum().backward(retain_graph=True)
-    torch.testing.assert_close([parameter.grad for parameter in module.parameters()], [2 * x for x in once])
+    torch.testing.assert_close(
+        [parameter.grad for parameter in module.parameters()], [2 * x for x in once]
+    )
     torch.optim.SGD(module.parameters(), lr=0.1).step()
     with pytest.raises(RuntimeError, match="parameters were changed between"):
         out.value.sum().backward()
@@ -106,7 +133,9 @@ def test_a_tensor_that_would_get_no_gradient_is_named() -> None:
     inner = module.forward
     module.forward = lambda tokens: inner(tokens) + hidden  # pyright: ignore[reportAttributeAccessIssue]
     out = estimate(Branch(arsm.RLOO(4)), sequences.Recompute(module))
-    with pytest.raises(RuntimeError, match=r"depend on a tensor \[7\] that is not among its parameters"):
+    with pytest.raises(
+        RuntimeError, match=r"depend on a tensor \[7\] that is not among its parameters"
+    ):
         out.value.sum().backward()
 
 
@@ -138,7 +167,11 @@ def test_the_first_clipped_epoch_has_the_gradient_itself(strategy: sequences.Str
     prompts = (torch.arange(ROWS).unsqueeze(-1) % V).repeat_interleave(len(tokens) // ROWS, 0)
 
     def log_p(module: Bigram) -> Tensor:
-        return (sequences.Recompute(module).logits(prompts, tokens) / 0.8).log_softmax(-1).gather(-1, credit.tokens)
+        return (
+            (sequences.Recompute(module).logits(prompts, tokens) / 0.8)
+            .log_softmax(-1)
+            .gather(-1, credit.tokens)
+        )
 
     ratio, w = (log_p(module) - log_p(Bigram()).detach()).exp(), credit.weights
     by_hand = torch.where(w > 0, w * ratio.clamp_max(1.2), w * ratio.clamp_min(0.8)).sum()
@@ -170,7 +203,9 @@ class Wide(nn.Module):
         return self.head(self.tokens(tokens))
 
 
-@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4), budget=64), Group(4)], ids=["Branch", "Group"])
+@pytest.mark.parametrize(
+    "strategy", [Branch(arsm.RLOO(4), budget=64), Group(4)], ids=["Branch", "Group"]
+)
 def test_no_logits_of_all_rows_and_steps_exist(strategy: sequences.Strategy) -> None:
     torch.manual_seed(0)
     vocabulary, prompts, width = 4000, torch.zeros(32, 1, dtype=torch.int64), 12
@@ -180,7 +215,9 @@ def test_no_logits_of_all_rows_and_steps_exist(strategy: sequences.Strategy) -> 
     all_logits = rows * width * vocabulary * 4
 
     def call() -> None:
-        out = sequences.estimate(strategy, model, prompts, lengthy, max_tokens=width, rows=16, micro_batch=4)
+        out = sequences.estimate(
+            strategy, model, prompts, lengthy, max_tokens=width, rows=16, micro_batch=4
+        )
         out.value.sum().backward()
 
     # `Recompute` itself computes the logits of a whole prefix for up to 16 rows at a time
@@ -236,7 +273,9 @@ def test_samples_of_the_model_are_not_refused() -> None:
 
 
 def test_the_mean_of_the_likelihood_ratios_is_one() -> None:
-    """What the false-alarm rate stands on: E[q(y)/p(y)] = 1 for every alternative, by enumeration of y."""
+    """What the false-alarm rate stands on: E[q(y)/p(y)] = 1 for every alternative, by enumeration
+    of y.
+    """
     logits = states(0)[:3]
     p = logits.double().softmax(-1)
     total = torch.zeros(len(Fit().names), dtype=torch.float64)
@@ -250,7 +289,9 @@ def test_the_mean_of_the_likelihood_ratios_is_one() -> None:
 
 def test_stale_weights_are_found_by_what_the_sampler_reports() -> None:
     logits, fit = states(0), Fit()
-    stale = (logits + 0.3 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))).log_softmax(-1)
+    stale = (
+        logits + 0.3 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    ).log_softmax(-1)
     tokens = drawn(stale.exp(), 0)
     fit.add(logits, tokens, stale.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
     assert fit.alarm() == "other weights"

@@ -1,4 +1,6 @@
-"""Rollouts elsewhere: parts that anybody may play, weights that follow, engines that die; on Ray with two actors."""
+"""Rollouts elsewhere: parts that anybody may play, weights that follow, engines that die; on Ray
+with two actors.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ROWS = 6
 
 
 class Parts:
-    """An engine in this process that plays parts last to first and, as a server, knows no ln p of a given token."""
+    """An engine in this process that plays parts last to first and, as a server, knows no ln p of a
+    given token.
+    """
 
     def __init__(self, model: sequences.Model, rows: int = 50, **changes: Any) -> None:
         self.model, self.rows, self.changes = model, rows, changes
@@ -74,13 +78,20 @@ def test_no_row_is_taken_for_another() -> None:
     model, how = setting.model(20), Decoding(6, 0)
     prompts = setting.prompts(20)[0]
     generator = torch.Generator().manual_seed(1)
-    true = sequences.complete(model, prompts, None, Prefixes.bare(torch.arange(20), 6), how, generator)
+    true = sequences.complete(
+        model, prompts, None, Prefixes.bare(torch.arange(20), 6), how, generator
+    )
     row, step = sequences.live_tokens(true.tokens, 0).nonzero().unbind(-1)
     mixed = torch.randperm(len(row), generator=generator)
     row, step = row[mixed], step[mixed]
     prefixes = Prefixes(row, step, (true.tokens[row, step] + 1) % 4, true.tokens)
     done = Parts(model, rows=7).complete(prompts, None, prefixes, how, generator)
-    own = model.logits(prompts[row], done.tokens).log_softmax(-1).gather(-1, done.tokens.unsqueeze(-1)).squeeze(-1)
+    own = (
+        model.logits(prompts[row], done.tokens)
+        .log_softmax(-1)
+        .gather(-1, done.tokens.unsqueeze(-1))
+        .squeeze(-1)
+    )
     drawn = (torch.arange(6) > step.unsqueeze(-1)) & sequences.live_tokens(done.tokens, 0)
     torch.testing.assert_close(done.log_probs, torch.where(drawn, own, 0))
     assert torch.equal(done.tokens[torch.arange(len(row)), step], prefixes.action)
@@ -108,7 +119,7 @@ def test_versions_tell_weights_apart() -> None:
 
 def estimate(
     engine: sequences.Engine, module: Small | None = None, rows: int = ROWS, **options: Any
-) -> sequences.Estimate:
+) -> sequences.SequenceEstimate:
     prompts = torch.tensor([[1, 2]]).repeat(rows, 1)
     return sequences.estimate(
         Branch(arsm.RLOO(3)),
@@ -128,13 +139,17 @@ def test_samples_of_another_distribution_are_refused(changes: dict[str, Any]) ->
     other = small()
     if not changes:
         other.table.weight.data.neg_()
-    with pytest.raises(ValueError, match=r"are not samples of this model: (other weights|temperature \S+) explains"):
+    with pytest.raises(
+        ValueError, match=r"are not samples of this model: (other weights|temperature \S+) explains"
+    ):
         estimate(Parts(sequences.Recompute(other), **changes), rows=20 * ROWS)
 
 
 def test_tokens_that_the_model_does_not_know_are_refused() -> None:
     wider = sequences.Recompute(lambda tokens: torch.zeros(*tokens.shape, 60))
-    with pytest.raises(ValueError, match=r"The engine sampled the token \d+, but the model's vocabulary is 0 to 4"):
+    with pytest.raises(
+        ValueError, match=r"The engine sampled the token \d+, but the model's vocabulary is 0 to 4"
+    ):
         estimate(Parts(wider))
 
 
@@ -148,7 +163,8 @@ def test_a_server_that_is_not_there_changes_nothing() -> None:
     module = small()
     before = copy.deepcopy(module.state_dict())
     with pytest.raises(
-        EngineFailure, match=r"The engine at http://127.0.0.1:9 does not answer .*nothing was changed\.$"
+        EngineFailure,
+        match=r"The engine at http://127.0.0.1:9 does not answer .*nothing was changed\.$",
     ):
         estimate(Server("http://127.0.0.1:9", module), module)
     assert module.table.weight.grad is None
@@ -171,7 +187,7 @@ class Deadly(Small):
         return super().forward(tokens)
 
 
-def same(a: sequences.Estimate, b: sequences.Estimate) -> bool:
+def same(a: sequences.SequenceEstimate, b: sequences.SequenceEstimate) -> bool:
     assert a.branches is not None
     assert b.branches is not None
     return torch.equal(a.tokens, b.tokens) and torch.equal(a.branches.tokens, b.branches.tokens)
@@ -203,7 +219,8 @@ def test_ray_actors_play_what_one_process_plays() -> None:
         sequences.Cluster.patience = 1
         failing = sequences.Cluster(sequences.Recompute(deadly), deadly, workers=1)
         with pytest.raises(
-            EngineFailure, match=r"A worker died 2 times over the same rollouts; .* nothing was changed\.$"
+            EngineFailure,
+            match=r"A worker died 2 times over the same rollouts; .* nothing was changed\.$",
         ):
             estimate(failing, deadly)
         failing.close()
@@ -217,5 +234,7 @@ def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"needs ray; install it with `pip install 'arsm\[cluster\]'`"):
+    with pytest.raises(
+        ValueError, match=r"needs ray; install it with `pip install 'arsm\[cluster\]'`"
+    ):
         sequences.Cluster(sequences.Recompute(small()), small())

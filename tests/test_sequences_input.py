@@ -43,11 +43,18 @@ class Counted(sequences.Recompute):
 def refused(message: str, error: type[Exception] = ValueError, **changes: Any) -> Counted:
     """Call with these changes and return the model."""
     model = changes.pop("model", None) or Counted(Table(ROWS, 3))
-    arguments: dict[str, Any] = {"prompts": Setting().prompts(ROWS)[0], "reward": reward, "max_tokens": 3, "eos": 1}
+    arguments: dict[str, Any] = {
+        "prompts": Setting().prompts(ROWS)[0],
+        "reward": reward,
+        "max_tokens": 3,
+        "eos": 1,
+    }
     arguments |= changes
     strategy = arguments.pop("strategy", Branch(arsm.RLOO(3)))
     with pytest.raises(error, match=message) as raised:
-        sequences.estimate(strategy, model, arguments.pop("prompts"), arguments.pop("reward"), **arguments)
+        sequences.estimate(
+            strategy, model, arguments.pop("prompts"), arguments.pop("reward"), **arguments
+        )
     sentence = str(raised.value)
     assert "\n" not in sentence
     assert sentence.endswith(".")
@@ -58,15 +65,27 @@ def refused(message: str, error: type[Exception] = ValueError, **changes: Any) -
     ("bad", "error", "message"),
     [
         (lambda prompts, tokens: 1.0, TypeError, "must return a tensor"),
-        (lambda prompts, tokens: tokens[:, 0], TypeError, r"floating tensor, but returned torch.int64"),
+        (
+            lambda prompts, tokens: tokens[:, 0],
+            TypeError,
+            r"floating tensor, but returned torch.int64",
+        ),
         (
             lambda prompts, tokens: tokens.double(),
             ValueError,
             r"per completion, \[6\], but returned \[6, 3\]",
         ),
         (lambda prompts, tokens: torch.tensor(1.0), ValueError, r"\[6\], but returned \[\]"),
-        (lambda prompts, tokens: tokens[:, 0] * torch.nan, arsm.NotFiniteError, "reward returned nan for tokens"),
-        (lambda prompts, tokens: tokens[:, 0] + torch.inf, arsm.NotFiniteError, "reward returned inf for tokens"),
+        (
+            lambda prompts, tokens: tokens[:, 0] * torch.nan,
+            arsm.NotFiniteError,
+            "reward returned nan for tokens",
+        ),
+        (
+            lambda prompts, tokens: tokens[:, 0] + torch.inf,
+            arsm.NotFiniteError,
+            "reward returned inf for tokens",
+        ),
     ],
     ids=["number", "integers", "one per token", "one for all", "NaN", "infinite"],
 )
@@ -77,17 +96,30 @@ def test_rewards(bad: sequences.Reward, error: type[Exception], message: str) ->
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (lambda tokens: tokens[:, 0].double(), r"as reward\(prompts, tokens\), but takes \(tokens\); TextReward"),
+        (
+            lambda tokens: tokens[:, 0].double(),
+            r"as reward\(prompts, tokens\), but takes \(tokens\); TextReward",
+        ),
         (lambda completions, **columns: completions, r"but takes \(completions, \*\*columns\)"),
         (
             lambda prompts, completions, **columns: [0.0],
             r"takes \(prompts, completions, \*\*columns\), as TRL .* wrap it: TextReward",
         ),
-        (lambda completions, answer: [0.0], r"wrap it: TextReward\(reward, decode, prompts, texts\)"),
+        (
+            lambda completions, answer: [0.0],
+            r"wrap it: TextReward\(reward, decode, prompts, texts\)",
+        ),
         (lambda prompts, tokens, answers: answers, r"but takes \(prompts, tokens, answers\)"),
         (torch.zeros(ROWS), r"must be a function reward\(prompts, tokens\), but is a Tensor"),
     ],
-    ids=["one argument", "text", "text with prompts", "text with a column", "three arguments", "no function"],
+    ids=[
+        "one argument",
+        "text",
+        "text with prompts",
+        "text with a column",
+        "three arguments",
+        "no function",
+    ],
 )
 def test_rewards_that_cannot_be_called(bad: Any, message: str) -> None:
     assert refused(message, TypeError, reward=bad).calls == 0, "refused before anything is sampled"
@@ -121,40 +153,63 @@ class Shifted(sequences.Recompute):
 def test_a_cache_that_disagrees_with_the_one_pass(given: bool) -> None:
     tokens = torch.tensor([[0, 2, 1]]).expand(ROWS, 3)
     changes: dict[str, Any] = {"completions": tokens} if given else {}
-    refused(r"logits differ: ln p of a token by 0\.\d+.*; check its cache", model=Shifted(Table(ROWS, 3)), **changes)
+    refused(
+        r"logits differ: ln p of a token by 0\.\d+.*; check its cache",
+        model=Shifted(Table(ROWS, 3)),
+        **changes,
+    )
 
 
 def test_prompts_without_a_token() -> None:
-    refused(r"at least one token, but are \[6, 0\]", prompts=torch.zeros(ROWS, 0, dtype=torch.int64))
+    refused(
+        r"at least one token, but are \[6, 0\]", prompts=torch.zeros(ROWS, 0, dtype=torch.int64)
+    )
     mask = torch.ones(ROWS, 3, dtype=torch.bool)
     mask[4] = False
     refused("Prompt 4 has no token", mask=mask)
     refused("must be an int64 tensor", TypeError, prompts=torch.zeros(ROWS, 3))
     refused("hold the token -100", prompts=torch.full((ROWS, 3), -100))
-    refused(r"mask must be a bool or int64 tensor .* but is torch.float32 \[6, 3\]", TypeError, mask=mask.float())
+    refused(
+        r"mask must be a bool or int64 tensor .* but is torch.float32 \[6, 3\]",
+        TypeError,
+        mask=mask.float(),
+    )
     refused("mask must hold 0 and 1 only", mask=2 * mask.long())
 
 
 def test_a_budget_below_what_one_step_can_need() -> None:
-    model = refused("A budget of 1 rollouts is less than the 2 pseudo actions", strategy=Branch(arsm.RLOO(4), budget=1))
+    model = refused(
+        "A budget of 1 rollouts is less than the 2 pseudo actions",
+        strategy=Branch(arsm.RLOO(4), budget=1),
+    )
     assert model.calls == 1, "refused before anything is sampled"
 
 
 def test_vocabularies_that_differ() -> None:
     refused("eos = 3 is not in the model's vocabulary of 3 tokens", eos=3)
-    refused("tokens from 0 to 3, but the model's vocabulary is 0 to 2", completions=torch.tensor([[0, 3, 1]] * ROWS))
-    refused("vocabulary of 4 tokens, but the model's has 3", reference=Counted(Table(ROWS, 4)), kl=0.1)
+    refused(
+        "tokens from 0 to 3, but the model's vocabulary is 0 to 2",
+        completions=torch.tensor([[0, 3, 1]] * ROWS),
+    )
+    refused(
+        "vocabulary of 4 tokens, but the model's has 3", reference=Counted(Table(ROWS, 4)), kl=0.1
+    )
 
     embedding = torch.nn.Embedding(3, 3)
     prompts = torch.tensor([[0, 1], [2, 7], [1, 1]])
-    message = r"cannot read a prompt whose largest token is 7 \(index out of range in self\); use tokens"
+    message = (
+        r"cannot read a prompt whose largest token is 7 \(index out of range in self\); use tokens"
+    )
     refused(message, model=sequences.Recompute(embedding), prompts=prompts)
 
     class Wider(Counted):
         def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
             return torch.nn.functional.pad(super().logits(prompts, tokens, mask), (0, 1))
 
-    refused(r"model.logits must return \[6, 3, 3\], but returned \[6, 3, 4\]", model=Wider(Table(ROWS, 3)))
+    refused(
+        r"model.logits must return \[6, 3, 3\], but returned \[6, 3, 4\]",
+        model=Wider(Table(ROWS, 3)),
+    )
 
 
 def test_logits_of_a_type_that_is_too_coarse() -> None:
@@ -176,7 +231,12 @@ def test_logits_that_are_not_numbers() -> None:
             state = super().step(state, tokens)
             return type(state)(state.logits * torch.nan, state.tokens, state.length)
 
-    refused("logits after 1 tokens of completion 0 are NaN", arsm.NotFiniteError, model=Later(Table(ROWS, 3)), eos=None)
+    refused(
+        "logits after 1 tokens of completion 0 are NaN",
+        arsm.NotFiniteError,
+        model=Later(Table(ROWS, 3)),
+        eos=None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,14 +280,27 @@ def test_strategies() -> None:
 
 
 def test_an_estimator_or_a_module_that_is_not_wrapped() -> None:
-    refused(r"a Branch or a Group, but is RLOO; write Branch\(RLOO\(", TypeError, strategy=arsm.RLOO(3))
-    refused(r"Embedding has no start, step and select; wrap it", TypeError, model=torch.nn.Embedding(3, 3))
-    refused("completions must be an int64 tensor .6, 3., but are a list", TypeError, completions=[[0, 1, 1]] * ROWS)
+    refused(
+        r"a Branch or a Group, but is RLOO; write Branch\(RLOO\(", TypeError, strategy=arsm.RLOO(3)
+    )
+    refused(
+        r"Embedding has no start, step and select; wrap it",
+        TypeError,
+        model=torch.nn.Embedding(3, 3),
+    )
+    refused(
+        "completions must be an int64 tensor .6, 3., but are a list",
+        TypeError,
+        completions=[[0, 1, 1]] * ROWS,
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "found"),
-    [(lambda logits: (logits, None), "tuple"), (lambda logits: logits[:, -1], "torch.float64 .1, 3.")],
+    [
+        (lambda logits: (logits, None), "tuple"),
+        (lambda logits: logits[:, -1], "torch.float64 .1, 3."),
+    ],
 )
 def test_a_module_that_does_not_return_logits(change: Any, found: str) -> None:
     module = Table(ROWS, 3)
@@ -270,11 +343,16 @@ def test_samples_of_another_model() -> None:
     out = sequences.estimate(Group(2), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1)
     log_probs = torch.zeros(ROWS, 2, 3)  # as a greedy sampler reports them
     refused(
-        "are not samples of this model: other weights", strategy=Group(2), completions=out.tokens, log_probs=log_probs
+        "are not samples of this model: other weights",
+        strategy=Group(2),
+        completions=out.tokens,
+        log_probs=log_probs,
     )
     for bad in (torch.nan, -torch.inf):
         changes: dict[str, Any] = {"completions": out.tokens, "log_probs": log_probs + bad}
-        refused(f"must be finite, but hold {bad}", arsm.NotFiniteError, strategy=Group(2), **changes)
+        refused(
+            f"must be finite, but hold {bad}", arsm.NotFiniteError, strategy=Group(2), **changes
+        )
 
 
 def test_log_probs_after_the_end_do_not_count() -> None:
@@ -283,13 +361,17 @@ def test_log_probs_after_the_end_do_not_count() -> None:
     own = setting.model(ROWS).start(prompts).logits.log_softmax(-1)[:, 1:2]
     log_probs = torch.cat([own, torch.full((ROWS, 2), torch.nan)], -1)
     given: dict[str, Any] = {"completions": tokens, "log_probs": log_probs}
-    out = sequences.estimate(Branch(arsm.RLOO(3)), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1, **given)
+    out = sequences.estimate(
+        Branch(arsm.RLOO(3)), setting.model(ROWS), prompts, reward, max_tokens=3, eos=1, **given
+    )
     assert out.info["mismatch"] < 1e-6
 
 
 @pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Group(3)], ids=["Branch", "Group"])
 @pytest.mark.parametrize("prompts", [3, 50])
-def test_rows_per_call_do_not_grow_with_the_prompts(strategy: sequences.Strategy, prompts: int) -> None:
+def test_rows_per_call_do_not_grow_with_the_prompts(
+    strategy: sequences.Strategy, prompts: int
+) -> None:
     model = Counted(Table(prompts, 3))
     table = model.module.table  # pyright: ignore[reportFunctionMemberAccess]
     out = sequences.estimate(
@@ -305,7 +387,8 @@ def test_rows_per_call_do_not_grow_with_the_prompts(strategy: sequences.Strategy
         generator=torch.Generator().manual_seed(0),
     )
     out.value.sum().backward()
-    assert (table.grad != 0).any(-1).any(-1).double().mean() > 0.8  # a prompt whose draws all agree has none
+    # a prompt whose draws all agree has none
+    assert (table.grad != 0).any(-1).any(-1).double().mean() > 0.8
     assert model.most <= 8
     assert reference.most <= 8
 
@@ -345,7 +428,8 @@ def test_a_reward_that_raises_names_the_completion_and_keeps_what_was_sampled() 
     sentence = str(failure)
     assert "\n" not in sentence
     assert sentence.startswith(
-        f"reward raised KeyError ('two\\nlines') for tokens {failure.tokens[first].tolist()} after the prompt "
+        f"reward raised KeyError ('two\\nlines') for tokens {failure.tokens[first].tolist()} after "
+        f"the prompt "
         f"{failure.prompts[first].tolist()}; "
     )
     assert isinstance(failure.__cause__, KeyError)
@@ -360,7 +444,9 @@ def test_a_reward_that_raises_for_branches_alone() -> None:
             raise OSError
         return tokens[:, 0].double()
 
-    refused(r"^reward raised OSError for tokens \[.*\] after", sequences.RewardFailure, reward=later)
+    refused(
+        r"^reward raised OSError for tokens \[.*\] after", sequences.RewardFailure, reward=later
+    )
     assert seen == [ROWS, seen[1], 1]
 
 
@@ -369,7 +455,9 @@ def test_a_reward_that_raises_for_many_at_once() -> None:
         assert tokens.shape[0] == 1, "too many"
         return tokens[:, 0].double()
 
-    message = r"AssertionError \(too many.*\) for 6 completions together, but for none of them alone"
+    message = (
+        r"AssertionError \(too many.*\) for 6 completions together, but for none of them alone"
+    )
     refused(message, sequences.RewardFailure, reward=few)
 
 
@@ -384,7 +472,9 @@ class Full(Counted):
         if method == self.method:
             self.left -= 1
             if self.left < 0:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a lot.")
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a lot."
+                )
 
     def step(self, state: Any, tokens: Tensor) -> Any:
         self._spend("step")
@@ -408,7 +498,12 @@ def test_out_of_memory_names_the_batch_size_to_lower() -> None:
         completions=DONE,
     )
     # the plain table has no known parameters: its graph is made at once
-    refused(f"while computing the gradient .*{message}", error, model=Full(Table(ROWS, 3), "logits"), micro_batch=2)
+    refused(
+        f"while computing the gradient .*{message}",
+        error,
+        model=Full(Table(ROWS, 3), "logits"),
+        micro_batch=2,
+    )
 
 
 def test_out_of_memory_in_backward() -> None:
@@ -424,7 +519,8 @@ def test_out_of_memory_in_backward() -> None:
     prompts = Setting().prompts(3)[0]
     out = sequences.estimate(Group(4), full, prompts, reward, max_tokens=3, eos=1, micro_batch=5)
     with pytest.raises(
-        torch.OutOfMemoryError, match=r"while computing the gradient .*; lower micro_batch, which is 5\.$"
+        torch.OutOfMemoryError,
+        match=r"while computing the gradient .*; lower micro_batch, which is 5\.$",
     ):
         out.value.sum().backward()
 
@@ -434,17 +530,25 @@ def test_out_of_memory_while_branches_are_played(monkeypatch: pytest.MonkeyPatch
         raise torch.OutOfMemoryError("no room.")
 
     monkeypatch.setattr("arsm.sequences.slots.Waves.complete", full)
-    model = refused(r"while playing branches \(no room\); lower rows, which is 32\.", torch.OutOfMemoryError, rows=32)
+    model = refused(
+        r"while playing branches \(no room\); lower rows, which is 32\.",
+        torch.OutOfMemoryError,
+        rows=32,
+    )
     assert model not in driver._DECODERS, "larger slots would be used again after rows were lowered"
 
 
 def test_parallel_modules() -> None:
     inside = torch.nn.Linear(2, 2)
-    parallel = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+    parallel = torch.nn.parallel.DistributedDataParallel.__new__(
+        torch.nn.parallel.DistributedDataParallel
+    )
     torch.nn.Module.__init__(parallel)
     parallel.module = inside
     for wrap in (sequences.Recompute, sequences.Transformers):
-        with pytest.raises(TypeError, match=r"pass model\.module, and average the gradients .* after backward\.$"):
+        with pytest.raises(
+            TypeError, match=r"pass model\.module, and average the gradients .* after backward\.$"
+        ):
             wrap(parallel)
 
 
@@ -462,6 +566,8 @@ def test_padded_prompts_without_a_mask() -> None:
 def test_equal_rewards_give_zeros() -> None:
     module = torch.nn.Embedding(3, 3)
     prompts = torch.tensor([[1, 2]])
-    out = sequences.estimate(Group(3), sequences.Recompute(module), prompts, lambda p, t: t[:, 0] * 0.0, max_tokens=3)
+    out = sequences.estimate(
+        Group(3), sequences.Recompute(module), prompts, lambda p, t: t[:, 0] * 0.0, max_tokens=3
+    )
     (gradient,) = torch.autograd.grad(out.value.sum(), [module.weight])
     assert not gradient.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,9 @@ def test_parts_change_nothing(cells: int, masked: bool, monkeypatch: pytest.Monk
         monkeypatch.setattr(policy, "CELLS", size)
         plan = policy.plan(arsm.LocalExpectation(), logits, actions, mask)
         tried = torch.cos(plan.episode + 2.0 * plan.step + 3.0 * plan.action.squeeze(-1)).double()
-        results.append((plan, policy.gradient(arsm.LocalExpectation(), logits, plan, returns, tried)))
+        results.append(
+            (plan, policy.gradient(arsm.LocalExpectation(), logits, plan, returns, tried))
+        )
     (whole, at_once), (split, in_parts) = results
     for name in ("episode", "step", "action", "query", "weight", "played", "row", "pseudo_actions"):
         assert torch.equal(getattr(whole, name), getattr(split, name)), name
@@ -41,7 +44,9 @@ def test_parts_change_nothing(cells: int, masked: bool, monkeypatch: pytest.Monk
     assert (at_once != 0).any()
 
 
-@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(3)), Branch(arsm.ARSM(), keep=0.6)], ids=["RLOO", "ARSM"])
+@pytest.mark.parametrize(
+    "strategy", [Branch(arsm.RLOO(3)), Branch(arsm.ARSM(), keep=0.6)], ids=["RLOO", "ARSM"]
+)
 def test_unbiased_in_parts(strategy: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "CELLS", 3000)
     assert deviations(SETTING.estimates(strategy, 6000), SETTING.exact()).max() < 1
@@ -49,7 +54,9 @@ def test_unbiased_in_parts(strategy: Branch, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_budget_in_parts_is_unbiased(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "CELLS", 20)
-    estimates = [SETTING.estimates(Branch(arsm.RLOO(3), budget=6), 8, seed).mean(0) for seed in range(100)]
+    estimates = [
+        SETTING.estimates(Branch(arsm.RLOO(3), budget=6), 8, seed).mean(0) for seed in range(100)
+    ]
     assert deviations(torch.stack(estimates), SETTING.exact()).max() < 1
 
 
@@ -57,7 +64,8 @@ def peak_bytes(call: Callable[[], object]) -> int:
     """The most that is allocated at a time during a call."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]  # pyright: ignore
+    inner: Any = profiler.profiler
+    events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
     now, most = 0, 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
@@ -71,7 +79,12 @@ def test_memory_of_planning_and_credit() -> None:
     size = logits.numel() * logits.element_size()
     actions = logits.softmax(-1).flatten(0, 2).multinomial(1, generator=generator).view(8, 12, 1)
     plans = []
-    assert peak_bytes(lambda: plans.append(policy.plan(arsm.RLOO(4), logits, actions, generator=generator))) < size
+    assert (
+        peak_bytes(
+            lambda: plans.append(policy.plan(arsm.RLOO(4), logits, actions, generator=generator))
+        )
+        < size
+    )
     returns = torch.rand(8, 12, dtype=torch.float64)
     tried = torch.rand(plans[0].step.shape, dtype=torch.float64)
     used = peak_bytes(lambda: policy.gradient(arsm.RLOO(4), logits, plans[0], returns, tried))

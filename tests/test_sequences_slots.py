@@ -1,4 +1,6 @@
-"""Decoding in slots: the same tokens as step by step in waves, whatever the number of slots; records of all draws."""
+"""Decoding in slots: the same tokens as step by step in waves, whatever the number of slots;
+records of all draws.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ from arsm.sequences import (
     estimate,
     live_tokens,
 )
-from arsm.sequences.draws import Sampled, draw, draw_beside
+from arsm.sequences.draws import Sampled, draw_beside, draw_tokens
 from arsm.sequences.slots import Rows, step
 from tests.statistics import deviations
 
-transformers = pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is in the extra `transformers`"
+)
 V = 13
 EOS = 2
 SMALL: dict[str, Any] = {
@@ -60,7 +64,9 @@ def gpt2() -> Any:
 
 def qwen() -> Any:
     """Layers with and without a window."""
-    config = transformers.Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=3, max_window_layers=1)
+    config = transformers.Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=3, max_window_layers=1
+    )
     return transformers.Qwen2ForCausalLM(config)
 
 
@@ -72,7 +78,11 @@ def mistral() -> Any:
 def gemma2() -> Any:
     """Capped scores, and a window in every second layer."""
     config = transformers.Gemma2Config(
-        **SMALL, sliding_window=3, attn_logit_softcapping=1.0, query_pre_attn_scalar=4, attn_implementation="eager"
+        **SMALL,
+        sliding_window=3,
+        attn_logit_softcapping=1.0,
+        query_pre_attn_scalar=4,
+        attn_implementation="eager",
     )
     return transformers.Gemma2ForCausalLM(config)
 
@@ -106,12 +116,16 @@ def ragged(rows: int) -> tuple[Tensor, Tensor]:
 
 def by_place(draws: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Uniform numbers that are a function of (sequence, step)."""
-    table = torch.rand(1000, 32, draws, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    table = torch.rand(
+        1000, 32, draws, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     return lambda sequence, step: table[sequence, step.clamp(max=31)]
 
 
 def some_prefixes(known: Tensor, draw_some: bool) -> Prefixes:
-    """Two branches at every step of every known sequence: token 5 or drawn, and the end of sequence."""
+    """Two branches at every step of every known sequence: token 5 or drawn, and the end of
+    sequence.
+    """
     count, width = known.shape
     state = torch.arange(count * width).repeat_interleave(2)
     action = torch.where(torch.arange(state.shape[0]) % 2 == 0, -1 if draw_some else 5, EOS)
@@ -138,7 +152,9 @@ def test_sampled_tokens_equal_those_of_waves(make: Callable[[], Any], padded: bo
     # the record belongs to the model's own distributions
     true = found.tokens[..., 0]
     live = live_tokens(true, EOS)
-    log_p = (model.logits(prompts[row], true, None if mask is None else mask[row]) / 0.8).log_softmax(-1)
+    log_p = (
+        model.logits(prompts[row], true, None if mask is None else mask[row]) / 0.8
+    ).log_softmax(-1)
     assert (found.log_probs - log_p.gather(-1, found.tokens))[live].abs().max() < 1e-5
     assert (found.largest - log_p.amax(-1))[live].abs().max() < 1e-5
     assert not found.log_probs[~live].any()
@@ -197,7 +213,9 @@ def test_numbers_of_slots_and_looks_change_nothing(rows: int, look_every: int) -
         found = slots.complete(prompts, mask, prefixes, decoding, noise=by_place(1))
         assert torch.equal(found.tokens, expected.tokens)
         given = torch.arange(width) == prefixes.step.unsqueeze(-1)
-        torch.testing.assert_close(found.log_probs, expected.log_probs.masked_fill(given, 0), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            found.log_probs, expected.log_probs.masked_fill(given, 0), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize("width", range(1, 21))
@@ -239,7 +257,9 @@ def test_slots_are_used_again_and_halved() -> None:
     computed = slots.tally.row_steps
     assert computed < 8 * slots.tally.steps
     held = slots._held()
-    other = slots.complete(prompts, mask, some_prefixes(first.tokens[..., 0], False), decoding, noise=by_place(1))
+    other = slots.complete(
+        prompts, mask, some_prefixes(first.tokens[..., 0], False), decoding, noise=by_place(1)
+    )
     assert slots._held() is held
     again = slots.sample(prompts, mask, row, decoding, 3, noise=by_place(3))
     assert torch.equal(first.tokens, again.tokens)
@@ -269,13 +289,18 @@ def test_sampling_in_bfloat16_keeps_the_model_as_it_is() -> None:
     attention = inner.config._attn_implementation
     slots = Slots(model.slots(torch.bfloat16), 4)
     prompts, mask = ragged(4)
-    found = slots.sample(prompts, mask, torch.arange(4), Decoding(6), generator=torch.Generator().manual_seed(0))
+    found = slots.sample(
+        prompts, mask, torch.arange(4), Decoding(6), generator=torch.Generator().manual_seed(0)
+    )
     log_p = model.logits(prompts, found.tokens[..., 0], mask).log_softmax(-1)
     apart = (found.log_probs[..., 0] - log_p.detach().gather(-1, found.tokens).squeeze(-1)).abs()
     assert 1e-4 < float(apart.max()) < 0.3
     assert inner.config._attn_implementation == attention
     assert all(torch.equal(tensor, before[name]) for name, tensor in inner.state_dict().items())
-    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in inner.parameters())
+    assert all(
+        parameter.requires_grad and parameter.dtype == torch.float32
+        for parameter in inner.parameters()
+    )
 
 
 def test_own_attention_is_restored_after_an_error() -> None:
@@ -302,7 +327,7 @@ def test_draws_follow_the_distribution(vocabulary: int) -> None:
     logits = 0.5 * torch.randn(vocabulary, generator=generator, dtype=torch.float64)
     logits[3] = -torch.inf
     u = torch.rand(1 << 13, 4, dtype=torch.float64, generator=generator)
-    drawn = draw(logits.expand(1 << 13, -1), u, 1.5)
+    drawn = draw_tokens(logits.expand(1 << 13, -1), u, 1.5)
     p = (logits / 1.5).softmax(-1)
     counted = nn.functional.one_hot(drawn.tokens.flatten(), vocabulary).double()
     assert deviations(counted, p).max() < 1
@@ -312,11 +337,13 @@ def test_draws_follow_the_distribution(vocabulary: int) -> None:
 
 
 def test_masked_tokens_are_not_drawn_among_tiny_ones() -> None:
-    """Tokens 64 to 126 share a probability of 1e-15, which is a few units of the sums; 127 has none."""
+    """Tokens 64 to 126 share a probability of 1e-15, which is a few units of the sums; 127 has
+    none.
+    """
     logits = torch.full((1, 640), -torch.inf, dtype=torch.float64)
     logits[0, 0] = 0
     logits[0, 64:127] = math.log(1e-15 / 63)
-    token = int(draw(logits, torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)).tokens)
+    token = int(draw_tokens(logits, torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)).tokens)
     assert 64 <= token < 127
 
 
@@ -326,7 +353,9 @@ def test_other_draws_are_samples_of_the_model() -> None:
     prompts, mask = ragged(2)
     row = torch.arange(2).repeat_interleave(4000)
     slots = Slots(model.slots(), 1000, look_every=3)
-    found = slots.sample(prompts, mask, row, Decoding(2), 3, generator=torch.Generator().manual_seed(0))
+    found = slots.sample(
+        prompts, mask, row, Decoding(2), 3, generator=torch.Generator().manual_seed(0)
+    )
     p = model.logits(prompts, torch.zeros(2, 1, dtype=torch.int64), mask).softmax(-1)[:, 0].detach()
     for prompt in range(2):
         counted = nn.functional.one_hot(found.tokens[row == prompt, 0], V).double()  # [4000, 3, V]
@@ -336,7 +365,9 @@ def test_other_draws_are_samples_of_the_model() -> None:
     # in the second state given the first token
     first = found.tokens[:, 0, 0]
     likely = int(p[0].argmax())
-    after = model.logits(prompts[:1], torch.tensor([[likely, 0]]), mask[:1]).softmax(-1)[0, 1].detach()
+    after = (
+        model.logits(prompts[:1], torch.tensor([[likely, 0]]), mask[:1]).softmax(-1)[0, 1].detach()
+    )
     counted = nn.functional.one_hot(found.tokens[(row == 0) & (first == likely), 1], V).double()
     assert deviations(counted, after.expand(3, -1)).max() < 1
 
@@ -347,7 +378,18 @@ def test_draws_beside_given_sequences() -> None:
     tokens = torch.randint(V, (5, 6), generator=torch.Generator().manual_seed(5))
     live = live_tokens(tokens, EOS)
     tokens = tokens.where(live, EOS)
-    found = draw_beside(model, prompts, mask, tokens, live, 4, 0.7, rows=2, generator=torch.Generator().manual_seed(0))
+    found = draw_beside(
+        model,
+        prompts,
+        mask,
+        tokens,
+        live,
+        4,
+        Decoding(1).limit,
+        0.7,
+        rows=2,
+        generator=torch.Generator().manual_seed(0),
+    )
     log_p = (model.logits(prompts, tokens, mask) / 0.7).log_softmax(-1)
     assert torch.equal(found.tokens[..., 0], tokens)
     torch.testing.assert_close(found.log_probs[live], log_p.gather(-1, found.tokens)[live])
@@ -355,7 +397,10 @@ def test_draws_beside_given_sequences() -> None:
     assert bool((found.tokens[~live] == EOS).all())
     prompts, mask, tokens, live = (x[:1].expand(4000, -1) for x in (prompts, mask, tokens, live))
     generator = torch.Generator().manual_seed(0)
-    many = draw_beside(model, prompts, mask, tokens, live, 2, 0.7, rows=1000, generator=generator)
+    limit = Decoding(1).limit
+    many = draw_beside(
+        model, prompts, mask, tokens, live, 2, limit, 0.7, rows=1000, generator=generator
+    )
     counted = nn.functional.one_hot(many.tokens[:, 0, 1], V).double()
     assert deviations(counted, log_p[0, 0].exp().detach()).max() < 1
 
@@ -383,7 +428,9 @@ def bloom() -> Any:
 
 def llama4() -> Any:
     kinds = ["chunked_attention", "full_attention"]
-    config = transformers.Llama4TextConfig(**SMALL, intermediate_size_mlp=24, num_local_experts=1, layer_types=kinds)
+    config = transformers.Llama4TextConfig(
+        **SMALL, intermediate_size_mlp=24, num_local_experts=1, layer_types=kinds
+    )
     return transformers.Llama4ForCausalLM(config)
 
 
@@ -427,6 +474,23 @@ def test_model_that_gives_other_probabilities_is_refused(monkeypatch: pytest.Mon
         assert isinstance(decoder(model), Waves)
 
 
+def test_rounding_of_narrow_copies_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of bfloat16 copies, nor of a caller's autocast, however far from the model."""
+    from arsm.sequences.transformers import ROUNDING
+
+    monkeypatch.setitem(ROUNDING, 2, 1e-9)
+    monkeypatch.setitem(ROUNDING, 4, 1e-4)
+    model = wrapped(llama, torch.float32)
+    inner: Any = model.model
+    with torch.no_grad():
+        inner.lm_head.weight.mul_(100)
+    assert model._distance(model.slots(torch.bfloat16)) > 0.01
+    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+        warnings.simplefilter("error")
+        assert isinstance(decoder(model, dtype=torch.bfloat16), Slots)
+        assert isinstance(decoder(model), Slots)
+
+
 @pytest.mark.parametrize("name", ["rows", "look_every", "known"])
 def test_numbers_below_one_are_refused(name: str) -> None:
     model = wrapped(llama).slots()
@@ -448,7 +512,9 @@ def test_nothing_is_computed_for_actions_that_end() -> None:
     model = wrapped(llama)
     slots = Slots(model.slots(), 2)
     known = torch.full((1, 4), 5)
-    prefixes = Prefixes(torch.zeros(2, dtype=torch.int64), torch.tensor([1, 3]), torch.tensor([EOS, 7]), known)
+    prefixes = Prefixes(
+        torch.zeros(2, dtype=torch.int64), torch.tensor([1, 3]), torch.tensor([EOS, 7]), known
+    )
     found = slots.complete(ragged(1)[0], None, prefixes, Decoding(4, EOS))
     assert found.tokens.tolist() == [[5, EOS, EOS, EOS], [5, 5, 5, 7]]
     assert slots.tally.steps == 0
@@ -464,20 +530,29 @@ def test_a_captured_step_draws_the_tokens_of_an_eager_one(make: Callable[[], Any
     model.model.cuda()
     prompts, mask = (x.cuda() for x in ragged(40))
     row = torch.arange(40, device="cuda")
-    table = torch.rand(20_000, 32, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).cuda()
+    table = torch.rand(
+        20_000, 32, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    ).cuda()
     found = []
     for captured in (False, True):
         slots = Slots(model.slots(), 64, captured=captured)
         sampled = Sampled.empty(0, 9, 3, EOS, row.device)
         for _ in range(2):  # the second call replays the graphs of the first
-            sampled = slots.sample(prompts, mask, row, Decoding(9, EOS), 3, noise=lambda s, t: table[s, t.clamp(0, 31)])
+            sampled = slots.sample(
+                prompts, mask, row, Decoding(9, EOS), 3, noise=lambda s, t: table[s, t.clamp(0, 31)]
+            )
             gc.collect()
-            torch.empty(1 << 22, device="cuda").fill_(torch.nan)  # over memory that a graph must not need any more
+            # over memory that a graph must not need any more
+            torch.empty(1 << 22, device="cuda").fill_(torch.nan)
         known = sampled.tokens[..., 0]
         state = torch.arange(40 * 9, device="cuda")
         prefixes = Prefixes(state // 9, state % 9, torch.full_like(state, 5), known)
         played = slots.complete(
-            prompts, mask, prefixes, Decoding(9, EOS), noise=lambda s, t: table[s, t.clamp(0, 31), :1]
+            prompts,
+            mask,
+            prefixes,
+            Decoding(9, EOS),
+            noise=lambda s, t: table[s, t.clamp(0, 31), :1],
         )
         found.append((sampled.tokens, sampled.log_probs, played.tokens))
     assert torch.equal(found[0][0], found[1][0])
@@ -487,7 +562,9 @@ def test_a_captured_step_draws_the_tokens_of_an_eager_one(make: Callable[[], Any
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_estimate_on_a_gpu_has_the_gradient_of_a_cpu() -> None:
-    """The same completions and draws by the same generator seed are not to be had: given completions instead."""
+    """The same completions and draws by the same generator seed are not to be had: given
+    completions instead.
+    """
     prompts, mask = ragged(6)
     tokens = torch.randint(V, (6, 2, 4), generator=torch.Generator().manual_seed(5))
     gradients = []
@@ -505,5 +582,11 @@ def test_an_estimate_on_a_gpu_has_the_gradient_of_a_cpu() -> None:
             micro_batch=5,
         )
         out.value.sum().backward()
-        gradients.append([parameter.grad.cpu() for parameter in model.model.parameters() if parameter.grad is not None])
+        gradients.append(
+            [
+                parameter.grad.cpu()
+                for parameter in model.model.parameters()
+                if parameter.grad is not None
+            ]
+        )
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-7)

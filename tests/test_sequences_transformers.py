@@ -15,7 +15,9 @@ from arsm import sequences
 from arsm.sequences import Branch, Group, TextReward, Transformers
 from arsm.sequences.model import SlotsRefused
 
-transformers = pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is in the extra `transformers`"
+)
 V = 13
 
 
@@ -43,7 +45,9 @@ def sliding() -> Any:
     return qwen2(use_sliding_window=True, sliding_window=3, max_window_layers=1)
 
 
-@pytest.fixture(params=[gpt2, qwen2, sliding], ids=["GPT-2", "Qwen2", "Qwen2 with a sliding window"])
+@pytest.fixture(
+    params=[gpt2, qwen2, sliding], ids=["GPT-2", "Qwen2", "Qwen2 with a sliding window"]
+)
 def model(request: pytest.FixtureRequest) -> Transformers:
     torch.manual_seed(0)
     module = request.param().double().eval()
@@ -63,13 +67,20 @@ def test_what_does_not_fit_into_the_positions_is_refused(model: Transformers) ->
     assert model.positions is not None
     prompts, mask = ragged(5)
     room = model.positions + 1 - 5  # the last token is not read
-    sample = partial(sequences.estimate, Group(2), model, prompts, lambda *_: torch.zeros(10), mask=mask)
+    sample = partial(
+        sequences.estimate, Group(2), model, prompts, lambda *_: torch.zeros(10), mask=mask
+    )
     assert sample(max_tokens=room).tokens.shape[-1] == room
-    with pytest.raises(ValueError, match=rf"5 tokens and max_tokens = {room + 1} do not fit .* {model.positions} pos"):
+    with pytest.raises(
+        ValueError,
+        match=rf"5 tokens and max_tokens = {room + 1} do not fit .* {model.positions} pos",
+    ):
         sample(max_tokens=room + 1)
     reference = copy.copy(model)
     reference.positions = 8
-    with pytest.raises(ValueError, match="5 tokens and max_tokens = 5 do not fit into the model's 8 positions"):
+    with pytest.raises(
+        ValueError, match="5 tokens and max_tokens = 5 do not fit into the model's 8 positions"
+    ):
         sample(max_tokens=5, kl=0.1, reference=reference)
 
 
@@ -113,7 +124,16 @@ def test_estimates(model: Transformers, strategy: sequences.Strategy) -> None:
     prompts, mask = ragged(6)
     generator = torch.Generator().manual_seed(0)
     out = sequences.estimate(
-        strategy, model, prompts, length, max_tokens=6, eos=2, mask=mask, rows=8, micro_batch=8, generator=generator
+        strategy,
+        model,
+        prompts,
+        length,
+        max_tokens=6,
+        eos=2,
+        mask=mask,
+        rows=8,
+        micro_batch=8,
+        generator=generator,
     )
     assert float(out.info["mismatch"]) < 1e-9
     (-out.value.mean()).backward()
@@ -125,7 +145,9 @@ def test_a_tokenizers_attention_mask_is_a_mask(model: Transformers) -> None:
 
     def values(mask: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        out = sequences.estimate(Group(2), model, prompts, length, max_tokens=6, eos=2, mask=mask, generator=generator)
+        out = sequences.estimate(
+            Group(2), model, prompts, length, max_tokens=6, eos=2, mask=mask, generator=generator
+        )
         return out.value
 
     torch.testing.assert_close(values(mask.long()), values(mask), rtol=0, atol=0)
@@ -176,15 +198,21 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "wrap", [Adapted, lambda module: torch.compile(module, backend="eager")], ids=["PEFT", "torch.compile"]
+    "wrap",
+    [Adapted, lambda module: torch.compile(module, backend="eager")],
+    ids=["PEFT", "torch.compile"],
 )
 def test_a_wrapped_model_gives_the_same_logits(wrap: Any) -> None:
     torch.manual_seed(0)
     module = qwen2().double().eval()
     prompts, mask = ragged(6)
     plain, wrapped = Transformers(module), Transformers(wrap(module))
-    torch.testing.assert_close(wrapped.start(prompts, mask).logits, plain.start(prompts, mask).logits)
-    torch.testing.assert_close(wrapped.logits(prompts, prompts, mask), plain.logits(prompts, prompts, mask))
+    torch.testing.assert_close(
+        wrapped.start(prompts, mask).logits, plain.start(prompts, mask).logits
+    )
+    torch.testing.assert_close(
+        wrapped.logits(prompts, prompts, mask), plain.logits(prompts, prompts, mask)
+    )
 
 
 def test_gradient_checkpointing_without_a_cache_is_named() -> None:
@@ -201,9 +229,15 @@ def test_wrong_models_and_prompts(model: Transformers) -> None:
         match=r"Linear takes no attention_mask.*; wrap another module with Recompute",
     ):
         Transformers(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"Qwen2ForCausalLM has no start, step and select; wrap it: Transformers"):
-        sequences.estimate(Group(2), model, ragged(6)[0], length, max_tokens=2, reference=qwen2(), kl=0.1)
-    with pytest.raises(ValueError, match="token 13, but the model's vocabulary is 0 to 12; use the model's own"):
+    with pytest.raises(
+        TypeError, match=r"Qwen2ForCausalLM has no start, step and select; wrap it: Transformers"
+    ):
+        sequences.estimate(
+            Group(2), model, ragged(6)[0], length, max_tokens=2, reference=qwen2(), kl=0.1
+        )
+    with pytest.raises(
+        ValueError, match="token 13, but the model's vocabulary is 0 to 12; use the model's own"
+    ):
         sequences.estimate(Group(2), model, torch.full((2, 3), V), length, max_tokens=2)
 
 
@@ -221,11 +255,16 @@ def right(completions: list[str], answer: list[str], **columns: Any) -> list[flo
 
 
 def short(prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
-    return [None if prompt == "two" else -float(len(text)) for prompt, text in zip(prompts, completions, strict=True)]
+    return [
+        None if prompt == "two" else -float(len(text))
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("pad", "begin", "found"), [(0, 1, 0), (1, 1, None), (None, 1, None)])
-def test_padding_that_begins_texts_is_no_padding(pad: int | None, begin: int, found: int | None) -> None:
+def test_padding_that_begins_texts_is_no_padding(
+    pad: int | None, begin: int, found: int | None
+) -> None:
     sizes = {"vocab_size": 5, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}
     config = transformers.GPT2Config(**sizes, pad_token_id=pad, bos_token_id=begin)
     assert Transformers(transformers.GPT2LMHeadModel(config)).pad_token == found
@@ -243,7 +282,13 @@ def test_text_rewards() -> None:
     )
     tokens = torch.tensor([[1, 0, 0], [2, 1, 3], [0, 0, 0], [2, 1, 0]])
     rewards = reward(PROMPTS[[1, 0, 2, 0]], tokens)
-    assert rewards.tolist() == [10.0, -1.5, 10.0, -1.0]  # "ca" asks for the tokens 2 and 0, but 0 ends a sequence
+    # "ca" asks for the tokens 2 and 0, but 0 ends a sequence
+    assert rewards.tolist() == [
+        10.0,
+        -1.5,
+        10.0,
+        -1.0,
+    ]
 
 
 def test_text_ends_at_the_first_of_several_ends() -> None:
@@ -260,11 +305,15 @@ def test_text_ends_at_the_first_of_several_ends() -> None:
 
 def test_conversations() -> None:
     def polite(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
-        assert all(len(messages) == 1 and messages[0]["role"] == "assistant" for messages in completions)
+        assert all(
+            len(messages) == 1 and messages[0]["role"] == "assistant" for messages in completions
+        )
         return [float(messages[0]["content"].startswith("c")) for messages in completions]
 
     texts = [[{"role": "user", "content": "hello"}]] * 3
-    rewards = TextReward(polite, letters, PROMPTS, texts, eos=EOS)(PROMPTS, torch.tensor([[2, 0], [1, 0], [0, 0]]))
+    rewards = TextReward(polite, letters, PROMPTS, texts, eos=EOS)(
+        PROMPTS, torch.tensor([[2, 0], [1, 0], [0, 0]])
+    )
     assert rewards.tolist() == [1, 0, 0]
 
 
@@ -274,8 +323,14 @@ def test_conversations() -> None:
         ({"texts": ["one"]}, "texts must hold one value per prompt, 3, but holds 1"),
         ({"columns": {"answer": ["x"]}}, "answer must hold one value per prompt"),
         ({"weights": [1.0, 2.0]}, "1 functions have 2 weights"),
-        ({"prompts": PROMPTS[[0, 0, 1]], "columns": {"answer": ["x", "y", "z"]}}, "Prompts 0 and 1 are equal but"),
-        ({"functions": lambda **columns: [1.0]}, "must return 3 rewards, one per completion, but returned 1"),
+        (
+            {"prompts": PROMPTS[[0, 0, 1]], "columns": {"answer": ["x", "y", "z"]}},
+            "Prompts 0 and 1 are equal but",
+        ),
+        (
+            {"functions": lambda **columns: [1.0]},
+            "must return 3 rewards, one per completion, but returned 1",
+        ),
         ({"functions": short}, "No function gave a reward for the completion 'bb'"),
     ],
 )
@@ -292,6 +347,8 @@ def test_wrong_text_rewards(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_prompt_that_is_not_known() -> None:
-    reward = TextReward(right, letters, PROMPTS, ["one", "two", "three"], columns={"answer": ["b"] * 3})
+    reward = TextReward(
+        right, letters, PROMPTS, ["one", "two", "three"], columns={"answer": ["b"] * 3}
+    )
     with pytest.raises(ValueError, match="make one reward per batch"):
         reward(PROMPTS + 1, torch.ones(3, 2, dtype=torch.int64))

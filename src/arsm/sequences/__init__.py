@@ -1,14 +1,15 @@
 """Policy gradients for autoregressive models: generate, branch, give credit token by token."""
 
-from arsm.sequences.batch import Batch, Branches, Estimate, Strategy, TokenCredit
+from arsm.sequences.batch import Batch, Branches, SequenceEstimate, Strategy, TokenCredit
 from arsm.sequences.checks import Reward, RewardFailure
 from arsm.sequences.cluster import Cluster
 from arsm.sequences.comparison import Comparison, Measured, compare
 from arsm.sequences.decode import Completions, Decoding, Prefixes, complete
 from arsm.sequences.draws import Sampled
 from arsm.sequences.driver import estimate
-from arsm.sequences.ends import Ends, live_tokens
+from arsm.sequences.ends import Ends, Stop, live_tokens
 from arsm.sequences.engines import Engine, EngineFailure, Server
+from arsm.sequences.importance import Importance
 from arsm.sequences.model import Model, Recompute, SlotModel, SlotsRefused, State, pad_before
 from arsm.sequences.slots import Slots, Waves, decoder
 from arsm.sequences.strategies import Branch, Group, by_likelihood
@@ -26,8 +27,8 @@ __all__ = [
     "Ends",
     "Engine",
     "EngineFailure",
-    "Estimate",
     "Group",
+    "Importance",
     "Measured",
     "Model",
     "Prefixes",
@@ -35,11 +36,13 @@ __all__ = [
     "Reward",
     "RewardFailure",
     "Sampled",
+    "SequenceEstimate",
     "Server",
     "SlotModel",
     "Slots",
     "SlotsRefused",
     "State",
+    "Stop",
     "Strategy",
     "TextReward",
     "TokenCredit",

@@ -2,63 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from arsm.brief import of_parts
 from arsm.sequences.decode import Prefixes
 from arsm.types import NoTensor
+
+LogitsOf: TypeAlias = Callable[[slice, Tensor], Iterable[tuple[Tensor, Tensor]]]
+"""`logits_of(some, wanted [M, T] bool)`: logits without a graph, of the wanted states
+of some rows.
+
+They come in parts: indices [S] in those rows' [m T] states, and logits [S, V] before
+temperature.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Branches:
-    """R rollouts that left the true sequences."""
+    """R rollouts that left the true sequences.
+
+    Attributes:
+        row: [R] int64: the true sequence of each.
+        step: [R] int64: where it left.
+        action: [R] int64: with which token.
+        tokens: [R, T] int64: the whole sequence, prefix included.
+        rewards: [R].
+        returns: [R]: the reward less the costs from `step` on.
+    """
 
     row: Tensor
-    """[R] int64: the true sequence of each."""
     step: Tensor
-    """[R] int64: where it left."""
     action: Tensor
-    """[R] int64: with which token."""
     tokens: Tensor
-    """[R, T] int64: the whole sequence, prefix included."""
     rewards: Tensor
-    """[R]."""
     returns: Tensor
-    """[R]: the reward less the costs from `step` on."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """N prompts with n true sequences each, as M = N n rows."""
+    """N prompts with n true sequences each, as M = N n rows.
+
+    Attributes:
+        prompts: [M, P].
+        prompt_mask: [M, P].
+        tokens: [M, T].
+        mask: [M, T] bool: true up to and including the end of sequence.
+        draws: [M, T, d] int64: d draws from every state, the true token first; as many
+            as the strategy asked for.
+        log_probs: [M, T, d] float64: ln p of the draws, as the sampler recorded it; 0
+            after the end.
+        largest: [M, T] float64: the largest ln p of every state; 0 after the end.
+        returns: [M, T]: the reward less the costs from each step on.
+        play: Complete prefixes of the true sequences.
+        logits_of: Logits of some rows' states, in parts.
+        micro_batch: Maximum rows per call of `logits_of`.
+    """
 
     prompts: Tensor
-    """[M, P]."""
     prompt_mask: Tensor | None
-    """[M, P]."""
     tokens: Tensor
-    """[M, T]."""
     mask: Tensor
-    """[M, T] bool: true up to and including the end of sequence."""
     draws: Tensor
-    """[M, T, d] int64: d draws from every state, the true token first; as many as the strategy asked for."""
     log_probs: Tensor
-    """[M, T, d] float64: ln p of the draws, as the sampler recorded it; 0 after the end."""
     largest: Tensor
-    """[M, T] float64: the largest ln p of every state; 0 after the end."""
     temperature: float
     returns: Tensor
-    """[M, T]: the reward less the costs from each step on."""
     generator: torch.Generator | None
     play: Callable[[Prefixes], Branches]
-    """Complete prefixes of the true sequences."""
-    logits_of: Callable[[slice], Tensor]
-    """Logits [m, T, V] of some rows, without a graph, before temperature."""
+    logits_of: LogitsOf
     micro_batch: int
-    """Maximum rows per call of `logits_of`."""
 
     def parts(self) -> list[slice]:
         """All rows, in parts of at most `micro_batch`."""
@@ -66,31 +83,48 @@ class Batch:
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
     def scaled_logits(self) -> Tensor:
-        """[M, T, V], without a graph: the logits that the tokens were drawn from.
+        """[M, T, V], without a graph: the logits that the tokens were drawn from; 0
+        after the end.
 
-        This is by far the largest tensor of an estimate; credit that comes from draws alone does without.
+        This is by far the largest tensor of an estimate; credit that comes from draws
+        alone does without.
         """
-        logits = torch.cat([self.logits_of(some) for some in self.parts()])
-        return logits if self.temperature == 1 else logits / self.temperature
+        rows, width = self.tokens.shape
+        whole: Tensor | None = None
+        for some in self.parts():
+            for states, logits in self.logits_of(some, self.mask):
+                if whole is None:
+                    whole = logits.new_zeros(rows * width, logits.shape[-1])
+                whole[some.start * width + states] = logits
+        assert whole is not None  # the first token of every sequence is drawn
+        if self.temperature != 1:
+            whole /= self.temperature
+        return whole.view(rows, width, -1)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenCredit:
-    """Credit for tokens: the gradient of the summed values is sum_i w_i dln p(token_i), over rows, steps and draws.
+    """Credit for tokens: the gradient of the summed values is sum_i w_i dln p(token_i),
+    over rows, steps and draws.
 
-    Where every state has a credit for all tokens, there is a `gradient` in the logits instead.
+    Where every state has a credit for all tokens, there is a `gradient` in the logits
+    instead.
+
+    Attributes:
+        tokens: [M, T, d] int64.
+        weights: [M, T, d]: 0 after the end and for states without credit.
+        centred: Whether the weights of every state sum to 0: then sum_i w_i logit_i has
+            the same gradient.
+        gradient: [M, T, V]: the gradient in the logits, before temperature; the weights
+            are then empty.
+        branches: The rollouts that it took.
     """
 
     tokens: Tensor
-    """[M, T, d] int64."""
     weights: Tensor
-    """[M, T, d]: 0 after the end and for states without credit."""
     centred: bool = False
-    """Whether the weights of every state sum to 0: then sum_i w_i logit_i has the same gradient."""
     gradient: Tensor | None = None
-    """[M, T, V]: the gradient in the logits, before temperature; the weights are then empty."""
     branches: Branches | None = None
-    """The rollouts that it took."""
 
 
 class Strategy(Protocol):
@@ -98,7 +132,9 @@ class Strategy(Protocol):
 
     @property
     def unbiased(self) -> bool:
-        """The claim E[gradient] = dE[return]/dtheta, which the test suite checks against enumeration."""
+        """The claim E[gradient] = dE[return]/dtheta, which the test suite checks
+        against enumeration.
+        """
         ...
 
     @property
@@ -121,30 +157,44 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate(NoTensor):
-    """What `sequences.estimate` returns."""
+class SequenceEstimate(NoTensor):
+    """What `sequences.estimate` returns.
+
+    Attributes:
+        value: [N]: each prompt's return (the mean over its true sequences), to be
+            maximised. Its backward gives the model's parameters the estimate.
+        tokens: [N, T] int64, or [N, n, T] from a `Group`: the true sequences, padded
+            with eos after the end.
+        mask: Shaped like the tokens: true up to and including the end of sequence.
+        rewards: [N], or [N, n]: the rewards of the true sequences, without the KL cost.
+        credit: Tokens [M, T, d] and weights [M, T, d] for other people's trainers; M =
+            N, or N n with a prompt's n together.
+        branches: The rollouts of a `Branch`.
+        info: `generated`: the number of tokens that were sampled, those of rollouts
+            included, prompts and padding not; `rollouts`: their number; `mismatch` and
+            `mean_mismatch`: the largest and the mean |ln p| difference between the
+            sampler and the model's `logits`, over the rows that were compared; `kl`:
+            with a reference, the mean over true sequences of ln p - ln p_reference;
+            `effective_share`: with importance weights, the share of tokens or sequences
+            that would tell as much with equal weights.
+        clipped: `again = out.clipped(0.2)`, before the first optimiser step: `again()`
+            is the value [N] for a further epoch over the same sequences and credit,
+            with PPO's clipped probability ratios.
+    """
 
     value: Tensor
-    """[N]: each prompt's return (the mean over its true sequences), to be maximised. Its backward gives the model's
-    parameters the estimate."""
     tokens: Tensor
-    """[N, T] int64, or [N, n, T] from a `Group`: the true sequences, padded with eos after the end."""
     mask: Tensor
-    """Shaped like the tokens: true up to and including the end of sequence."""
     rewards: Tensor
-    """[N], or [N, n]: the rewards of the true sequences, without the KL cost."""
     credit: TokenCredit | None = None
-    """Tokens [M, T, d] and weights [M, T, d] for other people's trainers; M = N, or N n with a prompt's n together."""
     branches: Branches | None = None
-    """The rollouts of a `Branch`."""
     info: dict[str, Tensor] = field(default_factory=dict)
-    """`generated`: the number of tokens that were sampled, those of rollouts included, prompts and padding not;
-    `rollouts`: their number; `mismatch` and `mean_mismatch`: the largest and the mean |ln p| difference between the
-    sampler and the model's `logits`, over the rows that were compared; `kl`: with a reference, the mean over true
-    sequences of ln p - ln p_reference."""
     clipped: Callable[[float], Callable[[], Tensor]] | None = None
-    """`again = out.clipped(0.2)`, before the first optimiser step: `again()` is the value [N] for a further epoch over
-    the same sequences and credit, with PPO's clipped probability ratios."""
+
+    def __repr__(self) -> str:
+        return of_parts(
+            self, value=self.value, tokens=self.tokens, rewards=self.rewards, info=self.info
+        )
 
 
 def token_log_probs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:

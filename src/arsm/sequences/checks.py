@@ -1,4 +1,6 @@
-"""Refuse prompts, models, rewards and completions that cannot mean anything, each in one sentence."""
+"""Refuse prompts, models, rewards and completions that cannot mean anything, each in
+one sentence.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 
 from arsm.checks import NotFiniteError, check_count, check_whole, describe
 from arsm.sequences.batch import Strategy
-from arsm.sequences.decode import Completions
-from arsm.sequences.ends import Ends, all_ends, is_end, live_tokens, padding
+from arsm.sequences.decode import Completions, Decoding
+from arsm.sequences.ends import Ends, all_ends, is_end, padding
 from arsm.sequences.model import Model, begin, one_pass
 from arsm.types import Estimator
 
@@ -21,7 +23,9 @@ Reward = Callable[[Tensor, Tensor], Tensor]
 
 
 class RewardFailure(RuntimeError):
-    """A reward raised an exception, which is the cause; `prompts` and `tokens` keep what was sampled for it."""
+    """A reward raised an exception, which is the cause; `prompts` and `tokens` keep
+    what was sampled for it.
+    """
 
     def __init__(self, message: str, prompts: Tensor, tokens: Tensor, row: int | None) -> None:
         super().__init__(message)
@@ -34,27 +38,32 @@ class RewardFailure(RuntimeError):
 
 
 LARGEST_MISMATCH = {8: 1e-6, 4: 0.1, 2: 1.0}
-"""Of ln p of one token between a model's cached and uncached logits, by the bytes of its floating type."""
+"""Of ln p of one token between a model's cached and uncached logits, by the bytes of
+its floating type.
+"""
 
 
 def check_reward(reward: Reward) -> None:
     """Require a function of prompts and tokens."""
     if not callable(reward):
-        raise TypeError(f"reward must be a function reward(prompts, tokens), but is a {type(reward).__name__}.")
+        raise TypeError(
+            f"reward must be a function reward(prompts, tokens), but is a {type(reward).__name__}."
+        )
     try:
         signature = inspect.signature(reward)
     except ValueError:  # a function of C that does not tell
         return
     if "completions" in signature.parameters:
         raise TypeError(
-            f"reward is called as reward(prompts, tokens), but takes {signature}, as TRL calls functions of text; wrap "
-            "it: TextReward(reward, decode, prompts, texts)."
+            f"reward is called as reward(prompts, tokens), but takes {signature}, as TRL calls "
+            "functions of text; wrap it: TextReward(reward, decode, prompts, texts)."
         )
     try:
         signature.bind("prompts", "tokens")
     except TypeError:
         raise TypeError(
-            f"reward is called as reward(prompts, tokens), but takes {signature}; TextReward wraps functions of text."
+            f"reward is called as reward(prompts, tokens), but takes {signature}; TextReward wraps "
+            "functions of text."
         ) from None
 
 
@@ -67,20 +76,31 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
     except Exception as error:
         raise _reward_failure(reward, prompts, tokens, error) from error
     if not isinstance(rewards, Tensor):
-        raise TypeError(f"reward must return a tensor [R], but returned {type(rewards).__name__}; use torch.tensor.")
+        raise TypeError(
+            f"reward must return a tensor [R], but returned {type(rewards).__name__}; use "
+            "torch.tensor."
+        )
     if not rewards.is_floating_point():
-        raise TypeError(f"reward must return a floating tensor, but returned {rewards.dtype}; convert with .float().")
+        raise TypeError(
+            f"reward must return a floating tensor, but returned {rewards.dtype}; convert with "
+            ".float()."
+        )
     if rewards.shape != tokens.shape[:1]:
         raise ValueError(
-            f"reward must return one value per completion, [{tokens.shape[0]}], but returned {list(rewards.shape)}."
+            f"reward must return one value per completion, [{tokens.shape[0]}], but returned "
+            f"{list(rewards.shape)}."
         )
     if not bool((finite := rewards.isfinite()).all()):
         first = int((~finite).nonzero()[0])
-        raise NotFiniteError(f"reward returned {float(rewards[first])} for tokens {tokens[first].tolist()}.")
+        raise NotFiniteError(
+            f"reward returned {float(rewards[first])} for tokens {tokens[first].tolist()}."
+        )
     return rewards.detach().to(tokens.device, torch.float64)
 
 
-def _reward_failure(reward: Reward, prompts: Tensor, tokens: Tensor, error: Exception) -> RewardFailure:
+def _reward_failure(
+    reward: Reward, prompts: Tensor, tokens: Tensor, error: Exception
+) -> RewardFailure:
     """Find the completion that a reward cannot judge, by asking for one after the other."""
     kept = "; .prompts and .tokens of this error hold all that were sampled."
     for row in range(tokens.shape[0]):
@@ -88,9 +108,13 @@ def _reward_failure(reward: Reward, prompts: Tensor, tokens: Tensor, error: Exce
             reward(prompts[row : row + 1], tokens[row : row + 1].clone())
         except Exception as alone:
             where = f"for tokens {tokens[row].tolist()} after the prompt {prompts[row].tolist()}"
-            return RewardFailure(f"reward raised {_in_one_line(alone)} {where}{kept}", prompts, tokens, row)
+            return RewardFailure(
+                f"reward raised {_in_one_line(alone)} {where}{kept}", prompts, tokens, row
+            )
     where = f"for {tokens.shape[0]} completions together, but for none of them alone"
-    return RewardFailure(f"reward raised {_in_one_line(error)} {where}{kept}", prompts, tokens, None)
+    return RewardFailure(
+        f"reward raised {_in_one_line(error)} {where}{kept}", prompts, tokens, None
+    )
 
 
 def _in_one_line(error: Exception) -> str:
@@ -106,8 +130,9 @@ def check_padding(model: Model | None, prompts: Tensor, mask: Tensor | None) -> 
     padded = (prompts[:, 0] == pad).nonzero().squeeze(-1)
     if padded.shape[0]:
         raise ValueError(
-            f"Prompt {int(padded[0])} begins with {pad}, the model's padding, but no mask was given, and the model "
-            "would read it as text; pass the tokenizer's attention_mask as mask."
+            f"Prompt {int(padded[0])} begins with {pad}, the model's padding, but no mask was "
+            "given, and the model would read it as text; pass the tokenizer's attention_mask as "
+            "mask."
         )
 
 
@@ -117,33 +142,40 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
         raise TypeError(f"prompts must be an int64 tensor [N, P], but are {describe(prompts)}.")
     if 0 in prompts.shape:
         raise ValueError(
-            f"prompts must hold at least one prompt of at least one token, but are {list(prompts.shape)}; start an "
-            "empty prompt with a begin-of-sequence token."
+            "prompts must hold at least one prompt of at least one token, but are "
+            f"{list(prompts.shape)}; start an empty prompt with a begin-of-sequence token."
         )
     if int(prompts.min()) < 0:
         raise ValueError(
-            f"prompts hold the token {int(prompts.min())}, but tokens count from 0; pad with any token and give a mask."
+            f"prompts hold the token {int(prompts.min())}, but tokens count from 0; pad with any "
+            "token and give a mask."
         )
     if mask is None:
         return
-    if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, torch.int64) or mask.shape != prompts.shape:
+    if (
+        not isinstance(mask, Tensor)
+        or mask.dtype not in (torch.bool, torch.int64)
+        or mask.shape != prompts.shape
+    ):
         raise TypeError(
-            f"mask must be a bool or int64 tensor {list(prompts.shape)}, true or 1 for tokens of the prompt, but is "
-            f"{describe(mask)}."
+            f"mask must be a bool or int64 tensor {list(prompts.shape)}, true or 1 for tokens of "
+            f"the prompt, but is {describe(mask)}."
         )
     if not bool((mask == mask.bool()).all()):
         raise ValueError("mask must hold 0 and 1 only, 1 for tokens of the prompt.")
     if not bool(mask.any(-1).all()):
         empty = int((~mask.any(-1)).nonzero()[0])
         raise ValueError(
-            f"Prompt {empty} has no token, as mask[{empty}] is false throughout; start it with a begin-of-sequence "
-            "token."
+            f"Prompt {empty} has no token, as mask[{empty}] is false throughout; start it with a "
+            "begin-of-sequence token."
         )
 
 
 def check_options(
     max_tokens: int,
+    min_tokens: int,
     eos: Ends,
+    stop: object,
     temperature: float,
     kl: float,
     reference: Model | None,
@@ -151,14 +183,32 @@ def check_options(
     micro_batch: int,
     completions: Tensor | None,
     log_probs: Tensor | None,
+    importance: object,
     engine: object,
 ) -> None:
     """Require numbers in their range, and options that go together."""
     check_count("max_tokens", max_tokens)
     if eos is not None and not all_ends(eos):
-        raise ValueError("eos must hold at least one token, but is empty; leave it out if nothing ends a sequence.")
+        raise ValueError(
+            "eos must hold at least one token, but is empty; leave it out if nothing ends a "
+            "sequence."
+        )
     for end in all_ends(eos):
         check_whole("eos", end)
+    check_whole("min_tokens", min_tokens)
+    if min_tokens > max_tokens:
+        raise ValueError(
+            f"min_tokens must be at most max_tokens = {max_tokens}, but is {min_tokens}."
+        )
+    if stop is not None and not callable(stop):
+        raise TypeError(
+            "stop must be a function of a completion's tokens so far, such as lambda tokens: "
+            f"tokens[-2:] == [3, 4], but is a {type(stop).__name__}."
+        )
+    if engine is not None and (min_tokens or stop is not None):
+        raise ValueError(
+            "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
+        )
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
     if not 0 <= kl < math.inf:
@@ -173,9 +223,15 @@ def check_options(
     check_count("micro_batch", micro_batch)
     if log_probs is not None and completions is None:
         raise ValueError("log_probs are those of given completions, but completions is None.")
+    if importance is not None and log_probs is None:
+        raise ValueError(
+            "importance divides by the sampler's probabilities of given completions; pass "
+            "completions and log_probs."
+        )
     if engine is not None and not callable(getattr(engine, "complete", None)):
         raise TypeError(
-            f"engine must have a method complete, as Server(url, module) has, but is a {type(engine).__name__}."
+            "engine must have a method complete, as Server(url, module) has, but is a "
+            f"{type(engine).__name__}."
         )
 
 
@@ -183,8 +239,8 @@ def _check_wrapped(model: object) -> None:
     """Refuse a plain module."""
     if isinstance(model, nn.Module) and not callable(getattr(model, "start", None)):
         raise TypeError(
-            f"{type(model).__name__} has no start, step and select; wrap it: Transformers(model) for a causal model of "
-            "transformers, Recompute(module) for any other."
+            f"{type(model).__name__} has no start, step and select; wrap it: Transformers(model) "
+            "for a causal model of transformers, Recompute(module) for any other."
         )
 
 
@@ -194,44 +250,61 @@ def check_model(
     """Start with one prompt; the size of the vocabulary and the type of the logits."""
     if isinstance(strategy, Estimator):
         name = type(strategy).__name__
-        raise TypeError(f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...)).")
+        raise TypeError(
+            f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...))."
+        )
     _check_wrapped(model)
     try:
         logits = begin(model, prompts, mask).logits
     except IndexError as error:
         raise ValueError(
-            f"The model cannot read a prompt whose largest token is {int(prompts.max())} ({error}); use tokens of its "
-            "own vocabulary."
+            f"The model cannot read a prompt whose largest token is {int(prompts.max())} "
+            f"({error}); use tokens of its own vocabulary."
         ) from error
-    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[0] != 1:
+    if (
+        not isinstance(logits, Tensor)
+        or not logits.is_floating_point()
+        or logits.ndim != 2
+        or logits.shape[0] != 1
+    ):
         raise TypeError(
-            f"model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is {describe(logits)}."
+            "model.start(prompts).logits must be a floating tensor [N, V], but for N = 1 is "
+            f"{describe(logits)}."
         )
     if logits.dtype.itemsize not in LARGEST_MISMATCH:
         raise TypeError(
-            f"The model's logits are {logits.dtype}, too coarse to sample from; convert them with .float()."
+            f"The model's logits are {logits.dtype}, too coarse to sample from; convert them with "
+            ".float()."
         )
-    if bool(logits.isnan().any()) or not bool((logits > -torch.inf).any()) or bool((logits == torch.inf).any()):
+    if (
+        bool(logits.isnan().any())
+        or not bool((logits > -torch.inf).any())
+        or bool((logits == torch.inf).any())
+    ):
         raise NotFiniteError(
-            "The model's logits for the first token are NaN, +inf, or -inf throughout; they must be finite, or -inf to "
-            "mask a token."
+            "The model's logits for the first token are NaN, +inf, or -inf throughout; they must "
+            "be finite, or -inf to mask a token."
         )
     vocabulary = logits.shape[-1]
     for end in all_ends(eos):
         if not 0 <= end < vocabulary:
-            raise ValueError(f"eos = {end} is not in the model's vocabulary of {vocabulary} tokens.")
+            raise ValueError(
+                f"eos = {end} is not in the model's vocabulary of {vocabulary} tokens."
+            )
     strategy.check(logits)
     return vocabulary, logits.dtype
 
 
-def check_length(model: Model | None, prompts: Tensor, mask: Tensor | None, max_tokens: int) -> None:
+def check_length(
+    model: Model | None, prompts: Tensor, mask: Tensor | None, max_tokens: int
+) -> None:
     """Require room for the longest prompt and its completion, whose last token is not read."""
     longest = prompts.shape[1] if mask is None else int(mask.sum(-1).max())
     positions = getattr(model, "positions", None)
     if positions is not None and longest + max_tokens - 1 > positions:
         raise ValueError(
-            f"A prompt of {longest} tokens and max_tokens = {max_tokens} do not fit into the model's {positions} "
-            "positions; shorten one of them."
+            f"A prompt of {longest} tokens and max_tokens = {max_tokens} do not fit into the "
+            f"model's {positions} positions; shorten one of them."
         )
 
 
@@ -241,58 +314,87 @@ def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:
     first, token = state.logits, state.logits.argmax(-1)
     stepped = torch.stack([first.clone(), model.step(state, token).logits], 1)
     at_once = one_pass(model, prompts, torch.stack([token, token], 1), mask)
-    _check_difference((stepped.log_softmax(-1) - at_once.log_softmax(-1)).nan_to_num().abs().max(), at_once.dtype)
+    _check_difference(
+        (stepped.log_softmax(-1) - at_once.log_softmax(-1)).nan_to_num().abs().max(), at_once.dtype
+    )
 
 
 def _check_difference(largest: Tensor, dtype: torch.dtype) -> None:
     if not float(largest) <= LARGEST_MISMATCH[dtype.itemsize]:
         raise ValueError(
-            f"The model's step by step and one-pass logits differ: ln p of a token by {float(largest):.3g}; check its "
-            "cache, positions and padding, and put it into eval mode if it has dropout."
+            "The model's step by step and one-pass logits differ: ln p of a token by "
+            f"{float(largest):.3g}; check its cache, positions and padding, and put it into eval "
+            "mode if it has dropout."
         )
 
 
-def given_completions(completions: Tensor, shape: tuple[int, ...], eos: Ends, vocabulary: int) -> Tensor:
+def given_completions(
+    completions: Tensor, shape: tuple[int, ...], decoding: Decoding, vocabulary: int
+) -> Tensor:
     """Completions of another sampler, padded to max_tokens with eos."""
     if not isinstance(completions, Tensor):
-        raise TypeError(f"completions must be an int64 tensor {list(shape)}, but are a {type(completions).__name__}.")
+        raise TypeError(
+            f"completions must be an int64 tensor {list(shape)}, but are a "
+            f"{type(completions).__name__}."
+        )
     width, longest = completions.shape[-1], shape[-1]
-    if completions.dtype != torch.int64 or completions.shape[:-1] != shape[:-1] or not 1 <= width <= longest:
+    if (
+        completions.dtype != torch.int64
+        or completions.shape[:-1] != shape[:-1]
+        or not 1 <= width <= longest
+    ):
         raise ValueError(
-            f"completions must be int64 {list(shape)}, or shorter where all have ended, but are {completions.dtype} "
-            f"{list(completions.shape)}."
+            f"completions must be int64 {list(shape)}, or shorter where all have ended, but are "
+            f"{completions.dtype} {list(completions.shape)}."
         )
     if int(completions.min()) < 0 or int(completions.max()) >= vocabulary:
         raise ValueError(
-            f"completions hold tokens from {int(completions.min())} to {int(completions.max())}, but the model's "
-            f"vocabulary is 0 to {vocabulary - 1}."
+            f"completions hold tokens from {int(completions.min())} to {int(completions.max())}, "
+            f"but the model's vocabulary is 0 to {vocabulary - 1}."
         )
-    if width < longest and not bool(is_end(completions, eos).any(-1).all()):
+    eos, live = decoding.eos, decoding.live(completions)
+    early = is_end(completions, eos)[..., : decoding.min_tokens]
+    if bool(early.any()):
         raise ValueError(
-            f"Some completions of {width} tokens have no end of sequence; only those that have one may be shorter than "
-            f"max_tokens = {longest}."
+            f"A completion ends within its first {decoding.min_tokens} tokens, which min_tokens "
+            "excludes."
         )
-    if eos is None:
-        return completions
-    padded = torch.cat([completions, completions.new_full((*shape[:-1], longest - width), padding(eos))], -1)
-    return padded.masked_fill(~live_tokens(padded, eos), padding(eos))
+    over = is_end(completions, eos).any(-1) | ~live[..., -1]
+    if decoding.stop is not None:
+        flat = completions.flatten(0, -2)
+        over = over | decoding.stopped(flat, width).view(over.shape)
+    if width < longest and not bool(over.all()):
+        raise ValueError(
+            f"Some completions of {width} tokens have no end of sequence; only those that have one "
+            f"may be shorter than max_tokens = {longest}."
+        )
+    after = completions.new_full((*shape[:-1], longest - width), padding(eos))
+    return torch.cat([completions.masked_fill(~live, padding(eos)), after], -1)
 
 
 def checked_completions(done: Completions, vocabulary: int) -> Completions:
     """What an engine returned, with tokens that the model knows."""
     if done.tokens.numel() and int(done.tokens.max()) >= vocabulary:
         raise ValueError(
-            f"The engine sampled the token {int(done.tokens.max())}, but the model's vocabulary is 0 to "
-            f"{vocabulary - 1}; let it serve this model."
+            f"The engine sampled the token {int(done.tokens.max())}, but the model's vocabulary is "
+            f"0 to {vocabulary - 1}; let it serve this model."
         )
     return done
 
 
-def given_log_probs(log_probs: Tensor, completions: Tensor, shape: tuple[int, ...], eos: Ends) -> Tensor:
+def given_log_probs(
+    log_probs: Tensor, completions: Tensor, shape: tuple[int, ...], decoding: Decoding
+) -> Tensor:
     """Log-probabilities of another sampler, padded to max_tokens with 0."""
     if not isinstance(log_probs, Tensor) or log_probs.shape != completions.shape:
-        raise ValueError(f"log_probs must be shaped like the completions, {list(completions.shape)}.")
-    wrong = live_tokens(completions, eos) & ~log_probs.isfinite()
+        raise ValueError(
+            f"log_probs must be shaped like the completions, {list(completions.shape)}."
+        )
+    wrong = decoding.live(completions) & ~log_probs.isfinite()
     if bool(wrong.any()):
-        raise NotFiniteError(f"log_probs of sampled tokens must be finite, but hold {float(log_probs[wrong][0])}.")
-    return torch.cat([log_probs, log_probs.new_zeros(*shape[:-1], shape[-1] - log_probs.shape[-1])], -1).detach()
+        raise NotFiniteError(
+            f"log_probs of sampled tokens must be finite, but hold {float(log_probs[wrong][0])}."
+        )
+    return torch.cat(
+        [log_probs, log_probs.new_zeros(*shape[:-1], shape[-1] - log_probs.shape[-1])], -1
+    ).detach()

@@ -17,8 +17,8 @@ from arsm.sequences.model import Model
 class Cluster:
     """An `Engine` on Ray actors, each with a copy of the model; Ray replaces an actor that dies.
 
-    Prefixes are played in parts of `rows`, each with a seed of its own: the number of actors changes no result. Weights
-    are sent when they have changed, once per machine.
+    Prefixes are played in parts of `rows`, each with a seed of its own: the number of
+    actors changes no result. Weights are sent when they have changed, once per machine.
     """
 
     patience = 3
@@ -46,9 +46,14 @@ class Cluster:
         device = next(module.parameters()).device.type
         own, copied = copy.deepcopy((model, module))
         copied.cpu()
-        resources: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if device == "cuda" else {"num_cpus": 1}
-        actor: Any = self._ray.remote(max_restarts=-1, max_task_retries=self.patience, **resources)(Player)
-        self._shared = self._ray.put((own, copied))  # kept, since an actor that is replaced asks for it again
+        resources: dict[str, Any] = (
+            {"num_gpus": 1, "num_cpus": 0} if device == "cuda" else {"num_cpus": 1}
+        )
+        actor: Any = self._ray.remote(max_restarts=-1, max_task_retries=self.patience, **resources)(
+            Player
+        )
+        # kept, since an actor that is replaced asks for it again
+        self._shared = self._ray.put((own, copied))
         self._actors = [actor.remote([self._shared], device) for _ in range(count)]
         self._version, self._weights = "", None
 
@@ -68,8 +73,11 @@ class Cluster:
             self._version = version
         parts = split(prompts, mask, prefixes, decoding, self.rows, generator)
         tasks = [
-            # inside a list, weights are fetched by the actor that needs them, not sent with every part
-            self._actors[number % len(self._actors)].play.remote([self._weights], version, part.to("cpu"))
+            # inside a list, weights are fetched by the actor that needs them, not sent with every
+            # part
+            self._actors[number % len(self._actors)].play.remote(
+                [self._weights], version, part.to("cpu")
+            )
             for number, part in enumerate(parts)
         ]
         try:
@@ -78,8 +86,8 @@ class Cluster:
             raise EngineFailure(f"A worker failed over its rollouts: {error.cause!r}.") from error
         except ray.exceptions.RayActorError as error:
             raise EngineFailure(
-                f"A worker died {1 + self.patience} times over the same rollouts; sample without an engine to see why: "
-                "nothing was changed."
+                f"A worker died {1 + self.patience} times over the same rollouts; sample without "
+                "an engine to see why: nothing was changed."
             ) from error
         except ray.exceptions.RayError as error:
             raise EngineFailure(

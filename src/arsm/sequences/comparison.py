@@ -1,20 +1,24 @@
-r"""`compare`: which strategy has the least variance per generated token, on your own model, prompts and reward?
+r"""`compare`: which strategy has the least variance per generated token, on your own
+model, prompts and reward?
 
-To halve the variance of an estimate takes twice the tokens. So strategies are compared by
+To halve the variance of an estimate takes twice the tokens. So strategies are compared
+by
 
     variance x tokens,    variance = tr Cov[g] = E|g - E g|^2
 
-over all parameters, with g the gradient of the mean value of the prompts. It is the number of tokens that an estimate
-of variance 1 would take.
+over all parameters, with g the gradient of the mean value of the prompts. It is the
+number of tokens that an estimate of variance 1 would take.
 
 The variance is accumulated gradient by gradient, with the mean m_k of the first k,
 
-    d_k = (k - 1)/k |g_k - m_{k-1}|^2,    k = 2..R,    E[d_k] = tr Cov[g],    sum_k d_k = sum_i |g_i - m_R|^2
+    d_k = (k - 1)/k |g_k - m_{k-1}|^2,    k = 2..R,    E[d_k] = tr Cov[g],
+    sum_k d_k = sum_i |g_i - m_R|^2
 
-so that one gradient and one mean are held, and the spread of the d_k, which are independent for Gaussian g, gives a
-standard error.
+so that one gradient and one mean are held, and the spread of the d_k, which are
+independent for Gaussian g, gives a standard error.
 
-Reference: Welford, Note on a method for calculating corrected sums of squares and products, Technometrics 1962.
+Reference: Welford, Note on a method for calculating corrected sums of squares and
+products, Technometrics 1962.
 """
 
 from __future__ import annotations
@@ -23,7 +27,6 @@ import csv
 import io
 import math
 import statistics
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,22 +38,23 @@ from torch import Tensor
 
 from arsm.checks import check_count
 from arsm.driver import graph_nodes
-from arsm.sequences.batch import Estimate, Strategy
+from arsm.options import suggests
+from arsm.progress import Progress
+from arsm.sequences.batch import SequenceEstimate, Strategy
 from arsm.sequences.checks import Reward, check_prompts
 from arsm.sequences.credit import parameters_of
 from arsm.sequences.driver import estimate
-from arsm.sequences.ends import Ends
+from arsm.sequences.ends import Ends, Stop
 from arsm.sequences.engines import Engine
 from arsm.sequences.model import Model
 from arsm.sequences.strategies import Branch, Group
 
 WIDTH = 88
 """Most columns of a printed comparison."""
-PATIENCE = 2.0
-"""Seconds before progress is shown."""
 APART = 2.5
-"""Two costs differ if they are further apart than this many standard errors. More than the usual 2: the error of few
-repeats is itself uncertain, and a fifth too small where gradients have heavy tails."""
+"""Two costs differ if they are further apart than this many standard errors. More than
+the usual 2: the error of few repeats is itself uncertain, and a fifth too small where
+gradients have heavy tails."""
 FIELDS = (
     "strategy",
     "unbiased",
@@ -67,28 +71,36 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One strategy, measured."""
+    """One strategy, measured.
+
+    Attributes:
+        variance: Trace of the covariance of one estimate's gradient, over all
+            parameters.
+        variance_error: Its standard error.
+        tokens: Generated tokens per estimate, those of rollouts included.
+        tokens_error: Its standard error.
+        seconds: Median time of one estimate, backward included.
+        memory: Most bytes allocated on the GPU during an estimate, model included; None
+            on a CPU.
+        signal: |E g|^2, the squared norm of the mean gradient; unbiased, so that noise
+            can make it negative.
+    """
 
     label: str
     strategy: Strategy
     variance: float
-    """Trace of the covariance of one estimate's gradient, over all parameters."""
     variance_error: float
-    """Its standard error."""
     tokens: float
-    """Generated tokens per estimate, those of rollouts included."""
     tokens_error: float
-    """Its standard error."""
     seconds: float
-    """Median time of one estimate, backward included."""
     memory: int | None
-    """Most bytes allocated on the GPU during an estimate, model included; None on a CPU."""
     signal: float
-    """|E g|^2, the squared norm of the mean gradient; unbiased, so that noise can make it negative."""
 
     @property
     def unbiased(self) -> bool:
-        """Whether the strategy claims to be; the gradient of one that does not has a scale of its own."""
+        """Whether the strategy claims to be; the gradient of one that does not has a
+        scale of its own.
+        """
         return self.strategy.unbiased
 
     @property
@@ -104,11 +116,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Strategies by variance x tokens, the best first: `print` it."""
+    """Strategies by variance x tokens, the best first: `print` it.
+
+    Attributes:
+        repeats: Independent estimates per strategy.
+    """
 
     rows: tuple[Measured, ...]
     repeats: int
-    """Independent estimates per strategy."""
 
     @property
     def recommendation(self) -> str:
@@ -117,20 +132,29 @@ class Comparison:
         fair = [row for row in self.rows if row.unbiased] or list(self.rows)
         best, others = fair[0], fair[1:]
         if not any(row.cost for row in fair):
-            return "No strategy shows any variance: check that the rewards of different completions differ."
+            return (
+                "No strategy shows any variance: check that the rewards of different "
+                "completions differ."
+            )
         if not others:
-            return f"Only {best.label} can be recommended: there is no other to compare it with at the same scale."
+            return (
+                f"Only {best.label} can be recommended: there is no other to compare it with at "
+                "the same scale."
+            )
         close = [row.label for row in others if not _apart(best, row)]
         if close:
             return (
-                f"Use {best.label}, but {_listed(close)} cannot be told apart from it: the differences are within the "
-                f"errors of {self.repeats} repeats."
+                f"Use {best.label}, but {_listed(close)} cannot be told apart from it: the "
+                f"differences are within the errors of {self.repeats} repeats."
             )
         second = others[0]
         if not best.cost:
             return f"Use {best.label}: its estimates do not vary here."
         factor = second.cost / best.cost
-        return f"Use {best.label}: {second.label}, the next best, needs {factor:.3g} times its tokens for one variance."
+        return (
+            f"Use {best.label}: {second.label}, the next best, needs {factor:.3g} times its "
+            "tokens for one variance."
+        )
 
     def __str__(self) -> str:
         cells = self._cells(plus_minus=" +- ")
@@ -161,16 +185,30 @@ class Comparison:
 
     def figure(self) -> Any:
         """A matplotlib figure of every strategy's variance x tokens, relative to the best one's."""
-        from arsm.sequences.figure import draw
+        from arsm.sequences.figure import plot_comparison
 
-        return draw(self)
+        return plot_comparison(self)
 
     def _cells(self, plus_minus: str) -> list[list[str]]:
         on_gpu = any(row.memory is not None for row in self.rows)
-        cells = [["strategy", "variance x tokens", "variance", "tokens", "seconds", *["GB"] * on_gpu, "signal"]]
+        cells = [
+            [
+                "strategy",
+                "variance x tokens",
+                "variance",
+                "tokens",
+                "seconds",
+                *["GB"] * on_gpu,
+                "signal",
+            ]
+        ]
         for row in self.rows:
             label = row.label if row.unbiased else f"{row.label} *"
-            line = [label, f"{_rounded(row.cost)}{plus_minus}{_rounded(row.cost_error)}", _rounded(row.variance)]
+            line = [
+                label,
+                f"{_rounded(row.cost)}{plus_minus}{_rounded(row.cost_error)}",
+                _rounded(row.variance),
+            ]
             line += [f"{row.tokens:,.0f}", _rounded(row.seconds)]
             if on_gpu:
                 line.append("" if row.memory is None else _rounded(row.memory / 1e9))
@@ -181,7 +219,10 @@ class Comparison:
     def _notes(self) -> list[str]:
         notes = []
         if not all(row.unbiased for row in self.rows):
-            notes.append("*: biased. Its gradient has a scale of its own, and so have its variance and its signal.")
+            notes.append(
+                "*: biased. Its gradient has a scale of its own, and so have its variance and its "
+                "signal."
+            )
         return notes
 
 
@@ -203,13 +244,17 @@ def _listed(names: list[str]) -> str:
 def _aligned(cells: list[str], widths: list[int]) -> list[str]:
     """Names to the left, numbers to the right."""
     name = cells[0] if len(cells[0]) <= widths[0] else cells[0][: widths[0] - 3] + "..."
-    return [name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
+    return [
+        name.ljust(widths[0]),
+        *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)),
+    ]
 
 
 def _piped(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+@suggests("arsm.sequences.compare")
 @torch.enable_grad()
 def compare(
     strategies: Mapping[str, Strategy] | Sequence[Strategy],
@@ -218,7 +263,9 @@ def compare(
     reward: Reward,
     *,
     max_tokens: int,
+    min_tokens: int = 0,
     eos: Ends = None,
+    stop: Stop | None = None,
     repeats: int = 8,
     temperature: float = 1.0,
     mask: Tensor | None = None,
@@ -230,16 +277,19 @@ def compare(
     engine: Engine | None = None,
     generator: torch.Generator | None = None,
 ) -> Comparison:
-    """Measure strategies on a model: variance, tokens, seconds and memory of their gradients at fixed prompts.
+    """Measure strategies on a model: variance, tokens, seconds and memory of their
+    gradients at fixed prompts.
 
     Neither the parameters nor their gradients are changed.
 
     Args:
         strategies: a list, or a dictionary of names and strategies.
         model: as for `estimate`, like all that is not listed here.
-        prompts: [N, P] int64. The gradient is that of the mean over them, so that more prompts have less variance.
+        prompts: [N, P] int64. The gradient is that of the mean over them, so that more
+            prompts have less variance.
         reward: `reward(prompts [R, P], tokens [R, max_tokens]) -> [R]`.
-        repeats: independent estimates per strategy, at least 3. The error falls with their square root.
+        repeats: independent estimates per strategy, at least 3. The error falls with
+            their square root.
 
     Returns:
         A `Comparison`, which prints as a table with a recommendation.
@@ -249,7 +299,9 @@ def compare(
     named = _named(strategies)
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
         "eos": eos,
+        "stop": stop,
         "temperature": temperature,
         "mask": mask,
         "reference": reference,
@@ -260,17 +312,18 @@ def compare(
         "engine": engine,
         "generator": generator,
     }
-    progress = _Progress(len(named) * repeats)
     measured = []
-    try:
-        for label, strategy in named.items():
+    with Progress() as progress:
+        for position, (label, strategy) in enumerate(named.items()):
 
-            def once(strategy: Strategy = strategy) -> Estimate:
+            def once(strategy: Strategy = strategy) -> SequenceEstimate:
                 return estimate(strategy, model, prompts, reward, **options)
 
-            measured.append(_measure(label, strategy, model, once, repeats, prompts.device, progress))
-    finally:
-        progress.close()
+            def tell(repeat: int, label: str = label, before: int = position * repeats) -> None:
+                words = f"{label}, estimate {repeat + 1} of {repeats}"
+                progress(words, (before + repeat) / (len(named) * repeats))
+
+            measured.append(_measure(label, strategy, model, once, repeats, prompts.device, tell))
     return Comparison(tuple(sorted(measured, key=lambda row: row.cost)), repeats)
 
 
@@ -285,11 +338,13 @@ def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str,
             named[f"{label} #{same + 1}" if same else label] = strategy
     else:
         raise TypeError(
-            f"strategies must be a list or a dictionary of strategies, but is a {type(strategies).__name__}; write "
-            "[Branch(arsm.RLOO(8)), Group(8)]."
+            "strategies must be a list or a dictionary of strategies, but is a "
+            f"{type(strategies).__name__}; write [Branch(arsm.RLOO(8)), Group(8)]."
         )
     if not named:
-        raise ValueError("There are no strategies to compare; write [Branch(arsm.RLOO(8)), Group(8)].")
+        raise ValueError(
+            "There are no strategies to compare; write [Branch(arsm.RLOO(8)), Group(8)]."
+        )
     return named
 
 
@@ -300,7 +355,11 @@ def label_of(strategy: Strategy) -> str:
     estimator = strategy.estimator
     words = [f"{type(estimator).__name__}({estimator.paths or ''})"]
     if isinstance(strategy, Branch):
-        words += [name for name in ("budget", "keep", "critic", "chance") if getattr(strategy, name) is not None]
+        words += [
+            name
+            for name in ("budget", "keep", "critic", "chance")
+            if getattr(strategy, name) is not None
+        ]
     return f"{type(strategy).__name__}({', '.join(words)})"
 
 
@@ -308,16 +367,16 @@ def _measure(
     label: str,
     strategy: Strategy,
     model: Model,
-    once: Callable[[], Estimate],
+    once: Callable[[], SequenceEstimate],
     repeats: int,
     device: torch.device,
-    progress: _Progress,
+    tell: Callable[[int], None],
 ) -> Measured:
     moments = _Moments()
     tokens, seconds, memory = [], [], None
     parameters = None
     for repeat in range(repeats):
-        progress.show(label)
+        tell(repeat)
         if repeat == 0 and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         start = time.perf_counter()
@@ -332,8 +391,12 @@ def _measure(
                 memory = torch.cuda.max_memory_allocated(device)
         seconds.append(time.perf_counter() - start)
         tokens.append(float(out.info["generated"]))
-        moments.add([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)])
-        progress.done += 1
+        moments.add(
+            [
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(parameters, found, strict=True)
+            ]
+        )
     variance = statistics.mean(moments.growth)
     return Measured(
         label,
@@ -352,9 +415,16 @@ def _parameters(model: Model, value: Tensor) -> list[Tensor]:
     """The tensors whose gradients are measured."""
     known = parameters_of(model)
     if known is None:  # the model is no module: what its logits depend on
-        known = [leaf for node in graph_nodes(value) if (leaf := getattr(node, "variable", None)) is not None]
+        known = [
+            leaf
+            for node in graph_nodes(value)
+            if (leaf := getattr(node, "variable", None)) is not None
+        ]
     if not known:
-        raise ValueError("The model has no parameter with requires_grad, so that there are no gradients to compare.")
+        raise ValueError(
+            "The model has no parameter with requires_grad, so that there are no gradients to "
+            "compare."
+        )
     return known
 
 
@@ -375,7 +445,9 @@ class _Moments:
         self.count += 1
         if self.count == 1:
             # a mean of small steps: bfloat16 would lose them
-            self.mean = [g.to(torch.promote_types(g.dtype, torch.float32), copy=True) for g in gradients]
+            self.mean = [
+                g.to(torch.promote_types(g.dtype, torch.float32), copy=True) for g in gradients
+            ]
             return
         squares = []
         for mean, gradient in zip(self.mean, gradients, strict=True):
@@ -392,28 +464,3 @@ class _Moments:
 def _squared_norm(x: Tensor) -> float:
     """|x|^2, added up in float64."""
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
-
-
-class _Progress:
-    """One line on a terminal, after a while: how far, and the time left."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
-        self._start = time.monotonic()
-        self._shown = False
-
-    def show(self, label: str) -> None:
-        """Say what is measured now."""
-        spent = time.monotonic() - self._start
-        if spent < PATIENCE or not sys.stderr.isatty():
-            return
-        left = f", about {spent / self.done * (self.total - self.done):,.0f} s left" if self.done else ""
-        sys.stderr.write(f"\rEstimate {self.done + 1} of {self.total}, {label}{left}\x1b[K")
-        sys.stderr.flush()
-        self._shown = True
-
-    def close(self) -> None:
-        """Clear the line."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

@@ -1,8 +1,9 @@
 r"""Several draws from one state's distribution, and what is recorded of them.
 
-All n draws of a row share one cumulative sum: a = min{c : S_c > u S_V} with S_c = sum_{i <= c} p_i and u uniform. A
-large vocabulary is cut into blocks: u chooses a block, what remains of u is again uniform and chooses a token of that
-block. So only the blocks' sums, and one block per draw, are held in float64.
+All n draws of a row share one cumulative sum: a = min{c : S_c > u S_V} with S_c =
+sum_{i <= c} p_i and u uniform. A large vocabulary is cut into blocks: u chooses a
+block, what remains of u is again uniform and chooses a token of that block. So only the
+blocks' sums, and one block per draw, are held in float64.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from torch import Tensor
 
 from arsm.sampling import BLOCK, IN_ONE_PIECE, cumulative, search
 from arsm.sequences.ends import Ends, padding
-from arsm.sequences.model import Model, one_pass
+from arsm.sequences.heads import Limit, logits_in_parts
+from arsm.sequences.model import Model
 
 Noise = Callable[[Tensor, Tensor], Tensor]
-"""`noise(sequence [R], step [R]) -> u [R, n]`, float64 in [0, 1): the uniform numbers behind the draws of a state."""
+"""`noise(sequence [R], step [R]) -> u [R, n]`, float64 in [0, 1): the uniform numbers
+behind the draws of a state.
+"""
 
 
 class Drawn(NamedTuple):
@@ -36,36 +40,47 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """N sampled sequences of T tokens, with n draws from every state."""
+    """N sampled sequences of T tokens, with n draws from every state.
+
+    Attributes:
+        tokens: [N, T, n] int64: the draws; [..., 0] are the sequences themselves. All
+            eos after the end.
+        log_probs: [N, T, n] float64: ln p of the draws, at the sampler's temperature; 0
+            after the end.
+        largest: [N, T] float64: the largest ln p of every state; 0 after the end.
+    """
 
     tokens: Tensor
-    """[N, T, n] int64: the draws; [..., 0] are the sequences themselves. All eos after the end."""
     log_probs: Tensor
-    """[N, T, n] float64: ln p of the draws, at the sampler's temperature; 0 after the end."""
     largest: Tensor
-    """[N, T] float64: the largest ln p of every state; 0 after the end."""
 
     @staticmethod
     def empty(rows: int, width: int, draws: int, eos: Ends, device: torch.device) -> Sampled:
         """Sequences that have ended before their first token."""
         tokens = torch.full((rows, width, draws), padding(eos), dtype=torch.int64, device=device)
         log_probs = torch.zeros(rows, width, draws, dtype=torch.float64, device=device)
-        return Sampled(tokens, log_probs, torch.zeros(rows, width, dtype=torch.float64, device=device))
+        return Sampled(
+            tokens, log_probs, torch.zeros(rows, width, dtype=torch.float64, device=device)
+        )
 
 
-def uniforms(rows: int, draws: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+def token_uniforms(
+    rows: int, draws: int, device: torch.device, generator: torch.Generator | None
+) -> Tensor:
     """Draw u [R, n], float64 in [0, 1)."""
-    return torch.empty(rows, draws, dtype=torch.float64, device=device).uniform_(generator=generator)
+    return torch.empty(rows, draws, dtype=torch.float64, device=device).uniform_(
+        generator=generator
+    )
 
 
-def draw(logits: Tensor, u: Tensor, temperature: float = 1.0) -> Drawn:
+def draw_tokens(logits: Tensor, u: Tensor, temperature: float = 1.0) -> Drawn:
     """n tokens per row from softmax(logits / temperature): logits [R, V], u [R, n] in [0, 1)."""
-    p = probabilities(logits, temperature)
+    p = token_probabilities(logits, temperature)
     tokens = inverse(p, u)
     return Drawn(tokens, p.gather(-1, tokens).log(), p.amax(-1).log())
 
 
-def probabilities(logits: Tensor, temperature: float) -> Tensor:
+def token_probabilities(logits: Tensor, temperature: float) -> Tensor:
     """softmax(logits / temperature), in float32 or wider: [..., V] -> [..., V]."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     if temperature == 1:
@@ -75,7 +90,9 @@ def probabilities(logits: Tensor, temperature: float) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """ln softmax(logits / temperature), in float32 or wider; exact also where p is too small for its type."""
+    """ln softmax(logits / temperature), in float32 or wider; exact also where p is too
+    small for its type.
+    """
     wide = torch.promote_types(logits.dtype, torch.float32)
     return (logits.to(wide) / temperature).log_softmax(-1)
 
@@ -111,6 +128,7 @@ def draw_beside(
     tokens: Tensor,
     live: Tensor,
     draws: int,
+    limit: Limit,
     temperature: float = 1.0,
     rows: int = 16,
     generator: torch.Generator | None = None,
@@ -124,20 +142,23 @@ def draw_beside(
         tokens: [N, T] int64: the given sequences.
         live: [N, T] bool: true up to and including their ends.
         draws: n, the given token included.
+        limit: which tokens may be drawn.
         temperature: the tokens are drawn from softmax(logits / temperature).
         rows: maximum sequences per call of the model.
         generator: what draws them.
     """
     count, width = tokens.shape
     done = Sampled.empty(count, width, draws, None, tokens.device)
+    done.tokens.copy_(tokens.unsqueeze(-1))
     for part in torch.arange(count, device=tokens.device).split(rows):
-        logits = one_pass(model, prompts[part], tokens[part], None if mask is None else mask[part])
-        log_p = log_probabilities(logits, temperature).flatten(0, 1)
-        u = uniforms(log_p.shape[0], draws - 1, log_p.device, generator)
-        drawn = torch.cat([tokens[part].view(-1, 1), inverse(log_p.exp(), u)], -1)
-        within = live[part].unsqueeze(-1)
-        done.tokens[part] = torch.where(within, drawn.view(-1, width, draws), tokens[part].unsqueeze(-1))
-        log_probs = log_p.gather(-1, drawn).view(-1, width, draws)
-        done.log_probs[part] = torch.where(within, log_probs, 0).double()
-        done.largest[part] = torch.where(live[part], log_p.amax(-1).view(-1, width), 0).double()
+        padding = None if mask is None else mask[part]
+        states = logits_in_parts(model, prompts[part], tokens[part], padding, live[part], limit)
+        for some, logits in states:
+            row, step = part[some // width], some % width
+            log_p = log_probabilities(logits, temperature)
+            u = token_uniforms(log_p.shape[0], draws - 1, log_p.device, generator)
+            drawn = torch.cat([tokens[row, step].unsqueeze(-1), inverse(log_p.exp(), u)], -1)
+            done.tokens[row, step] = drawn
+            done.log_probs[row, step] = log_p.gather(-1, drawn).double()
+            done.largest[row, step] = log_p.amax(-1).double()
     return done

@@ -1,4 +1,6 @@
-"""Rollouts elsewhere: an engine takes prefixes and returns continuations, sampled with the weights of a module."""
+"""Rollouts elsewhere: an engine takes prefixes and returns continuations, sampled with
+the weights of a module.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from arsm.sequences.model import Model
 
 
 class EngineFailure(RuntimeError):
-    """An engine died or broke the contract. Nothing was changed: call `estimate` again when it is back."""
+    """An engine died or broke the contract. Nothing was changed: call `estimate` again
+    when it is back.
+    """
 
 
 class Engine(Protocol):
@@ -34,7 +38,9 @@ class Engine(Protocol):
         decoding: Decoding,
         generator: torch.Generator | None = None,
     ) -> Completions:
-        """What `arsm.sequences.complete` does, with the weights as they are now; raises `EngineFailure`."""
+        """What `arsm.sequences.complete` does, with the weights as they are now; raises
+        `EngineFailure`.
+        """
         ...
 
 
@@ -43,7 +49,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some prefixes with their prompts and a seed: who plays it, and beside which others, changes nothing."""
+    """Some prefixes with their prompts and a seed: who plays it, and beside which
+    others, changes nothing.
+    """
 
     place: Tensor
     """[r]: which of all prefixes."""
@@ -73,7 +81,9 @@ def split(
     rows: int,
     generator: torch.Generator | None,
 ) -> list[Part]:
-    """Parts of at most `rows` prefixes, those of one prompt together, each with a seed from the generator."""
+    """Parts of at most `rows` prefixes, those of one prompt together, each with a seed
+    from the generator.
+    """
     places = prefixes.row.argsort(stable=True).split(rows)
     device = prompts.device if generator is None else generator.device
     seeds = torch.randint(2**63 - 1, (len(places),), generator=generator, device=device).tolist()
@@ -81,11 +91,15 @@ def split(
     for place, seed in zip(places, seeds, strict=True):
         used, row = prefixes.row[place].unique(return_inverse=True)
         some = Prefixes(row, prefixes.step[place], prefixes.action[place], prefixes.known[used])
-        parts.append(Part(place, prompts[used], None if mask is None else mask[used], some, decoding, seed))
+        parts.append(
+            Part(place, prompts[used], None if mask is None else mask[used], some, decoding, seed)
+        )
     return parts
 
 
-def gather(parts: list[Part], played: list[Completions], like: Prefixes, decoding: Decoding) -> Completions:
+def gather(
+    parts: list[Part], played: list[Completions], like: Prefixes, decoding: Decoding
+) -> Completions:
     """The parts' completions in the order of the prefixes that they were split from."""
     whole = Completions.empty(like, decoding)
     for part, done in zip(parts, played, strict=True):
@@ -101,10 +115,14 @@ AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def weights_version(module: nn.Module) -> str:
-    """A digest of the module's weights, from the sums of their bits: reads them once, as sampling one token does."""
+    """A digest of the module's weights, from the sums of their bits: reads them once,
+    as sampling one token does.
+    """
     state = module.state_dict()
     bits = [x.detach().flatten().contiguous() for x in state.values()]
-    sums = [x.view(AS_INTEGERS.get(x.dtype.itemsize, torch.int64)).sum(dtype=torch.int64) for x in bits]
+    sums = [
+        x.view(AS_INTEGERS.get(x.dtype.itemsize, torch.int64)).sum(dtype=torch.int64) for x in bits
+    ]
     sums = torch.stack([x.to(sums[0].device) for x in sums]).tolist() if sums else []
     words = json.dumps([list(state), sums])
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
@@ -114,27 +132,32 @@ def weights_version(module: nn.Module) -> str:
 
 
 class Server:
-    """An `Engine` on a server that speaks HTTP, such as an inference engine with a cache of prefixes.
+    """An `Engine` on a server that speaks HTTP, such as an inference engine with a
+    cache of prefixes.
 
     The contract, in JSON:
 
     | request | body | answer |
     |---|---|---|
     | `PUT /weights/VERSION` | `torch.save` of the module's `state_dict` | any, with status 200 |
-    | `POST /complete` | `version`, `prefixes`, `max_tokens`, `eos`, `temperature`, `seed` | `tokens`, `log_probs` |
+    | `POST /complete` | the fields of a request, below | `tokens`, `log_probs` |
 
-    `prefixes` holds R lists of tokens, without padding, and `max_tokens` R numbers. `tokens` has R continuations, each
-    drawn from softmax(logits / temperature) without top-k, top-p or penalties: its number of tokens, or fewer that end
-    with `eos` (one of them, where it is a list). `log_probs` holds ln p of each of these tokens under that
-    distribution. A server that has another version of the weights than the request names answers with status 409; the
-    weights are then sent. With `seed`, a server can make runs repeatable.
+    A request has `version`, `prefixes`, `max_tokens`, `eos`, `temperature` and `seed`.
+    `prefixes` holds R lists of tokens, without padding, and `max_tokens` R numbers.
+    `tokens` has R continuations, each drawn from softmax(logits / temperature) without
+    top-k, top-p or penalties: its number of tokens, or fewer that end with `eos` (one
+    of them, where it is a list). `log_probs` holds ln p of each of these tokens under
+    that distribution. A server that has another version of the weights than the request
+    names answers with status 409; the weights are then sent. With `seed`, a server can
+    make runs repeatable.
     """
 
     def __init__(self, url: str, module: nn.Module, *, patience: float = 600.0) -> None:
         """
         Args:
             url: such as http://localhost:8000.
-            module: whose weights the server samples with. They are sent when they have changed.
+            module: whose weights the server samples with. They are sent when they have
+                changed.
             patience: seconds to wait for an answer.
         """
         parts = urlsplit(url)
@@ -153,20 +176,29 @@ class Server:
         """What `arsm.sequences.complete` does."""
         version = weights_version(self.module)
         parts = split(prompts, mask, prefixes, decoding, decoding.rows, generator)
-        return gather(parts, [self._play(part.to("cpu"), version) for part in parts], prefixes, decoding)
+        return gather(
+            parts, [self._play(part.to("cpu"), version) for part in parts], prefixes, decoding
+        )
 
     def _play(self, part: Part, version: str) -> Completions:
         done, eos = Completions.empty(part.prefixes, part.decoding), part.decoding.eos
         asked: list[tuple[int, int]] = []  # row, and the place of the first token to draw
         texts = []
         for number, (row, step, action) in enumerate(
-            zip(part.prefixes.row.tolist(), part.prefixes.step.tolist(), part.prefixes.action.tolist(), strict=True)
+            zip(
+                part.prefixes.row.tolist(),
+                part.prefixes.step.tolist(),
+                part.prefixes.action.tolist(),
+                strict=True,
+            )
         ):
             if action >= 0:
                 done.tokens[number, step] = action
                 step += 1
             if step < part.decoding.max_tokens and action not in all_ends(eos):
-                prompt = part.prompts[row] if part.mask is None else part.prompts[row][part.mask[row]]
+                prompt = (
+                    part.prompts[row] if part.mask is None else part.prompts[row][part.mask[row]]
+                )
                 texts.append([*prompt.tolist(), *done.tokens[number, :step].tolist()])
                 asked.append((number, step))
         if not asked:
@@ -181,9 +213,13 @@ class Server:
             "seed": part.seed,
         }
         answer = self._ask(request)
-        for (number, step), tokens, log_probs in zip(asked, *self._checked(answer, wanted, eos), strict=True):
+        for (number, step), tokens, log_probs in zip(
+            asked, *self._checked(answer, wanted, eos), strict=True
+        ):
             done.tokens[number, step : step + len(tokens)] = torch.tensor(tokens)
-            done.log_probs[number, step : step + len(tokens)] = torch.tensor(log_probs, dtype=torch.float64)
+            done.log_probs[number, step : step + len(tokens)] = torch.tensor(
+                log_probs, dtype=torch.float64
+            )
         return done
 
     def _ask(self, request: dict[str, Any]) -> Any:
@@ -193,9 +229,15 @@ class Server:
             self._send_weights(request["version"])
             status, answer = self._send("POST", "/complete", body)
         if status == 409:
-            self._fail("has other weights again right after it was sent these; give each training a server of its own")
+            self._fail(
+                "has other weights again right after it was sent these; give each training a "
+                "server of its own"
+            )
         if status != 200:
-            self._fail(f"answered /complete with status {status}: {answer[:200].decode(errors='replace')!r}")
+            self._fail(
+                f"answered /complete with status {status}: "
+                f"{answer[:200].decode(errors='replace')!r}"
+            )
         try:
             return json.loads(answer)
         except ValueError:
@@ -206,11 +248,16 @@ class Server:
         torch.save({name: x.cpu() for name, x in self.module.state_dict().items()}, whole)
         status, answer = self._send("PUT", f"/weights/{version}", whole.getvalue())
         if status != 200:
-            self._fail(f"refused the weights with status {status}: {answer[:200].decode(errors='replace')!r}")
+            self._fail(
+                f"refused the weights with status {status}: "
+                f"{answer[:200].decode(errors='replace')!r}"
+            )
 
     def _send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         connection = kind(parts.hostname or "", parts.port, timeout=self.patience)
         try:
             connection.request(method, parts.path + path, body)
@@ -219,29 +266,42 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise EngineFailure(
-                f"The engine at {self.url} does not answer ({reason}); start it again and go on: nothing was changed."
+                f"The engine at {self.url} does not answer ({reason}); start it again and go on: "
+                "nothing was changed."
             ) from error
         finally:
             connection.close()
 
-    def _checked(self, answer: Any, wanted: list[int], eos: Ends) -> tuple[list[list[int]], list[list[float]]]:
+    def _checked(
+        self, answer: Any, wanted: list[int], eos: Ends
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and log-probabilities that keep the contract."""
         try:
             tokens = [[int(x) for x in row] for row in answer["tokens"]]
             log_probs = [[float(x) for x in row] for row in answer["log_probs"]]
         except (KeyError, TypeError, ValueError):
             self._fail("must answer with `tokens` and `log_probs`, two lists of lists of numbers")
-        if len(tokens) != len(wanted) or [len(row) for row in tokens] != [len(row) for row in log_probs]:
+        if len(tokens) != len(wanted) or [len(row) for row in tokens] != [
+            len(row) for row in log_probs
+        ]:
             self._fail(
-                f"must answer {len(wanted)} prefixes with as many continuations and a log-probability per token, but "
-                f"answered with {len(tokens)} and {len(log_probs)}"
+                f"must answer {len(wanted)} prefixes with as many continuations and a "
+                f"log-probability per token, but answered with {len(tokens)} and {len(log_probs)}"
             )
         for row, most, scores in zip(tokens, wanted, log_probs, strict=True):
-            end = next((place + 1 for place, token in enumerate(row) if token in all_ends(eos)), most)
+            end = next(
+                (place + 1 for place, token in enumerate(row) if token in all_ends(eos)), most
+            )
             if end != len(row):
-                self._fail(f"must continue a prefix to its end of sequence or by {most} tokens, but sent {row}")
+                self._fail(
+                    f"must continue a prefix to its end of sequence or by {most} tokens, but sent "
+                    f"{row}"
+                )
             if min(row) < 0 or not all(-math.inf < score <= 1e-3 for score in scores):
-                self._fail(f"must send tokens from 0 on and finite log-probabilities, but sent {row} and {scores}")
+                self._fail(
+                    f"must send tokens from 0 on and finite log-probabilities, but sent {row} and "
+                    f"{scores}"
+                )
         return tokens, log_probs
 
     def _fail(self, what: str) -> NoReturn:

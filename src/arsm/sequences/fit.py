@@ -1,14 +1,17 @@
 r"""Were these tokens drawn from this model? A test that is right for any number of tokens.
 
-For an alternative sampler q, the likelihood ratio L = prod_t q_t(y_t) / p_t(y_t) of tokens y_t that were drawn from the
-model p has the mean 1. So has the average over several alternatives, and by Markov's inequality
+For an alternative sampler q, the likelihood ratio L = prod_t q_t(y_t) / p_t(y_t) of
+tokens y_t that were drawn from the model p has the mean 1. So has the average over
+several alternatives, and by Markov's inequality
 
     P(average >= 1 / alpha) <= alpha
 
-The alternatives are other temperatures, cut-off tails (top-p), and, where the sampler reports ln q, the sampler itself.
-A sampler in lower precision is no error: a reported q counts only beyond `ROUNDING` nats per token.
+The alternatives are other temperatures, cut-off tails (top-p), and, where the sampler
+reports ln q, the sampler itself. A sampler in lower precision is no error: a reported q
+counts only beyond `ROUNDING` nats per token.
 
-Reference: Ramdas et al., Game-theoretic statistics and safe anytime-valid inference, Statistical Science 2023.
+Reference: Ramdas et al., Game-theoretic statistics and safe anytime-valid inference,
+Statistical Science 2023.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ TEMPERATURES = (0.7, 0.9, 1.1, 1.4)
 TOP_P = (0.9, 0.95, 0.99)
 """Shares of probability that alternative samplers keep."""
 SLIP = 1e-3
-"""An alternative with a cut-off tail draws from the whole distribution with this probability, so that one token of the
-tail does not clear it at once."""
+"""An alternative with a cut-off tail draws from the whole distribution with this
+probability, so that one token of the tail does not clear it at once."""
 ROUNDING = 0.005
 """KL divergence in nats per token up to which a reported sampler may differ from the model."""
 TOKENS_AT_ONCE = 256
@@ -44,7 +47,9 @@ class Fit:
 
     @torch.no_grad()
     def add(self, logits: Tensor, tokens: Tensor, reported: Tensor | None = None) -> None:
-        """Count tokens [M] at logits [M, V], before temperature, and the sampler's own ln q [M] of them."""
+        """Count tokens [M] at logits [M, V], before temperature, and the sampler's own
+        ln q [M] of them.
+        """
         for some in torch.arange(tokens.shape[0], device=tokens.device).split(TOKENS_AT_ONCE):
             log_p = (logits[some].double() / self.temperature).log_softmax(-1)
             own = log_p.gather(-1, tokens[some].unsqueeze(-1))
@@ -62,7 +67,8 @@ class Fit:
         """ln of (1 - slip) q/p + slip, q the distribution without its tail."""
         ordered = log_p.sort(-1, descending=True).values.exp()
         sums = ordered.cumsum(-1)
-        before = (log_p.exp() * (log_p > own)).sum(-1, keepdim=True)  # probability of the likelier tokens
+        # probability of the likelier tokens
+        before = (log_p.exp() * (log_p > own)).sum(-1, keepdim=True)
         ratios = []
         for share in TOP_P:
             # the smallest set of the likeliest tokens that reaches the share
@@ -78,7 +84,9 @@ class Fit:
         return reported.double().unsqueeze(-1) - own - ROUNDING
 
     def alarm(self) -> str | None:
-        """The alternative that explains the tokens best, if the model itself does not; else None."""
+        """The alternative that explains the tokens best, if the model itself does not;
+        else None.
+        """
         evidence = float(self.log_ratios.logsumexp(0)) - math.log(len(self.names))
         if not evidence >= -math.log(FALSE_ALARM):
             return None

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from arsm.sequences.batch import LogitsOf, token_log_probs
 from arsm.sequences.fit import Fit
 
 LARGEST_MEAN = {8: 1e-6, 4: 0.05, 2: 0.3}
-"""Of |ln p| differences between decoding and one pass, by the bytes of the model's type. TF32 and bfloat16 stay ten
-times below; a wrong cache, wrong positions or dropout do not."""
+"""Of |ln p| differences between decoding and one pass, by the bytes of the model's
+type. TF32 and bfloat16 stay ten times below; a wrong cache, wrong positions or dropout
+do not."""
 FIT_TOKENS = 20_000
 """Tokens that are tested at most."""
 
 
 def check_sampler(
-    logits_of: Callable[[slice], Tensor],
+    logits_of: LogitsOf,
     compared: list[slice],
     tokens: Tensor,
     live: Tensor,
@@ -26,49 +26,54 @@ def check_sampler(
     dtype: torch.dtype,
     *,
     elsewhere: bool,
+    corrected: bool = False,
 ) -> dict[str, Tensor]:
     """Compare the model's one-pass probabilities with the sampler's, in some rows.
 
     Args:
-        logits_of: logits [m, T, V] of some rows, before temperature.
+        logits_of: logits of some rows' states, before temperature.
         compared: the rows.
         tokens: [M, T].
         live: [M, T] bool.
         reported: [M, T], the sampler's ln p; None if it reports none.
         temperature: of the sampler.
         dtype: of the model's logits.
-        elsewhere: whether somebody else sampled. Then the tokens are tested against the model's distribution.
+        elsewhere: whether somebody else sampled. Then the tokens are tested against the
+            model's distribution.
+        corrected: whether importance weights correct another distribution, which is
+            then not refused.
 
     Returns:
-        `mismatch` and `mean_mismatch`, the largest and the mean difference of ln p; NaN where nothing is reported.
+        `mismatch` and `mean_mismatch`, the largest and the mean difference of ln p; NaN
+        where nothing is reported.
     """
     largest, total, count = 0.0, 0.0, 0
     fit = Fit(temperature)
     for some in compared:
-        within = live[some]
-        logits = logits_of(some)[within]
-        drawn = tokens[some][within]
-        sampler = None if reported is None else reported[some][within]
-        if sampler is not None:
-            wide = torch.promote_types(logits.dtype, torch.float32)
-            own = (logits.to(wide) / temperature).log_softmax(-1).gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
-            gap = (sampler.double() - own.double()).abs()
-            largest = max(largest, float(gap.max()))
-            total += float(gap.sum())
-            count += gap.shape[0]
-        if elsewhere and fit.tokens < FIT_TOKENS:
-            fit.add(logits, drawn, sampler)
+        for states, logits in logits_of(some, live):
+            drawn = tokens[some].flatten()[states]
+            sampler = None if reported is None else reported[some].flatten()[states]
+            if sampler is not None:
+                own = token_log_probs(logits, drawn, temperature)
+                gap = (sampler.double() - own.double()).abs()
+                largest = max(largest, float(gap.max()))
+                total += float(gap.sum())
+                count += gap.shape[0]
+            if elsewhere and not corrected and fit.tokens < FIT_TOKENS:
+                fit.add(logits, drawn, sampler)
     if elsewhere and (closest := fit.alarm()) is not None:
         raise ValueError(
-            f"The completions are not samples of this model: {closest} explains them better than its own probabilities "
-            f"at temperature {temperature:g}; sample with its weights, this temperature, and without top-k or top-p, "
-            "which bias the gradient."
+            f"The completions are not samples of this model: {closest} explains them better than "
+            f"its own probabilities at temperature {temperature:g}; sample with its weights, this "
+            "temperature, and without top-k or top-p, which bias the gradient; or correct them "
+            "with importance=Importance(), given the sampler's log_probs."
         )
     mean = total / count if count else float("nan")
     if not elsewhere and count and not mean <= LARGEST_MEAN[dtype.itemsize]:
         raise ValueError(
-            f"The model's step by step and one-pass logits differ: ln p of a token by {mean:.3g} on average; check its "
-            "cache, positions and padding, and put it into eval mode if it has dropout."
+            f"The model's step by step and one-pass logits differ: ln p of a token by {mean:.3g} "
+            "on average; check its cache, positions and padding, and put it into eval mode if it "
+            "has dropout."
         )
     largest = largest if count else float("nan")
     return {"mismatch": torch.tensor(largest), "mean_mismatch": torch.tensor(mean)}

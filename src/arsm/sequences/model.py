@@ -26,9 +26,10 @@ class State(Protocol):
 class Model(Protocol):
     """An autoregressive model: any object with these four methods, an `nn.Module` or not.
 
-    `mask` [N, P] is given only where prompts differ in length; it is true for tokens of the prompt. Padding then comes
-    first: the last column is always a token of the prompt. A limit on the tokens of prompt and completion
-    together may be stated in an attribute `positions`, and the token that pads prompts in `pad_token`: prompts that
+    `mask` [N, P] is given only where prompts differ in length; it is true for tokens of
+    the prompt. Padding then comes first: the last column is always a token of the
+    prompt. A limit on the tokens of prompt and completion together may be stated in an
+    attribute `positions`, and the token that pads prompts in `pad_token`: prompts that
     begin with it are then refused without a mask.
     """
 
@@ -37,15 +38,21 @@ class Model(Protocol):
         ...
 
     def step(self, state: Any, tokens: Tensor) -> Any:
-        """The state after one more token per row, [N] int64. It may overwrite the state that it was given."""
+        """The state after one more token per row, [N] int64. It may overwrite the state
+        that it was given.
+        """
         ...
 
     def select(self, state: Any, rows: Tensor) -> Any:
-        """A copy of some rows [R] int64, repeated, reordered or left out; the given state stays as it is."""
+        """A copy of some rows [R] int64, repeated, reordered or left out; the given
+        state stays as it is.
+        """
         ...
 
     def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[N, T, V] in one pass, with the graph: `[:, t]` are the logits that tokens[:, t] is drawn from."""
+        """[N, T, V] in one pass, with the graph: `[:, t]` are the logits that tokens[:,
+        t] is drawn from.
+        """
         ...
 
 
@@ -54,16 +61,20 @@ class SlotsRefused(Exception):
 
 
 Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`decode(tokens [S], column [S], first [S]) -> logits [S, V]`: feed one token per row, stored at its own column.
+"""`decode(tokens [S], column [S], first [S]) -> logits [S, V]`: feed one token per row,
+stored at its own column.
 
-Row s sees its columns first[s] to column[s]; the position of its token is column - first.
+Row s sees its columns first[s] to column[s]; the position of its token is column -
+first.
 """
 
 
 class SlotModel(Protocol):
-    """A model whose rows stand at different positions. All caches are one tensor, so that rows can be copied.
+    """A model whose rows stand at different positions. All caches are one tensor, so
+    that rows can be copied.
 
-    Nothing may depend on the other rows of a batch, and `decode` may not wait for the device.
+    Nothing may depend on the other rows of a batch, and `decode` may not wait for the
+    device.
     """
 
     def cache(self, rows: int, width: int) -> Tensor:
@@ -71,7 +82,9 @@ class SlotModel(Protocol):
         ...
 
     def fill(self, cache: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
-        """Store the keys and values of the tokens [N, L] in the first L columns of N rows; the mask is [N, L] bool."""
+        """Store the keys and values of the tokens [N, L] in the first L columns of N
+        rows; the mask is [N, L] bool.
+        """
         ...
 
     def decoder(self, cache: Tensor) -> Decode:
@@ -79,7 +92,9 @@ class SlotModel(Protocol):
         ...
 
     def weights(self) -> list[Tensor]:
-        """The tensors that `decode` reads: a captured step is valid as long as they stay where they are."""
+        """The tensors that `decode` reads: a captured step is valid as long as they
+        stay where they are.
+        """
         ...
 
     def decoding(self) -> AbstractContextManager[object]:
@@ -91,12 +106,14 @@ class OffersSlots(Protocol):
     """A `Model` that may be decoded in slots."""
 
     def slots(self, dtype: torch.dtype | None = None) -> SlotModel:
-        """The model for slots, with copies of its weights in `dtype`, or its own; raises `SlotsRefused`."""
+        """The model for slots, with copies of its weights in `dtype`, or its own;
+        raises `SlotsRefused`.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Prefixes:
+class TokenState:
     """The state of `Recompute`: no cache, only the tokens."""
 
     logits: Tensor
@@ -110,23 +127,25 @@ class Prefixes:
 class Recompute:
     """A `Model` from a causal module `module(tokens [N, L]) -> logits [N, L, V]`.
 
-    It computes every prefix anew, which suits tests and small models. Padding is moved behind the tokens, where a
-    causal module cannot see it.
+    It computes every prefix anew, which suits tests and small models. Padding is moved
+    behind the tokens, where a causal module cannot see it.
     """
 
     def __init__(self, module: Callable[[Tensor], Tensor]) -> None:
         refuse_parallel(module)
         self.module = module
 
-    def start(self, prompts: Tensor, mask: Tensor | None = None) -> Prefixes:
+    def start(self, prompts: Tensor, mask: Tensor | None = None) -> TokenState:
         return self._state(*_pad_behind(prompts, mask))
 
-    def step(self, state: Prefixes, tokens: Tensor) -> Prefixes:
+    def step(self, state: TokenState, tokens: Tensor) -> TokenState:
         longer = torch.cat([state.tokens, tokens.unsqueeze(-1)], -1)
-        return self._state(longer.scatter(-1, state.length.unsqueeze(-1), tokens.unsqueeze(-1)), state.length + 1)
+        return self._state(
+            longer.scatter(-1, state.length.unsqueeze(-1), tokens.unsqueeze(-1)), state.length + 1
+        )
 
-    def select(self, state: Prefixes, rows: Tensor) -> Prefixes:
-        return Prefixes(state.logits[rows], state.tokens[rows], state.length[rows])
+    def select(self, state: TokenState, rows: Tensor) -> TokenState:
+        return TokenState(state.logits[rows], state.tokens[rows], state.length[rows])
 
     def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         prompts, length = _pad_behind(prompts, mask)
@@ -135,17 +154,18 @@ class Recompute:
         logits = self._call(whole[:, :-1])
         return logits.gather(1, (place - 1).unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
 
-    def _state(self, tokens: Tensor, length: Tensor) -> Prefixes:
+    def _state(self, tokens: Tensor, length: Tensor) -> TokenState:
         logits = self._call(tokens)
         rows = torch.arange(tokens.shape[0], device=tokens.device)
-        return Prefixes(logits[rows, length - 1], tokens, length)
+        return TokenState(logits[rows, length - 1], tokens, length)
 
     def _call(self, tokens: Tensor) -> Tensor:
         logits = self.module(tokens)
         if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != tokens.shape:
             raise TypeError(
-                f"Recompute takes a module from tokens [N, L] to logits [N, L, V], but for {list(tokens.shape)} it "
-                f"returned {describe(logits)}; wrap a function that returns the logits alone."
+                "Recompute takes a module from tokens [N, L] to logits [N, L, V], but for "
+                f"{list(tokens.shape)} it returned {describe(logits)}; wrap a function that "
+                "returns the logits alone."
             )
         return logits
 
@@ -155,8 +175,8 @@ def refuse_parallel(module: object) -> None:
     module = getattr(module, "_orig_mod", module)  # torch.compile
     if isinstance(module, DistributedDataParallel):
         raise TypeError(
-            "The model is wrapped in DistributedDataParallel, which cannot be decoded with; pass model.module, and "
-            "average the gradients over the processes after backward."
+            "The model is wrapped in DistributedDataParallel, which cannot be decoded with; pass "
+            "model.module, and average the gradients over the processes after backward."
         )
 
 

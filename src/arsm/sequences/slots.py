@@ -1,9 +1,11 @@
 """Decoding in slots: S rows of static shape, each at its own position, refilled from a queue.
 
-A slot holds one sequence. When it ends, the slot takes the next start of the queue, earliest step first: its whole row
-of the cache is copied from the cache of the known sequence that it continues. One step (forward, sampling, writing) is
-the same function for every row and every moment, so that a GPU captures it once as a CUDA graph and replays it. The
-host looks at the rows every few steps only. When the queue is empty, the number of slots is halved as sequences end.
+A slot holds one sequence. When it ends, the slot takes the next start of the queue,
+earliest step first: its whole row of the cache is copied from the cache of the known
+sequence that it continues. One step (forward, sampling, writing) is the same function
+for every row and every moment, so that a GPU captures it once as a CUDA graph and
+replays it. The host looks at the rows every few steps only. When the queue is empty,
+the number of slots is halved as sequences end.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import torch
 from torch import Tensor
 
 from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs, complete
-from arsm.sequences.draws import Noise, Sampled, draw
-from arsm.sequences.ends import Ends, all_ends, is_end
+from arsm.sequences.draws import Noise, Sampled, draw_tokens
+from arsm.sequences.ends import Ends, all_ends, forbid_ends, is_end, stopped_at
 from arsm.sequences.model import Decode, Model, SlotModel, SlotsRefused
 
 ALIGNED = 8
@@ -39,7 +41,9 @@ Compiled = Literal["forward", "step"]
 
 @dataclass(eq=False)
 class Rows:
-    """The slots, each tensor of static shape; a graph for fewer slots uses the first rows of the same tensors."""
+    """The slots, each tensor of static shape; a graph for fewer slots uses the first
+    rows of the same tensors.
+    """
 
     token: Tensor
     """[S] int64: the token to feed next."""
@@ -50,7 +54,9 @@ class Rows:
     index: Tensor
     """[S] int64: its place in the completion; -1 for the last token of the prompt."""
     ended: Tensor
-    """[S] bool: the row has no more tokens to draw. It is computed all the same, and changes nothing."""
+    """[S] bool: the row has no more tokens to draw. It is computed all the same, and
+    changes nothing.
+    """
     owner: Tensor
     """[S] int64: which start the row plays; -1 for none."""
     uniform: Tensor
@@ -87,11 +93,12 @@ class Rows:
             values[target] = values[source]
 
 
-def step(decode: Decode, rows: Rows, eos: Ends, temperature: float) -> None:
+def step(decode: Decode, rows: Rows, eos: Ends, temperature: float, min_tokens: int = 0) -> None:
     """Feed every row's token, draw the next ones from `rows.uniform` and write them down."""
     width, draws = rows.tokens.shape[1] - 1, rows.tokens.shape[2]
     logits = decode(rows.token, rows.column, rows.first)
-    drawn = draw(logits, rows.uniform, temperature)
+    logits = forbid_ends(logits, rows.index + 1, eos, min_tokens)
+    drawn = draw_tokens(logits, rows.uniform, temperature)
     # a row that has ended writes behind its last token, where nobody reads
     place = (rows.index + 1).unsqueeze(-1)
     rows.tokens.scatter_(1, place.unsqueeze(-1).expand(-1, 1, draws), drawn.tokens.unsqueeze(1))
@@ -109,7 +116,9 @@ def step(decode: Decode, rows: Rows, eos: Ends, temperature: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """R sequences to be drawn: each feeds its token at index, whatever came before is in the known sequence's cache."""
+    """R sequences to be drawn: each feeds its token at index, whatever came before is
+    in the known sequence's cache.
+    """
 
     row: Tensor
     """[R]: the known sequence."""
@@ -167,7 +176,11 @@ class Board:
         return self._steps[size]
 
     def _made(self, size: int) -> Callable[[], None]:
-        rows, eos, temperature = self.rows.up_to(size), self._decoding.eos, self._decoding.temperature
+        rows, eos, temperature = (
+            self.rows.up_to(size),
+            self._decoding.eos,
+            self._decoding.temperature,
+        )
         decode: Decode = self._model.decoder(self._cache[:, :, :size])
         run = step
         # fewer rows are for the last sequences of a call: compiling takes longer than they do
@@ -178,13 +191,14 @@ class Board:
                 run = torch.compile(step, fullgraph=True, dynamic=False)
 
         def eager() -> None:
-            run(decode, rows, eos, temperature)
+            run(decode, rows, eos, temperature, self._decoding.min_tokens)
 
         return self._graph(eager, rows) if self._captured else eager
 
     def _graph(self, eager: Callable[[], None], rows: Rows) -> Callable[[], None]:
         """A CUDA graph of the step; the step itself, with a warning, if it cannot be captured."""
-        # Rows that have ended change nothing, and what live ones store in the cache here they store again afterwards.
+        # Rows that have ended change nothing, and what live ones store in the cache here they store
+        # again afterwards.
         ended = rows.ended.clone()
         rows.ended.fill_(True)
         try:
@@ -202,7 +216,8 @@ class Board:
         except RuntimeError as error:
             self._captured = False
             warnings.warn(
-                f"Steps run without a CUDA graph, which is slower: capturing one failed ({error}).", stacklevel=2
+                f"Steps run without a CUDA graph, which is slower: capturing one failed ({error}).",
+                stacklevel=2,
             )
             return eager
         finally:
@@ -211,13 +226,16 @@ class Board:
         def replay() -> None:
             graph.replay()
 
-        # the graph reads tensors that only the captured step holds: masks' columns, rows of the cache
+        # the graph reads tensors that only the captured step holds: masks' columns, rows of the
+        # cache
         replay.step = eager  # pyright: ignore[reportFunctionMemberAccess]
         return replay
 
 
 class Slots:
-    """Samples and completes sequences in slots; keep it, for its buffers and graphs serve every later call."""
+    """Samples and completes sequences in slots; keep it, for its buffers and graphs
+    serve every later call.
+    """
 
     def __init__(
         self,
@@ -234,9 +252,11 @@ class Slots:
         Args:
             model: the model, such as `Transformers(...).slots()`.
             rows: S, the most rows per step.
-            look_every: steps between two looks at which rows have ended: every look waits for the device.
+            look_every: steps between two looks at which rows have ended: every look
+                waits for the device.
             known: most known sequences whose caches are held beside those of the slots.
-            compiled: what `torch.compile` gets, for steps of all rows; it takes a minute and pays in long runs.
+            compiled: what `torch.compile` gets, for steps of all rows; it takes a
+                minute and pays in long runs.
             captured: whether a step is a CUDA graph; by default on a GPU.
         """
         for name, value in {"rows": rows, "look_every": look_every, "known": known}.items():
@@ -270,12 +290,14 @@ class Slots:
 
         Args:
             prompts: [N, P] int64.
-            mask: [N, P] bool, true for tokens of the prompt; padding comes first. None where all are tokens.
+            mask: [N, P] bool, true for tokens of the prompt; padding comes first. None
+                where all are tokens.
             row: [R] int64: the prompt of each sequence.
             decoding: how tokens are drawn.
             draws: n, the sequence's own token included.
             generator: what draws them.
-            noise: replaces the generator, so that a draw depends on its sequence and step alone.
+            noise: replaces the generator, so that a draw depends on its sequence and
+                step alone.
         """
         done = Sampled.empty(row.shape[0], decoding.max_tokens, draws, decoding.eos, prompts.device)
         starts = Starts(row, torch.full_like(row, -1), prompts[row, -1])
@@ -292,7 +314,9 @@ class Slots:
         generator: torch.Generator | None = None,
         noise: Noise | None = None,
     ) -> Completions:
-        """Complete every prefix, like `arsm.sequences.complete`; ln p of a given action is left at 0."""
+        """Complete every prefix, like `arsm.sequences.complete`; ln p of a given action
+        is left at 0.
+        """
         completions = Completions.empty(prefixes, decoding)
         given = prefixes.action >= 0
         index = torch.where(given, prefixes.step, prefixes.step - 1)
@@ -303,6 +327,9 @@ class Slots:
 
         # an action that ends its sequence needs no forward
         ends = (index == decoding.max_tokens - 1) | (given & is_end(prefixes.action, decoding.eos))
+        for one in (given & ~ends).nonzero().squeeze(-1).tolist() if decoding.stop else ():
+            length = int(prefixes.step[one]) + 1
+            ends[one] = decoding.stopped(completions.tokens[one : one + 1], length)[0]
         going = (~ends).nonzero().squeeze(-1)
         starts = Starts(prefixes.row[going], index[going], token[going])
         done = Sampled(
@@ -311,7 +338,9 @@ class Slots:
             torch.zeros_like(completions.log_probs[going]),
         )
         whole = torch.cat([prompts, prefixes.known.to(prompts)], -1)
-        self._play(whole, mask, starts, done, decoding, 1, generator, noise, prompts.shape[1], going)
+        self._play(
+            whole, mask, starts, done, decoding, 1, generator, noise, prompts.shape[1], going
+        )
         completions.tokens[going] = done.tokens.squeeze(-1)
         completions.log_probs[going] = done.log_probs.squeeze(-1)
         return completions
@@ -329,13 +358,16 @@ class Slots:
         prompt: int | None = None,
         names: Tensor | None = None,
     ) -> None:
-        """Play the starts on from the known sequences [N, prompt + ...], writing into `done`; `names` are for noise."""
+        """Play the starts on from the known sequences [N, prompt + ...], writing into
+        `done`; `names` are for noise.
+        """
         prompt = known.shape[1] if prompt is None else prompt
         if starts.row.shape[0] == 0:
             return
         order = starts.index.argsort(stable=True)
         filled = prompt + int(starts.index.max())
-        autocast = torch.autocast(known.device.type, enabled=False)  # weights have the type that they are sampled in
+        # weights have the type that they are sampled in
+        autocast = torch.autocast(known.device.type, enabled=False)
         with self.model.decoding(), autocast:
             board = self._board(prompt + decoding.max_tokens - 1, decoding, draws)
             for begin in range(0, known.shape[0], self.known):
@@ -346,7 +378,9 @@ class Slots:
                 padding = None if mask is None else mask[some]
                 store, first = self._filled(known[some, :filled], padding, prompt)
 
-                def refill(rows: Tensor, which: Tensor, store=store, first=first, begin=begin) -> None:
+                def refill(
+                    rows: Tensor, which: Tensor, store=store, first=first, begin=begin
+                ) -> None:
                     source = starts.row[which] - begin
                     _copy_rows(store, source, self._held(), rows)
                     board.rows.token[rows] = starts.token[which]
@@ -362,9 +396,11 @@ class Slots:
                         rows.uniform.uniform_(generator=generator)
                     else:
                         which = rows.owner.clamp_min(0)
-                        rows.uniform.copy_(noise(which if names is None else names[which], rows.index + 1))
+                        rows.uniform.copy_(
+                            noise(which if names is None else names[which], rows.index + 1)
+                        )
 
-                self._group(board, queue, starts, done, refill, draw_noise)
+                self._group(board, queue, starts, done, decoding, refill, draw_noise)
         check_log_probs(done.log_probs[..., 0])
 
     def _group(
@@ -373,6 +409,7 @@ class Slots:
         queue: Tensor,
         starts: Starts,
         done: Sampled,
+        decoding: Decoding,
         refill: Callable[[Tensor, Tensor], None],
         draw_noise: Callable[[Rows], None],
     ) -> None:
@@ -385,9 +422,12 @@ class Slots:
         while playing:
             run = board.step(size, self.tally)
             rows = board.rows.up_to(size)
+            before = rows.index.clone()
             for _ in range(most):
                 draw_noise(rows)
                 run()
+            if decoding.stop is not None:
+                _stop(rows, before, starts, done, decoding)
             self.tally.steps += most
             self.tally.row_steps += most * size
             self.tally.looks += 1
@@ -417,7 +457,9 @@ class Slots:
         return size
 
     def _shrunk(self, board: Board, size: int, playing: int) -> int:
-        """Move the rows that still play to the front, where fewer slots hold them; return the number of slots."""
+        """Move the rows that still play to the front, where fewer slots hold them;
+        return the number of slots.
+        """
         fewer = self._fitting(playing)
         if fewer >= size:
             return size
@@ -443,14 +485,18 @@ class Slots:
         if length:
             for part in torch.arange(count).split(max(1, PREFILLED // length)):
                 some = slice(int(part[0]), int(part[-1]) + 1)
-                self.model.fill(store[:, :, some], tokens[some], None if mask is None else mask[some])
+                self.model.fill(
+                    store[:, :, some], tokens[some], None if mask is None else mask[some]
+                )
         if self.timed and tokens.is_cuda:
             torch.cuda.synchronize()
         self.tally.fill_seconds += time.perf_counter() - begun
         return store, first
 
     def _board(self, width: int, decoding: Decoding, draws: int) -> Board:
-        """The rows for this kind of decoding; buffers and graphs of an earlier call if they still fit."""
+        """The rows for this kind of decoding; buffers and graphs of an earlier call if
+        they still fit.
+        """
         width = -(-width // ALIGNED) * ALIGNED
         places = [tensor.data_ptr() for tensor in self.model.weights()]
         # a cache that is too wide is kept: reading it costs less than capturing graphs again
@@ -460,14 +506,18 @@ class Slots:
             self._cache = None
             self._cache = self.model.cache(self.rows, width)
             self._weights = places
-        key = (decoding.max_tokens, all_ends(decoding.eos), decoding.temperature, draws)
+        ends = all_ends(decoding.eos), decoding.min_tokens
+        key = (decoding.max_tokens, *ends, decoding.temperature, draws)
         if key not in self._boards:
             captured = self._captures()
             if captured and self._pool is None:
-                # graphs never run at the same time and leave nothing behind in their memory: they share it
+                # graphs never run at the same time and leave nothing behind in their memory: they
+                # share it
                 self._pool = torch.cuda.graph_pool_handle()
             cache = self._held()
-            self._boards[key] = Board(self.model, cache, decoding, draws, self.compiled, captured, self._pool)
+            self._boards[key] = Board(
+                self.model, cache, decoding, draws, self.compiled, captured, self._pool
+            )
         board = self._boards[key]
         # an exception in an earlier call may have left rows behind
         board.rows.owner.fill_(-1)
@@ -488,6 +538,25 @@ def _copy_rows(source: Tensor, which: Tensor, target: Tensor, where: Tensor) -> 
         target.index_copy_(2, place, source.index_select(2, part))
 
 
+def _stop(rows: Rows, before: Tensor, starts: Starts, done: Sampled, decoding: Decoding) -> None:
+    """End the rows that are over by `decoding.stop` after a token that they drew since
+    their indices `before` [S]; what they drew later is dropped.
+    """
+    assert decoding.stop is not None
+    busy = (rows.owner >= 0).nonzero().squeeze(-1)
+    which = rows.owner[busy]
+    width = done.tokens.shape[1]
+    # a branch's first tokens are known, and those after its start are drawn
+    drawn = torch.arange(width, device=busy.device) > starts.index[which].unsqueeze(-1)
+    tokens = torch.where(drawn, rows.tokens[busy, :width, 0], done.tokens[which, :, 0])
+    spans = torch.stack([before[busy] + 1, rows.index[busy]], -1).tolist()
+    for row, sequence, (first, last) in zip(busy.tolist(), tokens.tolist(), spans, strict=True):
+        end = stopped_at(sequence[: last + 1], first, decoding.stop, decoding.min_tokens)
+        if end is not None:
+            rows.index[row] = end
+            rows.ended[row] = True
+
+
 def _write(rows: Rows, ended: Tensor, starts: Starts, done: Sampled) -> None:
     """Take down what the rows that have ended drew, and release them."""
     which = rows.owner[ended]
@@ -495,14 +564,18 @@ def _write(rows: Rows, ended: Tensor, starts: Starts, done: Sampled) -> None:
     step = torch.arange(width, device=ended.device)
     own = (step > starts.index[which].unsqueeze(-1)) & (step <= rows.index[ended].unsqueeze(-1))
     for values, drawn in ((done.tokens, rows.tokens), (done.log_probs, rows.log_probs)):
-        values[which] = torch.where(own.unsqueeze(-1), drawn[ended, :width].to(values.dtype), values[which])
+        values[which] = torch.where(
+            own.unsqueeze(-1), drawn[ended, :width].to(values.dtype), values[which]
+        )
     largest = rows.largest[ended, :width].to(done.largest.dtype)
     done.largest[which] = torch.where(own, largest, done.largest[which])
     rows.owner[ended] = -1
 
 
 class Waves:
-    """The same as `Slots` for any `Model`, by `complete`: all rows of a batch stand at the same step."""
+    """The same as `Slots` for any `Model`, by `complete`: all rows of a batch stand at
+    the same step.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -536,13 +609,17 @@ class Waves:
         return complete(self.model, prompts, mask, prefixes, decoding, generator, noise)
 
 
-def decoder(model: Any, rows: int = 1024, *, dtype: torch.dtype | None = None, **options: Any) -> Slots | Waves:
-    """`Slots` for a model that offers them, else `Waves`; a model that refuses is named in a warning.
+def decoder(
+    model: Any, rows: int = 1024, *, dtype: torch.dtype | None = None, **options: Any
+) -> Slots | Waves:
+    """`Slots` for a model that offers them, else `Waves`; a model that refuses is named
+    in a warning.
 
     Args:
         model: a `Model`.
         rows: the most rows per step.
-        dtype: the type of the weights' copies that are sampled with; None for the weights themselves.
+        dtype: the type of the weights' copies that are sampled with; None for the
+            weights themselves.
         options: further options of `Slots`.
     """
     if not hasattr(model, "slots"):
@@ -551,6 +628,7 @@ def decoder(model: Any, rows: int = 1024, *, dtype: torch.dtype | None = None, *
         return Slots(model.slots(dtype), rows, **options)
     except SlotsRefused as reason:
         warnings.warn(
-            f"{type(model).__name__} is decoded in waves, which is slower than in slots: {reason}", stacklevel=2
+            f"{type(model).__name__} is decoded in waves, which is slower than in slots: {reason}",
+            stacklevel=2,
         )
         return Waves(model)

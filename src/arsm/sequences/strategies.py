@@ -1,6 +1,7 @@
 r"""How credit is given: `Branch` token by token, `Group` sequence by sequence.
 
-With y_t the tokens, G_t the return from step t on and x_t = onehot(y_t) - p_t the score in the logits phi_t,
+With y_t the tokens, G_t the return from step t on and x_t = onehot(y_t) - p_t the score
+in the logits phi_t,
 
     dJ/dtheta = E[ sum_t sum_c g_tc dphi_tc/dtheta ],    g_t = (G_t - b_t) x_t
 
@@ -17,73 +18,142 @@ from torch import Tensor
 
 from arsm import policy
 from arsm.capabilities import require
-from arsm.draws import Draws
+from arsm.draws import SampleNoise
 from arsm.estimators.rloo import RLOO
 from arsm.question import Others
 from arsm.scores import energy
 from arsm.sequences.batch import Batch, Branches, TokenCredit
 from arsm.sequences.decode import Prefixes
+from arsm.sequences.draws import token_probabilities
 from arsm.types import Estimator
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    r"""Credit token by token: go back to a state, take another token that the estimator asks for, play on, compare.
+    r"""Credit token by token: go back to a state, take another token that the estimator
+    asks for, play on, compare.
 
-    One true sequence per prompt. At step t the estimator's queries other than y_t are each taken after y_{<t} and
-    followed by the model to the end, and their returns are turned into g_t. Equal tokens share one rollout, and
-    a state whose queries all agree costs nothing. The return after y_t is not the true sequence's alone:
+    One true sequence per prompt. At step t the estimator's queries other than y_t are
+    each taken after y_{<t} and followed by the model to the end, and their returns are
+    turned into g_t. Equal tokens share one rollout, and a state whose queries all agree
+    costs nothing. The return after y_t is not the true sequence's alone:
 
-        Q_t = r_t + V_{t+1},    V_t = the estimator's value of state t, from Q_t and the returns of its rollouts
+        Q_t = r_t + V_{t+1},
+        V_t = the estimator's value of state t, from Q_t and the returns of its rollouts
 
-    from the last step to the first, with r_t the cost of token t, and V_t = Q_t where no rollouts were planned. (A
-    budget picks states by what was drawn in them, which would bias V_t: there Q_t is the true return.)
+    from the last step to the first, with r_t the cost of token t, and V_t = Q_t where
+    no rollouts were planned. (A budget picks states by what was drawn in them, which
+    would bias V_t: there Q_t is the true return.)
 
     A rollout may be left to chance. Played with probability rho, its return R enters as
 
         R' = h + (R - h) / rho  if it was played,  else h
 
-    whose mean is that of R. A good rho is small where h is surely right: `by_likelihood`.
+    whose mean is that of R. A good rho is small where h is surely right:
+    `by_likelihood`.
 
-    With a `critic` h_t(c), any guess of the return after token c in state t that does not depend on the draws there,
+    With a `critic` h_t(c), any guess of the return after token c in state t that does
+    not depend on the draws there,
 
         g_tc = estimate from returns less their h  +  p_tc (h_tc - sum_m p_tm h_tm)
 
-    which has the same mean, and less variance the better h is. The second term needs no rollout and is there for every
-    step, also those that a budget leaves out. Without a critic h = 0.
+    which has the same mean, and less variance the better h is. The second term needs no
+    rollout and is there for every step, also those that a budget leaves out. Without a
+    critic h = 0.
+
+    Long sequences have more states than can be branched. With a `coin`, a prompt has a
+    `group` of n true sequences; a state is branched if its coin says so, and the others
+    compare with the group, i being the sequence:
+
+        g_it = (Q_it - mean_{j != i} V_j0) x_it / n
+
+    Both credits have the same mean in every state, and the coin does not depend on what
+    was drawn there. So nothing is divided by the coin's probability, as `keep` must.
+
+    Attributes:
+        estimator: Any that `policy.plan` takes, such as `arsm.RLOO(8)`.
+        budget: Most rollouts of one call, spent by a random walk over all states; None
+            for no limit.
+        keep: The probability with which a state's branches are played, a number or [N,
+            T]; its credit is divided by it.
+        critic: `critic(prompts [N, P], tokens [N, T]) -> h [N, T, V]`.
+        chance: `chance(batch, rollouts) -> rho [R]`, in (0, 1]: the probability with
+            which each rollout is played. It may depend on everything that is known by
+            then, the true sequences' returns included.
+        group: True sequences per prompt; None for one. Needed by `coin`.
+        coin: The probability with which a state is branched: a number, or `coin(batch)
+            -> [M, T]`, from what is known before the state's draws, such as the state's
+            `largest` ln p or its position.
     """
 
     estimator: Estimator
-    """Any that `policy.plan` takes, such as `arsm.RLOO(8)`."""
     budget: int | None = None
-    """Most rollouts of one call, spent by a random walk over all states; None for no limit."""
     keep: float | Tensor | None = None
-    """The probability with which a state's branches are played, a number or [N, T]; its credit is divided by it."""
     critic: Callable[[Tensor, Tensor], Tensor] | None = None
-    """`critic(prompts [N, P], tokens [N, T]) -> h [N, T, V]`."""
     chance: Callable[[Batch, policy.Rollouts], Tensor] | None = None
-    """`chance(batch, rollouts) -> rho [R]`, in (0, 1]: the probability with which each rollout is played. It may depend
-    on everything that is known by then, the true sequences' returns included."""
+    group: int | None = None
+    coin: float | Callable[[Batch], Tensor] | None = None
 
-    samples = None
+    @property
+    def samples(self) -> int | None:
+        return self.group
 
     def __post_init__(self) -> None:
-        require(self.estimator, "Branch", "nothing_learned", instead="use one such as RLOO(8), and a critic to learn")
+        require(
+            self.estimator,
+            "Branch",
+            "nothing_learned",
+            instead="use one such as RLOO(8), and a critic to learn",
+        )
         if self.budget is not None and self.keep is not None:
-            raise ValueError("Branch takes a budget or keep-probabilities, but both were given; leave one out.")
+            raise ValueError(
+                "Branch takes a budget or keep-probabilities, but both were given; leave one out."
+            )
         keep = torch.as_tensor(1.0 if self.keep is None else self.keep)
         if not bool(((keep > 0) & (keep <= 1)).all()):
-            raise ValueError(f"keep must lie in (0, 1], but is {float(keep.min())} to {float(keep.max())}.")
+            raise ValueError(
+                f"keep must lie in (0, 1], but is {float(keep.min())} to {float(keep.max())}."
+            )
+        self._check_group()
+
+    def _check_group(self) -> None:
+        if self.group is not None and self.group < 2:
+            raise ValueError(
+                f"Branch compares at least 2 sequences per prompt, but group = {self.group}; leave "
+                "it out for one."
+            )
+        if self.group is not None and not self._from_draws():
+            raise ValueError(
+                "A group of branched sequences needs an estimator with weights, such as RLOO(8), "
+                "and no critic."
+            )
+        if self.coin is None:
+            return
+        if self.group is None:
+            raise ValueError(
+                "coin leaves states without branches, which are compared with other sequences of "
+                "the prompt; give group=8, say."
+            )
+        if self.budget is not None or self.keep is not None:
+            raise ValueError("coin chooses the states to branch; leave budget and keep out.")
+        if isinstance(self.coin, int | float) and not 0 < self.coin <= 1:
+            raise ValueError(f"coin must lie in (0, 1], but is {self.coin}.")
 
     @property
     def unbiased(self) -> bool:
         return self.estimator.unbiased
 
     def check(self, logits: Tensor) -> None:
-        """Plan one state per prompt: what cannot be planned is refused here, before anything is sampled."""
+        """Plan one state per prompt: what cannot be planned is refused here, before
+        anything is sampled.
+        """
         state = logits.detach()[:, None, None]
         policy.plan(
-            self.estimator, state, state.argmax(-1), budget=self.budget, generator=torch.Generator(state.device)
+            self.estimator,
+            state,
+            state.argmax(-1),
+            budget=self.budget,
+            generator=torch.Generator(state.device),
         )
 
     @property
@@ -91,27 +161,77 @@ class Branch:
         return self.estimator.paths if self._from_draws() else 1
 
     def _from_draws(self) -> bool:
-        """Whether n draws of a state are all that its credit needs: no logits of the whole vocabulary."""
-        weighs = self.estimator.paths > 0 and not self.estimator.weighs_energy and self.critic is None
+        """Whether n draws of a state are all that its credit needs: no logits of the
+        whole vocabulary.
+        """
+        weighs = (
+            self.estimator.paths > 0 and not self.estimator.weighs_energy and self.critic is None
+        )
         # of no rows: draws nothing
-        return weighs and isinstance(self.estimator.noise(torch.empty(0, 1, 2)), Draws)
+        return weighs and isinstance(self.estimator.noise(torch.empty(0, 1, 2)), SampleNoise)
 
     def credit(self, batch: Batch) -> TokenCredit:
         keep = None
         if self.keep is not None:
             device = batch.tokens.device
-            keep = torch.as_tensor(self.keep, dtype=torch.float64, device=device).expand(batch.tokens.shape)
+            keep = torch.as_tensor(self.keep, dtype=torch.float64, device=device).expand(
+                batch.tokens.shape
+            )
         if self._from_draws():
             return self._credit_draws(batch, keep)
         return self._credit_logits(batch, keep)
 
     def _credit_draws(self, batch: Batch, keep: Tensor | None) -> TokenCredit:
         """Weights of the n draws of every state."""
-        plan = policy.plan_draws(self.estimator, batch.draws, batch.mask, self.budget, keep, batch.generator)
+        chosen = batch.mask if self.coin is None else batch.mask & self._tossed(batch)
+        if not bool(chosen.any()):
+            nothing = torch.zeros_like(batch.draws, dtype=batch.returns.dtype)
+            weights = self._compare(batch, nothing, chosen, batch.returns, batch.returns[:, 0])
+            return TokenCredit(batch.draws, weights)
+        plan = policy.plan_draws(
+            self.estimator, batch.draws, chosen, self.budget, keep, batch.generator
+        )
         tried, branches = self._play(batch, plan, batch.returns.new_zeros(plan.step.shape))
-        returns = batch.returns if self.budget is not None else backed_up(self.estimator, plan, batch, tried)
+        returns = (
+            batch.returns
+            if self.budget is not None
+            else backed_up(self.estimator, plan, batch, tried)
+        )
         weights = policy.weights(self.estimator, plan, returns, tried)
-        return TokenCredit(batch.draws, weights, self.estimator.centred, branches=branches)
+        if self.group is None:
+            return TokenCredit(batch.draws, weights, self.estimator.centred, branches=branches)
+        weights = weights / self.group
+        if self.coin is None:
+            return TokenCredit(batch.draws, weights, self.estimator.centred, branches=branches)
+        own, others = value_parts(self.estimator, plan, returns, tried)
+        values = own[:, 0] * returns[:, 0] + others[:, 0]
+        weights = self._compare(batch, weights, chosen, returns, values)
+        # the weights of a compared state do not sum to 0
+        return TokenCredit(batch.draws, weights, branches=branches)
+
+    def _tossed(self, batch: Batch) -> Tensor:
+        """Which states to branch, bool [M, T]."""
+        assert self.coin is not None
+        shape = batch.tokens.shape
+        chance = self.coin(batch) if callable(self.coin) else torch.tensor(self.coin)
+        chance = chance.to(batch.tokens.device, torch.float64).expand(shape)
+        if not bool(((chance >= 0) & (chance <= 1)).all()):
+            raise ValueError(f"coin must return probabilities {list(shape)} in [0, 1].")
+        uniform = torch.empty(shape, dtype=torch.float64, device=chance.device)
+        return uniform.uniform_(generator=batch.generator) < chance
+
+    def _compare(
+        self, batch: Batch, weights: Tensor, chosen: Tensor, returns: Tensor, values: Tensor
+    ) -> Tensor:
+        """The weights [M, T, n] with those of the states that were not chosen, from the
+        values V_0 [M] of the group's other sequences.
+        """
+        assert self.group is not None
+        of_group = values.view(-1, self.group)
+        others = (of_group.sum(-1, keepdim=True) - of_group) / (self.group - 1)
+        compared = (returns - others.view(-1, 1)) / self.group
+        true = torch.where(batch.mask & ~chosen, compared, weights[..., 0])
+        return torch.cat([true.unsqueeze(-1), weights[..., 1:]], -1)
 
     def _credit_logits(self, batch: Batch, keep: Tensor | None) -> TokenCredit:
         """A gradient in the logits of the whole vocabulary."""
@@ -127,14 +247,24 @@ class Branch:
         )
         action = plan.action.squeeze(-1)
         h = None if self.critic is None else self._guess(batch, logits.squeeze(-2))
-        guess = batch.returns.new_zeros(action.shape) if h is None else h[plan.episode, plan.step, action]
+        guess = (
+            batch.returns.new_zeros(action.shape)
+            if h is None
+            else h[plan.episode, plan.step, action]
+        )
         tried, branches = self._play(batch, plan, guess)
-        returns = batch.returns if self.budget is not None else backed_up(self.estimator, plan, batch, tried)
+        returns = (
+            batch.returns
+            if self.budget is not None
+            else backed_up(self.estimator, plan, batch, tried)
+        )
         if h is None:
             gradient = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
         else:
             returns = returns - h.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-            gradient = policy.gradient(self.estimator, logits, plan, returns, tried - guess).squeeze(-2)
+            gradient = policy.gradient(
+                self.estimator, logits, plan, returns, tried - guess
+            ).squeeze(-2)
             p = logits.squeeze(-2).softmax(-1)
             known = p * (h - (p * h).sum(-1, keepdim=True))
             gradient += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
@@ -150,9 +280,13 @@ class Branch:
             return branches.returns, branches
         chance = self.chance(batch, plan).to(guess.dtype)
         if chance.shape != action.shape or not bool(((chance > 0) & (chance <= 1)).all()):
-            raise ValueError(f"chance must return {list(action.shape)} probabilities in (0, 1], one per rollout.")
+            raise ValueError(
+                f"chance must return {list(action.shape)} probabilities in (0, 1], one per rollout."
+            )
         coin = torch.empty_like(chance).uniform_(generator=batch.generator) < chance
-        branches = batch.play(Prefixes(plan.episode[coin], plan.step[coin], action[coin], batch.tokens))
+        branches = batch.play(
+            Prefixes(plan.episode[coin], plan.step[coin], action[coin], batch.tokens)
+        )
         learned = (branches.returns.to(guess.dtype) - guess[coin]) / chance[coin]
         return guess.index_put((coin,), learned, accumulate=True), branches
 
@@ -162,19 +296,22 @@ class Branch:
             h = self.critic(batch.prompts, batch.tokens)
         if h.shape != logits.shape or not bool(h.isfinite().all()):
             raise ValueError(
-                f"critic must return finite values {list(logits.shape)}, one per token of the vocabulary, but "
-                f"returned {list(h.shape)}{'' if h.shape != logits.shape else ' with NaN or infinities'}."
+                f"critic must return finite values {list(logits.shape)}, one per token of the "
+                "vocabulary, but returned "
+                f"{list(h.shape)}{'' if h.shape != logits.shape else ' with NaN or infinities'}."
             )
         return h
 
 
 def by_likelihood(least: float = 0.002) -> Callable[[Batch, policy.Rollouts], Tensor]:
-    r"""A `chance` for rewards that are 0 after a mistake: play a rollout as often as its prefix is likely.
+    r"""A `chance` for rewards that are 0 after a mistake: play a rollout as often as
+    its prefix is likely.
 
         rho = max(least, prod_{s < t} p_s(y_s) / max_c p_s(c)  x  p_t(action) / max_c p_t(c))
 
-    A model that is trained on correct answers gives its own mistakes small probabilities. Use it without a critic: a
-    guess h that is off by a little is off by h/rho where the rollout is played.
+    A model that is trained on correct answers gives its own mistakes small
+    probabilities. Use it without a critic: a guess h that is off by a little is off by
+    h/rho where the rollout is played.
     """
     if not 0 < least <= 1:
         raise ValueError(f"least must lie in (0, 1], but is {least}.")
@@ -198,7 +335,11 @@ def log_prob_of(batch: Batch, plan: policy.Rollouts) -> Tensor:
 
 def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: Tensor) -> Tensor:
     """Q_t [N, T] of `Branch`, from the returns [R] of the plan's rollouts."""
-    own, others = _value_parts(estimator, plan, batch.returns, tried)
+    return back_up(*value_parts(estimator, plan, batch.returns, tried), batch)
+
+
+def back_up(own: Tensor, others: Tensor, batch: Batch) -> Tensor:
+    """Q_t [N, T] from the last step to the first, with V_t = own_t Q_t + others_t."""
     q = batch.returns.clone()
     for t in reversed(range(q.shape[1] - 1)):
         value = own[:, t + 1] * q[:, t + 1] + others[:, t + 1]
@@ -207,15 +348,21 @@ def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: 
     return q
 
 
-def _value_parts(estimator: Estimator, plan: policy.Rollouts, returns: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
-    """V_t = own_t Q_t + others_t, both [N, T]: the weight of the queries that agree with y_t, and what the rest add."""
+def value_parts(
+    estimator: Estimator, plan: policy.Rollouts, returns: Tensor, tried: Tensor
+) -> tuple[Tensor, Tensor]:
+    """V_t = own_t Q_t + others_t, both [N, T]: the weight of the queries that agree
+    with y_t, and what the rest add.
+    """
     own, others = torch.ones_like(returns).flatten(), torch.zeros_like(returns).flatten()
 
-    def of_part(part: policy.Part, some: slice, answered: Others) -> tuple[Tensor, Tensor]:
+    def of_part(part: policy.PlayedSteps, some: slice, answered: Others) -> tuple[Tensor, Tensor]:
         question = part.pose()
         lives, same_as = question.queries.weight.shape[0], question.queries.same_as
         without = question.spread_others(answered, tried[some], torch.zeros_like(own[part.step]))
-        return question.value((same_as[:lives] == 0).to(returns.dtype)), question.value(without[:lives])
+        return question.value((same_as[:lives] == 0).to(returns.dtype)), question.value(
+            without[:lives]
+        )
 
     for part, some, answered in plan.answered():
         own[part.step], others[part.step] = of_part(part, some, answered)
@@ -227,27 +374,34 @@ def _value_parts(estimator: Estimator, plan: policy.Rollouts, returns: Tensor, t
 class Group:
     r"""Credit for whole sequences, compared with the n - 1 others of the same prompt.
 
-    With the weights w_i that the estimator makes of the returns G_it of a prompt's n sequences,
+    With the weights w_i that the estimator makes of the returns G_it of a prompt's n
+    sequences,
 
         g_it = w_it x_it
 
     | | n w_it | unbiased |
     |---|---|---|
     | `Group(arsm.RLOO(n))`, short `Group(n)` | G_it - mean_{j != i} G_jt | yes |
-    | `Group(arsm.OTB(n))`: optimal token baseline | G_it - sum_{j != i} W_jt G_jt / sum_{j != i} W_jt | yes |
+    | `Group(arsm.OTB(n))` | G_it - sum_{j != i} W_jt G_jt / sum_{j != i} W_jt | yes |
     | `Group(arsm.DrGRPO(n))` | G_it - mean_j G_jt | up to the factor (n - 1)/n |
-    | `Group(arsm.GRPO(n))`, without its division by length | (G_it - mean_j G_jt) / (std_j G_jt + 1e-4) | no |
+    | `Group(arsm.GRPO(n))` | (G_it - mean_j G_jt) / (std_j G_jt + 1e-4) | no |
 
-    W_jt = sum_{s <= t} |x_js|^2. The references are the estimators'.
+    W_jt = sum_{s <= t} |x_js|^2 makes the optimal token baseline; GRPO is without its
+    division by length. The references are the estimators'.
+
+    Attributes:
+        estimator: One with `paths`, whose samples are whole sequences; a number n
+            stands for `arsm.RLOO(n)`.
     """
 
     estimator: Estimator
-    """One with `paths`, whose samples are whole sequences; a number n stands for `arsm.RLOO(n)`."""
 
     def __init__(self, estimator: Estimator | int) -> None:
         if isinstance(estimator, int):
             if estimator < 2:
-                raise ValueError(f"Group compares at least 2 sequences per prompt, but n = {estimator}.")
+                raise ValueError(
+                    f"Group compares at least 2 sequences per prompt, but n = {estimator}."
+                )
             estimator = RLOO(estimator)
         require(estimator, "Group", "mean", "paths")
         object.__setattr__(self, "estimator", estimator)
@@ -274,12 +428,17 @@ class Group:
         if self.estimator.weighs_energy:
             energies = self._energy(batch).unflatten(0, (-1, n)).movedim(1, 0)
         weight = self.estimator.weights(returns, energies).movedim(0, 1).flatten(0, 1)  # [M, T]
-        return TokenCredit(batch.tokens.unsqueeze(-1), weight.masked_fill(~batch.mask, 0).unsqueeze(-1))
+        return TokenCredit(
+            batch.tokens.unsqueeze(-1), weight.masked_fill(~batch.mask, 0).unsqueeze(-1)
+        )
 
     def _energy(self, batch: Batch) -> Tensor:
         """W [M, T]; padding adds nothing."""
-        found = []
+        found = torch.zeros_like(batch.returns)
         for some in batch.parts():
-            p = (batch.logits_of(some) / batch.temperature).softmax(-1)
-            found.append(energy(p, batch.tokens[some].unsqueeze(0)).squeeze(0))
-        return torch.cat(found).masked_fill(~batch.mask, 0).cumsum(-1).to(batch.returns.dtype)
+            # slices are views: what is written into them is written into the whole
+            of_rows, tokens = found[some].view(-1), batch.tokens[some].flatten()
+            for states, logits in batch.logits_of(some, batch.mask):
+                p = token_probabilities(logits, batch.temperature)
+                of_rows[states] = energy(p, tokens[states].unsqueeze(0)).squeeze(0).to(found.dtype)
+        return found.cumsum(-1)

@@ -1,4 +1,6 @@
-"""Causal models of Hugging Face's transformers in slots: each row of the cache at its own position."""
+"""Causal models of Hugging Face's transformers in slots: each row of the cache at its
+own position.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class At:
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer of the cache: every row stores at a column of its own, and all columns are returned."""
+    """One layer of the cache: every row stores at a column of its own, and all columns
+    are returned.
+    """
 
     is_compileable = True
     is_sliding = False
@@ -45,7 +49,9 @@ class SlotLayer(CacheLayerMixin):
         self.device = keys.device
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None
         assert self.values is not None
         # index_put_ and not scatter_: compiled, only the former writes in place
@@ -60,7 +66,8 @@ class SlotLayer(CacheLayerMixin):
         return self.get_max_length(), 0
 
     def get_seq_length(self) -> int:
-        # positions and masks are given by the caller, so that nobody needs the number of stored tokens
+        # positions and masks are given by the caller, so that nobody needs the number of stored
+        # tokens
         return 0
 
     def get_max_length(self) -> int:
@@ -104,7 +111,9 @@ def folded_attention(
     rows, heads, tokens, size = query.shape
     query = query.reshape(rows, key.shape[1], -1, size)
     if softcap is None:
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling
+        )
     else:
         scores = query @ key.mT * (size**-0.5 if scaling is None else scaling)
         scores = torch.tanh(scores / softcap) * softcap
@@ -126,7 +135,8 @@ class TransformersSlots:
 
         Args:
             model: a causal model that takes positions.
-            dtype: sample with copies of the weights in this type; None for the weights themselves.
+            dtype: sample with copies of the weights in this type; None for the weights
+                themselves.
         """
         if len({parameter.device for parameter in model.parameters()}) != 1:
             raise SlotsRefused("its weights lie on several devices.")
@@ -140,7 +150,9 @@ class TransformersSlots:
         self._own: list[tuple[Any, str]] = []
         self._original = model
         self._model: Any = model
-        if dtype is not None and any(dtype != p.dtype for p in model.parameters() if p.is_floating_point()):
+        if dtype is not None and any(
+            dtype != p.dtype for p in model.parameters() if p.is_floating_point()
+        ):
             self._model = _copied(model, dtype)
         self.dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
         self._shape = self._shape_of_cache()
@@ -149,7 +161,9 @@ class TransformersSlots:
         layers, heads, size = self._shape
         weight = self._model.get_input_embeddings().weight
         # zeros, not whatever memory holds: NaN in a column leaks through a mask
-        return torch.zeros(layers, 2, rows, heads, width, size, dtype=self.dtype, device=weight.device)
+        return torch.zeros(
+            layers, 2, rows, heads, width, size, dtype=self.dtype, device=weight.device
+        )
 
     def fill(self, cache: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
         length = tokens.shape[1]
@@ -167,8 +181,12 @@ class TransformersSlots:
 
     def decoder(self, cache: Tensor) -> Decode:
         at = At(cache.shape[2], cache.device)
-        # tensors of their own on the same memory: a compiler would take views of one tensor to overlap
-        layers = [SlotLayer(torch.from_dlpack(layer[0]), torch.from_dlpack(layer[1]), at) for layer in cache]
+        # tensors of their own on the same memory: a compiler would take views of one tensor to
+        # overlap
+        layers = [
+            SlotLayer(torch.from_dlpack(layer[0]), torch.from_dlpack(layer[1]), at)
+            for layer in cache
+        ]
         stored = Cache(layers=layers)  # pyright: ignore[reportArgumentType]
         columns = torch.arange(cache.shape[4], device=cache.device)
         masked = torch.finfo(cache.dtype).min
@@ -200,7 +218,9 @@ class TransformersSlots:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Bring copied weights up to date and attend with folded heads; the model's own way is restored afterwards."""
+        """Bring copied weights up to date and attend with folded heads; the model's own
+        way is restored afterwards.
+        """
         if self._model is not self._original:
             with torch.no_grad():
                 originals = [*self._original.parameters(), *self._original.buffers()]
@@ -231,7 +251,8 @@ class TransformersSlots:
             options["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
         if self._few_logits:
             options["logits_to_keep"] = 1
-        # without the model's config: with it, layers with a window would drop what lies before the window
+        # without the model's config: with it, layers with a window would drop what lies before the
+        # window
         stored: Any = DynamicCache()
         self._model(input_ids=tokens, past_key_values=stored, use_cache=True, **options)
         return [(layer.keys, layer.values) for layer in stored.layers]
@@ -239,7 +260,9 @@ class TransformersSlots:
     @torch.no_grad()
     def _shape_of_cache(self) -> tuple[int, int, int]:
         """Number of layers, heads of the keys and their size, from a pass over one token."""
-        token = torch.zeros(1, 1, dtype=torch.int64, device=self._model.get_input_embeddings().weight.device)
+        token = torch.zeros(
+            1, 1, dtype=torch.int64, device=self._model.get_input_embeddings().weight.device
+        )
         stored = self._prefilled(token, None)
         shapes = {tensor.shape for pair in stored for tensor in pair}
         if len(shapes) != 1:
@@ -249,7 +272,9 @@ class TransformersSlots:
 
 
 def _refuse_positions(config: Any) -> None:
-    """Some rotary embeddings depend on the largest position of the batch, so that rows would influence each other."""
+    """Some rotary embeddings depend on the largest position of the batch, so that rows
+    would influence each other.
+    """
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     several = [given, *(value for value in given.values() if isinstance(value, dict))]
     kinds = {str(one.get("rope_type", one.get("type", "default"))) for one in several}
@@ -277,17 +302,23 @@ def _windows(config: Any) -> dict[str, int | None]:
 
 
 def _can_switch(model: Any) -> bool:
-    """Whether the model looks its attention function up by name; else its own must take an additive mask."""
+    """Whether the model looks its attention function up by name; else its own must take
+    an additive mask.
+    """
     if model._can_set_attn_implementation():
         return True
     own = model.config._attn_implementation
     if own not in ("eager", "sdpa"):
-        raise SlotsRefused(f'its attention {own!r} takes no such mask; load it with attn_implementation="sdpa".')
+        raise SlotsRefused(
+            f'its attention {own!r} takes no such mask; load it with attn_implementation="sdpa".'
+        )
     return False
 
 
 def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy with parameters in another type. Buffers keep theirs: rotary frequencies do not survive bfloat16."""
+    """A copy with parameters in another type. Buffers keep theirs: rotary frequencies
+    do not survive bfloat16.
+    """
     copied = copy.deepcopy(model).requires_grad_(False)
     for parameter in copied.parameters():
         parameter.grad = None
