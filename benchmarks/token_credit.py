@@ -1,12 +1,16 @@
-"""python -m benchmarks.token_credit: TRL's GRPOTrainer and `arsm.trl.BranchTrainer` on two tasks, at equal tokens.
+"""python -m benchmarks.token_credit: TRL's GRPOTrainer and `arsm.trl.BranchTrainer` on two tasks,
+at equal tokens.
 
-- `sort`: sort six digits. The model has imitated some answers and is right in part of its own; the reward is 1 for a
-  right answer and 0 for a wrong one. A single wrong token decides, which branches find.
-- `count`: a random model is rewarded for the share of sevens in its answer. Every token adds its own part to the
-  reward, so that a group of whole answers already tells them apart, and branches cost more than they tell.
+- `sort`: sort six digits. The model has imitated some answers and is right in part of its own; the
+  reward is 1 for a right answer and 0 for a wrong one. A single wrong token decides, which branches
+  find.
+- `count`: a random model is rewarded for the share of sevens in its answer. Every token adds its
+  own part to the reward, so that a group of whole answers already tells them apart, and branches
+  cost more than they tell.
 
-Both trainers get the same `GRPOConfig` but for the answers per prompt: BranchTrainer samples half as many and spends
-the other half of the tokens on branches. A training is one line of results/trl/runs.jsonl.xz, which is not made again:
+Both trainers get the same `GRPOConfig` but for the answers per prompt: BranchTrainer samples half
+as many and spends the other half of the tokens on branches. A training is one line of
+results/trl/runs.jsonl.xz, which is not made again:
 
     python -m benchmarks.token_credit run          # all trainings that are missing
     python -m benchmarks.token_credit noise        # variance of the gradients before the training
@@ -68,10 +72,16 @@ WORDS = ["<pad>", "<end>", "=", *"0123456789"]
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per digit."""
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    plain = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")
+    )
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="<pad>", eos_token="<end>", unk_token="<pad>", padding_side="left"
+        tokenizer_object=plain,
+        pad_token="<pad>",
+        eos_token="<end>",
+        unk_token="<pad>",
+        padding_side="left",
     )
 
 
@@ -80,7 +90,10 @@ def questions(count: int, seed: int) -> Dataset:
     draw = random.Random(seed)
     rows = [[draw.choice("0123456789") for _ in range(DIGITS)] for _ in range(count)]
     return Dataset.from_dict(
-        {"prompt": [" ".join([*row, "="]) for row in rows], "answer": [" ".join(sorted(row)) for row in rows]}
+        {
+            "prompt": [" ".join([*row, "="]) for row in rows],
+            "answer": [" ".join(sorted(row)) for row in rows],
+        }
     )
 
 
@@ -107,12 +120,20 @@ def begin(task: str, seed: int) -> LlamaForCausalLM:
         "num_attention_heads": 4,
     }
     config = LlamaConfig(
-        vocab_size=len(WORDS), max_position_embeddings=32, pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes
+        vocab_size=len(WORDS),
+        max_position_embeddings=32,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        **sizes,
     )
     model = LlamaForCausalLM(config)
     if IMITATION[task]:
         data = questions(64 * IMITATION[task], seed=seed + 100)
-        texts = [f"{prompt} {answer} <end>" for prompt, answer in zip(data["prompt"], data["answer"], strict=True)]
+        texts = [
+            f"{prompt} {answer} <end>"
+            for prompt, answer in zip(data["prompt"], data["answer"], strict=True)
+        ]
         optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
         for rows in torch.tensor(tokenizer()(texts)["input_ids"]).split(64):
             labels = rows.clone()
@@ -129,15 +150,21 @@ def reward(task: str, model: Any) -> float:
     """The mean reward of 2,000 answers to fresh questions."""
     words, data = tokenizer(), questions(2000, seed=99)
     ids = torch.tensor(words(list(data["prompt"]))["input_ids"])
-    ids = model.generate(input_ids=ids, do_sample=True, top_k=0, max_new_tokens=DIGITS + 1, pad_token_id=0)
+    ids = model.generate(
+        input_ids=ids, do_sample=True, top_k=0, max_new_tokens=DIGITS + 1, pad_token_id=0
+    )
     texts = words.batch_decode(ids[:, DIGITS + 1 :], skip_special_tokens=True)
     return statistics.mean(REWARDS[task](completions=texts, answer=list(data["answer"])))
 
 
 class TrueTokens(BranchTrainer):
-    """Advantages [B, T]: a branched state's credit goes to its true token alone, as other trainers would have it."""
+    """Advantages [B, T]: a branched state's credit goes to its true token alone, as other trainers
+    would have it.
+    """
 
-    def _find_credit(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _find_credit(
+        self, inputs: list[dict[str, Any]], batch: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         tokens, weights = super()._find_credit(inputs, batch)
         branched = (weights[..., 1:] != 0).any(-1)
         # w_0 = (f_0 - mean of the others) / n
@@ -147,7 +174,15 @@ class TrueTokens(BranchTrainer):
         return tokens, weights
 
 
-def make(task: str, kind: str, model: Any, rate: float, seed: int, budget: float | None = 1.0, **options: Any) -> Any:
+def make(
+    task: str,
+    kind: str,
+    model: Any,
+    rate: float,
+    seed: int,
+    budget: float | None = 1.0,
+    **options: Any,
+) -> Any:
     """A trainer of the kind; options are those of `GRPOConfig`."""
     branch = kind != "GRPOTrainer"
     generations = 4 if branch else 8
@@ -180,7 +215,9 @@ def make(task: str, kind: str, model: Any, rate: float, seed: int, budget: float
 
 
 def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
-    """One training: the reward before and after, and reward, tokens and CPU seconds of every update."""
+    """One training: the reward before and after, and reward, tokens and CPU seconds of every
+    update.
+    """
     torch.set_num_threads(1)
     model = begin(task, seed)
     before = reward(task, model)
@@ -190,9 +227,13 @@ def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
     seconds = time.process_time() - begun
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
     rows = trainer.args.per_device_train_batch_size
-    tokens = [entry["completions/mean_length"] * rows + entry.get("credit/tokens", 0.0) for entry in logs]
+    tokens = [
+        entry["completions/mean_length"] * rows + entry.get("credit/tokens", 0.0) for entry in logs
+    ]
     ratio = [
-        entry["credit/variance"] / entry["credit/group_variance"] for entry in logs[:30] if "credit/variance" in entry
+        entry["credit/variance"] / entry["credit/group_variance"]
+        for entry in logs[:30]
+        if "credit/variance" in entry
     ]
     return {
         "task": task,
@@ -204,13 +245,18 @@ def train(task: str, kind: str, rate: float, seed: int) -> dict[str, Any]:
         "tokens": sum(tokens),
         "cpu_seconds": seconds,
         "variance_ratio": statistics.mean(ratio) if ratio else None,
-        "curve": [[round(each), round(entry["reward"], 4)] for each, entry in zip(tokens, logs, strict=True)],
+        "curve": [
+            [round(each), round(entry["reward"], 4)]
+            for each, entry in zip(tokens, logs, strict=True)
+        ],
         "provenance": provenance("cpu"),
     }
 
 
 def noise() -> None:
-    """noise.json: variance x tokens of both trainers' gradients before the training, of three models each."""
+    """noise.json: variance x tokens of both trainers' gradients before the training, of three
+    models each.
+    """
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
     for task, seed in itertools.product(TASKS, SEEDS):
@@ -218,11 +264,19 @@ def noise() -> None:
         for kind, budget in NOISY:
             trainer = make(task, kind, model, 1e-4, seed, budget, loss_type="luspo")
             measured = gradient_noise(trainer, REPEATS)
-            one = {"task": task, "trainer": kind, "budget": budget, "seed": seed, "per_token": measured.per_token}
+            one = {
+                "task": task,
+                "trainer": kind,
+                "budget": budget,
+                "seed": seed,
+                "per_token": measured.per_token,
+            }
             found.append({**one, **measured._asdict()})
             print(found[-1], flush=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "noise.json").write_text(json.dumps({"runs": found, "provenance": provenance("cpu")}, indent=1) + "\n")
+    (RESULTS / "noise.json").write_text(
+        json.dumps({"runs": found, "provenance": provenance("cpu")}, indent=1) + "\n"
+    )
 
 
 def trainings() -> Iterator[tuple[str, str, float, int]]:
@@ -236,12 +290,21 @@ def trainings() -> Iterator[tuple[str, str, float, int]]:
 def run() -> None:
     """Make all trainings that are not in the file."""
     path = RESULTS / "runs.jsonl.xz"
-    done = {(each["task"], each["trainer"], each["rate"], each["seed"]) for each in records.read(path)}
+    done = {
+        (each["task"], each["trainer"], each["rate"], each["seed"]) for each in records.read(path)
+    }
     for task, kind, rate, seed in trainings():
         if (task, kind, rate, seed) not in done:
             found = train(task, kind, rate, seed)
             records.add(path, found)
-            print({name: value for name, value in found.items() if name not in ("curve", "provenance")}, flush=True)
+            print(
+                {
+                    name: value
+                    for name, value in found.items()
+                    if name not in ("curve", "provenance")
+                },
+                flush=True,
+            )
 
 
 def reached(curve: list[list[float]], tokens: float) -> float:
@@ -256,12 +319,23 @@ def report() -> None:
     runs = records.read(RESULTS / "runs.jsonl.xz")
     rows = []
     for task, kind, rate in dict.fromkeys(each[:3] for each in trainings()):
-        some = [each for each in runs if (each["task"], each["trainer"], each["rate"]) == (task, kind, rate)]
-        measured = {name: [each[name] for each in some] for name in ("before", "after", "tokens", "cpu_seconds")}
+        some = [
+            each
+            for each in runs
+            if (each["task"], each["trainer"], each["rate"]) == (task, kind, rate)
+        ]
+        measured = {
+            name: [each[name] for each in some]
+            for name in ("before", "after", "tokens", "cpu_seconds")
+        }
         for tokens in MARKS[task]:
-            measured[f"reward at {tokens} tokens"] = [reached(each["curve"], tokens) for each in some]
+            measured[f"reward at {tokens} tokens"] = [
+                reached(each["curve"], tokens) for each in some
+            ]
         if kind == "BranchTrainer":
-            measured["credit/variance over credit/group_variance"] = [each["variance_ratio"] for each in some]
+            measured["credit/variance over credit/group_variance"] = [
+                each["variance_ratio"] for each in some
+            ]
         for metric, values in measured.items():
             rows.append(
                 {
@@ -286,7 +360,9 @@ def report() -> None:
 
 
 def figure(runs: list[dict[str, Any]]) -> None:
-    """curves.png: the mean reward of ten updates against tokens and CPU seconds, three seeds each."""
+    """curves.png: the mean reward of ten updates against tokens and CPU seconds, three seeds
+    each.
+    """
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(9, 5.2), layout="constrained")
@@ -296,7 +372,9 @@ def figure(runs: list[dict[str, Any]]) -> None:
             for seed in SEEDS:
                 wanted = (task, kind, SHOWN, seed)
                 (one,) = [
-                    each for each in runs if (each["task"], each["trainer"], each["rate"], each["seed"]) == wanted
+                    each
+                    for each in runs
+                    if (each["task"], each["trainer"], each["rate"], each["seed"]) == wanted
                 ]
                 rewards = torch.tensor([reward for _, reward in one["curve"]])
                 smooth = rewards.unfold(0, 10, 1).mean(-1)

@@ -59,8 +59,12 @@ class Recorded(arsm.RLOO):
         return queries
 
 
-def branch(model: Any, prompt_ids: list[list[int]], completions: list[list[int]], temperature: float) -> Any:
-    """`sequences.Branch` on given completions: its gradient, draws [N, T, n - 1] and continuations."""
+def branch(
+    model: Any, prompt_ids: list[list[int]], completions: list[list[int]], temperature: float
+) -> Any:
+    """`sequences.Branch` on given completions: its gradient, draws [N, T, n - 1] and
+    continuations.
+    """
     length = 5
     longest = max(map(len, prompt_ids))
     prompts = torch.tensor([[PAD] * (longest - len(ids)) + ids for ids in prompt_ids])
@@ -85,14 +89,18 @@ def branch(model: Any, prompt_ids: list[list[int]], completions: list[list[int]]
     )
     model.zero_grad()
     (-out.value.mean()).backward()
-    found = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    found = {
+        name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
+    }
     model.zero_grad()
     (asked,) = [points for points in estimator.asked if points.shape[1] == int(out.mask.sum())]
     draws = torch.zeros(*tokens.shape, 3, dtype=torch.int64)
     draws[out.mask] = asked[1:].T
     assert out.branches is not None
     continuations = defaultdict(list)  # several completions may share a prefix
-    for row, step, ids in zip(out.branches.row, out.branches.step, out.branches.tokens.tolist(), strict=True):
+    for row, step, ids in zip(
+        out.branches.row, out.branches.step, out.branches.tokens.tolist(), strict=True
+    ):
         ids = ids[: ids.index(EOS) + 1] if EOS in ids else ids
         continuations[(*prompt_ids[int(row)], *ids[: int(step) + 1])].append(ids[int(step) + 1 :])
     return found, draws, continuations
@@ -100,7 +108,11 @@ def branch(model: Any, prompt_ids: list[list[int]], completions: list[list[int]]
 
 MODELS = {
     "Llama": (llama, {}, {}),
-    "tied weights, temperature": (lambda: llama(tie_word_embeddings=True), {"temperature": 0.7}, {}),
+    "tied weights, temperature": (
+        lambda: llama(tie_word_embeddings=True),
+        {"temperature": 0.7},
+        {},
+    ),
     "soft cap": (soft_capped, {}, {}),
     "padded with eos": (llama, {}, {"processing_class": tokenizer("<eos>")}),
     "gradient checkpointing": (llama, {"gradient_checkpointing": True}, {}),
@@ -112,7 +124,9 @@ MODELS = {
 def test_the_gradient_is_that_of_branch(case: str) -> None:
     make, options, others = MODELS[case]
     model = make()
-    made = trainer(Given, model, others={"credit": arsm.RLOO(4), "budget": None, **others}, **options)
+    made = trainer(
+        Given, model, others={"credit": arsm.RLOO(4), "budget": None, **others}, **options
+    )
     prompt_ids = [tokenizer()(prompt)["input_ids"] for prompt in PROMPTS[:2] for _ in range(4)]
     torch.manual_seed(3)
     lengths = [5, 1, 4, 5, 3, 5, 5, 2]
@@ -122,7 +136,9 @@ def test_the_gradient_is_that_of_branch(case: str) -> None:
         for length in lengths
     ]
     model.eval()
-    expected, made.draws, continuations = branch(model, prompt_ids, made.completions, made.temperature)
+    expected, made.draws, continuations = branch(
+        model, prompt_ids, made.completions, made.temperature
+    )
     made.more = lambda prefix, limit: continuations[tuple(prefix)].pop(0)
     batch = generated(made, PROMPTS[:2])
     found = gradient(made, batch)
@@ -135,7 +151,12 @@ def test_the_gradient_is_that_of_branch(case: str) -> None:
 
 def test_lora_has_the_gradient_of_the_merged_model() -> None:
     """W = W_0 + s B A, so that dL/dB = s dL/dW A' and dL/dA = s B' dL/dW."""
-    made = given(2, others={"peft_config": peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, lora_alpha=6)})
+    made = given(
+        2,
+        others={
+            "peft_config": peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, lora_alpha=6)
+        },
+    )
     factors = {}
     for name, parameter in made.model.named_parameters():
         if "lora_" in name:
@@ -165,7 +186,9 @@ def few() -> Any:
 
 
 def enumerated(model: Any, prompt: list[int], temperature: float) -> dict[tuple[int, ...], Tensor]:
-    """dJ/dlogits [V] in every state, by walking through all completions; logits divided by the temperature."""
+    """dJ/dlogits [V] in every state, by walking through all completions; logits divided by the
+    temperature.
+    """
     states = {}
 
     def value(done: tuple[int, ...], reach: float) -> float:
@@ -220,7 +243,10 @@ def credit_by_state(made: Any, batch: dict[str, Any], states: list[tuple[int, ..
         here = (completions[:, :t] == torch.tensor(done, dtype=torch.int64)).all(-1)
         with torch.no_grad():
             prompt = tokenizer(words=FEW)("a b")["input_ids"]
-            p = (made.model(torch.tensor([[*prompt, *done]])).logits[0, -1].double() / made.temperature).softmax(-1)
+            p = (
+                made.model(torch.tensor([[*prompt, *done]])).logits[0, -1].double()
+                / made.temperature
+            ).softmax(-1)
         one_hot = torch.nn.functional.one_hot(tokens[:, t], len(FEW)).double() - p
         credit = (weights[:, t].unsqueeze(-1) * one_hot).sum(1)
         found[:, number] = torch.where(here.unsqueeze(-1), credit, 0)
@@ -257,7 +283,9 @@ def test_the_first_inner_step_with_clipping_is_the_unclipped_one() -> None:
 
 
 def test_num_iterations_and_steps_per_generation_train() -> None:
-    made = given(2, num_iterations=2, max_steps=4, per_device_train_batch_size=4, steps_per_generation=2)
+    made = given(
+        2, num_iterations=2, max_steps=4, per_device_train_batch_size=4, steps_per_generation=2
+    )
     before = parameters(made).clone()
     made.train()
     assert float((parameters(made) - before).abs().max()) > 1e-3
@@ -267,7 +295,9 @@ def test_num_iterations_and_steps_per_generation_train() -> None:
 @pytest.mark.parametrize("loss_type", ["dapo", "dr_grpo", "luspo", "cispo"])
 def test_gradient_accumulation_is_one_large_batch(loss_type: str) -> None:
     options: dict[str, Any] = (
-        {"loss_type": loss_type, "epsilon_high": 5.0} if loss_type == "cispo" else {"loss_type": loss_type}
+        {"loss_type": loss_type, "epsilon_high": 5.0}
+        if loss_type == "cispo"
+        else {"loss_type": loss_type}
     )
     large = given(2, **options)
     parts = given(2, per_device_train_batch_size=2, gradient_accumulation_steps=4, **options)
@@ -279,7 +309,9 @@ def test_gradient_accumulation_is_one_large_batch(loss_type: str) -> None:
     torch.testing.assert_close(parameters(parts), moved, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("loss_type", "scale"), [("dr_grpo", 1 / 5), ("dapo", None), ("cispo", 0.2)])
+@pytest.mark.parametrize(
+    ("loss_type", "scale"), [("dr_grpo", 1 / 5), ("dapo", None), ("cispo", 0.2)]
+)
 def test_loss_types_change_the_scale_alone(loss_type: str, scale: float | None) -> None:
     plain, other = given(2), given(2, loss_type=loss_type)
     batch = generated(plain, PROMPTS[:2])
@@ -296,8 +328,13 @@ def test_a_default_config_trains_with_a_warning(tmp_path: Any) -> None:
     """bfloat16, gradient checkpointing and scaled rewards are TRL's defaults."""
     data = {"train_dataset": trainer().train_dataset, "processing_class": tokenizer()}
     config()  # forget the precision of earlier trainers
-    args = trl.GRPOConfig(str(tmp_path), use_cpu=True, report_to="none", max_steps=2, max_completion_length=5)
-    with pytest.warns(UserWarning, match='does not divide rewards by their standard deviation.*scale_rewards="none"'):
+    args = trl.GRPOConfig(
+        str(tmp_path), use_cpu=True, report_to="none", max_steps=2, max_completion_length=5
+    )
+    with pytest.warns(
+        UserWarning,
+        match='does not divide rewards by their standard deviation.*scale_rewards="none"',
+    ):
         made = arsm.trl.BranchTrainer(llama(), count_a, args, **data)
     assert made.args.bf16
     assert made.args.gradient_checkpointing
@@ -322,7 +359,9 @@ def test_chat_templates() -> None:
         return [float(len(messages[0]["content"])) for messages in completions]
 
     made = trainer(
-        others={"reward_funcs": polite, "budget": None}, chat_template_kwargs={"mark": "b"}, num_generations=2
+        others={"reward_funcs": polite, "budget": None},
+        chat_template_kwargs={"mark": "b"},
+        num_generations=2,
     )
     prompts = [[{"role": "user", "content": word}] for word in ("c d", "e")]
     made.model.train()
@@ -339,7 +378,9 @@ def test_chat_templates() -> None:
 
 def test_evaluation_does_not_branch() -> None:
     data = trainer().train_dataset
-    made = trainer(others={"eval_dataset": data}, num_generations_eval=2, per_device_eval_batch_size=4)
+    made = trainer(
+        others={"eval_dataset": data}, num_generations_eval=2, per_device_eval_batch_size=4
+    )
     metrics = made.evaluate()
     assert metrics["eval_reward"] >= 0
     assert not [name for name in metrics if "credit" in name]
@@ -361,7 +402,9 @@ def test_a_killed_training_resumes(tmp_path: Any) -> None:
     options = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}
     whole_run = trainer(output_dir=str(tmp_path / "whole"), **options)
     whole_run.train()
-    killed = trainer(output_dir=str(tmp_path / "killed"), others={"callbacks": [Killer()]}, **options)
+    killed = trainer(
+        output_dir=str(tmp_path / "killed"), others={"callbacks": [Killer()]}, **options
+    )
     with pytest.raises(Stop):
         killed.train()
     again = trainer(output_dir=str(tmp_path / "killed"), **options)
@@ -383,7 +426,13 @@ def test_branches_leave_no_traces_in_trls_logs() -> None:
     made = given(2, others={"reward_funcs": telling})
     plain = trainer(Plain, others={"reward_funcs": telling})
     plain.completions = made.completions
-    for each in (made, plain, made, plain):  # what a reward function logs is written with the next batch
+    # what a reward function logs is written with the next batch
+    for each in (
+        made,
+        plain,
+        made,
+        plain,
+    ):
         generated(each, PROMPTS[:2])
     assert not made._pending_extra_logs
     assert not made._pending_metrics
@@ -391,7 +440,9 @@ def test_branches_leave_no_traces_in_trls_logs() -> None:
         key: list(value) for key, value in plain._logs["extra"].items()
     }
     assert made._logs["completion"] == plain._logs["completion"]
-    metrics = {key: value for key, value in made._metrics["train"].items() if not key.startswith("credit/")}
+    metrics = {
+        key: value for key, value in made._metrics["train"].items() if not key.startswith("credit/")
+    }
     tokens, own = metrics.pop("num_tokens"), plain._metrics["train"].pop("num_tokens")
     assert metrics == dict(plain._metrics["train"])
     assert made.rollout_func is None
@@ -402,15 +453,26 @@ def test_branches_leave_no_traces_in_trls_logs() -> None:
 
 def test_metrics() -> None:
     """One state of one token, with four draws: a rollout for each other word."""
-    made = trainer(Given, others={"credit": arsm.RLOO(4), "budget": None}, num_generations=2, max_completion_length=1)
+    made = trainer(
+        Given,
+        others={"credit": arsm.RLOO(4), "budget": None},
+        num_generations=2,
+        max_completion_length=1,
+    )
     made.completions = [[2], [4]]
     made.draws = torch.tensor([[[2, 3, 4]], [[4, 4, 4]]])
     batch = generated(made, ["a b"])
-    metrics = {name: value[0] for name, value in made._metrics["train"].items() if name.startswith("credit/")}
+    metrics = {
+        name: value[0]
+        for name, value in made._metrics["train"].items()
+        if name.startswith("credit/")
+    }
     # Words 2, 3 and 4 are a, b and c with rewards 1, 0.25 and 0.
     returns = torch.tensor([1, 1, 0.25, 0])
     weights = (returns - returns.mean()) / 3
-    torch.testing.assert_close(batch["credit_weights"], torch.stack([weights, torch.zeros(4)]).unsqueeze(1))
+    torch.testing.assert_close(
+        batch["credit_weights"], torch.stack([weights, torch.zeros(4)]).unsqueeze(1)
+    )
     assert batch["credit_tokens"].tolist() == [[[2, 2, 3, 4]], [[4, 4, 4, 4]]]
     assert metrics["credit/rollouts"] == metrics["credit/tokens"] == 2
     assert metrics["credit/states"] == 1
@@ -419,15 +481,24 @@ def test_metrics() -> None:
     assert metrics["credit/variance"] == pytest.approx(float(squares) / 2)
     with torch.no_grad():
         p = made.model(torch.tensor([[2, 3]])).logits[0, -1].softmax(-1)
-    energy = [float((torch.nn.functional.one_hot(torch.tensor(y), len(WORDS)) - p).square().sum()) for y in (2, 4)]
-    assert metrics["credit/group_variance"] == pytest.approx(sum(energy) / 2, rel=1e-4)  # advantages 1 and -1
+    energy = [
+        float((torch.nn.functional.one_hot(torch.tensor(y), len(WORDS)) - p).square().sum())
+        for y in (2, 4)
+    ]
+    # advantages 1 and -1
+    assert metrics["credit/group_variance"] == pytest.approx(sum(energy) / 2, rel=1e-4)
 
 
 def test_completions_that_nobody_can_judge() -> None:
-    """None from all reward functions: no credit for a completion, and the group's for a state with such a branch."""
+    """None from all reward functions: no credit for a completion, and the group's for a state with
+    such a branch.
+    """
 
     def choosy(completions: Any, **columns: Any) -> list[float | None]:
-        return [None if "h" in text else reward for text, reward in zip(completions, count_a(completions), strict=True)]
+        return [
+            None if "h" in text else reward
+            for text, reward in zip(completions, count_a(completions), strict=True)
+        ]
 
     made = trainer(
         Given,
@@ -440,7 +511,8 @@ def test_completions_that_nobody_can_judge() -> None:
     made.completions = [[2], [3], [h]]
     made.draws = torch.tensor([[[h]], [[4]], [[2]]])
     batch = generated(made, ["a b"])
-    # The group of the first: only the second is left to compare with. It has 1 against the mean of 0.25 and 0.
+    # The group of the first: only the second is left to compare with. It has 1 against the mean of
+    # 0.25 and 0.
     torch.testing.assert_close(
         batch["credit_weights"].squeeze(1), torch.tensor([[1 - 0.125, 0], [0.125, -0.125], [0, 0]])
     )
@@ -448,16 +520,24 @@ def test_completions_that_nobody_can_judge() -> None:
 
 
 def test_gradient_noise() -> None:
-    """Nothing is left to chance, so nothing varies; and the scales of both trainers are the same."""
+    """Nothing is left to chance, so nothing varies; and the scales of both trainers are the
+    same.
+    """
     made = given(2)
     still = arsm.trl.gradient_noise(made, 3)
     batch = generated(made, PROMPTS[:2])
-    assert still.variance == pytest.approx(0, abs=1e-5 * float(whole(gradient(made, batch)).square().sum()))
-    assert still.tokens == float(batch["completion_mask"].sum()) + made._metrics["train"]["credit/tokens"][0]
+    assert still.variance == pytest.approx(
+        0, abs=1e-5 * float(whole(gradient(made, batch)).square().sum())
+    )
+    assert (
+        still.tokens
+        == float(batch["completion_mask"].sum()) + made._metrics["train"]["credit/tokens"][0]
+    )
     with pytest.raises(ValueError, match="at least 2 repeats"):
         arsm.trl.gradient_noise(made, 1)
 
-    # Coins that never fall: the group's leave-one-out advantages alone, which GRPOTrainer's are up to (n - 1)/n.
+    # Coins that never fall: the group's leave-one-out advantages alone, which GRPOTrainer's are up
+    # to (n - 1)/n.
     torch.manual_seed(0)
     group = arsm.trl.gradient_noise(trainer(others={"budget": 1e-12}), 40)
     torch.manual_seed(0)
@@ -470,11 +550,26 @@ def test_gradient_noise() -> None:
 
 
 def test_two_processes_have_the_gradient_of_one(tmp_path: Any) -> None:
-    """torchrun with gloo: completions and draws are given, the parameters after one step are compared."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    """torchrun with gloo: completions and draws are given, the parameters after one step are
+    compared.
+    """
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     command = [*torchrun, "-m", "tests.trl_processes", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     one, first, second = one_step(1), torch.load(tmp_path / "0.pt"), torch.load(tmp_path / "1.pt")
     assert one["rollouts"] == first["rollouts"] > 0
@@ -494,23 +589,37 @@ def test_at_most_five_methods_are_overridden() -> None:
 
 def test_another_version_of_trl_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl, "__version__", "1.17.0")
-    with pytest.raises(ImportError, match=r"overrides methods of TRL 1\.16, but version 1\.17\.0 is installed"):
+    with pytest.raises(
+        ImportError, match=r"overrides methods of TRL 1\.16, but version 1\.17\.0 is installed"
+    ):
         trainer()
 
 
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"credit": arsm.ARSM()}, r"ARSM does not compare several samples by .* set credit to one such as arsm\.RLOO"),
+        (
+            {"credit": arsm.ARSM()},
+            r"ARSM does not compare several samples by .* set credit to one such as arsm\.RLOO",
+        ),
         ({"credit": arsm.GRPO(4)}, "GRPO is biased, but BranchTrainer needs one that is unbiased"),
-        ({"credit": arsm.RLOO(4, ridge=1.0)}, "RLOO does not compare several samples by their values alone"),
+        (
+            {"credit": arsm.RLOO(4, ridge=1.0)},
+            "RLOO does not compare several samples by their values alone",
+        ),
         ({"credit": arsm.VIMCO(4)}, "VIMCO estimates a multi-sample bound"),
         ({"credit": arsm.OTB(4)}, "OTB does not compare several samples by their values alone"),
-        ({"budget": 0.0}, "budget must be a positive number of branch tokens per token, or None, but is 0"),
+        (
+            {"budget": 0.0},
+            "budget must be a positive number of branch tokens per token, or None, but is 0",
+        ),
         ({"tools": [len]}, "leave tools out, or use GRPOTrainer"),
         ({"rollout_func": print}, "leave rollout_func out"),
         ({"environment_factory": dict}, "leave environment_factory out"),
-        ({"peft_config": peft.LoraConfig(lora_dropout=0.1)}, r"lora_dropout is 0\.1, .* set it to 0"),
+        (
+            {"peft_config": peft.LoraConfig(lora_dropout=0.1)},
+            r"lora_dropout is 0\.1, .* set it to 0",
+        ),
     ],
 )
 def test_arguments_that_are_refused(others: dict[str, Any], message: str) -> None:
@@ -519,7 +628,9 @@ def test_arguments_that_are_refused(others: dict[str, Any], message: str) -> Non
 
 
 def gpt2(**options: Any) -> Any:
-    config = transformers.GPT2Config(vocab_size=len(WORDS), n_positions=32, n_embd=16, n_layer=2, n_head=2, **options)
+    config = transformers.GPT2Config(
+        vocab_size=len(WORDS), n_positions=32, n_embd=16, n_layer=2, n_head=2, **options
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -531,9 +642,14 @@ def gpt2(**options: Any) -> Any:
             lambda: gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
             "The model's positions change with the padding",
         ),
-        (lambda: llama(attention_dropout=0.1), r"attention_dropout drops activations while TRL generates"),
         (
-            lambda: transformers.CohereForCausalLM(transformers.CohereConfig(**LLAMA, logit_scale=0.25)),
+            lambda: llama(attention_dropout=0.1),
+            r"attention_dropout drops activations while TRL generates",
+        ),
+        (
+            lambda: transformers.CohereForCausalLM(
+                transformers.CohereConfig(**LLAMA, logit_scale=0.25)
+            ),
             "logit_scale is not 1",
         ),
     ],
@@ -548,6 +664,8 @@ def test_a_head_that_is_not_linear_is_refused() -> None:
     made = trainer()
     head = made.model.get_output_embeddings()
     made._scaled = lambda logits: 3 * logits
-    with pytest.raises(ValueError, match=r"differ by .* on average; BranchTrainer needs a model whose logits are"):
+    with pytest.raises(
+        ValueError, match=r"differ by .* on average; BranchTrainer needs a model whose logits are"
+    ):
         generated(made, PROMPTS[:2])
     assert head.bias is None

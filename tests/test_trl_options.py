@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -24,6 +25,7 @@ import transformers  # noqa: E402
 from trl.trainer import grpo_trainer  # noqa: E402
 
 import arsm.trl  # noqa: E402
+from arsm.trl.checks import check_options  # noqa: E402
 from tests import test_trl  # noqa: E402
 from tests.trl_problems import (  # noqa: E402
     LLAMA,
@@ -52,7 +54,10 @@ def test_the_guide_lists_every_option() -> None:
     declared = {
         field.name
         for field in dataclasses.fields(trl.GRPOConfig)
-        if any(field.name in vars(kind).get("__annotations__", {}) for kind in trl.GRPOConfig.__mro__[:2])
+        if any(
+            field.name in vars(kind).get("__annotations__", {})
+            for kind in trl.GRPOConfig.__mro__[:2]
+        )
     }
     assert TABLE.keys() == declared
 
@@ -107,7 +112,36 @@ def test_refused_before_the_model_is_touched(option: str, value: Any) -> None:
     assert str(refusal.value).count(". ") == 0  # one sentence
 
 
-# ---------------------------------------------------------------- works: the gradient is that of the default
+def test_fsdp_is_refused_before_the_model_is_touched() -> None:
+    with pytest.raises(ValueError, match="FSDP") as refusal:
+        trainer(model="no such model", fsdp=True)
+    assert str(refusal.value).count(". ") == 0
+    assert "use DDP" in str(refusal.value)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_3_is_refused_before_the_model_is_touched(stage: int) -> None:
+    """The plugin stands where transformers puts it, with or without DeepSpeed installed."""
+    args = config()
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)  # pyright: ignore
+    if stage < 3:
+        check_options(args)
+        return
+    with pytest.raises(ValueError, match="ZeRO-3") as refusal:
+        arsm.trl.BranchTrainer("no such model", reward_funcs=count_a, args=args)
+    assert str(refusal.value).count(". ") == 0
+
+
+def test_fsdp_of_the_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`accelerate launch --use_fsdp` leaves the arguments as they are and sets a variable."""
+    args = config()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="FSDP"):
+        arsm.trl.BranchTrainer("no such model", reward_funcs=count_a, args=args)
+
+
+# ---------------------------------------------------------------- works: the gradient is that of
+# the default
 
 UNCHANGED: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -182,9 +216,17 @@ PAGES = {"block_size": 32, "num_blocks": 16, "max_batch_tokens": 64}
         {"remove_unused_columns": True, "shuffle_dataset": True},
         {"pad_to_multiple_of": 4, "disable_dropout": True},
         {"log_completions": True, "log_unique_prompts": True, "num_completions_to_print": 1},
-        {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": PAGES},
+        {
+            "use_transformers_continuous_batching": True,
+            "transformers_continuous_batching_config": PAGES,
+        },
         {"use_transformers_paged": True, "transformers_continuous_batching_config": PAGES},
-        {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 5.0, "entropy_coef_delta": 0.01},
+        {
+            "use_adaptive_entropy": True,
+            "entropy_coef": 0.1,
+            "entropy_target": 5.0,
+            "entropy_coef_delta": 0.01,
+        },
         {"cast_lm_head_to_fp32": True, "bf16": True},
     ],
     ids=lambda options: next(iter(options)),
@@ -223,7 +265,8 @@ class Anything:
         return self
 
 
-# ---------------------------------------------------------------- works: the gradient changes as it should
+# ---------------------------------------------------------------- works: the gradient changes as it
+# should
 
 
 def test_reward_weights(default: Tensor) -> None:
@@ -231,7 +274,9 @@ def test_reward_weights(default: Tensor) -> None:
         return [1.0] * len(completions)
 
     made = given(2, reward_weights=[2.0, 5.0], others={"reward_funcs": [count_a, constant]})
-    torch.testing.assert_close(whole(gradient(made, generated(made, PROMPTS[:2]))), 2 * default, rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        whole(gradient(made, generated(made, PROMPTS[:2]))), 2 * default, rtol=0, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("kind", [Given, trl.GRPOTrainer])
@@ -260,7 +305,12 @@ def test_router_aux_loss_coef() -> None:
     """A mixture of experts: the balancing loss is added once, whatever the number of draws."""
 
     def mixture() -> Any:
-        options = {**LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2, "output_router_logits": True}
+        options = {
+            **LLAMA,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+            "output_router_logits": True,
+        }
         return lively(transformers.MixtralForCausalLM(transformers.MixtralConfig(**options)))
 
     found = {}
@@ -289,20 +339,34 @@ def test_model_init_kwargs(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- vLLM, by a stand-in
 
 ENGINE = (
-    *("mode", "model_impl", "enable_sleep_mode", "server_base_url", "server_host", "server_port", "server_timeout"),
+    *(
+        "mode",
+        "model_impl",
+        "enable_sleep_mode",
+        "server_base_url",
+        "server_host",
+        "server_port",
+        "server_timeout",
+    ),
     *("group_port", "gpu_memory_utilization", "max_model_length", "tensor_parallel_size"),
 )
 
 
 class Engine:
-    """Completes prompts like vLLM's wrapper in TRL; ln p are the model's own, plus `off` for every first token."""
+    """Completes prompts like vLLM's wrapper in TRL; ln p are the model's own, plus `off` for every
+    first token.
+    """
 
     off = 0.0
     made: ClassVar[list[Engine]]
     vllm_client = Anything()
 
     def __init__(self, model: Any, max_completion_length: int, **settings: Any) -> None:
-        self.model, self.max_completion_length, self.settings = model, max_completion_length, settings
+        self.model, self.max_completion_length, self.settings = (
+            model,
+            max_completion_length,
+            settings,
+        )
         self.asked: list[tuple[int, int, int]] = []
         self.synced = 0
         type(self).made.append(self)
@@ -312,11 +376,17 @@ class Engine:
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any) -> Any:
         self.asked.append((len(prompts), num_generations, self.max_completion_length))
-        completions = [next_words([*ids, i], self.max_completion_length) for i, ids in enumerate(prompts)]
+        completions = [
+            next_words([*ids, i], self.max_completion_length) for i, ids in enumerate(prompts)
+        ]
         log_probs = []
         for ids, more in zip(prompts, completions, strict=True):
             with torch.no_grad():
-                log_p = self.model(torch.tensor([[*ids, *more]])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+                log_p = (
+                    self.model(torch.tensor([[*ids, *more]]))
+                    .logits[0, len(ids) - 1 : -1]
+                    .log_softmax(-1)
+                )
             own = log_p.gather(-1, torch.tensor(more).unsqueeze(-1)).squeeze(-1).tolist()
             log_probs.append([[own[0] + self.off], *([each] for each in own[1:])])
         return prompts, completions, log_probs, None
@@ -345,7 +415,9 @@ def test_vllm_settings_reach_the_engine(engine: type[Engine]) -> None:
     settings = {f"vllm_{name}": UNCHANGED[f"vllm_{name}"] for name in ENGINE}
     trainer(use_vllm=True, **settings)
     (found,) = engine.made
-    assert {name: found.settings[name] for name in ENGINE} == {name: settings[f"vllm_{name}"] for name in ENGINE}
+    assert {name: found.settings[name] for name in ENGINE} == {
+        name: settings[f"vllm_{name}"] for name in ENGINE
+    }
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -356,8 +428,20 @@ def test_vllm_settings_reach_the_engine(engine: type[Engine]) -> None:
         ({}, 2.0),
         ({"vllm_importance_sampling_clip_max": 1.5}, 0.0),
         ({"vllm_importance_sampling_clip_min": 2.5}, 0.0),
-        ({"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_max": 1.5}, 1.5),
-        ({"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_cap": 1.5}, 1.5),
+        (
+            {
+                "vllm_importance_sampling_mode": "sequence_truncate",
+                "vllm_importance_sampling_clip_max": 1.5,
+            },
+            1.5,
+        ),
+        (
+            {
+                "vllm_importance_sampling_mode": "sequence_truncate",
+                "vllm_importance_sampling_cap": 1.5,
+            },
+            1.5,
+        ),
     ],
     ids=["off", "ratio", "masked above", "masked below", "truncated", "truncated by cap"],
 )
@@ -404,8 +488,12 @@ ELSEWHERE: dict[str, Callable[..., None]] = {
 
 
 def test_what_works_is_tested() -> None:
-    assert UNCHANGED.keys() | ELSEWHERE.keys() == {option for option, says in TABLE.items() if says == "works"}
+    assert UNCHANGED.keys() | ELSEWHERE.keys() == {
+        option for option, says in TABLE.items() if says == "works"
+    }
     plain = config()
     assert all(
-        getattr(plain, option) != value for option, value in UNCHANGED.items() if option != "generation_batch_size"
+        getattr(plain, option) != value
+        for option, value in UNCHANGED.items()
+        if option != "generation_batch_size"
     )

@@ -27,7 +27,10 @@ from arsm.trl import BranchTrainer
 PAD, EOS = 0, 1
 WORDS = ["<pad>", "<eos>", *"abcdefgh"]
 PROMPTS = ["a b", "c d e", "f", "g h a b"]
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}{{ mark | default('a') }}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} "
+    "{% endfor %}{{ mark | default('a') }}"
+)
 LLAMA = {
     "vocab_size": len(WORDS),
     "hidden_size": 16,
@@ -45,10 +48,16 @@ LLAMA = {
 def tokenizer(pad: str = "<pad>", words: list[str] | None = None) -> PreTrainedTokenizerFast:
     """One token per word; a chat template that needs no further words."""
     words = WORDS if words is None else words
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    plain = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>")
+    )
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token=pad, eos_token="<eos>", unk_token="<pad>", padding_side="left"
+        tokenizer_object=plain,
+        pad_token=pad,
+        eos_token="<eos>",
+        unk_token="<pad>",
+        padding_side="left",
     )
     made.chat_template = TEMPLATE
     return made
@@ -68,7 +77,13 @@ def llama(**options: Any) -> Any:
 
 def soft_capped() -> Any:
     """Logits within 2, so that the cap bends them."""
-    options = {**LLAMA, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 2.0, "num_hidden_layers": 2}
+    options = {
+        **LLAMA,
+        "head_dim": 8,
+        "sliding_window": 8,
+        "final_logit_softcapping": 2.0,
+        "num_hidden_layers": 2,
+    }
     return lively(Gemma2ForCausalLM(Gemma2Config(**options)))
 
 
@@ -79,7 +94,9 @@ def count_a(completions: list[Any], **columns: Any) -> list[float]:
 
 
 def config(**options: Any) -> GRPOConfig:
-    """Options for a CPU; precision and processes are those of the last config, not of the first in this process."""
+    """Options for a CPU; precision and processes are those of the last config, not of the first in
+    this process.
+    """
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     AcceleratorState._reset_state(reset_partial_state=True)
     chosen = {
@@ -107,9 +124,15 @@ def config(**options: Any) -> GRPOConfig:
 
 
 def trainer(
-    kind: Callable[..., Any] = BranchTrainer, model: Any = None, *, others: dict[str, Any] | None = None, **options: Any
+    kind: Callable[..., Any] = BranchTrainer,
+    model: Any = None,
+    *,
+    others: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Any:
-    """A trainer of the kind on four prompts; options are those of `GRPOConfig`, others those of the trainer."""
+    """A trainer of the kind on four prompts; options are those of `GRPOConfig`, others those of the
+    trainer.
+    """
     chosen = {
         "reward_funcs": count_a,
         "train_dataset": Dataset.from_dict({"prompt": PROMPTS}),
@@ -137,7 +160,11 @@ def gradient(made: Any, batch: dict[str, Any]) -> dict[str, Tensor]:
     made.model.zero_grad()
     made.current_gradient_accumulation_steps = 1
     made.compute_loss(made.model, batch).backward()
-    found = {name: each.grad.clone() for name, each in made.model.named_parameters() if each.grad is not None}
+    found = {
+        name: each.grad.clone()
+        for name, each in made.model.named_parameters()
+        if each.grad is not None
+    }
     made.model.zero_grad()
     return found
 
@@ -171,7 +198,9 @@ class Given(BranchTrainer):
     """[rows of all processes, T, n - 1]."""
     more: Callable[[list[int], int], list[int]] = staticmethod(next_words)
 
-    def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, num_generations: int) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _generate_single_turn(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, prompt_ids: Any, images: Any, fields: Any, num_generations: int
+    ) -> Any:
         if num_generations == 1:
             limit = self.generation_config.max_new_tokens
             return [self.more(ids, limit) for ids in prompt_ids], None
@@ -185,11 +214,17 @@ class Given(BranchTrainer):
         return tokens, energy
 
 
-def given(prompts: int, samples: int = 4, generations: int = 4, length: int = 5, **options: Any) -> Any:
-    """A `Given` trainer with completions and draws from a seed, branching everywhere unless told otherwise."""
+def given(
+    prompts: int, samples: int = 4, generations: int = 4, length: int = 5, **options: Any
+) -> Any:
+    """A `Given` trainer with completions and draws from a seed, branching everywhere unless told
+    otherwise.
+    """
     others = {"credit": arsm.RLOO(samples), "budget": None, **options.pop("others", {})}
     made = trainer(Given, others=others, num_generations=generations, **options)
     generator = torch.Generator().manual_seed(5)
     made.completions = [next_words([7 * i + 3], length) for i in range(prompts * generations)]
-    made.draws = torch.randint(1, len(WORDS), (prompts * generations, length, samples - 1), generator=generator)
+    made.draws = torch.randint(
+        1, len(WORDS), (prompts * generations, length, samples - 1), generator=generator
+    )
     return made

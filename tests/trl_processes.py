@@ -1,4 +1,6 @@
-"""One step of a `Given` trainer under torchrun: `torchrun -m tests.trl_processes FOLDER` saves the parameters."""
+"""One step of a `Given` trainer under torchrun: `torchrun -m tests.trl_processes FOLDER` saves the
+parameters.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "trl":
         raise
-    raise ModuleNotFoundError("arsm.trl needs TRL; install it with `pip install 'arsm[trl]'`.", name="trl") from None
+    raise ModuleNotFoundError(
+        "arsm.trl needs TRL; install it with `pip install 'arsm[trl]'`.", name="trl"
+    ) from None
 
 __all__ = ["BranchTrainer", "Noise", "gradient_noise"]

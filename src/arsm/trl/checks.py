@@ -1,8 +1,11 @@
-"""Which versions, options, models and estimators `BranchTrainer` takes; everything else is refused in one sentence."""
+"""Which versions, options, models and estimators `BranchTrainer` takes; everything else
+is refused in one sentence.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from typing import Any, NamedTuple
 
@@ -25,8 +28,13 @@ class Refusal(NamedTuple):
 
 
 KL = "the KL penalty of the tokens that were not sampled is not computed"
-SAMPLER = "the other tokens are drawn from the policy's plain softmax, and the completions must be too"
-LENGTH = "it weights tokens by the length of their completion or by the sequence's ratio, which is not token credit"
+SAMPLER = (
+    "the other tokens are drawn from the policy's plain softmax, and the completions must be too"
+)
+LENGTH = (
+    "it weights tokens by the length of their completion or by the sequence's ratio, which is "
+    "not token credit"
+)
 MASK = "the credit of a state may not depend on what was drawn there"
 
 REFUSED = (
@@ -53,15 +61,29 @@ REFUSED = (
     Refusal("top_entropy_quantile", (1.0,), MASK),
     Refusal("off_policy_mask_threshold", (None,), MASK),
     Refusal("vllm_importance_sampling_mode", ("sequence_mask", "sequence_truncate"), MASK),
-    Refusal("multi_objective_aggregation", ("sum_then_normalize",), "branches are compared by their summed rewards"),
-    Refusal("scale_rewards", ("group", "none"), "a branch's reward is compared with rewards on their own scale"),
+    Refusal(
+        "multi_objective_aggregation",
+        ("sum_then_normalize",),
+        "branches are compared by their summed rewards",
+    ),
+    Refusal(
+        "scale_rewards",
+        ("group", "none"),
+        "a branch's reward is compared with rewards on their own scale",
+    ),
     Refusal("max_tool_calling_iterations", (None,), "a branch cannot repeat the calls of a tool"),
-    Refusal("torch_compile", (False,), "the hidden states are read by a hook on the model's backbone"),
-    Refusal("use_liger_kernel", (False,), "the hidden states are read by a hook on the model's backbone"),
+    Refusal(
+        "torch_compile", (False,), "the hidden states are read by a hook on the model's backbone"
+    ),
+    Refusal(
+        "use_liger_kernel", (False,), "the hidden states are read by a hook on the model's backbone"
+    ),
 )
 
 HEAD_GAP = 0.1
-"""Mean difference in nats between the head's ln p and TRL's; bfloat16 alone makes a few hundredths."""
+"""Mean difference in nats between the head's ln p and TRL's; bfloat16 alone makes a few
+hundredths.
+"""
 
 LOGIT_SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 """Names under which configurations keep a factor of the logits."""
@@ -72,21 +94,30 @@ def check_version(version: str) -> None:
     if not version.startswith(tuple(known + "." for known in KNOWN_VERSIONS)):
         known = " or ".join(KNOWN_VERSIONS)
         raise ImportError(
-            f"BranchTrainer overrides methods of TRL {known}, but version {version} is installed; install a known one "
-            "with `pip install 'arsm[trl]'`."
+            f"BranchTrainer overrides methods of TRL {known}, but version {version} is installed; "
+            "install a known one with `pip install 'arsm[trl]'`."
         )
 
 
 def check_credit(credit: Estimator) -> None:
     """Estimators that compare the n tokens of a state."""
     needs = ("values_only", "mean", "independent_rows", "compares", "unbiased")
-    require(credit, "BranchTrainer", *needs, subset=None, instead="set credit to one such as arsm.RLOO(4)")
+    require(
+        credit,
+        "BranchTrainer",
+        *needs,
+        subset=None,
+        instead="set credit to one such as arsm.RLOO(4)",
+    )
 
 
 def check_budget(budget: float | None) -> None:
     """Branch tokens per token of the completions."""
     if budget is not None and not 0 < budget < math.inf:
-        raise ValueError(f"budget must be a positive number of branch tokens per token, or None, but is {budget}.")
+        raise ValueError(
+            "budget must be a positive number of branch tokens per token, or None, but is "
+            f"{budget}."
+        )
 
 
 def check_options(args: Any) -> None:
@@ -96,19 +127,25 @@ def check_options(args: Any) -> None:
         if value not in taken:
             wanted = " or ".join(repr(each) for each in taken)
             raise ValueError(
-                f"BranchTrainer cannot use {option} = {value!r}, because {why}; set it to {wanted}, or use GRPOTrainer."
+                f"BranchTrainer cannot use {option} = {value!r}, because {why}; set it to "
+                f"{wanted}, or use GRPOTrainer."
             )
     if args.max_completion_length is None:
-        raise ValueError("BranchTrainer needs to know how long a branch may become; set max_completion_length.")
-    deepspeed = getattr(args, "deepspeed_plugin", None)
-    if (deepspeed is not None and deepspeed.zero_stage == 3) or args.fsdp:
         raise ValueError(
-            "BranchTrainer reads single rows of the head's weight, which ZeRO-3 and FSDP split between processes; use "
-            "DDP, or ZeRO up to stage 2."
+            "BranchTrainer needs to know how long a branch may become; set max_completion_length."
+        )
+    deepspeed = getattr(args, "deepspeed_plugin", None)
+    # accelerate's launcher tells of FSDP by a variable alone
+    launched = os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes", "on")
+    if (deepspeed is not None and deepspeed.zero_stage == 3) or args.fsdp or launched:
+        raise ValueError(
+            "BranchTrainer reads single rows of the head's weight, which ZeRO-3 and FSDP split "
+            "between processes; use DDP, or ZeRO up to stage 2."
         )
     if args.scale_rewards == "group":
         warnings.warn(
-            "BranchTrainer does not divide rewards by their standard deviation, which would bias the gradient; set "
+            "BranchTrainer does not divide rewards by their standard deviation, which would bias "
+            "the gradient; set "
             'scale_rewards="none" to silence this warning.',
             stacklevel=3,
         )
@@ -119,12 +156,15 @@ def check_arguments(others: dict[str, Any]) -> None:
     for name in ("tools", "rollout_func", "environment_factory"):
         if others.get(name):
             raise ValueError(
-                "BranchTrainer cannot go back to a state inside a conversation with tools or environments; leave "
-                f"{name} out, or use GRPOTrainer."
+                "BranchTrainer cannot go back to a state inside a conversation with tools or "
+                f"environments; leave {name} out, or use GRPOTrainer."
             )
     dropout = getattr(others.get("peft_config"), "lora_dropout", 0.0)
     if dropout:
-        raise ValueError(f"lora_dropout is {dropout}, but branches and completions must have one policy; set it to 0.")
+        raise ValueError(
+            f"lora_dropout is {dropout}, but branches and completions must have one policy; set it "
+            "to 0."
+        )
 
 
 def check_model(model: Any, *, disable_dropout: bool) -> None:
@@ -133,18 +173,20 @@ def check_model(model: Any, *, disable_dropout: bool) -> None:
     for name in LOGIT_SCALES:
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise ValueError(
-                f"BranchTrainer knows no models that scale their logits, but {name} is not 1; use GRPOTrainer."
+                f"BranchTrainer knows no models that scale their logits, but {name} is not 1; use "
+                "GRPOTrainer."
             )
     dropout = _dropout(model, disable_dropout=disable_dropout)
     if dropout is not None:
         raise ValueError(
-            f"{dropout} drops activations while TRL generates, so that branches and completions would have different "
-            "policies; set the model's dropout to 0."
+            f"{dropout} drops activations while TRL generates, so that branches and completions "
+            "would have different policies; set the model's dropout to 0."
         )
     if not _positions_are_relative(model):
         raise ValueError(
-            "The model's positions change with the padding before a prompt, which TRL does not tell it when it scores "
-            "completions; use a model with relative positions, such as rotary embeddings."
+            "The model's positions change with the padding before a prompt, which TRL does not "
+            "tell it when it scores completions; use a model with relative positions, such as "
+            "rotary embeddings."
         )
 
 
@@ -163,14 +205,18 @@ def _dropout(model: nn.Module, *, disable_dropout: bool) -> str | None:
 
 @torch.no_grad()
 def _positions_are_relative(model: Any) -> bool:
-    """Whether the same tokens have the same last hidden state with padding before them and without."""
+    """Whether the same tokens have the same last hidden state with padding before them
+    and without.
+    """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     device = next(model.parameters()).device
     ids = torch.arange(3, device=device).unsqueeze(0) % model.config.get_text_config().vocab_size
     padding = torch.zeros(1, 4, dtype=ids.dtype, device=device)
     mask = torch.cat([padding, torch.ones_like(ids)], 1)
     plain = model.base_model(input_ids=ids, use_cache=False)[0][0, -1].float()
-    padded = model.base_model(input_ids=torch.cat([padding, ids], 1), attention_mask=mask, use_cache=False)[0]
+    padded = model.base_model(
+        input_ids=torch.cat([padding, ids], 1), attention_mask=mask, use_cache=False
+    )[0]
     return bool((padded[0, -1].float() - plain).norm() <= 0.05 * plain.norm())
 
 
@@ -181,6 +227,7 @@ def check_head(own: Tensor, trl_own: Tensor) -> None:
     gap = float((own - trl_own.float()).abs().mean())
     if not gap <= HEAD_GAP:
         raise ValueError(
-            f"ln p from the model's head and TRL's ln p differ by {gap:.2g} on average; BranchTrainer needs a model "
-            "whose logits are the output embeddings times the last hidden state."
+            f"ln p from the model's head and TRL's ln p differ by {gap:.2g} on average; "
+            "BranchTrainer needs a model whose logits are the output embeddings times the last "
+            "hidden state."
         )

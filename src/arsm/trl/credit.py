@@ -1,4 +1,6 @@
-"""Credit of tokens from the rewards of completions and of their branches: tensors alone, nothing of TRL."""
+"""Credit of tokens from the rewards of completions and of their branches: tensors
+alone, nothing of TRL.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from arsm.types import Estimator
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """S branched states, each the first t tokens of one completion, and the n tokens that were drawn there."""
+    """S branched states, each the first t tokens of one completion, and the n tokens
+    that were drawn there.
+    """
 
     row: Tensor
     """[S] int64: the completion."""
@@ -32,7 +36,9 @@ class States:
         return States(row, step, drawn, equal.int().argmax(-1))
 
     def rollouts(self) -> tuple[Tensor, Tensor]:
-        """State and number [R] of the tokens to play: one of every token other than the true one."""
+        """State and number [R] of the tokens to play: one of every token other than the
+        true one.
+        """
         number = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
         state, number = ((self.first == number) & (number > 0)).nonzero(as_tuple=True)
         return state, number
@@ -50,7 +56,8 @@ class States:
 def back_up(rewards: Tensor, length: int, states: States, returns: Tensor) -> tuple[Tensor, Tensor]:
     """The return Q_t after every token [B, T] and the value V_0 of every prompt [B].
 
-    Q_t = V_{t+1}, where V_t is the mean return of the n tokens in a branched state and Q_t elsewhere.
+    Q_t = V_{t+1}, where V_t is the mean return of the n tokens in a branched state and
+    Q_t elsewhere.
 
     Args:
         rewards: [B], of the completions.
@@ -71,7 +78,9 @@ def back_up(rewards: Tensor, length: int, states: States, returns: Tensor) -> tu
 
 
 def others_mean(values: Tensor, group: int) -> Tensor:
-    """The mean of the other completions of the same prompt: [B] -> [B]; NaN are left out, NaN where all others are."""
+    """The mean of the other completions of the same prompt: [B] -> [B]; NaN are left
+    out, NaN where all others are.
+    """
     groups = values.view(-1, group)
     known = groups.isfinite()
     groups = torch.where(known, groups, 0)
@@ -92,6 +101,8 @@ def squared_lengths(states: States, weights: Tensor) -> Tensor:
 
 
 def distinct_others(tokens: Tensor) -> Tensor:
-    """How many tokens of each state differ from the true one and from each other: [B, T, n] -> [B, T]."""
+    """How many tokens of each state differ from the true one and from each other: [B,
+    T, n] -> [B, T].
+    """
     ordered = tokens.sort(-1).values
     return (ordered[..., 1:] != ordered[..., :-1]).sum(-1)

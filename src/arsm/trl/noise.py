@@ -26,20 +26,26 @@ class Noise(NamedTuple):
 
 
 def gradient_noise(trainer: GRPOTrainer, repeats: int = 16) -> Noise:
-    """Measure the gradient's variance on the first generation batch of the dataset, again and again.
+    """Measure the gradient's variance on the first generation batch of the dataset,
+    again and again.
 
-    Nothing is trained. Compare trainers with the same model, data and `loss_type`, both with `scale_rewards="none"`,
-    in one process. A GRPOTrainer subtracts a mean that holds the completion's own reward, which shrinks its gradient by
-    (n - 1)/n; this is undone here.
+    Nothing is trained. Compare trainers with the same model, data and `loss_type`, both
+    with `scale_rewards="none"`, in one process. A GRPOTrainer subtracts a mean that
+    holds the completion's own reward, which shrinks its gradient by (n - 1)/n; this is
+    undone here.
 
     Args:
         trainer: a `GRPOTrainer` or a `BranchTrainer`.
-        repeats: gradients, at least 2; the relative error of the variance is about (2 / repeats)^(1/2) or less.
+        repeats: gradients, at least 2; the relative error of the variance is about (2 /
+            repeats)^(1/2) or less.
     """
     if repeats < 2:
         raise ValueError(f"A variance needs at least 2 repeats, but repeats = {repeats}.")
     if trainer.accelerator.num_processes > 1:
-        raise ValueError("gradient_noise measures in one process; start it without torchrun or accelerate launch.")
+        raise ValueError(
+            "gradient_noise measures in one process; start it without torchrun or accelerate "
+            "launch."
+        )
     own: Any = trainer
     model = own.model
     group = own.num_generations
@@ -57,7 +63,9 @@ def gradient_noise(trainer: GRPOTrainer, repeats: int = 16) -> Noise:
         own._metrics["train"].clear()
         model.zero_grad()
         own.compute_loss(model, batch).backward()
-        gradient = scale * torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+        gradient = scale * torch.cat(
+            [each.grad.flatten() for each in model.parameters() if each.grad is not None]
+        )
         squares += float(gradient.square().sum())
         total = gradient if total is None else total + gradient
     model.zero_grad()

@@ -1,22 +1,25 @@
 r"""`BranchTrainer`: TRL's `GRPOTrainer` with the token credit of `sequences.Branch`.
 
-GRPO gives all tokens of a completion the same advantage. Here a coin chooses some states, each a prompt and the tokens
-before t. In a chosen state, n - 1 further tokens are drawn from the policy, each is played to the end, and the n tokens
-are compared with each other:
+GRPO gives all tokens of a completion the same advantage. Here a coin chooses some
+states, each a prompt and the tokens before t. In a chosen state, n - 1 further tokens
+are drawn from the policy, each is played to the end, and the n tokens are compared with
+each other:
 
     g_t = sum_k w_k (onehot(a_k) - p_t),    a_0 = y_t the true token, a_1..a_{n-1} ~ p_t the others
 
-with w from the estimator's `weights` of the n returns. All other states get the group's leave-one-out advantage,
+with w from the estimator's `weights` of the n returns. All other states get the group's
+leave-one-out advantage,
 
     g_t = (Q_t - mean value of the other completions) (onehot(y_t) - p_t)
 
-Both have the mean dJ/dlogits_t, whatever the coin says, as long as it does not depend on what is drawn in that state or
-after it. So nothing is divided by the coin's probability. Q_t, the return after y_t, is backed up from the branches of
-later states, as in `sequences.Branch`.
+Both have the mean dJ/dlogits_t, whatever the coin says, as long as it does not depend
+on what is drawn in that state or after it. So nothing is divided by the coin's
+probability. Q_t, the return after y_t, is backed up from the branches of later states,
+as in `sequences.Branch`.
 
-TRL generates, rewards, clips, normalises, logs and saves. Credit [B, T, n] reaches its loss as B rows of T n tokens,
-and ln p of the other tokens is TRL's own ln p of the true token plus a difference of two logits, from n rows of the
-head:
+TRL generates, rewards, clips, normalises, logs and saves. Credit [B, T, n] reaches its
+loss as B rows of T n tokens, and ln p of the other tokens is TRL's own ln p of the true
+token plus a difference of two logits, from n rows of the head:
 
     ln p(a_k) = ln p(y) + z(a_k) - z(y),    z(a) = h . W[a] / temperature
 """
@@ -46,7 +49,14 @@ from arsm.trl.checks import (
     check_options,
     check_version,
 )
-from arsm.trl.credit import States, back_up, distinct_others, others_mean, squared_lengths, token_weights
+from arsm.trl.credit import (
+    States,
+    back_up,
+    distinct_others,
+    others_mean,
+    squared_lengths,
+    token_weights,
+)
 from arsm.types import Estimator
 
 LOGITS_PER_PART = 1 << 24
@@ -63,24 +73,31 @@ class Played(NamedTuple):
 
 
 class BranchTrainer(GRPOTrainer):
-    """`GRPOTrainer` with credit for every token: other tokens of some states are drawn, played and compared.
+    """`GRPOTrainer` with credit for every token: other tokens of some states are drawn,
+    played and compared.
 
-    All arguments are those of `GRPOTrainer`, and two more. Options of `GRPOConfig` that token credit cannot serve are
-    refused before the model is touched; the guide lists them. `scale_rewards="group"`, TRL's default, is ignored with
-    a warning.
+    All arguments are those of `GRPOTrainer`, and two more. Options of `GRPOConfig` that
+    token credit cannot serve are refused before the model is touched; the guide lists
+    them. `scale_rewards="group"`, TRL's default, is ignored with a warning.
 
-    Metrics: `credit/rollouts` and `credit/tokens` count the branches of one generation batch and the tokens they
-    generated; `credit/states` is the share of tokens that were branched; `credit/zero_states` the share of branched
-    states without credit, because all draws or all returns were equal; `credit/variance` and `credit/group_variance`
-    are the mean |g_t|^2 at the branched states, from the branches and from the group's advantage.
+    Metrics: `credit/rollouts` and `credit/tokens` count the branches of one generation
+    batch and the tokens they generated; `credit/states` is the share of tokens that
+    were branched; `credit/zero_states` the share of branched states without credit,
+    because all draws or all returns were equal; `credit/variance` and
+    `credit/group_variance` are the mean |g_t|^2 at the branched states, from the
+    branches and from the group's advantage.
 
     Args:
-        model: as for `GRPOTrainer`; a text model without dropout, with relative positions.
-        reward_funcs: as for `GRPOTrainer`. They are called for branches too, with the columns of their prompt.
+        model: as for `GRPOTrainer`; a text model without dropout, with relative
+            positions.
+        reward_funcs: as for `GRPOTrainer`. They are called for branches too, with the
+            columns of their prompt.
         args: as for `GRPOTrainer`.
         train_dataset: as for `GRPOTrainer`.
-        credit: how the n tokens of a state are compared: an unbiased estimator over n independent samples.
-        budget: branch tokens per token of the completions, on average; None to branch in every state.
+        credit: how the n tokens of a state are compared: an unbiased estimator over n
+            independent samples.
+        budget: branch tokens per token of the completions, on average; None to branch
+            in every state.
         others: further arguments of `GRPOTrainer`, by name.
     """
 
@@ -119,7 +136,8 @@ class BranchTrainer(GRPOTrainer):
         self._scored: Tensor | None = None
         """[B, T, n]: the tokens of the credit while TRL computes its loss."""
 
-    # ------------------------------------------------------------------ overridden methods of GRPOTrainer
+    # ------------------------------------------------------------------ overridden methods of
+    # GRPOTrainer
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's rewards, kept: it returns only advantages."""
@@ -138,7 +156,9 @@ class BranchTrainer(GRPOTrainer):
         return batch
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss of B rows of T n tokens: each of a state's n tokens is a token with its own advantage."""
+        """TRL's loss of B rows of T n tokens: each of a state's n tokens is a token
+        with its own advantage.
+        """
         if "credit_tokens" not in inputs:
             return super()._compute_loss(model, inputs)
         tokens = inputs["credit_tokens"]
@@ -155,7 +175,13 @@ class BranchTrainer(GRPOTrainer):
             self._scored = None
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """ln p and entropies of B rows of T n tokens, from one pass over the true completions."""
         if self._scored is None:
@@ -167,20 +193,30 @@ class BranchTrainer(GRPOTrainer):
         prompt = input_ids.shape[1] - logits_to_keep
         ids = torch.cat([input_ids[:, :prompt], tokens[..., 0]], 1)
         mask = torch.cat([attention_mask[:, :prompt], attention_mask[:, prompt::n]], 1)
-        log_p, entropies, aux_loss, hidden = self._score(model, ids, mask, tokens.shape[1], *args, **kwargs)
+        log_p, entropies, aux_loss, hidden = self._score(
+            model, ids, mask, tokens.shape[1], *args, **kwargs
+        )
         log_p = self._log_probs(hidden, tokens, log_p)
         entropies = None if entropies is None else entropies.repeat_interleave(n, 1)
         return log_p.flatten(1), entropies, aux_loss
 
     # ------------------------------------------------------------------ ln p of other tokens
 
-    def _score(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """TRL's ln p [B, T], entropies and auxiliary loss, and the hidden states [B, T, H] before each token."""
+    def _score(
+        self, model: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """TRL's ln p [B, T], entropies and auxiliary loss, and the hidden states [B, T,
+        H] before each token.
+        """
         caught: list[Tensor] = []
         backbone = self._causal_model().base_model
-        handle = backbone.register_forward_hook(lambda module, given, output: caught.append(output[0]))
+        handle = backbone.register_forward_hook(
+            lambda module, given, output: caught.append(output[0])
+        )
         try:
-            log_p, entropies, aux_loss = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            log_p, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+                model, *args, **kwargs
+            )
         finally:
             handle.remove()
         hidden = torch.cat(caught)
@@ -191,7 +227,9 @@ class BranchTrainer(GRPOTrainer):
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
     def _log_probs(self, hidden: Tensor, tokens: Tensor, log_p: Tensor) -> Tensor:
-        """ln p of tokens [B, T, n], from hidden states [B, T, H] and ln p [B, T] of the true tokens."""
+        """ln p of tokens [B, T, n], from hidden states [B, T, H] and ln p [B, T] of the
+        true tokens.
+        """
         other = tokens != tokens[..., :1]
         row, step, _ = other.nonzero(as_tuple=True)
         state = hidden[row, step].float()
@@ -210,13 +248,17 @@ class BranchTrainer(GRPOTrainer):
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Logits after the model's soft cap, if it has one, and TRL's temperature."""
-        cap = getattr(self._causal_model().config.get_text_config(), "final_logit_softcapping", None)
+        cap = getattr(
+            self._causal_model().config.get_text_config(), "final_logit_softcapping", None
+        )
         if cap is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits / self.temperature
 
     def _old_log_probs(self, batch: dict[str, Any]) -> Tensor:
-        """ln p [B, T n] under the policy that drew the tokens, computed as in the loss: its first ratios are 1."""
+        """ln p [B, T n] under the policy that drew the tokens, computed as in the loss:
+        its first ratios are 1.
+        """
         parts = []
         for part in self._micro_batches(batch):
             log_p, hidden = self._score_batch(part)
@@ -225,23 +267,31 @@ class BranchTrainer(GRPOTrainer):
 
     def _micro_batches(self, batch: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
         """The batch in parts of as many rows as TRL scores at a time."""
-        tensors = {key: each for key, each in batch.items() if isinstance(each, Tensor) and each.ndim > 0}
+        tensors = {
+            key: each for key, each in batch.items() if isinstance(each, Tensor) and each.ndim > 0
+        }
         size = self.args.per_device_train_batch_size
         for start in range(0, batch["completion_ids"].shape[0], size):
             yield {key: each[start : start + size] for key, each in tensors.items()}
 
     def _score_batch(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """ln p of the true tokens [B, T] and the hidden states before them [B, T, H], without a graph."""
+        """ln p of the true tokens [B, T] and the hidden states before them [B, T, H],
+        without a graph.
+        """
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         options: Any = self.args.gradient_checkpointing_kwargs
         with disable_gradient_checkpointing(self.model, options):
-            log_p, _, _, hidden = self._score(self.model, ids, mask, batch["completion_ids"].shape[1])
+            log_p, _, _, hidden = self._score(
+                self.model, ids, mask, batch["completion_ids"].shape[1]
+            )
         return log_p, hidden
 
     # ------------------------------------------------------------------ credit
 
-    def _find_credit(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _find_credit(
+        self, inputs: list[dict[str, Any]], batch: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         """Draw, choose, play and compare: tokens and weights, [B, T, n] both."""
         everywhere = self._weighted(self._rewards)
         rewards = self._here(everywhere, len(inputs))
@@ -250,7 +300,9 @@ class BranchTrainer(GRPOTrainer):
         states = States.of(tokens, self._choose(tokens, mask))
 
         state, number = states.rollouts()
-        played = self._play(inputs, batch, states.row[state], states.step[state], states.tokens[state, number])
+        played = self._play(
+            inputs, batch, states.row[state], states.step[state], states.tokens[state, number]
+        )
         returns = rewards[states.row].unsqueeze(-1).repeat(1, tokens.shape[-1])
         returns[state, number] = played.rewards
         returns = returns.gather(-1, states.first)
@@ -265,7 +317,8 @@ class BranchTrainer(GRPOTrainer):
         # Every other state has the group's leave-one-out advantage, for its true token alone.
         baseline = self._others_mean(self._gather(value), len(inputs))
         weights = torch.zeros(tokens.shape, dtype=after.dtype, device=after.device)
-        weights[..., 0] = (after - baseline.unsqueeze(-1)).nan_to_num(nan=0.0)  # NaN: nothing to compare with
+        # NaN: nothing to compare with
+        weights[..., 0] = (after - baseline.unsqueeze(-1)).nan_to_num(nan=0.0)
         weights[states.row, states.step] = compared
         branched = torch.zeros_like(mask)
         branched[states.row, states.step] = True
@@ -284,7 +337,9 @@ class BranchTrainer(GRPOTrainer):
         return tokens, weights
 
     def _draw(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Tokens [B, T, n], the true one first and the others drawn from the policy; and |onehot(y) - p|^2 [B, T]."""
+        """Tokens [B, T, n], the true one first and the others drawn from the policy;
+        and |onehot(y) - p|^2 [B, T].
+        """
         tokens = batch["completion_ids"].unsqueeze(-1).repeat(1, 1, self.credit.paths)
         energy = torch.zeros(tokens.shape[:2], device=tokens.device)
         start = 0
@@ -300,7 +355,9 @@ class BranchTrainer(GRPOTrainer):
         return tokens, energy
 
     def _draw_in_states(self, hidden: Tensor, true: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """After hidden states [S, H]: p of the true token [S], sum_c p_c^2 [S] and n - 1 drawn tokens [S, n - 1]."""
+        """After hidden states [S, H]: p of the true token [S], sum_c p_c^2 [S] and n -
+        1 drawn tokens [S, n - 1].
+        """
         head = self._causal_model().get_output_embeddings()
         at_once = max(1, LOGITS_PER_PART // head.weight.shape[0])
         found = []
@@ -309,15 +366,19 @@ class BranchTrainer(GRPOTrainer):
             # in double precision the sums over a large vocabulary keep its rarest tokens
             p = self._scaled(logits.float()).double().softmax(-1)
             others = torch.multinomial(p, self.credit.paths - 1, replacement=True)
-            found.append((p.gather(-1, token.unsqueeze(-1)).squeeze(-1), p.square().sum(-1), others))
+            found.append(
+                (p.gather(-1, token.unsqueeze(-1)).squeeze(-1), p.square().sum(-1), others)
+            )
         p, squares, others = (torch.cat(each) for each in zip(*found, strict=True))
         return p.float(), squares.float(), others
 
     def _choose(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """The states to branch in, bool [B, T]: one coin per state, with a probability that keeps to the budget.
+        """The states to branch in, bool [B, T]: one coin per state, with a probability
+        that keeps to the budget.
 
-        The cost of branching everywhere is guessed from the lengths and draws of all *other* completions. A guess that
-        included the completion itself would let its draws decide how they are compared, which is biased.
+        The cost of branching everywhere is guessed from the lengths and draws of all
+        *other* completions. A guess that included the completion itself would let its
+        draws decide how they are compared, which is biased.
         """
         if self.budget is None:
             return mask
@@ -331,30 +392,44 @@ class BranchTrainer(GRPOTrainer):
         return mask & (coin < probability.unsqueeze(-1))
 
     def _others_mean(self, everywhere: Tensor, rows: int) -> Tensor:
-        """The mean of the other completions of each prompt: values of all processes -> [B] of this one's rows."""
+        """The mean of the other completions of each prompt: values of all processes ->
+        [B] of this one's rows.
+        """
         assert self.num_generations is not None
         return self._here(others_mean(everywhere, self.num_generations), rows)
 
     def _weighted(self, rewards: Tensor) -> Tensor:
-        """The weighted sum of the reward functions [B, F] -> [B]; NaN where all of them returned None."""
+        """The weighted sum of the reward functions [B, F] -> [B]; NaN where all of them
+        returned None.
+        """
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(-1)
         return total.masked_fill(rewards.isnan().all(-1), math.nan)
 
     # ------------------------------------------------------------------ rollouts
 
     def _play(
-        self, inputs: list[dict[str, Any]], batch: dict[str, Any], row: Tensor, step: Tensor, action: Tensor
+        self,
+        inputs: list[dict[str, Any]],
+        batch: dict[str, Any],
+        row: Tensor,
+        step: Tensor,
+        action: Tensor,
     ) -> Played:
-        """Complete and reward R prefixes: the first `step` tokens of a completion, then `action`."""
+        """Complete and reward R prefixes: the first `step` tokens of a completion, then
+        `action`.
+        """
         prompts = _lists(batch["prompt_ids"], batch["prompt_mask"])
         true = _lists(batch["completion_ids"], batch["completion_mask"])
         which = row.tolist()
-        completions = [[*true[i][:t], a] for i, t, a in zip(which, step.tolist(), action.tolist(), strict=True)]
+        completions = [
+            [*true[i][:t], a] for i, t, a in zip(which, step.tolist(), action.tolist(), strict=True)
+        ]
         self._complete([prompts[i] for i in which], completions)
         generated = sum(len(ids) for ids in completions) - int(step.sum())
         read = sum(len(prompts[i]) for i in which) + int(step.sum())
 
-        # All processes call TRL equally often: those with fewer rollouts add their first completion again.
+        # All processes call TRL equally often: those with fewer rollouts add their first completion
+        # again.
         missing = self._most(len(which)) - len(which)
         rows = which + [0] * missing
         completions += [true[0]] * missing
@@ -364,7 +439,9 @@ class BranchTrainer(GRPOTrainer):
             for start in range(0, len(rows), len(inputs)):
                 some = rows[start : start + len(inputs)]
                 ids = completions[start : start + len(inputs)]
-                rewards.append(self._reward([inputs[i] for i in some], [prompts[i] for i in some], ids))
+                rewards.append(
+                    self._reward([inputs[i] for i in some], [prompts[i] for i in some], ids)
+                )
 
         # TRL counts prompts and completions, so branches count with their prompts and prefixes.
         total = self._gather(torch.tensor([read + generated], device=row.device)).sum()
@@ -377,15 +454,22 @@ class BranchTrainer(GRPOTrainer):
         longest = self.max_completion_length
         assert longest is not None
         unfinished = [
-            i for i, ids in enumerate(completions) if len(ids) < longest and ids[-1] not in self.eos_token_ids
+            i
+            for i, ids in enumerate(completions)
+            if len(ids) < longest and ids[-1] not in self.eos_token_ids
         ]
         # Sorted by what is left, so that the rows of one call may become about equally long.
         unfinished.sort(key=lambda i: len(completions[i]))
-        # Processes generate in step: those with fewer rollouts play one more token after some prompt.
+        # Processes generate in step: those with fewer rollouts play one more token after some
+        # prompt.
         most = self._most(len(unfinished))
         missing = most - len(unfinished)
         left = [longest - len(completions[i]) for i in unfinished] + [1] * missing
-        limits = self._gather(torch.tensor([left], device=self.accelerator.device)).amax(0).tolist() if most else []
+        limits = (
+            self._gather(torch.tensor([left], device=self.accelerator.device)).amax(0).tolist()
+            if most
+            else []
+        )
         spare = prompts[0] if prompts else [self.eos_token_ids[0]]
         at_once = self.args.per_device_train_batch_size * (self.args.steps_per_generation or 1)
         for start in range(0, most, at_once):
@@ -410,14 +494,23 @@ class BranchTrainer(GRPOTrainer):
             setattr(settings, name, before)
 
     def _reward(
-        self, inputs: list[dict[str, Any]], prompt_ids: list[list[int]], completion_ids: list[list[int]]
+        self,
+        inputs: list[dict[str, Any]],
+        prompt_ids: list[list[int]],
+        completion_ids: list[list[int]],
     ) -> Tensor:
         """Rewards [R] of completions, decoded and judged by TRL."""
         prompts = [each["prompt"] for each in inputs]
         # With a rollout function, TRL's `_generate` only decodes what that function returns.
-        self.rollout_func = lambda *_: {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+        self.rollout_func = lambda *_: {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completion_ids,
+            "logprobs": None,
+        }
         completions = self._generate(prompts)[3]
-        rewards = self._weighted(self._calculate_rewards(inputs, prompts, completions, completion_ids))
+        rewards = self._weighted(
+            self._calculate_rewards(inputs, prompts, completions, completion_ids)
+        )
         return self._here(rewards, len(inputs))
 
     @contextmanager
@@ -436,7 +529,9 @@ class BranchTrainer(GRPOTrainer):
 
     def _log_credit(self, **local: Tensor | int) -> None:
         """Add up the counts of all processes and append them to TRL's metrics."""
-        counts = torch.tensor([[float(each) for each in local.values()]], device=self.accelerator.device)
+        counts = torch.tensor(
+            [[float(each) for each in local.values()]], device=self.accelerator.device
+        )
         total = dict(zip(local, self._gather(counts).sum(0).tolist(), strict=True))
         metrics = self._metrics["train"]
         metrics["credit/rollouts"].append(total["rollouts"])
