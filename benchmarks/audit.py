@@ -3,8 +3,8 @@
     python -m benchmarks.audit                       # all parts: about an hour of one core
     python -m benchmarks.audit rates --minutes 5     # a part of it; run again to go on
 
-Every audit appends a line to runs/audit/PART.jsonl; audits that have one are not run again. results/audit/referee.csv
-is made of these lines.
+Every audit appends a line to runs/audit/PART.jsonl; audits that have one are not run again.
+results/audit/referee.csv is made of these lines.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ from tests.surrogates import CORRECT, REDUCED, REDUCED_SAMPLES
 import arsm
 from arsm.referee import PROBLEMS, Problem
 from arsm.referee.judge import _judge
-from arsm.referee.measure import Draws, Loss, draw, generators, one_thread
+from arsm.referee.measure import Draws, Loss, draw_gradients, generators, one_thread
 from arsm_experiments.runs.provenance import provenance
 from benchmarks.agents_report import read
 
 RATES = (0.05, 0.2, 0.5)
 """Declared false-alarm rates, all far above the default of 1e-6."""
-SIMPLE = ("score function", "leave-one-out, 2 samples", "leave-one-out, 4 samples", "leave-one-out, rows of the batch")
+SIMPLE = (
+    "score function",
+    "leave-one-out, 2 samples",
+    "leave-one-out, 4 samples",
+    "leave-one-out, rows of the batch",
+)
 ERRORS = tuple(x / 1000 for x in range(4, 17))
 """Relative errors of the length."""
 POWER = ("leave-one-out, 4 samples", "score function")
@@ -44,7 +49,10 @@ CONFIDENCE = 0.99
 def measured(loss: Loss, problems: Sequence[Problem], samples: int, seed: int) -> list[Draws]:
     """The draws of one audit."""
     with generators(seed), one_thread():
-        return [draw(loss, problem, samples, 1, torch.float32, lambda _: None) for problem in problems]
+        return [
+            draw_gradients(loss, problem, samples, 1, torch.float32, lambda _: None)
+            for problem in problems
+        ]
 
 
 def alarm(draws: list[Draws], rate: float) -> bool:
@@ -55,7 +63,9 @@ def alarm(draws: list[Draws], rate: float) -> bool:
 
 
 def rates(seed: int) -> dict[str, Any]:
-    """Whether a reduced audit of a correct loss raises an alarm at each rate, and with intervals of half the length."""
+    """Whether a reduced audit of a correct loss raises an alarm at each rate, and with intervals of
+    half the length.
+    """
     draws = measured(CORRECT[SIMPLE[seed % len(SIMPLE)]], REDUCED, REDUCED_SAMPLES, seed)
     half_width = Draws.half_width
     with patch.object(Draws, "half_width", lambda self, failure: half_width(self, failure) / 2):
@@ -91,7 +101,12 @@ def seconds(seed: int) -> dict[str, Any]:
     name = list(CORRECT)[seed]
     start = time.process_time()
     found = arsm.audit(CORRECT[name])
-    return {"seed": seed, "loss": name, "cpu": time.process_time() - start, "verdict": found.verdict}
+    return {
+        "seed": seed,
+        "loss": name,
+        "cpu": time.process_time() - start,
+        "verdict": found.verdict,
+    }
 
 
 PARTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
@@ -106,8 +121,13 @@ def share(count: int, total: int) -> tuple[float, float, float]:
     """A share with Clopper and Pearson's interval."""
 
     def at_most(k: int, p: float) -> float:
-        logs = (math.lgamma(total + 1) - math.lgamma(i + 1) - math.lgamma(total - i + 1) for i in range(k + 1))
-        return sum(math.exp(x + i * math.log(p) + (total - i) * math.log1p(-p)) for i, x in enumerate(logs))
+        logs = (
+            math.lgamma(total + 1) - math.lgamma(i + 1) - math.lgamma(total - i + 1)
+            for i in range(k + 1)
+        )
+        return sum(
+            math.exp(x + i * math.log(p) + (total - i) * math.log1p(-p)) for i, x in enumerate(logs)
+        )
 
     def solve(k: int, level: float) -> float:
         low, high = 0.0, 1.0
@@ -124,22 +144,39 @@ def share(count: int, total: int) -> tuple[float, float, float]:
 def rows(folder: Path) -> Iterator[list[object]]:
     """The lines of the table."""
 
-    def line(row: str, metric: str, count: int, own: list[dict[str, Any]], declared: float | str = "") -> list[object]:
+    def line(
+        row: str, metric: str, count: int, own: list[dict[str, Any]], declared: float | str = ""
+    ) -> list[object]:
         numbers = (f"{x:.4g}" for x in share(count, len(own)))
         return [row, metric, *numbers, declared, len(own), *place(own)]
 
     def place(own: list[dict[str, Any]]) -> list[str]:
-        return ["; ".join(sorted({x["hardware"] for x in own})), "; ".join(sorted({x["commit"][:10] for x in own}))]
+        return [
+            "; ".join(sorted({x["hardware"] for x in own})),
+            "; ".join(sorted({x["commit"][:10] for x in own})),
+        ]
 
     if own := read(folder / "rates.jsonl"):
         for i, rate in enumerate(RATES):
-            yield line("reduced audits of correct losses", "false alarms", sum(x["alarms"][i] for x in own), own, rate)
+            yield line(
+                "reduced audits of correct losses",
+                "false alarms",
+                sum(x["alarms"][i] for x in own),
+                own,
+                rate,
+            )
         row = "reduced audits, intervals of half their length"
         yield line(row, "false alarms", sum(x["halved"] for x in own), own, RATES[0])
     if own := read(folder / "power.jsonl"):
         for name in POWER:
             for i, error in enumerate(ERRORS):
-                yield line(f"{name}, {error:.1%} too long", "caught", sum(x[name][i] for x in own), own, 1e-6)
+                yield line(
+                    f"{name}, {error:.1%} too long",
+                    "caught",
+                    sum(x[name][i] for x in own),
+                    own,
+                    1e-6,
+                )
     for x in read(folder / "seconds.jsonl"):
         cpu = f"{x['cpu']:.1f}"
         yield [x["loss"], "CPU seconds of a default audit", cpu, "", "", 1e-6, 1, *place([x])]
@@ -148,7 +185,9 @@ def rows(folder: Path) -> Iterator[list[object]]:
 def main() -> None:
     """Run the audits that have no line yet, then write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)} (default: all)"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="audits at a time")
     parser.add_argument("--folder", type=Path, default=Path("runs/audit"))
@@ -157,21 +196,27 @@ def main() -> None:
     if unknown := set(chosen.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(unknown)}; known are {', '.join(PARTS)}.")
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    made = {name: value for name, value in provenance("cpu").items() if name in ("hardware", "commit")}
+    made = {
+        name: value for name, value in provenance("cpu").items() if name in ("hardware", "commit")
+    }
     end = time.monotonic() + 60 * chosen.minutes
     with multiprocessing.get_context("spawn").Pool(chosen.workers) as pool:
         for part in chosen.parts or PARTS:
             run, audits = PARTS[part]
             path = chosen.folder / f"{part}.jsonl"
             done = {line["seed"] for line in read(path)}
-            for line in pool.imap_unordered(run, [seed for seed in range(audits) if seed not in done]):
+            for line in pool.imap_unordered(
+                run, [seed for seed in range(audits) if seed not in done]
+            ):
                 with path.open("a") as file:
                     file.write(json.dumps(line | made) + "\n")
                 if time.monotonic() > end:
                     break
     with chosen.table.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["row", "metric", "value", "low", "high", "declared", "audits", "hardware", "commit"])
+        writer.writerow(
+            ["row", "metric", "value", "low", "high", "declared", "audits", "hardware", "commit"]
+        )
         for row in rows(chosen.folder):
             writer.writerow(row)
             print(*row[:7], sep=", ")

@@ -1,4 +1,6 @@
-"""The referee: planted defects are named, correct surrogates pass, and a loss that cannot be judged is told why."""
+"""The referee: planted defects are named, correct surrogates pass, and a loss that cannot be judged
+is told why.
+"""
 
 from __future__ import annotations
 
@@ -51,21 +53,49 @@ def detached(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
 
 DEFECTS: dict[str, tuple[Loss, str, str]] = {
     "an extra d ln q": (shifted, "shift", "does not depend on f"),
-    "the group's mean, the sample in it": (group(lambda f: f - f.mean(0)), "scale", "(n - 1)/n with n = 4"),
+    "the group's mean, the sample in it": (
+        group(lambda f: f - f.mean(0)),
+        "scale",
+        "(n - 1)/n with n = 4",
+    ),
     "division by the standard deviation": (
         group(lambda f: (f - f.mean(0)) / (f.std(0) + 1e-4)),
         "standard deviation",
         "does not grow with f",
     ),
-    "a standard deviation of 0": (group(own_standard_deviation_left_out), "standard deviation", "a number near 0"),
-    "the maximum as the baseline": (group(lambda f: f - f.amax(0)), "own sample", "saw its own sample"),
+    "a standard deviation of 0": (
+        group(own_standard_deviation_left_out),
+        "standard deviation",
+        "a number near 0",
+    ),
+    "the maximum as the baseline": (
+        group(lambda f: f - f.amax(0)),
+        "own sample",
+        "saw its own sample",
+    ),
     "the sign": (group(lambda f: -leave_one_out(f)), "sign", "opposite"),
     "a detached log-probability": (detached, "no gradient", "exactly zero"),
-    "a temperature in the sampler": (group(leave_one_out, temperature=1.5), "temperature", "drawn at temperature 1."),
-    "the same without a baseline": (group(lambda f: f, 1, 0.7), "temperature", "drawn at temperature 0."),
+    "a temperature in the sampler": (
+        group(leave_one_out, temperature=1.5),
+        "temperature",
+        "drawn at temperature 1.",
+    ),
+    "the same without a baseline": (
+        group(lambda f: f, 1, 0.7),
+        "temperature",
+        "drawn at temperature 0.",
+    ),
     "a group of one sample": (group(lambda f: f - f.mean(0), 1), "no gradient", "exactly zero"),
-    "a mean over the rows": (lambda x, f: group(leave_one_out)(x, f) / len(x), "mean over rows", "mean over rows"),
-    "the batch's mean, the row in it": (group(lambda f: f - f.mean(), 1), "batch baseline", "(B - 1)/B"),
+    "a mean over the rows": (
+        lambda x, f: group(leave_one_out)(x, f) / len(x),
+        "mean over rows",
+        "mean over rows",
+    ),
+    "the batch's mean, the row in it": (
+        group(lambda f: f - f.mean(), 1),
+        "batch baseline",
+        "(B - 1)/B",
+    ),
     "a relaxation": (
         lambda x, f: f(torch.nn.functional.gumbel_softmax(x, 0.5)).sum(),
         "relaxation",
@@ -73,7 +103,11 @@ DEFECTS: dict[str, tuple[Loss, str, str]] = {
     ),
     "straight-through": (by_estimator("straight-through"), "relaxation", "relaxed points"),
     "reinmax": (by_estimator("reinmax"), "relaxation", "relaxed points"),
-    "a sum over samples": (lambda x, f: 4 * group(leave_one_out)(x, f), "scale", "a sum over 4 samples"),
+    "a sum over samples": (
+        lambda x, f: 4 * group(leave_one_out)(x, f),
+        "scale",
+        "a sum over 4 samples",
+    ),
 }
 
 
@@ -133,7 +167,9 @@ def fixed_seed(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def own_fixed_seed(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    uniform = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0), dtype=logits.dtype)
+    uniform = torch.rand(
+        logits.shape, generator=torch.Generator().manual_seed(0), dtype=logits.dtype
+    )
     z = (logits - (-uniform.log()).log()).argmax(-1)
     return (f(z).detach() * Categorical(logits=logits).log_prob(z).sum(-1)).sum()
 
@@ -213,7 +249,11 @@ def vector_at_one_row(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         (normalises_in_place, "in place", "work on a copy"),
         (lambda x, f: x.sub_(1).sum(), "crash", "in-place operation"),
         (vector_at_one_row, "not scalar", "(Seen in 'a batch of 1'.)"),
-        (lambda x, f: f(Categorical(logits=x).sample() > 0).sum(), "crash", "called with torch.bool"),
+        (
+            lambda x, f: f(Categorical(logits=x).sample() > 0).sum(),
+            "crash",
+            "called with torch.bool",
+        ),
         (lambda x, f: f(Categorical(logits=x).sample().float()).sum(), "crash", "torch.float32"),
         (own_fixed_seed, "fixed seed", "sets a seed"),
         (MovingAverage(), "state", "keeps state between calls"),
@@ -257,9 +297,17 @@ def test_a_seed_that_repeats_later_is_seen() -> None:
             "not finite",
             "In 'masked categories', the loss returned nan",
         ),
-        (lambda x, f: torch.zeros((), requires_grad=True) + f(x.argmax(-1)).sum(), "no gradient", "does not depend on"),
+        (
+            lambda x, f: torch.zeros((), requires_grad=True) + f(x.argmax(-1)).sum(),
+            "no gradient",
+            "does not depend on",
+        ),
         (lambda x, f: f(x.argmax(-1)).sum(), "no gradient", "does not depend on the logits"),
-        (lambda x, f: group(leave_one_out)(x, f).detach(), "no gradient", "does not depend on the logits"),
+        (
+            lambda x, f: group(leave_one_out)(x, f).detach(),
+            "no gradient",
+            "does not depend on the logits",
+        ),
         (Remembered(), "f unused", "or they come from earlier calls"),
         (lambda x, f: x.softmax(-1)[..., 0].sum(), "f unused", "the values of f are not in it"),
     ],
@@ -288,7 +336,9 @@ def test_a_length_that_depends_on_the_problem() -> None:
     [
         lambda x, f: group(leave_one_out)(x.double(), f),
         lambda x, f: group(leave_one_out)(x, f).view(1),
-        lambda x, f: group(leave_one_out)(x, lambda z: f(torch.nn.functional.one_hot(z, x.shape[-1]).float())),
+        lambda x, f: group(leave_one_out)(
+            x, lambda z: f(torch.nn.functional.one_hot(z, x.shape[-1]).float())
+        ),
     ],
     ids=["float64", "a vector of length 1", "f at one-hot points"],
 )
@@ -298,7 +348,9 @@ def test_odd_but_right(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_callers_grad_mode_does_not_matter(mode: Callable[[], AbstractContextManager[object]]) -> None:
+def test_the_callers_grad_mode_does_not_matter(
+    mode: Callable[[], AbstractContextManager[object]],
+) -> None:
     with mode():
         assert arsm.audit(group(leave_one_out), samples=2048, problems=PROBLEMS[:2]).passed
 
@@ -393,7 +445,9 @@ def test_a_nearly_certain_row_is_not_decided() -> None:
 
 
 def test_too_few_draws_are_no_pass() -> None:
-    found = arsm.audit(group(leave_one_out), samples=1024, problems=[p for p in PROBLEMS if p.small])
+    found = arsm.audit(
+        group(leave_one_out), samples=1024, problems=[p for p in PROBLEMS if p.small]
+    )
     assert found.verdict == "not decided"
     assert found.diagnosis == "too few draws"
 
@@ -413,8 +467,13 @@ def test_the_page_says_what_it_could_have_missed_and_an_error_beyond_it_is_caugh
     def longer(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         return factor * group(leave_one_out)(logits, f)
 
-    audits = [arsm.audit(longer, samples=SAMPLES, problems=PROBLEMS[:2], seed=seed) for seed in range(8)]
-    caught = [found.scale is not None and found.diagnosis == "scale" and found.scale.low > 1 for found in audits]
+    audits = [
+        arsm.audit(longer, samples=SAMPLES, problems=PROBLEMS[:2], seed=seed) for seed in range(8)
+    ]
+    caught = [
+        found.scale is not None and found.diagnosis == "scale" and found.scale.low > 1
+        for found in audits
+    ]
     assert sum(caught) >= 6  # with the probability 0.99 each
 
 
@@ -478,7 +537,8 @@ def test_problems_are_what_the_audit_promises() -> None:
     assert any(float(enumerate_problem(p).p.max()) > 0.9999 for p in PROBLEMS)
 
 
-# ---------------------------------------------------------------- the names, the test helper and the command
+# ---------------------------------------------------------------- the names, the test helper and
+# the command
 
 
 def test_the_referee_is_a_package_and_an_audit_is_a_function() -> None:
@@ -517,7 +577,9 @@ number = 3
 """
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)
@@ -541,7 +603,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_the_command_ends_quietly_when_nobody_reads_on(tmp_path: Path) -> None:
     (tmp_path / "losses.py").write_text(LOSSES)
     command = [sys.executable, "-m", "arsm.referee", "losses:advantages", "--advantages"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         _, errors = process.communicate()
@@ -591,7 +655,9 @@ def test_a_figure_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         ("nowhere.py:right", "no file nowhere.py"),
     ],
 )
-def test_the_command_refuses_kindly(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_refuses_kindly(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)

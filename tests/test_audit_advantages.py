@@ -53,7 +53,11 @@ def refuses_one(rewards: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "kinds", "words"),
     [
-        (own_mean, ["scale", "group of one"], "(n - 1)/n, the group's mean with the sample itself in it"),
+        (
+            own_mean,
+            ["scale", "group of one"],
+            "(n - 1)/n, the group's mean with the sample itself in it",
+        ),
         (lambda r: r - r.mean(), ["scale", "group of one"], "(B n - 1)/(B n)"),
         (normalised, ["standard deviation", "group of one"], "does not grow with f"),
         (not_guarded, ["not finite"], "give nan"),
@@ -73,7 +77,11 @@ def test_defects_are_named(function, kinds: list[str], words: str) -> None:
 
 @pytest.mark.parametrize(
     ("function", "note"),
-    [(leave_one_out, "keep their reward"), (lambda r: r - 0.3, "keep their reward"), (refuses_one, "are refused")],
+    [
+        (leave_one_out, "keep their reward"),
+        (lambda r: r - 0.3, "keep their reward"),
+        (refuses_one, "are refused"),
+    ],
 )
 def test_unbiased_advantages_pass(function, note: str) -> None:
     found = arsm.audit_advantages(function)
@@ -115,7 +123,9 @@ class RunningMean:
         return rewards - self.baseline
 
 
-@pytest.mark.parametrize("function", [RunningMean(), lambda r: r - torch.rand(len(r), 1)], ids=["state", "random"])
+@pytest.mark.parametrize(
+    "function", [RunningMean(), lambda r: r - torch.rand(len(r), 1)], ids=["state", "random"]
+)
 def test_functions_that_vary_are_not_judged(function) -> None:
     found = arsm.audit_advantages(function)
     assert found.verdict == "not decided"

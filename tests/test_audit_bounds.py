@@ -23,17 +23,23 @@ def test_student_is_the_quantile(freedom: int, failure: float) -> None:
     """Integrate the density beyond it."""
     t = student(failure, freedom)
     x = torch.linspace(t, t + 400 / math.sqrt(freedom) + 40, 400_001, dtype=torch.float64)
-    constant = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi * freedom) / 2
+    constant = (
+        math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi * freedom) / 2
+    )
     density = (constant - (freedom + 1) / 2 * torch.log1p(x.square() / freedom)).exp()
     assert 2 * float(torch.trapezoid(density, x)) == pytest.approx(failure, rel=0.02)
 
 
 def test_rare_outcomes_break_a_z_test_but_not_the_bound() -> None:
-    """100 expected occurrences: the z-test errs a hundred times as often as it declares, the bound never."""
+    """100 expected occurrences: the z-test errs a hundred times as often as it declares, the bound
+    never.
+    """
     draws, expected, failure = 1 << 16, 100, 1e-4
     generator = torch.Generator().manual_seed(0)
     count = torch.binomial(
-        torch.full((200_000,), float(draws)), torch.full((200_000,), expected / draws), generator=generator
+        torch.full((200_000,), float(draws)),
+        torch.full((200_000,), expected / draws),
+        generator=generator,
     ).double()
     mean = count / draws
     variance = mean * (1 - mean)
@@ -53,7 +59,11 @@ def verdicts(losses: list[Loss], audits: int) -> Counter[str]:
     """Of audits with few draws."""
     return Counter(
         arsm.audit(
-            losses[seed % len(losses)], samples=REDUCED_SAMPLES, problems=REDUCED, false_alarm=RATE, seed=seed
+            losses[seed % len(losses)],
+            samples=REDUCED_SAMPLES,
+            problems=REDUCED,
+            false_alarm=RATE,
+            seed=seed,
         ).verdict
         for seed in range(audits)
     )
@@ -87,7 +97,9 @@ POWER = 1.01
 
 @pytest.mark.slow
 def test_the_power_is_what_is_said() -> None:
-    """Leave-one-out with 4 samples, 1 % too long, in audits of the default size with different seeds."""
+    """Leave-one-out with 4 samples, 1 % too long, in audits of the default size with different
+    seeds.
+    """
 
     def longer(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         return POWER * CORRECT["leave-one-out, 4 samples"](logits, f)

@@ -1,4 +1,6 @@
-"""Losses that once misled the referee: correct ones that looked odd, and wrong ones with the cause of another."""
+"""Losses that once misled the referee: correct ones that looked odd, and wrong ones with the cause
+of another.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import arsm
+from arsm.progress import Progress, reporter
 from arsm.referee import PROBLEMS
-from arsm.referee.progress import Progress, reporter
 from arsm.testing import assert_unbiased
 
 Function = Callable[[Tensor], Tensor]
@@ -67,8 +69,12 @@ def test_a_loss_that_is_mostly_zero_sets_no_seed() -> None:
     assert found.verdict != "wrong", str(found)
 
 
-@pytest.mark.parametrize(("loss", "words"), [(a_tenth_missing, "(variable 1)"), (a_variable_masked, "(variable 2)")])
-def test_a_part_of_a_variable_is_not_its_own_sample(loss: Callable[..., Tensor], words: str) -> None:
+@pytest.mark.parametrize(
+    ("loss", "words"), [(a_tenth_missing, "(variable 1)"), (a_variable_masked, "(variable 2)")]
+)
+def test_a_part_of_a_variable_is_not_its_own_sample(
+    loss: Callable[..., Tensor], words: str
+) -> None:
     found = arsm.audit(loss, samples=1 << 15, problems=FAMILY + SEVERAL)
     assert found.verdict == "wrong"
     assert found.diagnosis == "variables", str(found)
@@ -105,7 +111,9 @@ def test_the_page_says_what_error_of_the_parameters_could_be_missed() -> None:
         values = f(z)
         return (values + values.detach() * q.log_prob(z).sum(-1)).sum()
 
-    found = arsm.audit(live, samples=1 << 13, parameters=True, problems=[p for p in PROBLEMS if p.learns])
+    found = arsm.audit(
+        live, samples=1 << 13, parameters=True, problems=[p for p in PROBLEMS if p.learns]
+    )
     assert found.passed
     assert any("could have been missed" in note and "%" in note for note in found.notes)
 
@@ -126,7 +134,9 @@ def test_an_estimator_stands_for_its_loss() -> None:
         arsm.audit(3)  # type: ignore[arg-type]
 
 
-def test_progress_is_shown_after_two_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_progress_is_shown_after_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress = reporter(None)
     assert isinstance(progress, Progress)

@@ -17,8 +17,12 @@ SAMPLES = 1 << 13
 """Draws per prompt."""
 
 
-def by_hand(advantage: Callable[[Tensor], Tensor], samples: int = 4, lengths: bool = False) -> SequenceLoss:
-    """Sequence-level credit as trainers write it: advantages [n, N] times the log-probability of the tokens."""
+def by_hand(
+    advantage: Callable[[Tensor], Tensor], samples: int = 4, lengths: bool = False
+) -> SequenceLoss:
+    """Sequence-level credit as trainers write it: advantages [n, N] times the log-probability of
+    the tokens.
+    """
 
     def loss(model, prompts, reward, max_tokens, eos):
         rows = prompts.repeat(samples, 1)
@@ -28,7 +32,9 @@ def by_hand(advantage: Callable[[Tensor], Tensor], samples: int = 4, lengths: bo
             tokens = torch.cat([tokens, token.unsqueeze(-1)], -1)
         completion = tokens[:, 1:]
         mask = sequences.live_tokens(completion, eos)
-        log_p = model(tokens[:, :-1]).log_softmax(-1).gather(-1, completion.unsqueeze(-1)).squeeze(-1)
+        log_p = (
+            model(tokens[:, :-1]).log_softmax(-1).gather(-1, completion.unsqueeze(-1)).squeeze(-1)
+        )
         log_p = (log_p * mask).sum(-1) / (mask.sum(-1) if lengths else 1)
         weight = advantage(reward(rows, completion).view(samples, -1)).flatten()
         return (weight.detach() * log_p).sum() / samples
@@ -63,7 +69,9 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     [
         pytest.param(by_hand(leave_one_out), id="by hand"),
         pytest.param(by_strategy(sequences.Group(3)), id="Group", marks=pytest.mark.slow),
-        pytest.param(by_strategy(sequences.Branch(arsm.RLOO(2))), id="Branch", marks=pytest.mark.slow),
+        pytest.param(
+            by_strategy(sequences.Branch(arsm.RLOO(2))), id="Branch", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_correct_losses_pass(loss: SequenceLoss) -> None:
@@ -77,7 +85,9 @@ def test_correct_losses_pass(loss: SequenceLoss) -> None:
         (by_hand(lambda r: r - r.mean(0)), "scale"),
         (by_hand(lambda r: (r - r.mean(0)) / (r.std(0) + 1e-4)), "standard deviation"),
         (by_hand(lambda r: -leave_one_out(r)), "sign"),
-        pytest.param(by_strategy(sequences.Group(arsm.GRPO(4))), "standard deviation", marks=pytest.mark.slow),
+        pytest.param(
+            by_strategy(sequences.Group(arsm.GRPO(4))), "standard deviation", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_defects_are_named(loss: SequenceLoss, kind: str) -> None:
@@ -99,6 +109,11 @@ def test_the_gradient_of_the_table_is_that_of_its_sequences() -> None:
         tokens = torch.cartesian_prod(*[torch.arange(2)] * 3)
         for row in range(2):
             whole = torch.cat([torch.full((8, 1), row), tokens], -1)
-            log_p = Table(choices)(whole[:, :-1]).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).sum((-2, -1))
+            log_p = (
+                Table(choices)(whole[:, :-1])
+                .log_softmax(-1)
+                .gather(-1, tokens.unsqueeze(-1))
+                .sum((-2, -1))
+            )
             (log_p.exp() * f.of_tokens(tokens)).sum().backward()
         torch.testing.assert_close(choices.grad, enumerate_problem(problem).gradient)

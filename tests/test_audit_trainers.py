@@ -1,4 +1,6 @@
-"""Whole losses of trainers under the referee: planted defects get their cause, correct losses raise no alarm."""
+"""Whole losses of trainers under the referee: planted defects get their cause, correct losses raise
+no alarm.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ QUICK_DEFECTS = [
     "stale sampler uncorrected",
     "baseline not detached",
 ]
-QUICK_CORRECT = ["leave-one-out", "clipped ratios at the first step", "k1 in the reward", "micro-batches"]
+QUICK_CORRECT = [
+    "leave-one-out",
+    "clipped ratios at the first step",
+    "k1 in the reward",
+    "micro-batches",
+]
 
 
 def rest(corpus: dict, quick: list[str]) -> list:
@@ -51,7 +58,10 @@ def test_the_page_says_direction_scale_dependence_and_place() -> None:
     assert "direction" in page
     assert "The tokens' weights depend on the answer's own length." in words
     assert "Where the squared error is: first token" in words
-    assert "Target: the gradient of E[reward], averaged over the prompts; all batches enumerated." in words
+    assert (
+        "Target: the gradient of E[reward], averaged over the prompts; all batches enumerated."
+        in words
+    )
 
 
 def test_a_constant_factor_may_be_allowed() -> None:
@@ -123,6 +133,7 @@ def test_an_unknown_defect_is_called_wrong_without_a_cause() -> None:
 
 def test_a_batch_may_be_changed_by_dataclasses_replace() -> None:
     found = arsm.audit_sequences(
-        lambda batch: score(leave_one_out)(replace(batch, rewards=batch.rewards - 1)), target=Objective()
+        lambda batch: score(leave_one_out)(replace(batch, rewards=batch.rewards - 1)),
+        target=Objective(),
     )
     assert found.passed

@@ -39,7 +39,9 @@ def rewards_themselves(rewards):
 def test_the_plugin(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["arsm.pytest_plugin"]')
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_inprocess("--referee-summary", "summary.md", "--referee-badge", "badge.svg")
+    result = pytester.runpytest_inprocess(
+        "--referee-summary", "summary.md", "--referee-badge", "badge.svg"
+    )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*own_mean: WRONG*", "*(n - 1)/n*"])
     summary = Path("summary.md").read_text()

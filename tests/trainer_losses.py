@@ -1,7 +1,7 @@
 """Losses of trainers of language models: correct ones, and defects planted in them.
 
-All are to be maximised and are means over the rows of a batch. Every loss comes with the objective whose gradient it
-claims; a defect also comes with the cause that a referee may name.
+All are to be maximised and are means over the rows of a batch. Every loss comes with the objective
+whose gradient it claims; a defect also comes with the cause that a referee may name.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def score(weight: Callable[[TrainerBatch], Tensor]) -> Loss:
 
 def by_mask(mask: Callable[[TrainerBatch], Tensor], temperature: float | None = None) -> Loss:
     """Leave-one-out with weights [N, T] on the tokens."""
-    return lambda batch: (leave_one_out(batch).unsqueeze(-1) * batch.log_p(temperature) * mask(batch)).sum(-1).mean()
+    return lambda batch: (
+        (leave_one_out(batch).unsqueeze(-1) * batch.log_p(temperature) * mask(batch)).sum(-1).mean()
+    )
 
 
 def log_ratio(batch: TrainerBatch) -> Tensor:
@@ -97,10 +99,14 @@ def with_divergence(kl: Loss) -> Loss:
 
 def in_reward(kl: Loss, sign: float = 1.0) -> Loss:
     """The divergence subtracted from the reward, without a gradient of its own."""
-    return score(lambda batch: leave_one_out(batch, batch.rewards - sign * batch.beta * kl(batch).detach()))
+    return score(
+        lambda batch: leave_one_out(batch, batch.rewards - sign * batch.beta * kl(batch).detach())
+    )
 
 
-def ppo(low: float = 0.8, high: float = 1.2, advantage: Callable[[TrainerBatch], Tensor] = leave_one_out) -> Loss:
+def ppo(
+    low: float = 0.8, high: float = 1.2, advantage: Callable[[TrainerBatch], Tensor] = leave_one_out
+) -> Loss:
     """Clipped ratios of tokens."""
 
     def loss(batch: TrainerBatch) -> Tensor:
@@ -121,7 +127,9 @@ def rows(batch: TrainerBatch, chosen: Tensor) -> Tensor:
     width = int(batch.mask[chosen].sum(-1).max())
     completions, mask = batch.completions[chosen, :width], batch.mask[chosen, :width]
     tokens = torch.cat([batch.prompts[chosen], completions], 1)
-    logits = batch.model(tokens, torch.cat([batch.prompt_mask[chosen], mask], 1))[:, batch.prompts.shape[1] - 1 : -1]
+    logits = batch.model(tokens, torch.cat([batch.prompt_mask[chosen], mask], 1))[
+        :, batch.prompts.shape[1] - 1 : -1
+    ]
     log_p = logits.log_softmax(-1).gather(-1, completions.unsqueeze(-1)).squeeze(-1)
     return (log_p * mask).sum(-1)
 
@@ -158,7 +166,9 @@ def token_baseline(batch: TrainerBatch) -> Tensor:
     w = energy.cumsum(-1).view(-1, batch.answers, batch.mask.shape[1]) + 1e-3
     weighted = w * batch.rewards.view(-1, batch.answers, 1)
     baseline = (weighted.sum(1, keepdim=True) - weighted) / (w.sum(1, keepdim=True) - w)
-    return summed((batch.rewards.unsqueeze(-1) - baseline.flatten(0, 1)) * batch.log_p(), batch).mean()
+    return summed(
+        (batch.rewards.unsqueeze(-1) - baseline.flatten(0, 1)) * batch.log_p(), batch
+    ).mean()
 
 
 def best_of_others(batch: TrainerBatch) -> Tensor:
@@ -183,7 +193,9 @@ def likely_others(batch: TrainerBatch) -> Tensor:
 
 def own_mask(batch: TrainerBatch) -> Tensor:
     """Found from the end token alone, cut at the width of the batch's mask."""
-    before = (batch.completions == batch.end).long().cumsum(-1) - (batch.completions == batch.end).long()
+    before = (batch.completions == batch.end).long().cumsum(-1) - (
+        batch.completions == batch.end
+    ).long()
     real = torch.arange(batch.mask.shape[1]) < batch.max_tokens
     return ((before == 0) & real).to(batch.rewards.dtype)
 
@@ -235,7 +247,9 @@ CORRECT: dict[str, Correct] = {
     "clipped ratios at the first step": Correct(ppo()),
     "clipped ratios, rewards as they are": Correct(ppo(advantage=lambda b: b.rewards)),
     "clipped one-sidedly": Correct(ppo(0.0, 1.28)),
-    "ratio of sequences at the first step": Correct(lambda b: (sequence_ratio(b) * leave_one_out(b)).mean()),
+    "ratio of sequences at the first step": Correct(
+        lambda b: (sequence_ratio(b) * leave_one_out(b)).mean()
+    ),
     "ratio of sequences by length, times length": Correct(luspo),
     "weights clipped and detached": Correct(cispo),
     "dual clipping": Correct(dual_clip),
@@ -258,7 +272,9 @@ CORRECT: dict[str, Correct] = {
         DIVERGENCE,
     ),
     "k1 in the reward, reward to go": Correct(reward_to_go, DIVERGENCE),
-    "k2 of whole answers in the loss": Correct(with_divergence(lambda b: k1(b).square() / 2), DIVERGENCE),
+    "k2 of whole answers in the loss": Correct(
+        with_divergence(lambda b: k1(b).square() / 2), DIVERGENCE
+    ),
     "k3 in the reward and in the loss": Correct(
         with_divergence(lambda b: one(summed(b.log_p(), b)) * k3(b)),
         DIVERGENCE,
@@ -280,7 +296,9 @@ CORRECT: dict[str, Correct] = {
         STALE,
     ),
     "temperature 0.7": Correct(score(leave_one_out), COOL),
-    "temperature 1.5 and k1 in the reward": Correct(in_reward(k1), Objective(beta=0.2, temperature=1.5)),
+    "temperature 1.5 and k1 in the reward": Correct(
+        in_reward(k1), Objective(beta=0.2, temperature=1.5)
+    ),
 }
 
 
@@ -314,7 +332,12 @@ def prompt_in_sum(batch: TrainerBatch) -> Tensor:
     """ln p of the prompt's tokens, too."""
     tokens = torch.cat([batch.prompts, batch.completions], 1)
     mask = torch.cat([batch.prompt_mask, batch.mask], 1)
-    log_p = batch.model(tokens, mask)[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+    log_p = (
+        batch.model(tokens, mask)[:, :-1]
+        .log_softmax(-1)
+        .gather(-1, tokens[:, 1:].unsqueeze(-1))
+        .squeeze(-1)
+    )
     # the first token of a prompt has no context, so it has no probability
     live = mask[:, 1:] * mask[:, :-1]
     return (batch.rewards * (log_p * live).sum(-1)).mean()
@@ -325,7 +348,12 @@ def batch_deviation(batch: TrainerBatch) -> Tensor:
 
 
 def group_deviation(batch: TrainerBatch) -> Tensor:
-    deviation = batch.rewards.view(-1, batch.answers).std(1, keepdim=True).expand(-1, batch.answers).flatten()
+    deviation = (
+        batch.rewards.view(-1, batch.answers)
+        .std(1, keepdim=True)
+        .expand(-1, batch.answers)
+        .flatten()
+    )
     return own_mean(batch) / (deviation + 1e-4)
 
 
@@ -341,8 +369,12 @@ def best_of_all(batch: TrainerBatch) -> Tensor:
 
 
 DEFECTS: dict[str, Defect] = {
-    "k3 in the loss without importance weights": Defect(with_divergence(k3), "divergence", DIVERGENCE),
-    "the divergence's gradient through the sampler left out": Defect(with_divergence(k2), "divergence", DIVERGENCE),
+    "k3 in the loss without importance weights": Defect(
+        with_divergence(k3), "divergence", DIVERGENCE
+    ),
+    "the divergence's gradient through the sampler left out": Defect(
+        with_divergence(k2), "divergence", DIVERGENCE
+    ),
     "k1 in the loss": Defect(with_divergence(k1), "divergence", DIVERGENCE),
     "k3 in the reward without its own gradient": Defect(in_reward(k3), "divergence", DIVERGENCE),
     "a bonus for divergence": Defect(in_reward(k1, -1.0), "divergence", DIVERGENCE),
@@ -352,20 +384,30 @@ DEFECTS: dict[str, Defect] = {
         DIVERGENCE,
     ),
     "division by the padded length": Defect(by_mask(lambda b: b.mask / b.mask.shape[1]), "padding"),
-    "division by the own length": Defect(by_mask(lambda b: b.mask / b.mask.sum(-1, keepdim=True)), "length"),
-    "division by the tokens of the batch": Defect(by_mask(lambda b: b.mask * len(b.mask) / b.mask.sum()), "length"),
+    "division by the own length": Defect(
+        by_mask(lambda b: b.mask / b.mask.sum(-1, keepdim=True)), "length"
+    ),
+    "division by the tokens of the batch": Defect(
+        by_mask(lambda b: b.mask * len(b.mask) / b.mask.sum()), "length"
+    ),
     "group mean over prompts": Defect(
         score(lambda b: (b.rewards - b.rewards.mean()) * b.answers / (b.answers - 1)),
         "prompts mixed",
     ),
     "normalisation over the batch": Defect(score(batch_deviation), "standard deviation"),
     "normalisation over the group": Defect(score(group_deviation), "standard deviation"),
-    "end token masked out": Defect(by_mask(lambda b: b.mask * (b.completions != b.end)), "end token"),
+    "end token masked out": Defect(
+        by_mask(lambda b: b.mask * (b.completions != b.end)), "end token"
+    ),
     "masks one token off": Defect(by_mask(off_by_one), "mask"),
-    "first token left out": Defect(by_mask(lambda b: b.mask * (torch.arange(b.mask.shape[1]) > 0)), "mask"),
+    "first token left out": Defect(
+        by_mask(lambda b: b.mask * (torch.arange(b.mask.shape[1]) > 0)), "mask"
+    ),
     "no mask": Defect(by_mask(lambda b: torch.ones_like(b.mask)), "mask"),
     "answers that were cut off masked out": Defect(by_mask(cut_off), "mask"),
-    "temperature missing in ln p": Defect(by_mask(lambda b: b.mask, temperature=1.0), "temperature", COOL),
+    "temperature missing in ln p": Defect(
+        by_mask(lambda b: b.mask, temperature=1.0), "temperature", COOL
+    ),
     "prompt tokens in the mean": Defect(
         by_mask(lambda b: b.mask * 5 / (b.mask.sum(-1) + b.prompt_mask.sum(-1)).unsqueeze(-1)),
         "length",
@@ -386,5 +428,7 @@ DEFECTS: dict[str, Defect] = {
     "own sample in the mean": Defect(score(own_mean), "own sample"),
     "own sample in the maximum": Defect(score(best_of_all), "own sample"),
     "the wrong sign": Defect(lambda b: -score(leave_one_out)(b), "sign"),
-    "everything detached": Defect(lambda b: score(leave_one_out)(b).detach().requires_grad_(), "no gradient"),
+    "everything detached": Defect(
+        lambda b: score(leave_one_out)(b).detach().requires_grad_(), "no gradient"
+    ),
 }

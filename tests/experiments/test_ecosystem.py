@@ -1,4 +1,6 @@
-"""The audit of released packages: entries run or say why not, and the table keeps what was not run again."""
+"""The audit of released packages: entries run or say why not, and the table keeps what was not run
+again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import torch
 
 from arsm_experiments.ecosystem import ENTRIES
 from arsm_experiments.ecosystem.__main__ import main
+from arsm_experiments.ecosystem.coverage import answered, compared_with
 from arsm_experiments.ecosystem.entry import Entry, Found
 from arsm_experiments.ecosystem.environments import environment_of
 from arsm_experiments.ecosystem.figure import kind, summary
@@ -22,7 +25,9 @@ TABLE = Path(__file__).parents[2] / "results" / "audit" / "table.csv"
 
 
 def test_a_missing_package_is_skipped() -> None:
-    entry = Entry("none: nothing", "no-such-package", "no_such_module", "unbiased", lambda: Found(""))
+    entry = Entry(
+        "none: nothing", "no-such-package", "no_such_module", "unbiased", lambda: Found("")
+    )
     found = run_entry(entry)
     assert found.verdict == "not installed"
     assert "pip install no-such-package" in found.finding
@@ -44,18 +49,25 @@ def test_the_usual_surrogate_is_a_loss() -> None:
 
 
 def test_draws_are_compared_with_their_mean() -> None:
-    draws = torch.randn(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
+    draws = (
+        torch.randn(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
+    )
     assert compared(draws, torch.ones(3, dtype=torch.float64))[0] == "unbiased"
     assert compared(draws, torch.full((3,), 1.3, dtype=torch.float64))[0] == "wrong"
 
 
 def test_a_table_keeps_the_rows_of_other_runs(tmp_path: Path) -> None:
     first, second = ENTRIES[0].name, ENTRIES[1].name
-    result = Result(first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "here", "abc", "command")
+    result = Result(
+        first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "here", "abc", "command"
+    )
     export([result], tmp_path)
     export([replace(result, row=second), replace(result, verdict="not installed")], tmp_path)
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
-    assert [(row["row"], row["verdict"]) for row in rows] == [(first, "unbiased"), (second, "unbiased")]
+    assert [(row["row"], row["verdict"]) for row in rows] == [
+        (first, "unbiased"),
+        (second, "unbiased"),
+    ]
 
 
 def test_an_unknown_entry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +86,10 @@ def test_the_committed_table_is_of_these_entries() -> None:
     assert len([word for word in readme.split() if word != "|"]) <= 700
     assert (TABLE.parent / "directions.png").exists()
     for row in rows:
-        assert all(row[name] for name in ("version", "claim", "verdict", "seconds", "hardware", "commit", "command"))
+        assert all(
+            row[name]
+            for name in ("version", "claim", "verdict", "seconds", "hardware", "commit", "command")
+        )
 
 
 def test_every_part_of_the_registries_has_a_verdict_or_a_reason() -> None:
@@ -84,6 +99,68 @@ def test_every_part_of_the_registries_has_a_verdict_or_a_reason() -> None:
             row = rows[entry.name]
             assert row["verdict"] in ("unbiased", "wrong") or row["finding"], entry.name
             assert float(row["seconds"]) <= 60, entry.name
+
+
+def test_the_committed_coverage_is_what_the_entries_cover() -> None:
+    with (TABLE.parent / "coverage.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 100
+    for row in rows:
+        (line,) = answered(row["package"], {row["registry"]: [row["name"]]})
+        assert line._asdict() == row
+        assert line.entry or line.reason, line
+    judged = sum(bool(row["entry"]) for row in rows)
+    said = f"{judged} have an entry, {len(rows) - judged} a reason"
+    assert said in (TABLE.parent / "README.md").read_text()
+
+
+def test_a_name_without_entry_or_reason_is_noticed() -> None:
+    known, new = answered("verl", {"advantages": ["rloo", "something new"]})
+    assert known.entry == "verl: advantages rloo"
+    assert not new.entry
+    assert not new.reason
+
+
+def test_the_values_of_an_option_are_read_from_the_code() -> None:
+    class Trainer:
+        def loss(self, mode: str) -> int:
+            if self.kind == "a" or self.kind in ["b", "c"]:  # type: ignore[attr-defined]
+                return 1
+            return 2 if mode == "d" else 3
+
+    assert compared_with([Trainer.loss], "kind") == ["a", "b", "c"]
+    assert compared_with([Trainer.loss], "mode") == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "mended"),
+    [
+        (
+            "GRPO trainer, loss_type=luspo, scale_rewards=none",
+            ("trl 1.9.2", "wrong", "[mask]"),
+            ("trl", "unbiased", ""),
+        ),
+        (
+            "GRPO trainer, beta = 0.3, dr_grpo",
+            ("trl 1.9.2", "wrong", "the other way round"),
+            ("trl", "wrong", "token by token: what a token does"),
+        ),
+        (
+            "aggregation seq-mean-token-sum-norm, loss_scale_factor=1",
+            ("verl 0.7.0", "wrong", "a sum over the rows"),
+            ("verl", "unbiased", ""),
+        ),
+    ],
+    ids=["TRL 6654", "TRL 6503", "verl 5417"],
+)
+def test_defects_of_old_releases_are_found_and_gone_where_they_were_mended(
+    name: str, old: tuple[str, str, str], mended: tuple[str, str, str]
+) -> None:
+    rows = {row["row"]: row for row in csv.DictReader(TABLE.open())}
+    for package, verdict, words in (old, mended):
+        row = rows[f"{package}: {name}"]
+        assert row["verdict"] == verdict
+        assert words in row["finding"]
 
 
 @pytest.mark.parametrize(
@@ -120,13 +197,19 @@ def test_the_guide_says_what_was_measured_of_the_audit() -> None:
     """False alarms stay below every declared rate, and would not with shorter intervals."""
     rows = list(csv.DictReader((TABLE.parent / "referee.csv").open()))
     guide = (TABLE.parents[2] / "docs" / "guides" / "check_my_gradient.md").read_text()
-    rates = {float(row["declared"]): row for row in rows if row["row"] == "reduced audits of correct losses"}
+    rates = {
+        float(row["declared"]): row
+        for row in rows
+        if row["row"] == "reduced audits of correct losses"
+    }
     (halved,) = (row for row in rows if "half their length" in row["row"])
 
     def count(row: dict[str, str]) -> int:
         return round(float(row["value"]) * int(row["audits"]))
 
-    assert all(int(row["audits"]) == 2000 and float(row["high"]) < rate for rate, row in rates.items())
+    assert all(
+        int(row["audits"]) == 2000 and float(row["high"]) < rate for rate, row in rates.items()
+    )
     assert float(halved["low"]) > float(halved["declared"])
     assert f"at most 100 alarms are expected; {count(rates[0.05])} were raised" in guide
     assert f"the rate is below {100 * float(rates[0.05]['high']):.2f} %" in guide

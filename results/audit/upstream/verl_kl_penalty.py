@@ -1,7 +1,9 @@
-"""verl 0.9.1 alone: kl_penalty("k3+") has the gradient of each token's KL, not that of the answer's.
+"""verl 0.9.1 alone: kl_penalty("k3+") has the gradient of each token's KL, not that of the
+answer's.
 
-Its docstring promises an unbiased gradient of the KL. Two tokens of two kinds each, all four answers enumerated: what
-the first token does to the second one's KL is left out. pip install verl==0.9.1
+Its docstring promises an unbiased gradient of the KL. Two tokens of two kinds each, all four
+answers enumerated: what the first token does to the second one's KL is left out. pip install
+verl==0.9.1
 """
 
 import torch
@@ -10,7 +12,10 @@ from verl.trainer.ppo.core_algos import kl_penalty
 torch.manual_seed(0)
 first = torch.randn(2, dtype=torch.float64, requires_grad=True)  # logits of the first token
 second = torch.randn(2, 2, dtype=torch.float64)  # logits of the second, given the first
-reference_first, reference_second = torch.randn(2, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+reference_first, reference_second = (
+    torch.randn(2, dtype=torch.float64),
+    torch.randn(2, 2, dtype=torch.float64),
+)
 
 
 def log_p(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
@@ -27,4 +32,7 @@ for kind in ("k1", "k2", "k3", "k3+"):
     found = torch.autograd.grad(loss, first, retain_graph=True)[0]
     print(f"{kind} in the loss: {found.tolist()}, exact: {exact.tolist()}")
 in_reward = (p.detach() * (ours - theirs).sum(1).detach() * ours.sum(1)).sum()
-print(f"k1 in the reward (mended): {torch.autograd.grad(in_reward, first)[0].tolist()}, exact: {exact.tolist()}")
+print(
+    f"k1 in the reward (mended): {torch.autograd.grad(in_reward, first)[0].tolist()}, exact: "
+    f"{exact.tolist()}"
+)

@@ -1,4 +1,6 @@
-"""Is this gradient right? Anybody's estimator against enumeration, at a declared false-alarm rate."""
+"""Is this gradient right? Anybody's estimator against enumeration, at a declared
+false-alarm rate.
+"""
 
 from arsm.referee.advantages import audit_advantages
 from arsm.referee.diagnose import Finding

@@ -1,41 +1,31 @@
-"""python -m arsm.referee module:function audits a loss, or a file's: python -m arsm.referee path.py:function."""
+"""python -m arsm.referee module:function audits a loss, or a file's: python -m
+arsm.referee path.py:function; an estimator by its class: path.py:MyEstimator.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from arsm.capabilities import is_estimator_class
+from arsm.estimators import estimator
+from arsm.named import load
 from arsm.referee import Objective, audit, audit_advantages, audit_sequences
 
 
-def load(words: str) -> Callable[..., Any]:
-    """The function that `module:function` or `path.py:function` names."""
-    place, _, name = words.rpartition(":")
-    if not place or not name:
-        raise SystemExit(f"Name what to audit as module:function or path.py:function, not {words!r}.")
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        if spec is None or spec.loader is None or not Path(place).exists():
-            raise SystemExit(f"There is no file {place}.")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, os.getcwd())
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise SystemExit(f"There is no module {place} here: {error}.") from error
-    found = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise SystemExit(f"{place} has no {name}.")
-        found = getattr(found, part)
+def load_loss(words: str) -> Any:
+    """The function that `module:function` or `path.py:function` names, or an estimator,
+    by its class.
+    """
+    try:
+        found = load(words)
+        if is_estimator_class(found):
+            return estimator(words)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     if not callable(found):
         raise SystemExit(f"{words} is not a function.")
     return found
@@ -43,11 +33,23 @@ def load(words: str) -> Callable[..., Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
-    parser = argparse.ArgumentParser(prog="python -m arsm.referee", description="Is the gradient of this loss right?")
-    parser.add_argument("function", help="module:function or path.py:function; loss(logits, f) -> scalar")
-    parser.add_argument("--minimise", action="store_true", help="the loss is minus the objective's surrogate")
-    parser.add_argument("--parameters", action="store_true", help="judge the gradient of f's own parameters too")
-    parser.add_argument("--samples", type=int, default=1 << 16, help="draws per row (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m arsm.referee", description="Is the gradient of this loss right?"
+    )
+    parser.add_argument(
+        "function",
+        help="module:function or path.py:function; loss(logits, f) -> scalar, or an estimator's "
+        "class",
+    )
+    parser.add_argument(
+        "--minimise", action="store_true", help="the loss is minus the objective's surrogate"
+    )
+    parser.add_argument(
+        "--parameters", action="store_true", help="judge the gradient of f's own parameters too"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=1 << 16, help="draws per row (default: %(default)s)"
+    )
     parser.add_argument(
         "--false-alarm",
         type=float,
@@ -56,28 +58,50 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
     parser.add_argument("--figure", metavar="FILE", help="also draw the result (needs matplotlib)")
-    parser.add_argument("--summary", metavar="FILE", type=Path, help="also write the result as Markdown")
-    parser.add_argument("--badge", metavar="FILE", type=Path, help="also write the verdict as an SVG badge")
     parser.add_argument(
-        "--trainer", action="store_true", help="loss(batch) of a language model's trainer, arsm.referee.TrainerBatch"
+        "--summary", metavar="FILE", type=Path, help="also write the result as Markdown"
     )
-    parser.add_argument("--beta", type=float, default=0.0, help="with --trainer: weight of the KL to the reference")
-    parser.add_argument("--temperature", type=float, default=1.0, help="with --trainer: of the sampler")
-    parser.add_argument("--stale", action="store_true", help="with --trainer: answers come from an older model")
-    parser.add_argument("--up-to-scale", action="store_true", help="with --trainer: allow a constant factor")
-    parser.add_argument("--advantages", action="store_true", help="function(rewards [B, n]) -> advantages [B, n]")
-    parser.add_argument("--tokens", action="store_true", help="with --advantages: function(rewards, mask) -> [B, n, T]")
+    parser.add_argument(
+        "--badge", metavar="FILE", type=Path, help="also write the verdict as an SVG badge"
+    )
+    parser.add_argument(
+        "--trainer",
+        action="store_true",
+        help="loss(batch) of a language model's trainer, arsm.referee.TrainerBatch",
+    )
+    parser.add_argument(
+        "--beta", type=float, default=0.0, help="with --trainer: weight of the KL to the reference"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="with --trainer: of the sampler"
+    )
+    parser.add_argument(
+        "--stale", action="store_true", help="with --trainer: answers come from an older model"
+    )
+    parser.add_argument(
+        "--up-to-scale", action="store_true", help="with --trainer: allow a constant factor"
+    )
+    parser.add_argument(
+        "--advantages", action="store_true", help="function(rewards [B, n]) -> advantages [B, n]"
+    )
+    parser.add_argument(
+        "--tokens",
+        action="store_true",
+        help="with --advantages: function(rewards, mask) -> [B, n, T]",
+    )
     given = parser.parse_args(arguments)
     if given.tokens and not given.advantages:
         parser.error("--tokens belongs to --advantages; give both, or neither.")
-    function = load(given.function)
+    function = load_loss(given.function)
     try:
         if given.advantages:
             result = audit_advantages(function, tokens=given.tokens)
         elif given.trainer:
             target = Objective(given.beta, given.temperature, given.stale)
             sign = -1 if given.minimise else 1
-            result = audit_sequences(function, target=target, up_to_scale=given.up_to_scale, sign=sign, seed=given.seed)
+            result = audit_sequences(
+                function, target=target, up_to_scale=given.up_to_scale, sign=sign, seed=given.seed
+            )
         else:
             result = audit(
                 function,

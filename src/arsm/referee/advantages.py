@@ -1,4 +1,6 @@
-"""`audit_advantages`: do these advantages give the policy gradient? By enumeration of all groups, without sampling."""
+"""`audit_advantages`: do these advantages give the policy gradient? By enumeration of
+all groups, without sampling.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ import torch
 from torch import Tensor
 
 from arsm.checks import describe
+from arsm.options import suggests
+from arsm.progress import reporter
 from arsm.referee.diagnose import Finding, Interval, Means, diagnose, fitted_scale
 from arsm.referee.problems import PROBLEMS, Problem, Truth, enumerate_problem
-from arsm.referee.progress import reporter
 from arsm.referee.result import Audit, Row, Verdict, in_words, worst_entry
 
 ROUNDING = 1e-4
@@ -24,14 +27,16 @@ GROUPS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 TOKEN_GROUPS = ((1, 1), (1, 2), (1, 3))
 LENGTH = 3
 VARIES = (
-    "The function returned other advantages for the same rewards: it keeps state between calls or draws random "
-    "numbers; audit it with these fixed."
+    "The function returned other advantages for the same rewards: it keeps state between calls or "
+    "draws random numbers; audit it with these fixed."
 )
-EQUAL_REWARDS = "A usual cause is a division by the standard deviation of one reward, or of equal ones."
+EQUAL_REWARDS = (
+    "A usual cause is a division by the standard deviation of one reward, or of equal ones."
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Policy:
+class Outcomes:
     """All outcomes of one policy: sequences of at most T tokens, of which token 0 ends one."""
 
     truth: Truth
@@ -41,25 +46,28 @@ class Policy:
     role: str
 
 
+@suggests("arsm.audit_advantages")
 def audit_advantages(
     function: Callable[..., Tensor],
     *,
     tokens: bool = False,
     progress: Callable[[str, float], None] | None = None,
 ) -> Audit:
-    r"""Compare the policy gradient that advantages give with the exact one, over all groups of a small policy.
+    r"""Compare the policy gradient that advantages give with the exact one, over all
+    groups of a small policy.
 
         1/n sum_i sum_t A_it d ln pi(y_it) / dphi    must have the mean    dE[r] / dphi
 
-    Groups of 1 to 4 samples are enumerated, and batches of two groups, because some functions mix groups. Nothing is
-    drawn: only rounding could raise a false alarm.
+    Groups of 1 to 4 samples are enumerated, and batches of two groups, because some
+    functions mix groups. Nothing is drawn: only rounding could raise a false alarm.
 
     Args:
         function: `function(rewards [B, n]) -> advantages [B, n]`.
-        tokens: if True, `function(rewards [B, n], mask [B, n, T]) -> [B, n, T]`, what each token's log-probability is
-            multiplied by, sequences having different lengths; a group's loss is summed over tokens and divided by n.
-        progress: hears each policy's name and the share of the audit that is done; by default a line on the terminal
-            after two seconds.
+        tokens: if True, `function(rewards [B, n], mask [B, n, T]) -> [B, n, T]`, what
+            each token's log-probability is multiplied by, sequences having different
+            lengths; a group's loss is summed over tokens and divided by n.
+        progress: hears each policy's name and the share of the audit that is done; by
+            default a line on the terminal after two seconds.
 
     Returns:
         An `Audit`.
@@ -90,12 +98,20 @@ def audit_advantages(
                 rows.append(Row(label, words, None, 0, 0, None, error=text))
                 if isinstance(error, FloatingPointError):
                     failures.append(
-                        Finding("not finite", f"At n = {size[1]} ({policy.name}), {error}. {EQUAL_REWARDS}")
+                        Finding(
+                            "not finite",
+                            f"At n = {size[1]} ({policy.name}), {error}. {EQUAL_REWARDS}",
+                        )
                     )
                 elif size == (1, 1):
                     refused = text
                 else:
-                    failures.append(Finding("crash", f"At n = {size[1]} ({policy.name}), the function raised {text}."))
+                    failures.append(
+                        Finding(
+                            "crash",
+                            f"At n = {size[1]} ({policy.name}), the function raised {text}.",
+                        )
+                    )
                 exception = exception or error
                 continue
             means.append(measured)
@@ -110,8 +126,14 @@ def audit_advantages(
         notes.append(f"Groups of one sample are refused ({refused}).")
     findings = _merge(found, scales)
     if tokens and found and _depends_on_length(function):
-        sentence = "The advantages depend on the lengths: a division by the length makes another objective's gradient."
-        findings = [Finding("length", sentence), *(f for f in findings if f.kind == "standard deviation")]
+        sentence = (
+            "The advantages depend on the lengths: a division by the length makes another "
+            "objective's gradient."
+        )
+        findings = [
+            Finding("length", sentence),
+            *(f for f in findings if f.kind == "standard deviation"),
+        ]
     findings += list({f.kind: f for f in reversed(failures)}.values())
     wrong = bool(found) or any(f.kind == "not finite" for f in failures)
     verdict: Verdict = "wrong" if wrong else "not decided" if failures else "unbiased"
@@ -129,33 +151,47 @@ def audit_advantages(
     )
 
 
-def _choices() -> Iterator[Policy]:
+def _choices() -> Iterator[Outcomes]:
     for problem in FAMILY:
         truth = enumerate_problem(problem)
-        yield Policy(truth, torch.ones(len(truth.f), 1, dtype=torch.bool), problem.name, problem.role)
+        yield Outcomes(
+            truth, torch.ones(len(truth.f), 1, dtype=torch.bool), problem.name, problem.role
+        )
 
 
-def _sequences() -> Iterator[Policy]:
-    """Three tokens, each a choice of two; token 0 ends the sequence, and later ones count for nothing."""
+def _sequences() -> Iterator[Outcomes]:
+    """Three tokens, each a choice of two; token 0 ends the sequence, and later ones
+    count for nothing.
+    """
     logits = [[[0.0, 0.0]] * LENGTH, [[-0.4, 0.6], [0.5, 0.0], [0.2, -0.3]]]
     for member in FAMILY:
-        problem = Problem(member.name, torch.tensor(logits, dtype=torch.float64), torch.zeros(LENGTH, 2).double())
+        problem = Problem(
+            member.name, torch.tensor(logits, dtype=torch.float64), torch.zeros(LENGTH, 2).double()
+        )
         truth = enumerate_problem(problem)
         z = truth.points.argmax(-1)
         mask = torch.cat([torch.ones(len(z), 1), z[:, :-1]], 1).cumprod(1).bool()
         length = mask.sum(1)
-        rewards = torch.tensor([0.0, 0.3, 1.0, -0.6], dtype=torch.float64)[length] + 0.9 * (z * mask).sum(1).eq(LENGTH)
+        rewards = torch.tensor([0.0, 0.3, 1.0, -0.6], dtype=torch.float64)[length] + 0.9 * (
+            z * mask
+        ).sum(1).eq(LENGTH)
         f = member.scale * rewards + member.constant
-        gradient = torch.einsum("rz,rzkc->rkc", truth.q * (f - (truth.q * f).sum(-1, keepdim=True)), truth.x)
-        yield Policy(replace(truth, f=f, gradient=gradient), mask, member.name, member.role)
+        gradient = torch.einsum(
+            "rz,rzkc->rkc", truth.q * (f - (truth.q * f).sum(-1, keepdim=True)), truth.x
+        )
+        yield Outcomes(replace(truth, f=f, gradient=gradient), mask, member.name, member.role)
 
 
 def _enumerate(
-    function: Callable[..., Tensor], policy: Policy, size: tuple[int, int], tokens: bool
+    function: Callable[..., Tensor], policy: Outcomes, size: tuple[int, int], tokens: bool
 ) -> tuple[Means, float]:
-    """The mean over all batches of B groups of n samples, each batch in a call of its own, and a group's variance."""
+    """The mean over all batches of B groups of n samples, each batch in a call of its
+    own, and a group's variance.
+    """
     truth, (groups, samples) = policy.truth, size
-    outcomes = torch.cartesian_prod(*[torch.arange(len(truth.f))] * (groups * samples)).view(-1, groups, samples)
+    outcomes = torch.cartesian_prod(*[torch.arange(len(truth.f))] * (groups * samples)).view(
+        -1, groups, samples
+    )
     advantages = torch.stack([_call(function, policy, z, tokens) for z in outcomes])
     if not bool(advantages.isfinite().all()):
         worst = outcomes[int((~advantages.isfinite()).flatten(1).any(1).nonzero()[0])]
@@ -164,7 +200,8 @@ def _enumerate(
         )
     weight = truth.q[:, outcomes].flatten(2).prod(-1)  # [R, batches]
     score = truth.x[:, outcomes] * policy.mask[outcomes].unsqueeze(-1)  # [R, batches, B, n, K, C]
-    gradients = (advantages.unsqueeze(-1) * score).sum((2, 3)) / (groups * samples)  # [R, batches, K, C]
+    # [R, batches, K, C]
+    gradients = (advantages.unsqueeze(-1) * score).sum((2, 3)) / (groups * samples)
     mean = torch.einsum("rb,rbkc->rkc", weight, gradients)
     variance = torch.einsum("rb,rbkc->r", weight, gradients.square()) - mean.square().sum((-2, -1))
     rounding = ROUNDING * max(float(truth.f.abs().max()), 1e-3)
@@ -173,26 +210,35 @@ def _enumerate(
     largest = float(advantages.abs().max()) / spread if spread > 0 else 0.0
     # an advantage may keep a constant, which is no explosion
     largest = largest if float(truth.f.abs().max()) < 50 else 0.0
-    means = Means(policy.name, policy.role, truth, groups * samples, mean, width, width / 5, largest, rounding)
+    means = Means(
+        policy.name, policy.role, truth, groups * samples, mean, width, width / 5, largest, rounding
+    )
     return means, groups * float(variance.mean())
 
 
-def _call(function: Callable[..., Tensor], policy: Policy, outcomes: Tensor, tokens: bool) -> Tensor:
+def _call(
+    function: Callable[..., Tensor], policy: Outcomes, outcomes: Tensor, tokens: bool
+) -> Tensor:
     """Advantages of one batch of outcomes [B, n], as [B, n, T] in float64."""
     dtype = torch.get_default_dtype()
     rewards, mask = policy.truth.f[outcomes].to(dtype), policy.mask[outcomes]
     found = function(rewards, mask) if tokens else function(rewards)
     expected = mask.shape if tokens else rewards.shape
     if not isinstance(found, Tensor) or not found.is_floating_point() or found.shape != expected:
-        raise TypeError(f"The function must return a floating tensor {list(expected)}, but returned {describe(found)}.")
+        raise TypeError(
+            f"The function must return a floating tensor {list(expected)}, but returned "
+            f"{describe(found)}."
+        )
     found = found.detach().double()
     return found if tokens else found.unsqueeze(-1)
 
 
-def _varies(function: Callable[..., Tensor], policy: Policy, tokens: bool) -> bool:
+def _varies(function: Callable[..., Tensor], policy: Outcomes, tokens: bool) -> bool:
     """Whether the same rewards get other advantages after a call with different ones."""
     try:
-        first, _, again = (_call(function, policy, torch.tensor([z]), tokens) for z in ([0, 1], [1, 1], [0, 1]))
+        first, _, again = (
+            _call(function, policy, torch.tensor([z]), tokens) for z in ([0, 1], [1, 1], [0, 1])
+        )
     except Exception:  # it is met again, where the group's size is named
         return False
     return not torch.allclose(first, again, equal_nan=True)
@@ -206,24 +252,37 @@ def _row(means: Means, label: str, size: str, variance: float, samples: int) -> 
     return Row(label, size, worst_entry(means), rejected, 0, scale, variance, float(samples), rloo)
 
 
-def _merge(found: dict[tuple[int, int], list[Finding]], scales: dict[tuple[int, int], float]) -> list[Finding]:
+def _merge(
+    found: dict[tuple[int, int], list[Finding]], scales: dict[tuple[int, int], float]
+) -> list[Finding]:
     """One finding per kind; the group of one sample apart."""
     findings: list[Finding] = []
     several = {size: findings_ for size, findings_ in found.items() if size != (1, 1)}
     if several and all(f[0].kind == "scale" for f in several.values()):
-        lengths = ", ".join(f"{scales[b, n]:.3g} (n = {n}{f', {b} groups' if b > 1 else ''})" for b, n in several)
+        lengths = ", ".join(
+            f"{scales[b, n]:.3g} (n = {n}{f', {b} groups' if b > 1 else ''})" for b, n in several
+        )
         own = all(abs(scales[b, n] - (n - 1) / n) < 1e-3 for b, n in several)
         mixed = all(abs(scales[b, n] - (b * n - 1) / (b * n)) < 1e-3 for b, n in several)
         words = ": (n - 1)/n, the group's mean with the sample itself in it" if own else ""
-        words = ": (B n - 1)/(B n), the batch's mean with the sample itself in it" if mixed and not own else words
-        findings.append(Finding("scale", f"Right direction, wrong length{words}. Lengths: {lengths}."))
+        words = (
+            ": (B n - 1)/(B n), the batch's mean with the sample itself in it"
+            if mixed and not own
+            else words
+        )
+        findings.append(
+            Finding("scale", f"Right direction, wrong length{words}. Lengths: {lengths}.")
+        )
     else:
         by_kind = {f.kind: f for fs in several.values() for f in fs}
         findings += by_kind.values()
     if (1, 1) in found:
         kind = found[1, 1][0].kind
         if kind == "no gradient":
-            sentence = "Groups of one sample get the advantage 0: no gradient; give them their reward, or refuse them."
+            sentence = (
+                "Groups of one sample get the advantage 0: no gradient; give them their reward, "
+                "or refuse them."
+            )
         else:
             sentence = f"Groups of one sample get a wrong gradient. {found[1, 1][0].sentence}"
         findings.append(Finding("group of one", sentence))

@@ -1,4 +1,6 @@
-"""Why a trainer's loss does not have the gradient that it should: the first explanation that fits what was observed."""
+"""Why a trainer's loss does not have the gradient that it should: the first explanation
+that fits what was observed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Mean:
 class Evidence:
     """Everything that an explanation may look at; asked for only when it is."""
 
-    def __init__(self, loss: TrainerLoss, objective: Objective, means: Sequence[Mean], sign: int) -> None:
+    def __init__(
+        self, loss: TrainerLoss, objective: Objective, means: Sequence[Mean], sign: int
+    ) -> None:
         self.loss = loss
         self.objective = objective
         self.means = means
@@ -73,7 +77,9 @@ class Evidence:
     def slopes(self) -> Tensor:
         return self.ask.slopes()
 
-    def differs(self, other: Weights, rows: Sequence[int] | slice = slice(None), factor: float = 1.0) -> bool:
+    def differs(
+        self, other: Weights, rows: Sequence[int] | slice = slice(None), factor: float = 1.0
+    ) -> bool:
         """Whether first tokens of these rows have other weights than in the base batch."""
         ours, theirs = factor * self.base.tokens[rows, 0], other.tokens[rows, 0]
         return bool(((ours - theirs).abs() > NEAR * max(self.base.largest * factor, 1e-3)).any())
@@ -104,10 +110,14 @@ class Evidence:
 
     @cached_property
     def prompt_length(self) -> bool:
-        """Whether answers of the same lengths and rewards get other weights after a longer prompt."""
+        """Whether answers of the same lengths and rewards get other weights after a
+        longer prompt.
+        """
         numbers = torch.tensor([[1, 2, 3]])
         found = [
-            self.ask.weights(setting=replace(PAIR, prompts=(p,)), numbers=numbers, rewards=REWARDS[:3])
+            self.ask.weights(
+                setting=replace(PAIR, prompts=(p,)), numbers=numbers, rewards=REWARDS[:3]
+            )
             for p in range(len(PROMPTS))
         ]
         difference = (found[0].tokens[:, 0] - found[1].tokens[:, 0]).abs().max()
@@ -134,7 +144,9 @@ class Evidence:
         return self.ask.rows_share_a_graph()
 
     def at_ratio(self, ratio: float) -> Weights:
-        """The weights where the model finds every token `ratio` times as likely as the sampler did."""
+        """The weights where the model finds every token `ratio` times as likely as the
+        sampler did.
+        """
         shift = float(torch.tensor(ratio).log())
 
         def change(batch: TrainerBatch) -> TrainerBatch:
@@ -156,7 +168,9 @@ class Evidence:
             try:
                 if found():
                     yield words
-            except Exception:  # somebody else's code may raise anything, here at a batch of no setting
+            except (
+                Exception
+            ):  # somebody else's code may raise anything, here at a batch of no setting
                 continue
 
 
@@ -203,7 +217,9 @@ def _nothing(evidence: Evidence) -> Finding | None:
 def _nothing_in_the_mean(evidence: Evidence) -> Finding | None:
     if _any_gradient(evidence):
         return None
-    return Finding("no gradient", "The gradient is 0 in the mean, although that of single batches is not.")
+    return Finding(
+        "no gradient", "The gradient is 0 in the mean, although that of single batches is not."
+    )
 
 
 def _any_gradient(evidence: Evidence) -> bool:
@@ -219,30 +235,45 @@ def _one_factor(evidence: Evidence) -> Finding | None:
         return None
     if not all(m.agrees(factor * m.truth) for m in evidence.means):
         by_answers = all(m.agrees(m.setting.answers * m.truth) for m in evidence.means)
-        by_rows = all(m.agrees(m.setting.answers * len(m.setting.prompts) * m.truth) for m in evidence.means)
+        by_rows = all(
+            m.agrees(m.setting.answers * len(m.setting.prompts) * m.truth) for m in evidence.means
+        )
         if not by_answers and not by_rows:
             return None
         what = "answers of a prompt" if by_answers else "rows of the batch"
-        return Finding("scale", f"Right direction, wrong length: a sum over the {what} where their mean is due.")
+        return Finding(
+            "scale",
+            f"Right direction, wrong length: a sum over the {what} where their mean is due.",
+        )
     if abs(factor + 1) < 1e-3:
-        return Finding("sign", "The sign is wrong: the gradient points the opposite way; minimise instead of maximise?")
+        return Finding(
+            "sign",
+            "The sign is wrong: the gradient points the opposite way; minimise instead of "
+            "maximise?",
+        )
     if factor < 0:
-        return Finding("sign", f"The sign is wrong, and the length is {-factor:.4g} of what it should be.")
+        return Finding(
+            "sign", f"The sign is wrong, and the length is {-factor:.4g} of what it should be."
+        )
     near = Interval(factor, factor - 1e-3, factor + 1e-3)
     return Finding(
         "scale",
-        f"Right direction, {factor:.4g} of its length in every setting{recognise(near)}. Is something divided twice, "
-        "or by a constant such as the number of steps or of tokens allowed?",
+        f"Right direction, {factor:.4g} of its length in every setting{recognise(near)}. Is "
+        "something divided twice, or by a constant such as the number of steps or of tokens "
+        "allowed?",
     )
 
 
 def _own_mean(evidence: Evidence) -> Finding | None:
-    if not all(m.agrees((m.setting.answers - 1) / m.setting.answers * m.truth) for m in evidence.means):
+    if not all(
+        m.agrees((m.setting.answers - 1) / m.setting.answers * m.truth) for m in evidence.means
+    ):
         return None
     return Finding(
         "own sample",
-        "Right direction, (n - 1)/n of its length with n answers per prompt: the mean that is subtracted contains the "
-        "answer itself. Subtract the mean of the others, or multiply by n/(n - 1).",
+        "Right direction, (n - 1)/n of its length with n answers per prompt: the mean that is "
+        "subtracted contains the answer itself. Subtract the mean of the others, or multiply by "
+        "n/(n - 1).",
     )
 
 
@@ -251,7 +282,8 @@ def _prompt(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "prompt",
-        "Positions inside the prompts get a gradient: their tokens were not drawn. Mask the prompt out of the loss.",
+        "Positions inside the prompts get a gradient: their tokens were not drawn. Mask the "
+        "prompt out of the loss.",
     )
 
 
@@ -266,31 +298,45 @@ def _mask(evidence: Evidence) -> Finding | None:
     first = zero[:, 0].all() and bool((~zero & known)[:, 1:].any())
     if after:
         off = " The first tokens get none: the mask is one token off." if first else ""
-        return Finding("mask", f"Positions behind the end of an answer get a gradient: they are not masked out.{off}")
+        return Finding(
+            "mask",
+            f"Positions behind the end of an answer get a gradient: they are not masked out.{off}",
+        )
     if first:
-        return Finding("mask", "The first token of every answer gets no gradient: the mask begins one token late.")
+        return Finding(
+            "mask",
+            "The first token of every answer gets no gradient: the mask begins one token late.",
+        )
     ended = [0, 2, 3, 4]
-    ends = torch.stack([zero[i, base.lengths[i] - 1] | base.tokens[i, base.lengths[i] - 1].isnan() for i in ended])
+    ends = torch.stack(
+        [zero[i, base.lengths[i] - 1] | base.tokens[i, base.lengths[i] - 1].isnan() for i in ended]
+    )
     if ends.all() and bool((~zero & known)[[0, 3, 4], 0].any()):
         cut = bool(zero[1, 2] and zero[5, 2])
         if cut:
-            return Finding("mask", "The last token of every answer gets no gradient: the mask ends one token early.")
+            return Finding(
+                "mask",
+                "The last token of every answer gets no gradient: the mask ends one token early.",
+            )
         return Finding(
             "end token",
-            "The end token gets no gradient, so that the length of answers is not learned: keep it in the mask.",
+            "The end token gets no gradient, so that the length of answers is not learned: keep "
+            "it in the mask.",
         )
     cut_off = (zero | ~known)[[1, 5]].all()
     if cut_off and bool((~zero & known)[ended].any()) and _moves(evidence, [1, 5]):
         return Finding(
             "mask",
-            "Answers that were cut off at the limit get no gradient: the objective leaves them out. Keep them, or give "
-            "them a reward of their own.",
+            "Answers that were cut off at the limit get no gradient: the objective leaves them "
+            "out. Keep them, or give them a reward of their own.",
         )
     return None
 
 
 def _moves(evidence: Evidence, rows: list[int]) -> bool:
-    """Whether the rows keep the weight 0 when all rewards change: no chance of an advantage of 0."""
+    """Whether the rows keep the weight 0 when all rewards change: no chance of an
+    advantage of 0.
+    """
     other = evidence.ask.weights(rewards=REWARDS.flip(0) * 1.7 + 0.3)
     known = other.tokens[rows][other.tokens[rows].isfinite()]
     return bool((known.abs() <= NEAR * max(other.largest, 1e-3)).all())
@@ -306,13 +352,15 @@ def _temperature(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "temperature",
-        f"ln p is taken at temperature {best:g}, but answers are drawn at {expected:g}. Divide the logits by "
-        f"{expected:g} before the softmax.",
+        f"ln p is taken at temperature {best:g}, but answers are drawn at {expected:g}. Divide the "
+        f"logits by {expected:g} before the softmax.",
     )
 
 
 def _uneven(weights: Weights) -> float:
-    """How far the tokens of one answer differ in weight, or are no multiples of the score at all."""
+    """How far the tokens of one answer differ in weight, or are no multiples of the
+    score at all.
+    """
     low = weights.tokens.nan_to_num(torch.inf).amin(-1)
     high = weights.tokens.nan_to_num(-torch.inf).amax(-1)
     return max(float((high - low).amax()) / max(weights.largest, 1e-6), weights.misfit)
@@ -324,8 +372,8 @@ def _padding(evidence: Evidence) -> Finding | None:
     side = "behind the answers" if evidence.padding else "before the prompts"
     return Finding(
         "padding",
-        f"The weights change with columns of padding {side}, which depend on the other rows: something is divided by "
-        "the padded length. Divide by a constant.",
+        f"The weights change with columns of padding {side}, which depend on the other rows: "
+        "something is divided by the padded length. Divide by a constant.",
     )
 
 
@@ -334,8 +382,9 @@ def _prompt_length(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "length",
-        "The weights change with the length of the prompt, at equal rewards and answers: prompt tokens are counted in "
-        "a mean over tokens. Sum over the answer's tokens and divide by a constant.",
+        "The weights change with the length of the prompt, at equal rewards and answers: prompt "
+        "tokens are counted in a mean over tokens. Sum over the answer's tokens and divide by a "
+        "constant.",
     )
 
 
@@ -345,17 +394,20 @@ def _length(evidence: Evidence) -> Finding | None:
     if evidence.own_length and not evidence.other_lengths:
         words = "an answer's weights change with its own length: a mean over its tokens"
     elif _proportional_to_tokens(evidence):
-        words = "all weights change with the number of tokens in the batch, the answer's own among them"
+        words = (
+            "all weights change with the number of tokens in the batch, the answer's own among them"
+        )
     else:
         words = "the baseline changes with lengths, the answer's own among them"
         return Finding(
             "own sample",
-            f"At equal rewards {words}: the baseline saw its own sample. Leave it out of its baseline.",
+            f"At equal rewards {words}: the baseline saw its own sample. Leave it out of its "
+            "baseline.",
         )
     return Finding(
         "length",
-        f"At equal rewards {words}. That is another objective's gradient, which favours some lengths; sum over tokens "
-        "and divide by a constant.",
+        f"At equal rewards {words}. That is another objective's gradient, which favours some "
+        "lengths; sum over tokens and divide by a constant.",
     )
 
 
@@ -385,14 +437,16 @@ def _rewards(evidence: Evidence) -> Finding | None:
     slopes = evidence.slopes
     own = slopes.diagonal()
     others = slopes - torch.diag(own)
-    lost = [i for i in range(len(own)) if abs(float(own[i])) < 1e-2 and float(others[i].max()) > 0.05]
+    lost = [
+        i for i in range(len(own)) if abs(float(own[i])) < 1e-2 and float(others[i].max()) > 0.05
+    ]
     if not lost:
         return None
     taken = sorted({int(others[i].argmax()) for i in lost})
     return Finding(
         "rewards",
-        f"Rows {lost} of six do not depend on their own reward but on that of rows {taken}: rewards and answers are "
-        "not in the same order, or one micro-batch's are used for all.",
+        f"Rows {lost} of six do not depend on their own reward but on that of rows {taken}: "
+        "rewards and answers are not in the same order, or one micro-batch's are used for all.",
     )
 
 
@@ -401,12 +455,15 @@ def _clip(evidence: Evidence) -> Finding | None:
     if not bool(zero.any()):
         return None
     for ratio in (0.7, 1.5):
-        moved = evidence.at_ratio(ratio).tokens[:, 0].abs() > NEAR * max(evidence.base.largest, 1e-3)
+        moved = evidence.at_ratio(ratio).tokens[:, 0].abs() > NEAR * max(
+            evidence.base.largest, 1e-3
+        )
         if bool((zero & moved).any()):
             return Finding(
                 "clip",
-                "Where the sampler and the model agree, some answers get no gradient, and at other ratios they do: "
-                "clipping cuts at ratio 1. Check the clipping range; it must hold 1 inside.",
+                "Where the sampler and the model agree, some answers get no gradient, and at "
+                "other ratios they do: clipping cuts at ratio 1. Check the clipping range; it "
+                "must hold 1 inside.",
             )
     return None
 
@@ -416,8 +473,8 @@ def _graph(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "graph",
-        "A row's gradient depends on the ln p of other rows: a baseline or a normalisation is not detached. Detach "
-        "everything that ln p is multiplied by.",
+        "A row's gradient depends on the ln p of other rows: a baseline or a normalisation is not "
+        "detached. Detach everything that ln p is multiplied by.",
     )
 
 
@@ -426,8 +483,9 @@ def _mixed(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "prompts mixed",
-        "The weights depend on the rewards of other prompts, and not as an independent baseline would: a mean is taken "
-        "over all prompts, the answer's own reward in it. Take it over the other answers to the same prompt.",
+        "The weights depend on the rewards of other prompts, and not as an independent baseline "
+        "would: a mean is taken over all prompts, the answer's own reward in it. Take it over the "
+        "other answers to the same prompt.",
     )
 
 
@@ -435,19 +493,24 @@ def _own_sample(evidence: Evidence) -> Finding | None:
     own = evidence.slopes.diagonal()
     again = evidence.ask.slopes(REWARDS.flip(0)).diagonal()
     size = float(torch.cat([own, again]).abs().max())
-    if size < 1e-3 or float((own - own[0]).abs().max() + (again - again[0]).abs().max()) < 0.02 * size:
+    if (
+        size < 1e-3
+        or float((own - own[0]).abs().max() + (again - again[0]).abs().max()) < 0.02 * size
+    ):
         return None
     return Finding(
         "own sample",
-        "The weight of an answer is not a linear function of its own reward: its baseline saw it (a maximum, a rank, a "
-        "fit). Leave the answer itself out of its baseline.",
+        "The weight of an answer is not a linear function of its own reward: its baseline saw it "
+        "(a maximum, a rank, a fit). Leave the answer itself out of its baseline.",
     )
 
 
 # ---------------------------------------------------------------- divergences
 
 
-def explain_divergence(loss: TrainerLoss, objective: Objective, settings: Sequence[Setting], sign: int) -> Finding:
+def explain_divergence(
+    loss: TrainerLoss, objective: Objective, settings: Sequence[Setting], sign: int
+) -> Finding:
     """Which gradient the divergence has instead of its own, given that everything else is right."""
     world = World(objective)
     setting = settings[0]
@@ -455,23 +518,31 @@ def explain_divergence(loss: TrainerLoss, objective: Objective, settings: Sequen
     free = World(replace(objective, beta=0.0))
     without = mean_gradient(loss, free, replace(setting, own_reference=True), sign)
     found = (without - with_) / objective.beta  # should be the gradient of the divergence
-    truth = (world.truth(replace(setting, own_reference=True)) - world.truth(setting)) / objective.beta
+    truth = (
+        world.truth(replace(setting, own_reference=True)) - world.truth(setting)
+    ) / objective.beta
     rounding = 1e-4 / abs(objective.beta)
     if float(found.abs().max()) < rounding:
         return Finding(
             "divergence",
-            "The divergence from the reference has no gradient in the mean: that of k1 in the loss is 0, and a "
-            "detached one is a constant. Subtract it from the reward.",
+            "The divergence from the reference has no gradient in the mean: that of k1 in the "
+            "loss is 0, and a detached one is a constant. Subtract it from the reward.",
         )
     for words, prediction in _divergences(world, setting, truth):
         square = float(prediction.square().sum())
         factor = float((found * prediction).sum()) / square if square > 1e-12 else 0.0
-        if float((found - factor * prediction).abs().max()) < rounding * max(1.0, abs(factor)) and factor:
+        if (
+            float((found - factor * prediction).abs().max()) < rounding * max(1.0, abs(factor))
+            and factor
+        ):
             times = "" if abs(factor - 1) < 1e-3 else f", times {factor:.4g}"
-            return Finding("divergence", f"Instead of the divergence's gradient it has {words}{times}.")
+            return Finding(
+                "divergence", f"Instead of the divergence's gradient it has {words}{times}."
+            )
     return Finding(
         "divergence",
-        "The rewards' part is right, and the divergence's is not: its gradient is none of the known ones.",
+        "The rewards' part is right, and the divergence's is not: its gradient is none of the "
+        "known ones.",
     )
 
 
@@ -489,14 +560,15 @@ def _divergences(world: World, setting: Setting, truth: Tensor) -> Iterator[tupl
         k3 = ((-r).exp() - 1 + r) * live
         ways: list[tuple[str, Tensor]] = [
             (
-                "that of k3 or of another term that autograd alone differentiates, which is the gradient of the "
-                "divergence the other way round, KL(reference || model), token by token. Multiply by the ratio of "
-                "probabilities, or subtract k1 from the reward",
+                "that of k3 or of another term that autograd alone differentiates, which is the "
+                "gradient of the divergence the other way round, KL(reference || model), token by "
+                "token. Multiply by the ratio of probabilities, or subtract k1 from the reward",
                 k3.sum(-1),
             ),
             (
-                "the gradient token by token: what a token does to the divergence of later ones, through the sampler, "
-                "is left out. Subtract k1 from the reward, or square the sum over the answer",
+                "the gradient token by token: what a token does to the divergence of later ones, "
+                "through the sampler, is left out. Subtract k1 from the reward, or square the sum "
+                "over the answer",
                 (r.square() / 2 * live).sum(-1),
             ),
             (
@@ -509,8 +581,14 @@ def _divergences(world: World, setting: Setting, truth: Tensor) -> Iterator[tupl
             ),
             ("that of |k1| in the loss. Subtract k1 from the reward", r.abs().sum(-1)),
             ("that of |k1| in the reward. Use k1 there", r.abs().sum(-1).detach() * whole),
-            ("that of the divergence divided by the answer's length", (r.sum(-1) / length).detach() * whole),
-            ("the gradient token by token, divided by the answer's length", (r.square() / 2 * live).sum(-1) / length),
+            (
+                "that of the divergence divided by the answer's length",
+                (r.sum(-1) / length).detach() * whole,
+            ),
+            (
+                "the gradient token by token, divided by the answer's length",
+                (r.square() / 2 * live).sum(-1) / length,
+            ),
             ("k3's, divided by the answer's length", k3.sum(-1) / length),
         ]
         gradients = [
@@ -526,7 +604,9 @@ def _divergences(world: World, setting: Setting, truth: Tensor) -> Iterator[tupl
 
 def where(means: Sequence[Mean], factor: float = 1.0) -> str:
     """The share of the squared error by position, in words."""
-    error = sum((m.mean - factor * m.truth).square().sum(-1) for m in means if m.setting.role in ("", "f"))
+    error = sum(
+        (m.mean - factor * m.truth).square().sum(-1) for m in means if m.setting.role in ("", "f")
+    )
     if not isinstance(error, Tensor) or not float(error.sum()):
         return ""
     shares: dict[str, float] = {}
@@ -540,4 +620,6 @@ def where(means: Sequence[Mean], factor: float = 1.0) -> str:
         shares[name] = shares.get(name, 0.0) + float(error[row])
     shares["behind the end"] = float(error[AFTER])
     total = sum(shares.values())
-    return ", ".join(f"{name} {share / total:.0%}" for name, share in shares.items() if share / total >= 0.005)
+    return ", ".join(
+        f"{name} {share / total:.0%}" for name, share in shares.items() if share / total >= 0.005
+    )

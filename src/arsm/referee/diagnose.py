@@ -1,4 +1,6 @@
-"""What kind of error explains the measured means: the simplest hypothesis that fits all problems."""
+"""What kind of error explains the measured means: the simplest hypothesis that fits all
+problems.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +67,13 @@ class Means:
 
     @property
     def allowed(self) -> Tensor:
-        """[R, K, C]: what a true hypothesis may be off by; shorter than an interval, since no alarm hangs on it."""
+        """[R, K, C]: what a true hypothesis may be off by; shorter than an interval,
+        since no alarm hangs on it.
+        """
         near = 5 * self.standard_error + self.rounding
-        return torch.where(self.half_width.isfinite(), torch.minimum(near, self.half_width), torch.inf)
+        return torch.where(
+            self.half_width.isfinite(), torch.minimum(near, self.half_width), torch.inf
+        )
 
     def agrees(self, prediction: Tensor, allowance: Tensor | float = 0.0) -> bool:
         """Whether the mean may be the prediction [R, K, C]."""
@@ -90,8 +96,13 @@ def diagnose(means: Sequence[Means]) -> list[Finding]:
     ):
         if found := hypothesis(means):
             return [found]
-    findings = [finding for hypothesis in (_relaxation, _constant) if (finding := hypothesis(means))]
-    return findings or [Finding("unexplained", "The error is none of the known ones."), *_where(means)]
+    findings = [
+        finding for hypothesis in (_relaxation, _constant) if (finding := hypothesis(means))
+    ]
+    return findings or [
+        Finding("unexplained", "The error is none of the known ones."),
+        *_where(means),
+    ]
 
 
 def _nothing(means: Sequence[Means]) -> Finding | None:
@@ -99,8 +110,9 @@ def _nothing(means: Sequence[Means]) -> Finding | None:
         return None
     return Finding(
         "no gradient",
-        "Every gradient is exactly zero: the loss does not depend on the logits. Is the log-probability detached or "
-        "computed under no_grad, or is every advantage 0, such as that of one sample less its own mean?",
+        "Every gradient is exactly zero: the loss does not depend on the logits. Is the "
+        "log-probability detached or computed under no_grad, or is every advantage 0, such as "
+        "that of one sample less its own mean?",
     )
 
 
@@ -110,16 +122,21 @@ def _exploded(means: Sequence[Means]) -> Finding | None:
         return None
     return Finding(
         "standard deviation",
-        f"Single draws reach {worst.spread:.1g} times the spread of f ({worst.name}): something is divided by a number "
-        "near 0, such as the standard deviation of a group whose values are all equal. Leave the division out.",
+        f"Single draws reach {worst.spread:.1g} times the spread of f ({worst.name}): something is "
+        "divided by a number near 0, such as the standard deviation of a group whose values are "
+        "all equal. Leave the division out.",
     )
 
 
 def fitted_scale(means: Sequence[Means]) -> Interval:
-    """The factor s in mean = s gradient, by weighted least squares over all entries that can be decided."""
+    """The factor s in mean = s gradient, by weighted least squares over all entries
+    that can be decided.
+    """
     top = bottom = 0.0
     for m in means:
-        weight = torch.where(m.half_width.isfinite(), 1 / m.standard_error.clamp_min(1e-9).square(), 0.0)
+        weight = torch.where(
+            m.half_width.isfinite(), 1 / m.standard_error.clamp_min(1e-9).square(), 0.0
+        )
         top += float((weight * m.mean * m.gradient).sum())
         bottom += float((weight * m.gradient.square()).sum())
     if not bottom:
@@ -132,10 +149,16 @@ def fitted_scale(means: Sequence[Means]) -> Interval:
 def recognise(scale: Interval) -> str:
     """A factor in words, where exactly one simple one lies in its interval."""
     shares = {(n - 1) / n: f"(n - 1)/n with n = {n}" for n in range(2, 33)}
-    counts = {float(n): f"{n}: a sum over {n} samples where their mean is due" for n in range(2, 129)}
+    counts = {
+        float(n): f"{n}: a sum over {n} samples where their mean is due" for n in range(2, 129)
+    }
     parts = {1 / n: f"1/{n}" for n in range(3, 129)}
     excess = {n / (n - 1): f"n/(n - 1) with n = {n}" for n in range(3, 33)}
-    inside = [words for value, words in (shares | counts | parts | excess).items() if scale.low <= value <= scale.high]
+    inside = [
+        words
+        for value, words in (shares | counts | parts | excess).items()
+        if scale.low <= value <= scale.high
+    ]
     return f": {inside[0]}" if len(inside) == 1 else ""
 
 
@@ -146,19 +169,28 @@ def _scale(means: Sequence[Means]) -> Finding | None:
     if s.low <= 0 <= s.high:
         return Finding(
             "no gradient",
-            "In the mean the gradient is 0, although single draws are not: how the samples depend on the logits is "
-            "left out. Is the score term missing?",
+            "In the mean the gradient is 0, although single draws are not: how the samples depend "
+            "on the logits is left out. Is the score term missing?",
         )
     if s.low <= -1 <= s.high:
-        return Finding("sign", "The sign is wrong: the gradient points the opposite way; minimise instead of maximise?")
+        return Finding(
+            "sign",
+            "The sign is wrong: the gradient points the opposite way; minimise instead of "
+            "maximise?",
+        )
     if s.value < 0:
         positive = Interval(-s.value, -s.high, -s.low)
         return Finding(
-            "sign", f"The sign is wrong, and the length is {positive} of what it should be{recognise(positive)}."
+            "sign",
+            f"The sign is wrong, and the length is {positive} of what it should "
+            f"be{recognise(positive)}.",
         )
     advice = ""
     if (words := recognise(s)).startswith(": (n - 1)/n"):
-        advice = " That is what a mean over n samples does as a baseline when a sample's own value is in it."
+        advice = (
+            " That is what a mean over n samples does as a baseline when a sample's own value "
+            "is in it."
+        )
     return Finding("scale", f"Right direction, {s.value:.4g} of its length{words}.{advice}")
 
 
@@ -166,13 +198,14 @@ def _rows(means: Sequence[Means]) -> Finding | None:
     if all(m.agrees(m.gradient / m.batch) for m in means):
         return Finding(
             "mean over rows",
-            "The gradient is divided by the number of rows B: the loss is a mean over rows where their sum is due.",
+            "The gradient is divided by the number of rows B: the loss is a mean over rows where "
+            "their sum is due.",
         )
     if all(m.agrees((m.batch - 1) / m.batch * m.gradient) for m in means):
         return Finding(
             "batch baseline",
-            "The gradient has (B - 1)/B of its length at a batch of B rows: a mean over the batch is the baseline, and "
-            "a row's own value is in it.",
+            "The gradient has (B - 1)/B of its length at a batch of B rows: a mean over the batch "
+            "is the baseline, and a row's own value is in it.",
         )
     return None
 
@@ -192,8 +225,9 @@ def _shift(means: Sequence[Means]) -> Finding | None:
     shift = ", ".join(f"{x:.3g}" for x in zero.mean[row].flatten().tolist())
     return Finding(
         "shift",
-        f"The gradient is shifted by a term that does not depend on f ({zero.name}, row {row}: {shift}): an extra "
-        "d ln q term, or one of an unnormalised ln q. Look for a ln q that stands in the loss by itself.",
+        f"The gradient is shifted by a term that does not depend on f ({zero.name}, row {row}: "
+        f"{shift}): an extra d ln q term, or one of an unnormalised ln q. Look for a ln q that "
+        "stands in the loss by itself.",
     )
 
 
@@ -202,14 +236,17 @@ def _deviation(means: Sequence[Means]) -> Finding | None:
     if not {"f", "f/20", "20f"} <= family.keys():
         return None
     decided = family["f"].half_width.isfinite()
-    small, middle, large = (float(family[role].mean[decided].norm()) for role in ("f/20", "f", "20f"))
+    small, middle, large = (
+        float(family[role].mean[decided].norm()) for role in ("f/20", "f", "20f")
+    )
     noise = float(family["f"].allowed[decided].norm())
     if middle <= noise or not (large < 4 * middle and middle < 4 * small):
         return None
     return Finding(
         "standard deviation",
-        f"The gradient does not grow with f (lengths {small:.3g}, {middle:.3g} and {large:.3g} for f/20, f and 20 f): "
-        "f is divided by its own standard deviation, which makes another objective's gradient. Leave the division out.",
+        f"The gradient does not grow with f (lengths {small:.3g}, {middle:.3g} and {large:.3g} for "
+        "f/20, f and 20 f): f is divided by its own standard deviation, which makes another "
+        "objective's gradient. Leave the division out.",
     )
 
 
@@ -218,23 +255,39 @@ def _temperature(means: Sequence[Means]) -> Finding | None:
         "the log-probability is taken at temperature {:.3g}, but samples are drawn at 1",
         "samples are drawn at temperature {:.3g}, but the log-probability is taken at 1",
     )
-    # of p and p tempered: which one samples are drawn from, and which one their scores are centred with
+    # of p and p tempered: which one samples are drawn from, and which one their scores are centred
+    # with
     for drawn, centre in ((1, 0), (1, 1), (0, 1)):
 
-        def predicted(m: Means, temperature: float, drawn: int = drawn, centre: int = centre) -> Tensor:
+        def predicted(
+            m: Means, temperature: float, drawn: int = drawn, centre: int = centre
+        ) -> Tensor:
             p = (m.truth.p, (m.truth.p.log() / temperature).softmax(-1))
             found = m.truth.weighted(p[drawn])
-            return (found - found.sum(-1, keepdim=True) * p[centre]) / (1.0 if drawn else temperature)
+            return (found - found.sum(-1, keepdim=True) * p[centre]) / (
+                1.0 if drawn else temperature
+            )
 
-        def misfit(log_temperature: float, predicted: Callable[[Means, float], Tensor] = predicted) -> float:
-            z = [(m.mean - predicted(m, math.exp(log_temperature))) / m.standard_error.clamp_min(1e-9) for m in means]
-            return sum(float(x[m.half_width.isfinite()].square().sum()) for x, m in zip(z, means, strict=True))
+        def misfit(
+            log_temperature: float, predicted: Callable[[Means, float], Tensor] = predicted
+        ) -> float:
+            z = [
+                (m.mean - predicted(m, math.exp(log_temperature)))
+                / m.standard_error.clamp_min(1e-9)
+                for m in means
+            ]
+            return sum(
+                float(x[m.half_width.isfinite()].square().sum())
+                for x, m in zip(z, means, strict=True)
+            )
 
         log_temperature = _minimise(misfit, math.log(0.1), math.log(10))
         temperature = math.exp(log_temperature)
         if abs(log_temperature) > 0.01 and all(m.agrees(predicted(m, temperature)) for m in means):
             return Finding(
-                "temperature", f"Temperatures differ: {words[drawn].format(temperature)}. Use one temperature for both."
+                "temperature",
+                f"Temperatures differ: {words[drawn].format(temperature)}. Use one temperature for "
+                "both.",
             )
     return None
 
@@ -255,12 +308,17 @@ def _lengths(means: Sequence[Means]) -> Finding | None:
     scales = [0.0 if math.isnan(s) else s for s in scales]
     if not all(m.agrees(s * m.gradient) for m, s in zip(means, scales, strict=True)):
         return None
-    wrong = [f"{round(s, 4) + 0:.3g} ('{m.name}')" for m, s in zip(means, scales, strict=True) if m.rejected]
+    wrong = [
+        f"{round(s, 4) + 0:.3g} ('{m.name}')"
+        for m, s in zip(means, scales, strict=True)
+        if m.rejected
+    ]
     others = f" and others in {len(wrong) - 4} more" if len(wrong) > 4 else ""
     return Finding(
         "scale",
-        f"Right direction, but a length that depends on the problem: {', '.join(wrong[:4])}{others}. Does the loss "
-        "leave out some rows or variables, or divide by their number?",
+        "Right direction, but a length that depends on the problem: "
+        f"{', '.join(wrong[:4])}{others}. Does the loss leave out some rows or variables, or "
+        "divide by their number?",
     )
 
 
@@ -284,13 +342,15 @@ def _variables(means: Sequence[Means]) -> Finding | None:
         factors.append(scale)
         if math.isnan(scale.value) or not all(m.agrees(scale.value * m.gradient) for m in single):
             return None
-    wrong = [f"{s.value:.3g} (variable {k})" for k, s in enumerate(factors) if not s.low <= 1 <= s.high]
+    wrong = [
+        f"{s.value:.3g} (variable {k})" for k, s in enumerate(factors) if not s.low <= 1 <= s.high
+    ]
     if not wrong or len(wrong) == count:
         return None
     return Finding(
         "variables",
-        f"Right direction, but some variables have another length: {', '.join(wrong)}. Is a part of their "
-        "log-probability left out, by a mask or by an index?",
+        f"Right direction, but some variables have another length: {', '.join(wrong)}. Is a part "
+        "of their log-probability left out, by a mask or by an index?",
     )
 
 
@@ -301,9 +361,12 @@ def _own_sample(means: Sequence[Means]) -> Finding | None:
     if not family["f"].rejected:  # where it is right, it is also unchanged by a constant
         return None
     base, large, shifted = (family[role] for role in ("f", "20f", "f+100"))
-    if not shifted.agrees(base.mean, base.allowed) or not large.agrees(20 * base.mean, 20 * base.allowed):
+    if not shifted.agrees(base.mean, base.allowed) or not large.agrees(
+        20 * base.mean, 20 * base.allowed
+    ):
         return None
-    # categories 0 and 2 have equal f: what a sample is weighted by may depend on its own value alone
+    # categories 0 and 2 have equal f: what a sample is weighted by may depend on its own value
+    # alone
     weight, allowed = base.mean / base.truth.p, base.allowed / base.truth.p
     if weight.shape[-1] > 2 and bool(
         ((weight[..., 0] - weight[..., 2]).abs() > allowed[..., 0] + allowed[..., 2]).any()
@@ -311,9 +374,9 @@ def _own_sample(means: Sequence[Means]) -> Finding | None:
         return None
     return Finding(
         "own sample",
-        "The baseline saw its own sample: the gradient is unchanged by a constant in f, grows with f and treats equal "
-        "values alike, but it is not linear in f. Leave the sample itself out of its baseline (a maximum, a rank, a "
-        "fit).",
+        "The baseline saw its own sample: the gradient is unchanged by a constant in f, grows "
+        "with f and treats equal values alike, but it is not linear in f. Leave the sample itself "
+        "out of its baseline (a maximum, a rank, a fit).",
     )
 
 
@@ -322,21 +385,23 @@ def _relaxation(means: Sequence[Means]) -> Finding | None:
         return None
     return Finding(
         "relaxation",
-        "f was differentiated at relaxed points: this is the gradient of another function, biased by design. Use an "
-        "estimator such as leave-one-out if it must be unbiased.",
+        "f was differentiated at relaxed points: this is the gradient of another function, biased "
+        "by design. Use an estimator such as leave-one-out if it must be unbiased.",
     )
 
 
 def _constant(means: Sequence[Means]) -> Finding | None:
     family = _family(means)
-    if not {"f", "f+100"} <= family.keys() or family["f+100"].agrees(family["f"].mean, family["f"].allowed):
+    if not {"f", "f+100"} <= family.keys() or family["f+100"].agrees(
+        family["f"].mean, family["f"].allowed
+    ):
         return None
     change = float((family["f+100"].mean - family["f"].mean).abs().max()) / 100
     return Finding(
         "constant",
-        f"The gradient changes by up to {change:.3g} per unit when a constant is added to f, which must not matter in "
-        "the mean: the score that f is multiplied by does not have the mean 0 under the samples drawn. Are samples and "
-        "log-probability of the same distribution?",
+        f"The gradient changes by up to {change:.3g} per unit when a constant is added to f, which "
+        "must not matter in the mean: the score that f is multiplied by does not have the mean 0 "
+        "under the samples drawn. Are samples and log-probability of the same distribution?",
     )
 
 

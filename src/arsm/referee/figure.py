@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from arsm.referee.result import Audit
 
 
-def draw(audit: Audit) -> Figure:
-    """Every problem's worst bias in units of its interval's half-width: outside of [-1, 1] is wrong."""
+def plot_audit(audit: Audit) -> Figure:
+    """Every problem's worst bias in units of its interval's half-width: outside of [-1,
+    1] is wrong.
+    """
     shown = [(row, row.worst) for row in reversed(audit.rows) if row.worst is not None]
     figure = Figure(figsize=(8, 1.2 + 0.35 * len(shown)), layout="constrained")
     axes = figure.add_subplot()

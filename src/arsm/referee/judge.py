@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from arsm.capabilities import is_estimator
+from arsm.options import suggests
+from arsm.progress import reporter
 from arsm.referee.bounds import student
 from arsm.referee.diagnose import Finding, Interval, Means, diagnose
 from arsm.referee.measure import (
@@ -19,13 +21,12 @@ from arsm.referee.measure import (
     Loss,
     RefusedError,
     Sign,
-    draw,
+    draw_gradients,
     generators,
     one_thread,
     probe,
 )
 from arsm.referee.problems import PROBLEMS, Problem
-from arsm.referee.progress import reporter
 from arsm.referee.result import Audit, Row, Verdict, in_words, worst_entry
 from arsm.types import Estimator
 
@@ -33,6 +34,7 @@ POWER = 2.33
 """Standard errors beyond the interval at which an error is caught with probability 0.99."""
 
 
+@suggests("arsm.audit")
 def audit(
     loss: Loss | Estimator,
     *,
@@ -44,24 +46,31 @@ def audit(
     seed: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Audit:
-    """Compare the gradient that a loss gives in the mean with the exact one, on problems that can be enumerated.
+    """Compare the gradient that a loss gives in the mean with the exact one, on
+    problems that can be enumerated.
 
     Args:
-        loss: `loss(logits, f) -> scalar` draws once and returns what it would call backward on, summed over the rows,
-            claimed to estimate dE[f]/dlogits. logits are [B, K, C]; f maps int64 [..., K] (or relaxed [..., K, C]) to
-            [...]. An estimator of this library stands for the loss that `arsm.estimate` makes of it.
-        sign: -1 if the loss is to be minimised: its gradient is then minus the estimate.
-        parameters: whether the gradient of f's own parameters is judged too; it is always reported.
-        problems: those to run, `arsm.referee.PROBLEMS` by default; leave out what the loss is not made for.
+        loss: `loss(logits, f) -> scalar` draws once and returns what it would call
+            backward on, summed over the rows, claimed to estimate dE[f]/dlogits. logits
+            are [B, K, C]; f maps int64 [..., K] (or relaxed [..., K, C]) to [...]. An
+            estimator of this library stands for the loss that `arsm.estimate` makes of
+            it.
+        sign: -1 if the loss is to be minimised: its gradient is then minus the
+            estimate.
+        parameters: whether the gradient of f's own parameters is judged too; it is
+            always reported.
+        problems: those to run, `arsm.referee.PROBLEMS` by default; leave out what the
+            loss is not made for.
         samples: draws per row; problems of small batches get a 32nd, and at most 1,024.
         false_alarm: the probability with which a correct loss may be called wrong.
-        seed: of torch's, Python's and NumPy's global generators, which are set back afterwards; torch runs on one
-            thread meanwhile.
-        progress: hears each problem's name and the share of the audit that is done; by default a line on the terminal
-            after two seconds.
+        seed: of torch's, Python's and NumPy's global generators, which are set back
+            afterwards; torch runs on one thread meanwhile.
+        progress: hears each problem's name and the share of the audit that is done; by
+            default a line on the terminal after two seconds.
 
     Returns:
-        An `Audit`; `audit(loss).passed` is for a test, `print(audit(loss))` for a person.
+        An `Audit`; `audit(loss).passed` is for a test, `print(audit(loss))` for a
+        person.
     """
     if sign not in (1, -1):
         raise ValueError(f"sign must be 1 or -1, but is {sign!r}.")
@@ -73,14 +82,19 @@ def audit(
     if not problems:
         raise ValueError("There is no problem to run; give at least one.")
     if not all(isinstance(problem, Problem) for problem in problems):
-        raise ValueError(f"problems must be a sequence of arsm.referee.Problem, but is {problems!r}; see PROBLEMS.")
+        raise ValueError(
+            f"problems must be a sequence of arsm.referee.Problem, but is {problems!r}; see "
+            "PROBLEMS."
+        )
     start = time.perf_counter()
     dtype = torch.get_default_dtype()
     name = getattr(loss, "__qualname__", type(loss).__name__)
     if is_estimator(loss):
         loss = _loss_of(loss)
     if not callable(loss):
-        raise TypeError(f"The loss must be a function loss(logits, f), or an estimator, but is {loss!r}.")
+        raise TypeError(
+            f"The loss must be a function loss(logits, f), or an estimator, but is {loss!r}."
+        )
     tell = reporter(progress)
     notes: list[str] = []
     measured: list[Draws] = []
@@ -100,7 +114,7 @@ def audit(
                 tell(problem.name, (position + share) / len(problems))
 
             try:
-                drawn = draw(loss, problem, samples, sign, dtype, tick)
+                drawn = draw_gradients(loss, problem, samples, sign, dtype, tick)
             except RefusedError as error:
                 return _refused(name, error, false_alarm, problem)
             except Exception as error:  # somebody else's code may raise anything
@@ -110,7 +124,9 @@ def audit(
                 return _refused(name, RefusedError("fixed seed", REPEATED), false_alarm, problem)
             measured.append(drawn)
     seconds = time.perf_counter() - start
-    return _judge(name, measured, failures, problems, parameters, false_alarm, notes, seconds, ignored)
+    return _judge(
+        name, measured, failures, problems, parameters, false_alarm, notes, seconds, ignored
+    )
 
 
 def _loss_of(estimator: Estimator) -> Loss:
@@ -120,13 +136,19 @@ def _loss_of(estimator: Estimator) -> Loss:
     return lambda logits, f: estimate(estimator, logits, f).value.sum()
 
 
-def _refused(name: str, error: RefusedError, false_alarm: float, problem: Problem | None = None) -> Audit:
+def _refused(
+    name: str, error: RefusedError, false_alarm: float, problem: Problem | None = None
+) -> Audit:
     words = f"{error} (Seen in '{problem.name}'.)" if problem else str(error)
-    return Audit(name, "not decided", (Finding(error.kind, words),), (), false_alarm, exception=error)
+    return Audit(
+        name, "not decided", (Finding(error.kind, words),), (), false_alarm, exception=error
+    )
 
 
 def _repeats(drawn: Draws) -> bool:
-    """Whether calls on a large batch repeat each other's draws, although equal rows of a call differ."""
+    """Whether calls on a large batch repeat each other's draws, although equal rows of
+    a call differ.
+    """
     within = drawn.variance - drawn.by_call.var(0)
     random = bool((within > 1e-6 * drawn.truth.gradient.square().amax()).any())
     calls = drawn.by_call.flatten(1)
@@ -150,14 +172,18 @@ def _judge(
 ) -> Audit:
     """Compare all means at once: each comparison gets an equal share of the false-alarm rate."""
     learned = [d for d in measured if d.problem.learns]
-    comparisons = 1 + sum(d.error.numel() for d in measured) + sum(len(d.problem.weights) for d in learned)
+    comparisons = (
+        1 + sum(d.error.numel() for d in measured) + sum(len(d.problem.weights) for d in learned)
+    )
     failure = false_alarm / comparisons
     means = [_means(d, failure) for d in measured]
     rows = {d.problem.name: _row(d, m, failure) for d, m in zip(measured, means, strict=True)}
     for problem in problems:
         if problem.name in failures:
             error = failures[problem.name]
-            rows[problem.name] = Row(problem.name, _size(problem, 0), None, 0, 0, None, error=in_words(error))
+            rows[problem.name] = Row(
+                problem.name, _size(problem, 0), None, 0, 0, None, error=in_words(error)
+            )
     scale, missed = _length(measured, failure)
     findings: list[Finding] = []
     infinite = {name: e for name, e in failures.items() if isinstance(e, FloatingPointError)}
@@ -166,7 +192,9 @@ def _judge(
         causes = "usual causes are a standard deviation of 0 and 0 times -inf at a masked category"
         found = f"In {_list(infinite, problems)}, {next(iter(infinite.values()))}; {causes}."
         findings.append(Finding("not finite", found))
-    rejected = any(r.rejected for r in rows.values()) or not (scale is None or scale.low <= 1 <= scale.high)
+    rejected = any(r.rejected for r in rows.values()) or not (
+        scale is None or scale.low <= 1 <= scale.high
+    )
     if ignored:
         rejected = True
         findings.append(Finding("f unused", IGNORED))
@@ -184,9 +212,14 @@ def _judge(
         findings.append(Finding("crash", found))
     blind = [d.problem.name for d in measured if not bool(d.decided[:, :-1].any())]
     if blind and not rejected:
-        sentence = f"Too few draws to decide anything in {', '.join(repr(x) for x in blind)}; raise samples."
+        sentence = (
+            f"Too few draws to decide anything in {', '.join(repr(x) for x in blind)}; raise "
+            "samples."
+        )
         findings.append(Finding("too few draws", sentence))
-    verdict: Verdict = "wrong" if rejected or infinite else "not decided" if crashed or blind else "unbiased"
+    verdict: Verdict = (
+        "wrong" if rejected or infinite else "not decided" if crashed or blind else "unbiased"
+    )
     return Audit(
         name,
         verdict,
@@ -249,9 +282,11 @@ def _means(d: Draws, failure: float) -> Means:
 
 
 def _length(measured: Sequence[Draws], failure: float) -> tuple[Interval | None, float | None]:
-    """The length in the right direction over all large problems, and the error of it that could have been missed.
+    """The length in the right direction over all large problems, and the error of it
+    that could have been missed.
 
-    Rows are weighted by REINFORCE's precision there, which is known before anything is drawn.
+    Rows are weighted by REINFORCE's precision there, which is known before anything is
+    drawn.
     """
     weights, errors, by_row, by_call, ranges = [], [], [], [], []
     for d in measured:
@@ -290,14 +325,14 @@ def _parameters(d: Draws, failure: float) -> tuple[str, bool]:
     if bool((error.abs() <= width).all()):
         missed = float(((width + POWER * standard_error) / d.truth.theta.sum(0).abs()).max())
         return (
-            f"f's own parameters get the right gradient; an error of less than {100 * missed:.2g} % in one of them "
-            "could have been missed.",
+            f"f's own parameters get the right gradient; an error of less than {100 * missed:.2g} "
+            "% in one of them could have been missed.",
             False,
         )
     worst = int((error.abs() / width).argmax())
     return (
-        f"f's own parameters get a wrong gradient: off by {float(error[worst]):.3g} +- {float(width[worst]):.2g} where "
-        f"it is {float(d.truth.theta.sum(0)[worst]):.3g}.",
+        f"f's own parameters get a wrong gradient: off by {float(error[worst]):.3g} +- "
+        f"{float(width[worst]):.2g} where it is {float(d.truth.theta.sum(0)[worst]):.3g}.",
         True,
     )
 

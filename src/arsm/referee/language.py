@@ -1,8 +1,10 @@
-"""A language model that can be enumerated, and the batches of answers that a trainer's loss gets from it.
+"""A language model that can be enumerated, and the batches of answers that a trainer's
+loss gets from it.
 
-Two prompts of different lengths have four answers each, of one to three tokens; some end with the end token, some are
-cut off. The model is a table: logits for every context that can occur, for every position inside a prompt, and one more
-row for whatever stands behind the end of an answer. A correct loss leaves the rows of the last two kinds alone.
+Two prompts of different lengths have four answers each, of one to three tokens; some
+end with the end token, some are cut off. The model is a table: logits for every context
+that can occur, for every position inside a prompt, and one more row for whatever stands
+behind the end of an answer. A correct loss leaves the rows of the last two kinds alone.
 """
 
 from __future__ import annotations
@@ -53,12 +55,18 @@ CONTEXTS, _ALLOWED = _contexts()
 AFTER = len(CONTEXTS)
 """The table's row for every position behind the end of an answer."""
 STATES = AFTER + 1
-INSIDE = [row for context, row in CONTEXTS.items() if any(context == p[: len(context)] != p for p in PROMPTS)]
+INSIDE = [
+    row
+    for context, row in CONTEXTS.items()
+    if any(context == p[: len(context)] != p for p in PROMPTS)
+]
 """The rows of positions inside a prompt."""
 
 
 def _places() -> tuple[Tensor, Tensor, Tensor]:
-    """[prompts, answers, T]: the table's row and the token of every place of every answer, and whether it has one."""
+    """[prompts, answers, T]: the table's row and the token of every place of every
+    answer, and whether it has one.
+    """
     shape = (len(PROMPTS), len(ANSWERS[0]), MAX_TOKENS)
     rows, tokens = torch.full(shape, AFTER), torch.full(shape, PAD)
     for p, (prompt, answers) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
@@ -73,7 +81,9 @@ _PLACES = _places()
 
 
 def random_table(seed: int, spread: float = 0.7) -> Tensor:
-    """[STATES, VOCABULARY] float64 logits with the tree's impossible tokens; tables of all seeds have the same tree."""
+    """[STATES, VOCABULARY] float64 logits with the tree's impossible tokens; tables of
+    all seeds have the same tree.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(STATES, VOCABULARY, dtype=torch.float64, generator=generator)
     for row, tokens in enumerate(_ALLOWED):
@@ -103,7 +113,9 @@ def _row_states(tokens: tuple[int, ...], mask: tuple[int, ...]) -> list[int]:
 
 
 def states(tokens: Tensor, mask: Tensor) -> Tensor:
-    """The table's row at every position: tokens [N, L] and mask [N, L] (1 where a token counts) -> [N, L]."""
+    """The table's row at every position: tokens [N, L] and mask [N, L] (1 where a token
+    counts) -> [N, L].
+    """
     return _states(tuple(map(tuple, tokens.tolist())), tuple(map(tuple, mask.long().tolist())))
 
 
@@ -118,10 +130,12 @@ class Seen:
     """[N, L, V]."""
 
 
-class Model:
-    """The causal language model: `model(tokens [N, L], attention_mask [N, L] = None) -> logits [N, L, V]`.
+class LanguageModel:
+    """The causal language model: `model(tokens [N, L], attention_mask [N, L] = None) ->
+    logits [N, L, V]`.
 
-    Positions are counted from the first token that the mask keeps: padding on the left does not change the logits.
+    Positions are counted from the first token that the mask keeps: padding on the left
+    does not change the logits.
     """
 
     def __init__(self, table: Tensor, seen: list[Seen] | None = None) -> None:
@@ -140,13 +154,17 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class TrainerBatch:
-    """A batch as a trainer of language models has it: B prompts with n answers each, in N = B n rows.
+    """A batch as a trainer of language models has it: B prompts with n answers each, in
+    N = B n rows.
 
-    Rows of one prompt stand together. Answers were drawn by the sampler at `temperature`.
+    Rows of one prompt stand together. Answers were drawn by the sampler at
+    `temperature`.
     """
 
     model: Callable[..., Tensor]
-    """`model(tokens [N, L], attention_mask [N, L]) -> logits [N, L, V]`, with the graph to what is trained."""
+    """`model(tokens [N, L], attention_mask [N, L]) -> logits [N, L, V]`, with the graph
+    to what is trained.
+    """
     prompts: Tensor
     """[N, P] int64, padded on the left."""
     prompt_mask: Tensor
@@ -180,14 +198,17 @@ class TrainerBatch:
         return self.model(tokens, mask)[:, self.prompts.shape[1] - 1 : -1]
 
     def log_p(self, temperature: float | None = None) -> Tensor:
-        """[N, T]: the model's ln p of the answers' tokens, with its graph; at padding whatever the model says there."""
+        """[N, T]: the model's ln p of the answers' tokens, with its graph; at padding
+        whatever the model says there.
+        """
         scaled = self.logits() / (self.temperature if temperature is None else temperature)
         return scaled.log_softmax(-1).gather(-1, self.completions.unsqueeze(-1)).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a loss claims to follow: the gradient of E[reward] - beta KL(model || reference), averaged over the prompts.
+    """What a loss claims to follow: the gradient of E[reward] - beta KL(model ||
+    reference), averaged over the prompts.
 
     Both are those of whole answers, at the temperature at which answers are drawn.
     """
@@ -197,7 +218,9 @@ class Objective:
     temperature: float = 1.0
     """Of the sampler, and of the distribution that is trained."""
     stale: bool = False
-    """Whether answers come from an older model than the one trained; their ln p under it are known."""
+    """Whether answers come from an older model than the one trained; their ln p under
+    it are known.
+    """
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -244,7 +267,9 @@ SETTINGS = (
     Setting("four answers", (0,), 4),
 )
 NEUTRAL = tuple(
-    Setting(f"{s.name}, reference = model", s.prompts, s.answers, own_reference=True) for s in SETTINGS if not s.role
+    Setting(f"{s.name}, reference = model", s.prompts, s.answers, own_reference=True)
+    for s in SETTINGS
+    if not s.role
 )
 """For objectives with a divergence: the same without one."""
 
@@ -260,7 +285,11 @@ class World:
     sampler: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        step = 0.5 * random_table(3).clamp_min(-5) if self.objective.stale else torch.zeros_like(self.table)
+        step = (
+            0.5 * random_table(3).clamp_min(-5)
+            if self.objective.stale
+            else torch.zeros_like(self.table)
+        )
         self.sampler = self.table + step.masked_fill(self.table <= IMPOSSIBLE / 2, 0.0)
 
     @property
@@ -286,9 +315,13 @@ class World:
         return torch.autograd.grad(expectation, table)[0]
 
     def outcomes(self, setting: Setting) -> tuple[Tensor, Tensor]:
-        """Every batch of a setting as numbers of answers [batches, B, n], and its probability [batches]."""
+        """Every batch of a setting as numbers of answers [batches, B, n], and its
+        probability [batches].
+        """
         count, n = len(setting.prompts), setting.answers
-        numbers = torch.tensor(list(product(range(len(ANSWERS[0])), repeat=count * n))).view(-1, count, n)
+        numbers = torch.tensor(list(product(range(len(ANSWERS[0])), repeat=count * n))).view(
+            -1, count, n
+        )
         q = self.answer_log_p(self.sampler).sum(-1).exp()[list(setting.prompts)]  # [B, answers]
         rows = torch.arange(count).view(1, -1, 1)
         return numbers, q[rows, numbers].flatten(1).prod(-1)
@@ -301,13 +334,22 @@ class World:
         rewards: Tensor | None = None,
         seen: list[Seen] | None = None,
     ) -> TrainerBatch:
-        """The batch of the answers with these numbers [B, n]; `table` is the one that the loss differentiates."""
-        rows = _rows(setting.prompts, setting.padding, setting.prompt_padding, tuple(map(tuple, numbers.tolist())))
+        """The batch of the answers with these numbers [B, n]; `table` is the one that
+        the loss differentiates.
+        """
+        rows = _rows(
+            setting.prompts,
+            setting.padding,
+            setting.prompt_padding,
+            tuple(map(tuple, numbers.tolist())),
+        )
         width = rows.completions.shape[1]
 
         def log_p(of: Tensor) -> Tensor:
             found = self.answer_log_p(of)[rows.prompt, rows.answer]
-            return torch.nn.functional.pad(found, (0, max(0, width - MAX_TOKENS)))[:, :width].to(self.dtype)
+            return torch.nn.functional.pad(found, (0, max(0, width - MAX_TOKENS)))[:, :width].to(
+                self.dtype
+            )
 
         if rewards is None:
             rewards = setting.rewards()[rows.group, rows.answer]
@@ -316,7 +358,7 @@ class World:
         sampler = log_p(moved + self.sampler - self.table)
         reference = moved if setting.own_reference else self.reference
         return TrainerBatch(
-            Model(table, seen),
+            LanguageModel(table, seen),
             rows.prompts,
             rows.prompt_mask,
             rows.completions,
@@ -326,7 +368,7 @@ class World:
             setting.answers,
             sampler,
             log_p(reference),
-            Model(reference.to(self.dtype)),
+            LanguageModel(reference.to(self.dtype)),
             self.objective.temperature,
             self.objective.beta,
         )
@@ -347,7 +389,12 @@ class _Rows(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _rows(prompts: tuple[int, ...], padding: int, prompt_padding: int, numbers: tuple[tuple[int, ...], ...]) -> _Rows:
+def _rows(
+    prompts: tuple[int, ...],
+    padding: int,
+    prompt_padding: int,
+    numbers: tuple[tuple[int, ...], ...],
+) -> _Rows:
     n = len(numbers[0])
     asked = [PROMPTS[p] for p in prompts for _ in range(n)]
     answers = [ANSWERS[p][z] for p, row in zip(prompts, numbers, strict=True) for z in row]

@@ -22,35 +22,41 @@ CALLS = 64
 FEWEST = 100
 """An entry is decided where each outcome that it depends on is expected this often."""
 SMALL_SHARE, MOST_SMALL = 32, 1024
-"""Problems with small batches get this share of the draws, one call each, and no more than so many."""
+"""Problems with small batches get this share of the draws, one call each, and no more
+than so many.
+"""
 
 
 PROBES = 8
 """Calls that are compared before anything is measured."""
 REPLAYS = 64
-"""Calls with the same random numbers that must agree: state that shows in every so many calls is seen."""
+"""Calls with the same random numbers that must agree: state that shows in every so many
+calls is seen.
+"""
 MANY_CALLS = 2048
 """Calls per problem where whole calls differ more than their rows explain."""
 REPEATED = (
-    "Different calls returned the same gradient, although equal rows of one call got different samples: the loss sets "
-    "a seed of its own; draw fresh random numbers in every call."
+    "Different calls returned the same gradient, although equal rows of one call got different "
+    "samples: the loss sets a seed of its own; draw fresh random numbers in every call."
 )
 SHARED = (
-    "Equal rows of a call got the same samples: the rows share their random numbers, and a whole call counts as one "
-    "draw; draw fresh ones for every row."
+    "Equal rows of a call got the same samples: the rows share their random numbers, and a whole "
+    "call counts as one draw; draw fresh ones for every row."
 )
 REMEMBERED = (
-    "The loss keeps state between calls: with all random generators set back it returned another gradient; audit it "
-    "with that state frozen (a fixed baseline, no running averages)."
+    "The loss keeps state between calls: with all random generators set back it returned another "
+    "gradient; audit it with that state frozen (a fixed baseline, no running averages)."
 )
 IGNORED = (
-    "With -f in place of f, and the same random numbers, the loss returned the same gradient: the values of f are not "
-    "in it (is the score term missing?), or they come from earlier calls."
+    "With -f in place of f, and the same random numbers, the loss returned the same gradient: the "
+    "values of f are not in it (is the score term missing?), or they come from earlier calls."
 )
 
 
 class Loss(Protocol):
-    """What is audited: draws once and returns what it would call backward on, summed over the rows."""
+    """What is audited: draws once and returns what it would call backward on, summed
+    over the rows.
+    """
 
     def __call__(self, logits: Tensor, f: Callable[[Tensor], Tensor], /) -> Tensor: ...
 
@@ -85,7 +91,9 @@ class Draws:
     by_call: Tensor
     """[calls, R, K C + 1]: each call's mean, less the truth."""
     by_theta: Tensor | None
-    """[calls, K]: each call's gradient in f's parameters, per row, less the truth; None if the loss gives none."""
+    """[calls, K]: each call's gradient in f's parameters, per row, less the truth; None
+    if the loss gives none.
+    """
     evaluations: float
     """Of f, per row and call."""
     relaxed: bool
@@ -95,7 +103,9 @@ class Draws:
 
     @property
     def decided(self) -> Tensor:
-        """[R, K C + 1]: whether all outcomes are expected often enough; categories of probability 0 and 1 are none."""
+        """[R, K C + 1]: whether all outcomes are expected often enough; categories of
+        probability 0 and 1 are none.
+        """
         p = self.truth.p
         rare = torch.minimum(p, 1 - p)
         if self.problem.reach is not None:
@@ -117,34 +127,54 @@ class Draws:
         return torch.maximum(by_row, by_call) + self.rounding
 
 
-def gradient(loss: Loss, logits: Tensor, f: Function, sign: Sign) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient in the logits and in f's parameters that one call gives, or None where it gives none."""
+def gradient_of_call(
+    loss: Loss, logits: Tensor, f: Function, sign: Sign
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient in the logits and in f's parameters that one call gives, or None
+    where it gives none.
+    """
     leaf = logits.clone().requires_grad_()
     with torch.enable_grad():
         value = loss(leaf, f)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise RefusedError("not scalar", f"The loss must return a floating scalar tensor, but returned {found}.")
+        raise RefusedError(
+            "not scalar", f"The loss must return a floating scalar tensor, but returned {found}."
+        )
     if value.numel() != 1:
         raise RefusedError(
             "not scalar",
-            f"The loss must return a scalar, but returned the shape {list(value.shape)}; return the sum over rows.",
+            f"The loss must return a scalar, but returned the shape {list(value.shape)}; return "
+            "the sum over rows.",
         )
     if not torch.equal(leaf, logits):
-        raise RefusedError("in place", "The loss changes the logits in place, which are the caller's; work on a copy.")
+        raise RefusedError(
+            "in place",
+            "The loss changes the logits in place, which are the caller's; work on a copy.",
+        )
     if leaf.grad is not None or f.theta.grad is not None:
-        raise RefusedError("backward", "The loss called backward itself; return the tensor to call backward on.")
+        raise RefusedError(
+            "backward", "The loss called backward itself; return the tensor to call backward on."
+        )
     if not value.requires_grad:
         return None, None
     wanted = [leaf, f.theta] if f.theta.requires_grad else [leaf]
     by_logits, by_theta = (*torch.autograd.grad(value, wanted, allow_unused=True), None)[:2]
     if not bool(value.isfinite().all()):
         raise FloatingPointError(f"the loss returned {float(value.detach())}")
-    return None if by_logits is None else sign * by_logits, None if by_theta is None else sign * by_theta
+    return (
+        None if by_logits is None else sign * by_logits,
+        None if by_theta is None else sign * by_theta,
+    )
 
 
-def draw(
-    loss: Loss, problem: Problem, samples: int, sign: Sign, dtype: torch.dtype, tick: Callable[[float], None]
+def draw_gradients(
+    loss: Loss,
+    problem: Problem,
+    samples: int,
+    sign: Sign,
+    dtype: torch.dtype,
+    tick: Callable[[float], None],
 ) -> Draws:
     """`samples` draws of every row of the problem; `tick` hears the share done."""
     truth = enumerate_problem(problem)
@@ -155,7 +185,9 @@ def draw(
     if copies > 1 and _calls_differ(drawn):
         # whole calls are the draws then, and there must be many of them
         f.rows = 0
-        drawn = _draws(loss, problem, truth, f, MANY_CALLS, max(1, samples // MANY_CALLS), sign, tick)
+        drawn = _draws(
+            loss, problem, truth, f, MANY_CALLS, max(1, samples // MANY_CALLS), sign, tick
+        )
     return drawn
 
 
@@ -181,10 +213,12 @@ def _draws(
     logits = problem.logits.to(dtype).repeat(copies, 1, 1)
     found = []
     for call in range(calls):
-        found.append(gradient(loss, logits, f, sign))
+        found.append(gradient_of_call(loss, logits, f, sign))
         tick((call + 1) / calls)
     zero = torch.zeros_like(logits)
-    estimates = torch.stack([zero if by_logits is None else by_logits for by_logits, _ in found]).double()
+    estimates = torch.stack(
+        [zero if by_logits is None else by_logits for by_logits, _ in found]
+    ).double()
     if not bool(estimates.isfinite().all()):
         raise FloatingPointError("the gradient in the logits is not finite")
     target = truth.gradient.flatten(1)
@@ -192,7 +226,11 @@ def _draws(
     error = estimates.view(calls, copies, len(target), -1) - target
     along = (error * torch.where(square > 0, target / square, 0.0)).sum(-1, keepdim=True)
     error = torch.cat([error, along], -1)  # [calls, copies, R, K C + 1]
-    thetas = [by_theta.double() / copies - truth.theta.sum(0) for _, by_theta in found if by_theta is not None]
+    thetas = [
+        by_theta.double() / copies - truth.theta.sum(0)
+        for _, by_theta in found
+        if by_theta is not None
+    ]
     return Draws(
         problem,
         truth,
@@ -211,7 +249,9 @@ def _draws(
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: batches are small, and threads that wait for a busy core take ten times as long."""
+    """Run torch on one thread: batches are small, and threads that wait for a busy core
+    take ten times as long.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -222,7 +262,9 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def generators(seed: int) -> Iterator[None]:
-    """Seed torch's, Python's and (where it is loaded) NumPy's global generators, and set them back afterwards."""
+    """Seed torch's, Python's and (where it is loaded) NumPy's global generators, and
+    set them back afterwards.
+    """
     numpy = sys.modules.get("numpy")
     python, array = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
@@ -250,8 +292,11 @@ def _states() -> bytes:
     return pickle.dumps((torch.get_rng_state().tolist(), random.getstate(), array))
 
 
-def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: int) -> tuple[str | None, bool]:
-    """Refuse repeated or shared random numbers and state between calls; a note where they are not seen.
+def probe(
+    loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: int
+) -> tuple[str | None, bool]:
+    """Refuse repeated or shared random numbers and state between calls; a note where
+    they are not seen.
 
     Returns the note, and whether the gradient stays the same when f is replaced by -f.
 
@@ -263,7 +308,7 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
     f = problem.function(dtype)
 
     def once(f: Function) -> Tensor:
-        found = gradient(loss, logits, f, sign)[0]
+        found = gradient_of_call(loss, logits, f, sign)[0]
         return torch.zeros_like(logits) if found is None else found
 
     seed_generators(seed)
@@ -276,7 +321,9 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
     if bool((first == 0).all()) or not bool(found.isfinite().all()):
         return None, False  # what the draws show as well
     rounding = 1e-4 * found.abs().amax()
-    calls_differ, rows_differ = ((found - x).abs().amax() > rounding for x in (found[:1], found[:, :1]))
+    calls_differ, rows_differ = (
+        (found - x).abs().amax() > rounding for x in (found[:1], found[:, :1])
+    )
     # calls without any gradient say nothing about the seed
     calls = found.flatten(1)
     calls = calls[calls.abs().amax(1) > 0]
@@ -287,16 +334,23 @@ def probe(loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: in
     if not torch.allclose(first, again, rtol=1e-4, atol=1e-6):
         if moved:
             raise RefusedError("state", REMEMBERED)
-        return "The loss draws from its own generator; state between calls could not be checked.", False
+        return (
+            "The loss draws from its own generator; state between calls could not be checked.",
+            False,
+        )
     for _ in range(REPLAYS):
         seed_generators(seed)
         if not torch.allclose(once(f), again, rtol=1e-4, atol=1e-6):
             raise RefusedError("state", REMEMBERED)
-    fixed = f"In {problem.name!r} the gradient is the same in every call: its random numbers could not be checked."
+    fixed = (
+        f"In {problem.name!r} the gradient is the same in every call: its random numbers could "
+        "not be checked."
+    )
     note = None if calls_differ else fixed
     seed_generators(seed)
     ignored = False
-    with contextlib.suppress(Exception):  # somebody else's code may raise anything, here at an f of no problem
+    # somebody else's code may raise anything, here at an f of no problem
+    with contextlib.suppress(Exception):
         negative = once(replace(problem, scale=-problem.scale).function(dtype))
         ignored = problem.scale != 0 and torch.equal(negative, again)
     return note, ignored

@@ -1,4 +1,6 @@
-"""Small problems whose gradient is known by enumeration, chosen for the defects that they make visible."""
+"""Small problems whose gradient is known by enumeration, chosen for the defects that
+they make visible.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from arsm.categorical import one_hot
 class Function:
     """f(z) = scale (u + bend cos 3u) + constant with u = sum_k theta_k w_k[z_k].
 
-    z is int64 [..., K] or relaxed [..., K, C]. A polynomial would not do: straight-through is exact for linear f,
-    ReinMax for quadratic f. The function counts what a loss asks of it.
+    z is int64 [..., K] or relaxed [..., K, C]. A polynomial would not do:
+    straight-through is exact for linear f, ReinMax for quadratic f. The function counts
+    what a loss asks of it.
     """
 
     weights: Tensor
@@ -39,15 +42,17 @@ class Function:
         expected = (variables, categories) if z.is_floating_point() else (variables,)
         if tuple(z.shape[-len(expected) :]) != expected:
             raise ValueError(
-                f"f takes int64 [..., {variables}] (or relaxed points [..., {variables}, {categories}]), but was "
-                f"called with {z.dtype} {list(z.shape)}."
+                f"f takes int64 [..., {variables}] (or relaxed points [..., {variables}, "
+                f"{categories}]), but was called with {z.dtype} {list(z.shape)}."
             )
         if z.dtype == torch.bool:
             raise TypeError("f takes int64, but was called with torch.bool.")
         if not z.is_floating_point():
             z = z.long()
             if z.numel() and (int(z.min()) < 0 or int(z.max()) >= categories):
-                raise ValueError(f"f takes categories 0..{categories - 1}, but was called with {int(z.max())}.")
+                raise ValueError(
+                    f"f takes categories 0..{categories - 1}, but was called with {int(z.max())}."
+                )
         else:
             self.relaxed = True
         points = one_hot(z, categories, self.weights.dtype)
@@ -69,7 +74,9 @@ class Problem:
     scale: float = 1.0
     constant: float = 0.0
     role: str = ""
-    """The member of the family with equal logits: "f", "f/20", "20f", "f+100" or "0"; empty outside of it."""
+    """The member of the family with equal logits: "f", "f/20", "20f", "f+100" or "0";
+    empty outside of it.
+    """
     small: bool = False
     """One copy per call: a genuinely small batch."""
     learns: bool = False
@@ -105,17 +112,25 @@ class Truth:
     """[Z, K, C], all values of z, one-hot."""
 
     def rloo_variance(self, samples: int) -> Tensor:
-        """[R]: the trace of leave-one-out's variance, that of the sample covariance of f and x, exactly."""
+        """[R]: the trace of leave-one-out's variance, that of the sample covariance of
+        f and x, exactly.
+        """
         n, square = samples, self.x.square().sum((-2, -1))
         centred = self.f - (self.q * self.f).sum(-1, keepdim=True)
         fourth = (self.q * centred.square() * square).sum(-1)
         product_ = (self.q * centred.square()).sum(-1) * (self.q * square).sum(-1)
-        return fourth / n - (n - 2) / (n * (n - 1)) * self.gradient.square().sum((-2, -1)) + product_ / (n * (n - 1))
+        return (
+            fourth / n
+            - (n - 2) / (n * (n - 1)) * self.gradient.square().sum((-2, -1))
+            + product_ / (n * (n - 1))
+        )
 
     def bound(self, samples: int) -> Tensor:
-        """[R]: the lower bound on the variance as a share of leave-one-out's, both averaged over random additive f.
+        """[R]: the lower bound on the variance as a share of leave-one-out's, both
+        averaged over random additive f.
 
-        ((tr G)^2 / (n - 1) - tr G^2) / (E|x|^4 / n - (n - 2) / (n (n - 1)) tr G^2 + (tr G)^2 / (n (n - 1)))
+        ((tr G)^2 / (n - 1) - tr G^2) / (E|x|^4 / n - (n - 2) / (n (n - 1)) tr G^2 + (tr
+        G)^2 / (n (n - 1)))
         """
         n, p = samples, self.p
         trace = (p * (1 - p)).sum((-2, -1))
@@ -145,7 +160,9 @@ def enumerate_problem(problem: Problem) -> Truth:
         expectation = q @ f
         by_theta = torch.zeros(len(q), len(theta), dtype=torch.float64)
         if expectation.requires_grad:
-            by_theta = torch.stack([torch.autograd.grad(x, theta, retain_graph=True)[0] for x in expectation])
+            by_theta = torch.stack(
+                [torch.autograd.grad(x, theta, retain_graph=True)[0] for x in expectation]
+            )
     f = f.detach()
     x = points - p.unsqueeze(1)
     centred = f - (q * f).sum(-1, keepdim=True)
@@ -153,13 +170,20 @@ def enumerate_problem(problem: Problem) -> Truth:
     return Truth(p, q, f, x, gradient, by_theta, points)
 
 
-def _problem(name: str, logits: list[list[list[float]]], weights: list[list[float]], **options: Any) -> Problem:
-    problem = Problem(name, torch.tensor(logits, dtype=torch.float64), torch.tensor(weights, dtype=torch.float64))
+def _problem(
+    name: str, logits: list[list[list[float]]], weights: list[list[float]], **options: Any
+) -> Problem:
+    problem = Problem(
+        name, torch.tensor(logits, dtype=torch.float64), torch.tensor(weights, dtype=torch.float64)
+    )
     return replace(problem, **options)
 
 
-# categories 0 and 2 have the same value of f: a baseline that saw its own sample treats them alike, a wrong sampler not
-_FAMILY = _problem("f", [[[0.0, 0.0, 0.0, 0.0]], [[1.2, 0.3, -0.5, -0.9]]], [[0.3, 1.0, 0.3, -0.6]], role="f")
+# categories 0 and 2 have the same value of f: a baseline that saw its own sample treats them alike,
+# a wrong sampler not
+_FAMILY = _problem(
+    "f", [[[0.0, 0.0, 0.0, 0.0]], [[1.2, 0.3, -0.5, -0.9]]], [[0.3, 1.0, 0.3, -0.6]], role="f"
+)
 _MASK = -float("inf")
 
 PROBLEMS: tuple[Problem, ...] = (
@@ -170,7 +194,10 @@ PROBLEMS: tuple[Problem, ...] = (
     replace(_FAMILY, name="the same with f = 0", scale=0.0, role="0"),
     _problem(
         "three variables, nonlinear, with parameters",
-        [[[0.5, 0.0, -0.5], [0.0, 1.0, 0.0], [-1.0, 0.3, 0.2]], [[0.0, 0.0, 0.0], [1.5, 0.0, -0.5], [0.2, -0.8, 0.6]]],
+        [
+            [[0.5, 0.0, -0.5], [0.0, 1.0, 0.0], [-1.0, 0.3, 0.2]],
+            [[0.0, 0.0, 0.0], [1.5, 0.0, -0.5], [0.2, -0.8, 0.6]],
+        ],
         [[0.7, -0.2, -0.4], [-0.5, 0.6, 0.1], [0.2, -0.6, 0.5]],
         bend=0.6,
         learns=True,
@@ -185,8 +212,15 @@ PROBLEMS: tuple[Problem, ...] = (
         [[0.6, 0.2, -0.7, 0.1], [-0.3, 0.5, 0.8, -0.6]],
         bend=0.4,
     ),
-    _problem("confident", [[[4.0, 0.0, 0.5], [0.0, 3.0, -0.5]]], [[-0.2, 0.9, -0.8], [0.5, 0.1, -0.7]], bend=0.3),
-    _problem("one row nearly certain", [[[14.0, 0.0, 0.0]], [[0.2, 0.0, -0.2]]], [[0.4, -0.8, 0.5]]),
+    _problem(
+        "confident",
+        [[[4.0, 0.0, 0.5], [0.0, 3.0, -0.5]]],
+        [[-0.2, 0.9, -0.8], [0.5, 0.1, -0.7]],
+        bend=0.3,
+    ),
+    _problem(
+        "one row nearly certain", [[[14.0, 0.0, 0.0]], [[0.2, 0.0, -0.2]]], [[0.4, -0.8, 0.5]]
+    ),
     _problem(
         "a batch of 1",
         [[[0.3, 0.0, -0.3], [0.0, -0.2, 0.4]]],
@@ -194,7 +228,9 @@ PROBLEMS: tuple[Problem, ...] = (
         small=True,
         bend=0.1,
     ),
-    _problem("a batch of 2", [[[0.0, 0.0, 0.0]], [[0.5, 0.0, -0.6]]], [[1.0, -0.2, -0.9]], small=True),
+    _problem(
+        "a batch of 2", [[[0.0, 0.0, 0.0]], [[0.5, 0.0, -0.6]]], [[1.0, -0.2, -0.9]], small=True
+    ),
     _problem(
         "a batch of 3, three variables",
         [

@@ -39,7 +39,12 @@ def worst_entry(means: Means) -> Entry | None:
     place = (error.abs() / means.half_width.clamp_min(1e-300)).argmax()
     index = tuple(int(i) for i in torch.unravel_index(place, error.shape))
     value, width = float(error[index]), float(means.half_width[index])
-    return Entry(means.name, index, float(means.gradient[index]), Interval(value, value - width, value + width))
+    return Entry(
+        means.name,
+        index,
+        float(means.gradient[index]),
+        Interval(value, value - width, value + width),
+    )
 
 
 def in_words(error: BaseException) -> str:
@@ -77,27 +82,33 @@ class Row:
 
 @dataclass(frozen=True)
 class Audit:
-    """Is this gradient right? `passed` for a test, `print` for a person."""
+    """Is this gradient right? `passed` for a test, `print` for a person.
+
+    Attributes:
+        verdict: "unbiased" at the declared rate, "wrong", or "not decided" where the
+            loss could not be judged.
+        findings: What was found, the most important first.
+        rows: One per problem.
+        false_alarm: The probability that a correct loss is called wrong; 0 where
+            everything was enumerated.
+        scale: The length in the right direction over all problems; 1 is right.
+        missed: A relative error in the length that would have been caught with
+            probability 0.99.
+        sizes: What the sizes of the problems are.
+        exception: What the loss raised, if it did.
+    """
 
     name: str
     verdict: Verdict
-    """"unbiased" at the declared rate, "wrong", or "not decided" where the loss could not be judged."""
     findings: tuple[Finding, ...]
-    """What was found, the most important first."""
     rows: tuple[Row, ...]
-    """One per problem."""
     false_alarm: float
-    """The probability that a correct loss is called wrong; 0 where everything was enumerated."""
     scale: Interval | None = None
-    """The length in the right direction over all problems; 1 is right."""
     missed: float | None = None
-    """A relative error in the length that would have been caught with probability 0.99."""
     notes: tuple[str, ...] = ()
     sizes: str = "B, K, C"
-    """What the sizes of the problems are."""
     seconds: float = 0.0
     exception: BaseException | None = field(default=None, repr=False)
-    """What the loss raised, if it did."""
 
     @property
     def passed(self) -> bool:
@@ -106,22 +117,38 @@ class Audit:
 
     @property
     def diagnosis(self) -> str:
-        """The kind of the most important finding, such as "scale" or "temperature"; empty if there is none."""
+        """The kind of the most important finding, such as "scale" or "temperature";
+        empty if there is none.
+        """
         return self.findings[0].kind if self.findings else ""
 
     @property
     def bias(self) -> Entry | None:
         """The bias that is largest relative to its interval; the intervals hold together."""
-        return max((r.worst for r in self.rows if r.worst), key=lambda worst: abs(worst.relative), default=None)
+        return max(
+            (r.worst for r in self.rows if r.worst),
+            key=lambda worst: abs(worst.relative),
+            default=None,
+        )
+
+    def __repr__(self) -> str:
+        parts = [repr(self.name), repr(self.verdict), f"problems={len(self.rows)}"]
+        if self.diagnosis:
+            parts.append(f"diagnosis={self.diagnosis!r}")
+        return f"Audit({', '.join(parts)})"
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.verdict.upper()}", ""]
         for finding in self.findings:
-            lines += textwrap.wrap(f"[{finding.kind}] {finding.sentence}", WIDTH, subsequent_indent="  ")
+            lines += textwrap.wrap(
+                f"[{finding.kind}] {finding.sentence}", WIDTH, subsequent_indent="  "
+            )
         lines += [""] * bool(self.findings)
         header = ["problem", self.sizes, "worst entry: bias [interval]", "exact", "length"]
         header += ["direction"] * any(r.direction is not None for r in self.rows)
-        header += ["variance", "evals", "RLOO's", "floor"] * any(r.variance is not None for r in self.rows)
+        header += ["variance", "evals", "RLOO's", "floor"] * any(
+            r.variance is not None for r in self.rows
+        )
         lines += _table(header, [_cells(r, len(header)) for r in self.rows])
         lines.append("")
         lines += (line for text in self._footer() for line in textwrap.wrap(text, WIDTH))
@@ -130,13 +157,16 @@ class Audit:
     def _footer(self) -> Sequence[str]:
         footer = []
         if any(r.worst is not None for r in self.rows):
-            words = "*: the interval excludes 0. exact: the entry's true gradient. length: along it, 1 is right."
+            words = (
+                "*: the interval excludes 0. exact: the entry's true gradient. length: along "
+                "it, 1 is right."
+            )
             if any(r.direction is not None for r in self.rows):
                 words += " direction: the cosine of the angle to it, 1 is right."
             if any(r.variance is not None for r in self.rows):
                 words += (
-                    " RLOO's: the variance of leave-one-out with as many evaluations; floor: the least share of it "
-                    "that is possible, on average over additive f."
+                    " RLOO's: the variance of leave-one-out with as many evaluations; floor: the "
+                    "least share of it that is possible, on average over additive f."
                 )
             footer.append(words)
         footer += self.notes
@@ -144,13 +174,21 @@ class Audit:
             footer.append(f"Length over all problems: {self.scale} (1 is right).")
         if self.missed is not None and self.verdict != "wrong":
             footer.append(
-                f"It could have missed: a length that is wrong by less than {100 * self.missed:.2g} %, and errors of "
-                "single entries inside their intervals. More samples find smaller errors."
+                "It could have missed: a length that is wrong by less than "
+                f"{100 * self.missed:.2g} %, and errors of single entries inside their intervals. "
+                "More samples find smaller errors."
             )
         undecided = sum(r.undecided for r in self.rows)
         if undecided:
-            footer.append(f"Not decided: {undecided} entries whose outcomes are expected fewer than 100 times.")
-        rate = f"A correct loss fails with probability at most {self.false_alarm:.0e}." if self.false_alarm else ""
+            footer.append(
+                f"Not decided: {undecided} entries whose outcomes are expected fewer than 100 "
+                "times."
+            )
+        rate = (
+            f"A correct loss fails with probability at most {self.false_alarm:.0e}."
+            if self.false_alarm
+            else ""
+        )
         footer.append(f"{rate} {self.seconds:.1f} s.".strip())
         return footer
 
@@ -167,10 +205,12 @@ class Audit:
         return badge([self])
 
     def figure(self) -> Any:
-        """A matplotlib figure of every problem's worst bias in units of its interval's half-width."""
-        from arsm.referee.figure import draw
+        """A matplotlib figure of every problem's worst bias in units of its interval's
+        half-width.
+        """
+        from arsm.referee.figure import plot_audit
 
-        return draw(self)
+        return plot_audit(self)
 
 
 def _cells(row: Row, count: int) -> list[str]:
@@ -178,7 +218,13 @@ def _cells(row: Row, count: int) -> list[str]:
         return [row.problem, row.size, row.error]
     worst = "" if row.worst is None else f"{'* ' if row.rejected else ''}{row.worst.bias}"
     truth = "" if row.worst is None else f"{row.worst.truth:.3g}"
-    cells = [row.problem, row.size, worst, truth, "" if row.scale is None else f"{row.scale.value:.3f}"]
+    cells = [
+        row.problem,
+        row.size,
+        worst,
+        truth,
+        "" if row.scale is None else f"{row.scale.value:.3f}",
+    ]
     if row.direction is not None:
         return [*cells, f"{row.direction:.3f}"]
     numbers = (row.variance, row.evaluations, row.rloo)
@@ -190,4 +236,7 @@ def _cells(row: Row, count: int) -> list[str]:
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     full = [row for row in [header, *rows] if len(row) == len(header)]
     widths = [max(len(row[i]) for row in full) for i in range(len(header))]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=False)).rstrip() for row in [header, *rows]]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=False)).rstrip()
+        for row in [header, *rows]
+    ]

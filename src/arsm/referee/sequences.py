@@ -1,8 +1,10 @@
-"""`audit_sequences`: is this the policy gradient of an autoregressive model? On a model small enough to enumerate.
+"""`audit_sequences`: is this the policy gradient of an autoregressive model? On a model
+small enough to enumerate.
 
-The model is a table: one choice of two tokens after every prefix of at most two tokens, seven choices in all. Drawing
-all seven and walking along them is the same as drawing token by token: a sequence model is a problem of seven
-variables, of which f reads those on the path.
+The model is a table: one choice of two tokens after every prefix of at most two tokens,
+seven choices in all. Drawing all seven and walking along them is the same as drawing
+token by token: a sequence model is a problem of seven variables, of which f reads those
+on the path.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from arsm.options import suggests
 from arsm.referee.judge import audit
 from arsm.referee.language import Objective, TrainerLoss
 from arsm.referee.measure import Sign
@@ -29,7 +32,9 @@ ENDED = {(0,): 0.6, (1, 0): -0.5}
 
 
 class SequenceLoss(Protocol):
-    """What is audited: draws completions and returns what it would call backward on, summed over the prompts."""
+    """What is audited: draws completions and returns what it would call backward on,
+    summed over the prompts.
+    """
 
     def __call__(
         self,
@@ -59,7 +64,9 @@ class PathReward(Function):
         u = torch.tensor(REWARDS, dtype=self.weights.dtype, device=tokens.device)[number]
         if self.ends:
             for prefix, reward in ENDED.items():
-                ended = (tokens[..., : len(prefix)] == torch.tensor(prefix, device=tokens.device)).all(-1)
+                ended = (
+                    tokens[..., : len(prefix)] == torch.tensor(prefix, device=tokens.device)
+                ).all(-1)
                 u = torch.where(ended, torch.full_like(u, reward), u)
         self.rows += u.numel()
         return self.scale * u + self.constant
@@ -80,7 +87,9 @@ class SequenceProblem(Problem):
 
 
 class Table:
-    """A causal model from a table of choices: tokens [N, L], the prompt's number first, to logits [N, L, 2]."""
+    """A causal model from a table of choices: tokens [N, L], the prompt's number first,
+    to logits [N, L, 2].
+    """
 
     def __init__(self, choices: Tensor) -> None:
         self.choices = choices  # [rows, 7, 2]
@@ -104,7 +113,9 @@ def _problems() -> tuple[SequenceProblem, ...]:
     second = p[:, 0].unsqueeze(-1) * p[:, 1:3]  # [R, 2, 2]: the probability of the first two tokens
     reach = torch.cat([torch.ones(2, 1, dtype=torch.float64), p[:, 0], second.flatten(1)], 1)
     ends = reach * torch.tensor([1, 0, 1, 0, 0, 0, 1])
-    base = SequenceProblem("three tokens", logits, torch.zeros(7, 2, dtype=torch.float64), role="f", reach=reach)
+    base = SequenceProblem(
+        "three tokens", logits, torch.zeros(7, 2, dtype=torch.float64), role="f", reach=reach
+    )
     return (
         base,
         replace(base, name="the same reward / 20", scale=0.05, role="f/20"),
@@ -119,6 +130,7 @@ def _problems() -> tuple[SequenceProblem, ...]:
 SEQUENCE_PROBLEMS = _problems()
 
 
+@suggests("arsm.audit_sequences")
 def audit_sequences(
     loss: SequenceLoss | TrainerLoss,
     *,
@@ -131,44 +143,59 @@ def audit_sequences(
     seed: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Audit:
-    """Compare the gradient of a loss on completions with that of the objective it claims, by enumeration.
+    """Compare the gradient of a loss on completions with that of the objective it
+    claims, by enumeration.
 
-    With a `target`, the loss is a trainer's: it gets batches of answers that somebody else drew. All batches of a
-    small language model are enumerated, with prompts and answers of several lengths, an end token, padding, a
-    reference and, if asked for, a stale sampler; nothing is drawn, and only rounding could raise a false alarm.
-    Without one, the loss draws completions itself, and its mean is measured from samples.
+    With a `target`, the loss is a trainer's: it gets batches of answers that somebody
+    else drew. All batches of a small language model are enumerated, with prompts and
+    answers of several lengths, an end token, padding, a reference and, if asked for, a
+    stale sampler; nothing is drawn, and only rounding could raise a false alarm.
+    Without one, the loss draws completions itself, and its mean is measured from
+    samples.
 
     Args:
-        loss: with a target, `loss(batch: arsm.referee.TrainerBatch) -> scalar`, a mean over the rows of the batch.
-            Without one, `loss(model, prompts, reward, max_tokens, eos) -> scalar`, summed over the prompts.
-            `model(tokens [N, L]) -> logits [N, L, 2]` is causal, the prompt's one token first; `prompts` is [N, 1]
-            int64; `reward(prompts [R, 1], tokens [R, max_tokens]) -> [R]` ignores tokens after the first `eos`; most
-            problems have none.
+        loss: with a target, `loss(batch: arsm.referee.TrainerBatch) -> scalar`, a mean
+            over the rows of the batch. Without one, `loss(model, prompts, reward,
+            max_tokens, eos) -> scalar`, summed over the prompts. `model(tokens [N, L])
+            -> logits [N, L, 2]` is causal, the prompt's one token first; `prompts` is
+            [N, 1] int64; `reward(prompts [R, 1], tokens [R, max_tokens]) -> [R]`
+            ignores tokens after the first `eos`; most problems have none.
         target: the objective of which the loss claims the gradient.
-        documented: instead, the objective that the loss's documentation states, as a loss in your own words, to be
-            maximised: both are averaged over all batches of `target`'s sampler and compared.
-        up_to_scale: whether a factor is allowed that depends on the numbers of prompts and of answers alone.
+        documented: instead, the objective that the loss's documentation states, as a
+            loss in your own words, to be maximised: both are averaged over all batches
+            of `target`'s sampler and compared.
+        up_to_scale: whether a factor is allowed that depends on the numbers of prompts
+            and of answers alone.
         sign: -1 if the loss is to be minimised.
         samples: draws per prompt, without a target.
-        false_alarm: the probability with which a correct loss may be called wrong, without a target.
+        false_alarm: the probability with which a correct loss may be called wrong,
+            without a target.
         seed: of the global generators.
         progress: hears each problem's name and the share of the audit that is done.
 
     Returns:
-        An `Audit`. Its entries are [prompt, prefix, token]; with a target, [context, token]. Its notes say what the
-        error depends on and where it is.
+        An `Audit`. Its entries are [prompt, prefix, token]; with a target, [context,
+        token]. Its notes say what the error depends on and where it is.
     """
     if target is not None:
-        return audit_batches(cast(TrainerLoss, loss), target, documented, up_to_scale, sign, seed, progress)
+        return audit_batches(
+            cast(TrainerLoss, loss), target, documented, up_to_scale, sign, seed, progress
+        )
     if documented is not None or up_to_scale:
-        raise ValueError("documented and up_to_scale belong to losses of given batches; give a target, too.")
+        raise ValueError(
+            "documented and up_to_scale belong to losses of given batches; give a target, too."
+        )
     name = getattr(loss, "__qualname__", type(loss).__name__)
 
     def on_table(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         assert isinstance(f, PathReward)
         prompts = torch.arange(len(logits)).unsqueeze(-1)
         return cast(SequenceLoss, loss)(
-            Table(logits), prompts, lambda _, tokens: f.of_tokens(tokens), LENGTH, 0 if f.ends else None
+            Table(logits),
+            prompts,
+            lambda _, tokens: f.of_tokens(tokens),
+            LENGTH,
+            0 if f.ends else None,
         )
 
     on_table.__qualname__ = name

@@ -17,7 +17,9 @@ def markdown(audits: Sequence[Audit]) -> str:
     lines = ["| loss | verdict | finding | seconds |", "|---|---|---|---|"]
     for audit in audits:
         kinds = ", ".join(finding.kind for finding in audit.findings)
-        lines.append(f"| `{_cell(audit.name)}` | {audit.verdict} | {_cell(kinds)} | {audit.seconds:.1f} |")
+        lines.append(
+            f"| `{_cell(audit.name)}` | {audit.verdict} | {_cell(kinds)} | {audit.seconds:.1f} |"
+        )
     for audit in audits:
         if audit.passed:
             continue
@@ -43,7 +45,8 @@ def badge(audits: Sequence[Audit]) -> str:
         f'aria-label="{left}: {escape(right)}">'
         f'<rect width="{total}" height="20" rx="3" fill="#555"/>'
         f'<rect x="{widths[0]}" width="{widths[1]}" height="20" rx="3" fill="{COLOURS[verdict]}"/>'
-        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
+        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" '
+        'font-size="11">'
         f'<text x="{widths[0] / 2}" y="14">{left}</text>'
         f'<text x="{widths[0] + widths[1] / 2}" y="14">{escape(right)}</text></g></svg>\n'
     )

@@ -1,4 +1,6 @@
-"""Whole losses of trainers of language models, judged by enumeration of every batch of a small model."""
+"""Whole losses of trainers of language models, judged by enumeration of every batch of
+a small model.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from arsm.progress import reporter
 from arsm.referee.causes import Evidence, Mean, explain, explain_divergence, where
 from arsm.referee.diagnose import Finding, Interval
 from arsm.referee.language import (
@@ -22,14 +25,13 @@ from arsm.referee.language import (
     mean_gradient,
 )
 from arsm.referee.measure import generators, one_thread, seed_generators
-from arsm.referee.progress import reporter
 from arsm.referee.result import Audit, Entry, Row, Verdict, in_words
 
 ROUNDING = 1e-4
 """Relative to the largest reward: what float32 may be off by."""
 VARIES = (
-    "The loss returned another gradient for the same batch: it keeps state between calls or draws random numbers; "
-    "audit it with these fixed."
+    "The loss returned another gradient for the same batch: it keeps state between calls or draws "
+    "random numbers; audit it with these fixed."
 )
 EQUAL_REWARDS = "A usual cause is a division by the standard deviation of equal rewards."
 Progress = Callable[[str, float], None]
@@ -92,7 +94,9 @@ class _Referee:
                 mean = self._measure(World(self.target), setting)
             except Exception as error:  # somebody else's code may raise anything
                 failures.append((setting, error))
-                rows.append(Row(setting.name, setting.sizes, None, 0, 0, None, error=in_words(error)))
+                rows.append(
+                    Row(setting.name, setting.sizes, None, 0, 0, None, error=in_words(error))
+                )
                 continue
             means.append(mean)
         factors = self._factors(means)
@@ -110,17 +114,26 @@ class _Referee:
                 notes.append(f"Where the squared error is: {place}.")
         elif self.up_to_scale and any(abs(f - 1) > 1e-3 for f in factors.values()):
             words = ", ".join(f"{f:.4g} ({b} x {n})" for (b, n), f in factors.items())
-            notes.append(f"Right up to a factor that depends on the numbers of prompts and answers alone: {words}.")
+            notes.append(
+                "Right up to a factor that depends on the numbers of prompts and answers alone: "
+                f"{words}."
+            )
         infinite = [(s, e) for s, e in failures if isinstance(e, FloatingPointError)]
         crashed = [(s, e) for s, e in failures if not isinstance(e, FloatingPointError)]
         if infinite:
             setting, error = infinite[0]
-            findings.insert(0, Finding("not finite", f"In '{setting.name}', {error}. {EQUAL_REWARDS}"))
+            findings.insert(
+                0, Finding("not finite", f"In '{setting.name}', {error}. {EQUAL_REWARDS}")
+            )
         if crashed:
             setting, error = crashed[0]
             many = f" and {len(crashed) - 1} more settings" if len(crashed) > 1 else ""
-            findings.append(Finding("crash", f"In '{setting.name}'{many}, the loss raised {in_words(error)}."))
-        verdict: Verdict = "wrong" if rejected or infinite else "not decided" if crashed else "unbiased"
+            findings.append(
+                Finding("crash", f"In '{setting.name}'{many}, the loss raised {in_words(error)}.")
+            )
+        verdict: Verdict = (
+            "wrong" if rejected or infinite else "not decided" if crashed else "unbiased"
+        )
         self.progress("", 1.0)
         exception = failures[0][1] if failures else None
         return verdict, findings, rows, notes, exception
@@ -139,7 +152,11 @@ class _Referee:
 
     def _measure(self, world: World, setting: Setting) -> Mean:
         mean = mean_gradient(self.loss, world, setting, self.sign)
-        truth = world.truth(setting) if self.documented is None else mean_gradient(self.documented, world, setting)
+        truth = (
+            world.truth(setting)
+            if self.documented is None
+            else mean_gradient(self.documented, world, setting)
+        )
         rounding = ROUNDING * max(float(setting.rewards().abs().max()), 0.01)
         return Mean(setting, mean, truth, rounding)
 
@@ -161,15 +178,24 @@ class _Referee:
     def _stated(self) -> str:
         if self.documented is not None:
             return "Target: the gradient of the documented objective, averaged over all batches."
-        words = "E[reward]" + (f" - {self.target.beta:g} KL(model || reference)" if self.target.beta else "")
-        drawn = f" at temperature {self.target.temperature:g}" if self.target.temperature != 1 else ""
+        words = "E[reward]" + (
+            f" - {self.target.beta:g} KL(model || reference)" if self.target.beta else ""
+        )
+        drawn = (
+            f" at temperature {self.target.temperature:g}" if self.target.temperature != 1 else ""
+        )
         stale = ", answers drawn by an older model" if self.target.stale else ""
-        return f"Target: the gradient of {words}{drawn}{stale}, averaged over the prompts; all batches enumerated."
+        return (
+            f"Target: the gradient of {words}{drawn}{stale}, averaged over the prompts; all "
+            "batches enumerated."
+        )
 
     def _explain(self, means: Sequence[Mean]) -> tuple[list[Finding], list[str]]:
         """The cause, and what the weights depend on."""
         if self.documented is not None:
-            return [Finding("unexplained", "It is not the gradient of the documented objective.")], []
+            return [
+                Finding("unexplained", "It is not the gradient of the documented objective.")
+            ], []
         try:
             return self._causes(means)
         except Exception as error:  # the loss may fail at batches of no setting
@@ -183,7 +209,9 @@ class _Referee:
         # without a divergence in two ways: a loss may read its weight, or have one of its own
         neutral = [replace(s, own_reference=True) for s in small]
         free = replace(plain, beta=0.0)
-        if self.target.beta and self._right(World(free), [*neutral, replace(SETTINGS[0], own_reference=True)]):
+        if self.target.beta and self._right(
+            World(free), [*neutral, replace(SETTINGS[0], own_reference=True)]
+        ):
             return [explain_divergence(self.loss, self.target, small, self.sign)], []
         if self.target.beta or self.target.stale:
             world = World(free)
@@ -203,16 +231,19 @@ class _Referee:
         double = evidence.at_ratio(2.0).tokens[:, 0] / evidence.base.tokens[:, 0]
         lengths = evidence.base.lengths
         if bool(((double - 1).abs() < 1e-2).all()):
-            words = "the weights do not depend on the sampler's ln p: importance weights are missing"
+            words = (
+                "the weights do not depend on the sampler's ln p: importance weights are missing"
+            )
         elif bool(((double - 2.0) < 1e-2).all()) and int(lengths.max()) > 1:
             words = (
-                "a token is weighted by a ratio of its own probability, clipped or not; the answer's reward needs the "
-                "product over the whole answer"
+                "a token is weighted by a ratio of its own probability, clipped or not; the "
+                "answer's reward needs the product over the whole answer"
             )
         else:
             words = "the importance weights are not those of whole answers"
         return Finding(
-            "stale sampler", f"Right where the sampler is the model itself, wrong where it is older: {words}."
+            "stale sampler",
+            f"Right where the sampler is the model itself, wrong where it is older: {words}.",
         )
 
 
@@ -230,4 +261,6 @@ def _row(mean: Mean, factor: float) -> Row:
     scale = None if math.isnan(mean.scale) else Interval(mean.scale, mean.scale, mean.scale)
     direction = None if math.isnan(mean.direction) else mean.direction
     entry = Entry(mean.setting.name, index, float(mean.truth[index]), bias)
-    return Row(mean.setting.name, mean.setting.sizes, entry, rejected, 0, scale, direction=direction)
+    return Row(
+        mean.setting.name, mean.setting.sizes, entry, rejected, 0, scale, direction=direction
+    )

@@ -1,7 +1,9 @@
-"""What a trainer's loss multiplies each token's ln p by, read off the gradient that reaches the model's logits.
+"""What a trainer's loss multiplies each token's ln p by, read off the gradient that
+reaches the model's logits.
 
-A loss that is a function of the tokens' ln p sends c (onehot(y) - p) / temperature to the logits of a token y. The
-number c is the token's weight: the referee changes one thing of a batch at a time and looks at what the weights do.
+A loss that is a function of the tokens' ln p sends c (onehot(y) - p) / temperature to
+the logits of a token y. The number c is the token's weight: the referee changes one
+thing of a batch at a time and looks at what the weights do.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ TEMPERATURES = tuple(round(0.1 * k, 1) for k in range(3, 31))
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The weights of one batch's tokens, times the number of rows: a correct loss has its advantages here."""
+    """The weights of one batch's tokens, times the number of rows: a correct loss has
+    its advantages here.
+    """
 
     tokens: Tensor
     """[N, T]: nan where a token is certain and has no score, and behind the end."""
@@ -56,7 +60,9 @@ class Weights:
 
 
 class Interrogation:
-    """Ask a loss about single batches, without a divergence and with a sampler that is the model itself."""
+    """Ask a loss about single batches, without a divergence and with a sampler that is
+    the model itself.
+    """
 
     def __init__(self, loss: TrainerLoss, objective: Objective, sign: int) -> None:
         self.loss = loss
@@ -74,17 +80,23 @@ class Interrogation:
     ) -> Weights:
         """The weights of one batch; `change` is made to the batch before the loss sees it."""
         seen: list[Seen] = []
-        batch_gradient(self._changed(change), self.world, setting, numbers, rewards=rewards, seen=seen)
+        batch_gradient(
+            self._changed(change), self.world, setting, numbers, rewards=rewards, seen=seen
+        )
         return self._read(seen, setting, numbers, temperature or self.world.objective.temperature)
 
     def _changed(self, change: Change | None) -> TrainerLoss:
         return self.loss if change is None else lambda batch: self.loss(change(batch))
 
-    def _read(self, seen: list[Seen], setting: Setting, numbers: Tensor, temperature: float) -> Weights:
+    def _read(
+        self, seen: list[Seen], setting: Setting, numbers: Tensor, temperature: float
+    ) -> Weights:
         n = setting.answers
         count = len(setting.prompts) * n
         prompts = [PROMPTS[p] for p in setting.prompts for _ in range(n)]
-        answers = [ANSWERS[p][int(z)] for p, row in zip(setting.prompts, numbers, strict=True) for z in row]
+        answers = [
+            ANSWERS[p][int(z)] for p, row in zip(setting.prompts, numbers, strict=True) for z in row
+        ]
         places: dict[tuple[int, ...], list[int]] = {}
         for i in range(count):
             places.setdefault((*prompts[i], *answers[i]), []).append(i)
@@ -100,14 +112,17 @@ class Interrogation:
                 key = tuple(t for t in ids if t != PAD)
                 if key not in places:
                     continue  # not a whole answer
-                # equal answers are told apart by their order, in passes over some of the rows as well
+                # equal answers are told apart by their order, in passes over some of the rows as
+                # well
                 i = places[key][used[key] % len(places[key])]
                 used[key] += 1
                 start = next(t for t, token in enumerate(ids) if token != PAD)
                 first = start + len(prompts[i]) - 1
                 last = first + len(answers[i])
                 inside = max(inside, float(scaled[row, :first].abs().max()) if first else 0.0)
-                after = max(after, float(scaled[row, last:].abs().max()) if last < len(ids) else 0.0)
+                after = max(
+                    after, float(scaled[row, last:].abs().max()) if last < len(ids) else 0.0
+                )
                 for t, token in enumerate(answers[i]):
                     score = -p[one.states[row, first + t]] / temperature
                     score[token] += 1 / temperature
@@ -134,7 +149,9 @@ class Interrogation:
         return torch.stack(found, 1)
 
     def rows_share_a_graph(self) -> bool:
-        """Whether one row's gradient depends on another row's ln p: a second derivative that correct losses lack."""
+        """Whether one row's gradient depends on another row's ln p: a second derivative
+        that correct losses lack.
+        """
         outputs: list[Tensor] = []
         leaf = self.world.table.to(self.world.dtype).requires_grad_()
         batch = self.world.batch(PAIR, LENGTHS_2_3_1, leaf, REWARDS)
@@ -156,7 +173,9 @@ class Interrogation:
             generator = torch.Generator().manual_seed(0)
             for row in range(count):
                 parts = [
-                    (g[row] * torch.randn(g[row].shape, generator=generator)).sum() for g in first if g is not None
+                    (g[row] * torch.randn(g[row].shape, generator=generator)).sum()
+                    for g in first
+                    if g is not None
                 ]
                 total = torch.stack(parts).sum()
                 if not total.requires_grad:

@@ -1,19 +1,22 @@
 """Released packages under `arsm.audit`, unchanged from PyPI: what each claims and what was found.
 
-python -m arsm_experiments.ecosystem                 # all entries, each package in an environment made for it
-python -m arsm_experiments.ecosystem "pyro: *"       # some of them
+python -m arsm_experiments.ecosystem            # all entries, each in its own environment
+python -m arsm_experiments.ecosystem "pyro: *"  # some of them
 python -m arsm_experiments.ecosystem --export results/audit
 """
 
 from arsm_experiments.ecosystem import (
+    genjax,
     numpyro,
     optax,
+    own,
     pyro,
     relaxed,
     rlax,
     skyrl,
     stable_baselines3,
     storchastic,
+    torchrl,
     trl,
     vector_quantize,
     verl,
@@ -25,11 +28,14 @@ ENTRIES: tuple[Entry, ...] = (
     *storchastic.ENTRIES,
     *pyro.ENTRIES,
     *numpyro.ENTRIES,
+    *genjax.ENTRIES,
     *trl.ENTRIES,
     *verl.ENTRIES,
     *skyrl.ENTRIES,
     *vector_quantize.ENTRIES,
     *rlax.ENTRIES,
+    *torchrl.ENTRIES,
     *stable_baselines3.ENTRIES,
     *optax.ENTRIES,
+    *own.ENTRIES,
 )

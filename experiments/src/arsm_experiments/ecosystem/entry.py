@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,8 +19,14 @@ from arsm.referee.problems import Function
 
 SAMPLES = 1 << 14
 BINARY = [p for p in PROBLEMS if p.weights.shape[1] == 2]
-SOME = [p for p in PROBLEMS if p.role in ("f", "f+100") or p.learns or p.name in ("masked categories", "a batch of 2")]
-"""For packages whose calls take long: an f with and without a constant, several variables, masks, a small batch."""
+SOME = [
+    p
+    for p in PROBLEMS
+    if p.role in ("f", "f+100") or p.learns or p.name in ("masked categories", "a batch of 2")
+]
+"""For packages whose calls take long: an f with and without a constant, several variables, masks, a
+small batch.
+"""
 ONE_VARIABLE = [p for p in SOME if len(p.weights) == 1]
 UNBIASED = "unbiased"
 RELAXED = "a relaxation; no claim of being unbiased"
@@ -49,8 +56,10 @@ class Entry:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """What its environment contains besides torch and numpy; nothing for torch's own entries."""
-        return self.requires or (() if self.package == "torch" else (self.package,))
+        """What its environment contains besides torch and numpy; nothing for the entries of
+        torch and of this library.
+        """
+        return self.requires or (() if self.package in ("torch", "arsm") else (self.package,))
 
 
 def from_package(name: str) -> Any:
@@ -59,7 +68,9 @@ def from_package(name: str) -> Any:
 
 
 def from_gradient(gradient: Callable[[Tensor, Function], Tensor]) -> Loss:
-    """A loss for code that computes the gradient itself: gradient(logits, f) -> shaped like the logits."""
+    """A loss for code that computes the gradient itself: gradient(logits, f) -> shaped like the
+    logits.
+    """
 
     def loss(logits: Tensor, f: Any) -> Tensor:
         with torch.enable_grad():
@@ -70,10 +81,20 @@ def from_gradient(gradient: Callable[[Tensor, Function], Tensor]) -> Loss:
     return loss
 
 
+def sentences(audit: Audit) -> str:
+    """All findings; places in a package without the folder of the environment that holds it."""
+    found = " ".join(f"[{f.kind}] {f.sentence}" for f in audit.findings)
+    return re.sub(r"\S*/site-packages/", "", found)
+
+
 def judged(audit: Audit, draws: str) -> Found:
     """An audit as columns."""
-    scale = "" if audit.scale is None else f"{audit.scale.value:.3f} [{audit.scale.low:.3f}, {audit.scale.high:.3f}]"
-    return Found(audit.verdict, " ".join(f"[{f.kind}] {f.sentence}" for f in audit.findings), scale, draws)
+    scale = (
+        ""
+        if audit.scale is None
+        else f"{audit.scale.value:.3f} [{audit.scale.low:.3f}, {audit.scale.high:.3f}]"
+    )
+    return Found(audit.verdict, sentences(audit), scale, draws)
 
 
 def refereed(
@@ -82,17 +103,25 @@ def refereed(
     """An entry whose whole loss, to be minimised, `arsm.audit_sequences` judges."""
 
     def run() -> Found:
-        found = arsm.audit_sequences(make(), target=target or Objective(), up_to_scale=up_to_scale, sign=-1)
+        found = arsm.audit_sequences(
+            make(), target=target or Objective(), up_to_scale=up_to_scale, sign=-1
+        )
         return in_columns(found)
 
     return run
 
 
 def in_columns(audit: Audit) -> Found:
-    """An audit of a whole loss as columns: its scale and direction are those of the first setting."""
+    """An audit of a whole loss as columns: its scale and direction are those of the first
+    setting.
+    """
     row = next((r for r in audit.rows if r.scale is not None), None)
-    scale = "" if row is None or row.scale is None else f"{row.scale.value:.3f}, direction {row.direction:.3f}"
-    finding = " ".join(f"[{f.kind}] {f.sentence}" for f in audit.findings)
+    scale = (
+        ""
+        if row is None or row.scale is None
+        else f"{row.scale.value:.3f}, direction {row.direction:.3f}"
+    )
+    finding = sentences(audit)
     factor = [n for n in audit.notes if n.startswith("Right up to")]
     return Found(audit.verdict, finding or " ".join(factor), scale, "enumerated")
 

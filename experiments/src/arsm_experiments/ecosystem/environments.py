@@ -25,7 +25,8 @@ def default_folder() -> Path:
 def environment_of(requirements: Sequence[str], folder: Path) -> Path:
     """The interpreter of the environment with these requirements; made if there is none yet.
 
-    torch comes first, in the version that runs here: left to themselves, some packages fetch one with CUDA.
+    torch comes first, in the version that runs here: left to themselves, some packages fetch one
+    with CUDA.
     """
     name = "+".join(r.replace("==", "-") for r in requirements if not r.startswith("-"))
     place = folder / name

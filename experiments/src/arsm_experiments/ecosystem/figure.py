@@ -8,12 +8,26 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-COLOURS = {"unbiased": "tab:green", "biased, no promise broken": "tab:orange", "not as documented": "tab:red"}
-PROMISES = ("unbiased", "exact", "right gradient", "the policy gradient", "the divergence's gradient")
+from arsm_experiments import palette
+
+COLOURS = {
+    "unbiased": "tab:green",
+    "biased, no promise broken": "tab:orange",
+    "not as documented": "tab:red",
+}
+PROMISES = (
+    "unbiased",
+    "exact",
+    "right gradient",
+    "the policy gradient",
+    "the divergence's gradient",
+)
 
 
 def kind(row: dict[str, str]) -> str:
-    """Whether a loss is right, biased without a promise of the opposite, or biased against its documentation."""
+    """Whether a loss is right, biased without a promise of the opposite, or biased against its
+    documentation.
+    """
     if row["verdict"] == "unbiased":
         return "unbiased"
     promised = any(word in row["claim"] for word in PROMISES)
@@ -23,7 +37,9 @@ def kind(row: dict[str, str]) -> str:
 
 
 def angle(row: dict[str, str]) -> float | None:
-    """Degrees between the mean gradient and the objective's; None where no direction was measured."""
+    """Degrees between the mean gradient and the objective's; None where no direction was
+    measured.
+    """
     _, found, cosine = row["scale"].partition("direction ")
     return math.degrees(math.acos(min(1.0, float(cosine)))) if found else None
 
@@ -62,4 +78,4 @@ def draw(table: Path, target: Path) -> None:
     for name, colour in COLOURS.items():
         axes.plot([], [], "o", color=colour, label=name)
     axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(target, dpi=130)
+    palette.save(figure, target)

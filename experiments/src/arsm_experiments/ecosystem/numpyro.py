@@ -10,11 +10,20 @@ from torch import Tensor
 
 from arsm.referee.measure import Loss
 from arsm.referee.problems import Function
-from arsm_experiments.ecosystem.entry import ONE_VARIABLE, UNBIASED, Entry, audited, from_gradient, from_package
+from arsm_experiments.ecosystem.entry import (
+    ONE_VARIABLE,
+    UNBIASED,
+    Entry,
+    audited,
+    from_gradient,
+    from_package,
+)
 
 
 def numpyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
-    """The ELBO of `arsm_experiments.ecosystem.pyro`; the key of each call comes from torch's generator."""
+    """The ELBO of `arsm_experiments.ecosystem.pyro`; the key of each call comes from torch's
+    generator.
+    """
 
     def build() -> Loss:
         jax, numpy = from_package("jax"), from_package("numpy")

@@ -14,7 +14,10 @@ def monte_carlo() -> Found:
         try:
             from_package("optax").monte_carlo  # noqa: B018
         except (AttributeError, ImportError) as error:
-            return Found("not in this version", f"{type(error).__name__}: {' '.join(str(error).split())[:150]}")
+            return Found(
+                "not in this version",
+                f"{type(error).__name__}: {' '.join(str(error).split())[:150]}",
+            )
     return Found("not audited", "It is there again; write an entry for it.")
 
 

@@ -13,7 +13,9 @@ from arsm_experiments.ecosystem.entry import UNBIASED, Entry, audited, from_grad
 
 
 def pyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
-    """The ELBO whose prior is the guide's own distribution, detached: its gradient is that of E[f]."""
+    """The ELBO whose prior is the guide's own distribution, detached: its gradient is that of
+    E[f].
+    """
 
     def build() -> Loss:
         pyro, infer = from_package("pyro"), from_package("pyro.infer")
@@ -21,7 +23,10 @@ def pyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
 
         def gradient(logits: Tensor, f: Function) -> Tensor:
             def sample(phi: Tensor) -> list[Tensor]:
-                return [pyro.sample(f"z{k}", distributions.Categorical(logits=phi[:, k])) for k in range(phi.shape[1])]
+                return [
+                    pyro.sample(f"z{k}", distributions.Categorical(logits=phi[:, k]))
+                    for k in range(phi.shape[1])
+                ]
 
             def model() -> None:
                 with pyro.plate("rows", len(logits)):
@@ -48,7 +53,9 @@ def pyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
 
 ENTRIES = (
     Entry("pyro: Trace_ELBO", "pyro-ppl", "pyro", UNBIASED, audited(pyro_elbo("Trace_ELBO"))),
-    Entry("pyro: TraceGraph_ELBO", "pyro-ppl", "pyro", UNBIASED, audited(pyro_elbo("TraceGraph_ELBO"))),
+    Entry(
+        "pyro: TraceGraph_ELBO", "pyro-ppl", "pyro", UNBIASED, audited(pyro_elbo("TraceGraph_ELBO"))
+    ),
     Entry(
         "pyro: TraceEnum_ELBO, enumerated guide",
         "pyro-ppl",

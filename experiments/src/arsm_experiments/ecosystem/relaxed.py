@@ -26,7 +26,9 @@ def torch_surrogate() -> Loss:
 
 def gumbel(hard: bool) -> Callable[[], Loss]:
     """f at torch's relaxed sample."""
-    return lambda: lambda logits, f: f(torch.nn.functional.gumbel_softmax(logits, tau=1.0, hard=hard)).sum()
+    return lambda: (
+        lambda logits, f: f(torch.nn.functional.gumbel_softmax(logits, tau=1.0, hard=hard)).sum()
+    )
 
 
 def reinmax_loss() -> Loss:
@@ -36,10 +38,22 @@ def reinmax_loss() -> Loss:
 
 
 ENTRIES = (
-    Entry("torch: Categorical.log_prob x f", "torch", "torch", UNBIASED, audited(torch_surrogate, PROBLEMS)),
-    Entry("torch: gumbel_softmax", "torch", "torch", RELAXED, audited(gumbel(False), PROBLEMS)),
-    Entry("torch: gumbel_softmax, hard", "torch", "torch", RELAXED, audited(gumbel(True), PROBLEMS)),
     Entry(
-        "reinmax: reinmax", "reinmax", "reinmax", "second-order accurate, not unbiased", audited(reinmax_loss, PROBLEMS)
+        "torch: Categorical.log_prob x f",
+        "torch",
+        "torch",
+        UNBIASED,
+        audited(torch_surrogate, PROBLEMS),
+    ),
+    Entry("torch: gumbel_softmax", "torch", "torch", RELAXED, audited(gumbel(False), PROBLEMS)),
+    Entry(
+        "torch: gumbel_softmax, hard", "torch", "torch", RELAXED, audited(gumbel(True), PROBLEMS)
+    ),
+    Entry(
+        "reinmax: reinmax",
+        "reinmax",
+        "reinmax",
+        "second-order accurate, not unbiased",
+        audited(reinmax_loss, PROBLEMS),
     ),
 )

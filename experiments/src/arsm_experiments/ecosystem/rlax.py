@@ -7,7 +7,14 @@ from torch import Tensor
 
 from arsm.referee.measure import Loss
 from arsm.referee.problems import Function
-from arsm_experiments.ecosystem.entry import ONE_VARIABLE, UNBIASED, Entry, audited, from_gradient, from_package
+from arsm_experiments.ecosystem.entry import (
+    ONE_VARIABLE,
+    UNBIASED,
+    Entry,
+    audited,
+    from_gradient,
+    from_package,
+)
 
 
 def policy_gradient() -> Loss:
@@ -15,7 +22,9 @@ def policy_gradient() -> Loss:
     jax, rlax, numpy = from_package("jax"), from_package("rlax"), from_package("numpy")
 
     def objective(logits, actions, advantages):
-        return rlax.policy_gradient_loss(logits, actions, advantages, jax.numpy.ones_like(advantages))
+        return rlax.policy_gradient_loss(
+            logits, actions, advantages, jax.numpy.ones_like(advantages)
+        )
 
     compiled = jax.jit(jax.grad(objective))
 
@@ -28,5 +37,11 @@ def policy_gradient() -> Loss:
 
 
 ENTRIES = (
-    Entry("rlax: policy_gradient_loss, one variable", "rlax", "rlax", UNBIASED, audited(policy_gradient, ONE_VARIABLE)),
+    Entry(
+        "rlax: policy_gradient_loss, one variable",
+        "rlax",
+        "rlax",
+        UNBIASED,
+        audited(policy_gradient, ONE_VARIABLE),
+    ),
 )

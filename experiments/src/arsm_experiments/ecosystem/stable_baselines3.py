@@ -18,12 +18,17 @@ RATE = 1e-6
 def a2c(discount: float) -> Callable[[], Found]:
     """A2C's gradient of its policy on a decision process of two steps, against the enumerated one.
 
-    In state 0 an action leads to state 1 or 2, there another one ends the episode; both steps are rewarded. The
-    policy is a table (one-hot observations, one linear layer). The loss is a mean over steps, hence half the sum.
+    In state 0 an action leads to state 1 or 2, there another one ends the episode; both steps are
+    rewarded. The policy is a table (one-hot observations, one linear layer). The loss is a mean
+    over steps, hence half the sum.
     """
 
     def run() -> Found:
-        np, gym, sb3 = from_package("numpy"), from_package("gymnasium"), from_package("stable_baselines3")
+        np, gym, sb3 = (
+            from_package("numpy"),
+            from_package("gymnasium"),
+            from_package("stable_baselines3"),
+        )
         first, second = [0.2, -0.5], [[1.0, -0.3], [0.4, 0.9]]
 
         class TwoSteps(gym.Env):
@@ -92,7 +97,9 @@ def compared(draws: Tensor, truth: Tensor) -> Found:
     half = float(bernstein(along.var(), along.amax() - along.amin(), n, failure))
     s = float(along.mean())
     wrong = bool((error.abs() > width).any()) or abs(s - 1) > half
-    entries = ", ".join(f"{a:.4f} for {b:.4f}" for a, b in zip(draws.mean(0).tolist(), truth.tolist(), strict=True))
+    entries = ", ".join(
+        f"{a:.4f} for {b:.4f}" for a, b in zip(draws.mean(0).tolist(), truth.tolist(), strict=True)
+    )
     finding = f"Means and what they should be: {entries}." if wrong else ""
     verdict = "wrong" if wrong else "unbiased"
     return Found(verdict, finding, f"{s:.3f} [{s - half:.3f}, {s + half:.3f}]", f"{n:,}")

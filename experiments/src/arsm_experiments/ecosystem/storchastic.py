@@ -24,7 +24,9 @@ from arsm_experiments.ecosystem.entry import (
 )
 
 
-def storchastic(make: Callable[[Any], Any], kind: str = "one-hot", relaxed: bool = False) -> Callable[[], Loss]:
+def storchastic(
+    make: Callable[[Any], Any], kind: str = "one-hot", relaxed: bool = False
+) -> Callable[[], Loss]:
     """A method of storchastic on rows [B] of K variables; f is each row's cost."""
 
     def build() -> Loss:
@@ -86,5 +88,10 @@ ENTRIES = (
         lambda m: m.UnorderedSetEstimator("z", k=2),
         problems=ONE_VARIABLE,
     ),
-    _entry("GumbelSoftmax", lambda m: m.GumbelSoftmax("z", initial_temperature=1.0), claim=RELAXED, relaxed=True),
+    _entry(
+        "GumbelSoftmax",
+        lambda m: m.GumbelSoftmax("z", initial_temperature=1.0),
+        claim=RELAXED,
+        relaxed=True,
+    ),
 )

@@ -54,13 +54,24 @@ def run_entry(entry: Entry) -> Result:
         seconds = f"{time.process_time() - start:.0f}"
     made = provenance("cpu")
     command = f'python -m arsm_experiments.ecosystem "{entry.name}"'
-    return Result(entry.name, version, entry.claim, *found, seconds, made["hardware"], made["commit"] or "", command)
+    return Result(
+        entry.name,
+        version,
+        entry.claim,
+        *found,
+        seconds,
+        made["hardware"],
+        made["commit"] or "",
+        command,
+    )
 
 
 def run_apart(entries: Sequence[Entry], environments: Path | None) -> Iterator[Result]:
-    """Entries of one package in a process of their own, because some packages change torch when they are imported.
+    """Entries of one package in a process of their own, because some packages change torch when
+    they are imported.
 
-    It runs in the environment made for the package, or in this one where there is no folder of environments.
+    It runs in the environment made for the package, or in this one where there is no folder of
+    environments.
     """
     python = sys.executable
     requirements = entries[0].requirements
@@ -74,7 +85,11 @@ def run_apart(entries: Sequence[Entry], environments: Path | None) -> Iterator[R
     code = f"from arsm_experiments.ecosystem.__main__ import main; main(['--json', *{names!r}])"
     waiting = {entry.name: entry for entry in entries}
     with subprocess.Popen(
-        [python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables()
+        [python, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=variables(),
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

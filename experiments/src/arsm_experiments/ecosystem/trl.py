@@ -1,7 +1,9 @@
-"""TRL's trainers as whole losses: their advantages, masks, loss types, divergences and normalisers, by their own code.
+"""TRL's trainers as whole losses: their advantages, masks, loss types, divergences and normalisers,
+by their own code.
 
-A trainer is made with a tiny GPT-2 whose backbone is replaced by the referee's table, and its sampler by the referee's
-answers. `_generate_and_score_completions` and `_compute_loss` are TRL's, from tokenising the prompts to the loss.
+A trainer is made with a tiny GPT-2 whose backbone is replaced by the referee's table, and its
+sampler by the referee's answers. `_generate_and_score_completions` and `_compute_loss` are TRL's,
+from tokenising the prompts to the loss.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from arsm.referee.language import MAX_TOKENS, VOCABULARY, TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, from_package, refereed
 
 VERSION = "1.16.0"
+OLD = "1.9.2"
+"""The last release before two mended losses: luspo without a mask (TRL 6654), and k3 without the
+ratio of probabilities as the default divergence (TRL 6503).
+"""
 WORDS = ("<pad>", "<eos>", "a", "b")
 """The referee's tokens in their order."""
 
@@ -30,23 +36,28 @@ class Table(torch.nn.Module):
         super().__init__()
         self.model: Callable[..., Tensor] | None = None
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
         assert self.model is not None
-        return SimpleNamespace(last_hidden_state=self.model(input_ids, attention_mask))
+        outputs = from_package("transformers.modeling_outputs")
+        return outputs.BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.model(input_ids, attention_mask)
+        )
 
 
 def trl_loss(kind: str, longer: bool = False, **options: Any) -> Callable[[], TrainerLoss]:
     """The loss of TRL's GRPO or RLOO trainer with these options.
 
-    With `longer`, rewards are multiplied by n/(n - 1), which GRPO's own mean takes off again: the divergence is then
-    judged beside a right gradient of the rewards.
+    With `longer`, rewards are multiplied by n/(n - 1), which GRPO's own mean takes off again: the
+    divergence is then judged beside a right gradient of the rewards.
     """
 
     def build() -> TrainerLoss:
         trl, transformers = from_package("trl"), from_package("transformers")
         tokenizers, datasets = from_package("tokenizers"), from_package("datasets")
         words = tokenizers.Tokenizer(
-            tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")
+            tokenizers.models.WordLevel(
+                {word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"
+            )
         )
         words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
         tokenizer = transformers.PreTrainedTokenizerFast(
@@ -115,7 +126,10 @@ def trl_loss(kind: str, longer: bool = False, **options: Any) -> Callable[[], Tr
             factor = batch.answers / (batch.answers - 1) if longer else 1.0
             state.rewards = (factor * batch.rewards).tolist()
             lengths = batch.mask.sum(-1).tolist()
-            state.answers = [row[:length] for row, length in zip(batch.completions.tolist(), lengths, strict=True)]
+            state.answers = [
+                row[:length]
+                for row, length in zip(batch.completions.tolist(), lengths, strict=True)
+            ]
             made.model.transformer.model = batch.model
             if made.ref_model is not None:
                 made.ref_model.transformer.model = batch.reference_model
@@ -128,13 +142,25 @@ def trl_loss(kind: str, longer: bool = False, **options: Any) -> Callable[[], Tr
     return build
 
 
-def entry(name: str, claim: str, loss: Callable[[], TrainerLoss], **options: Any) -> Entry:
-    """An entry of TRL, in the environment of its version."""
-    return Entry(f"trl: {name}", "trl", "trl", claim, refereed(loss, **options), (f"trl=={VERSION}",))
+def entry(
+    name: str,
+    claim: str,
+    loss: Callable[[], TrainerLoss],
+    version: str = VERSION,
+    **options: Any,
+) -> Entry:
+    """An entry of TRL, in the environment of its version; older ones carry it in their name."""
+    package, needed = "trl", (f"trl=={version}",)
+    if version != VERSION:
+        package = f"trl {version}"
+        # imported by old releases, and no longer brought along by what they depend on
+        needed += ("requests",)
+    return Entry(f"{package}: {name}", "trl", "trl", claim, refereed(loss, **options), needed)
 
 
 PLAIN = {"scale_rewards": "none", "beta": 0.0}
 DESIGN = "no claim of being unbiased"
+LONGER = "the entry multiplies rewards by n/(n-1), which GRPO's own mean takes off"
 LOSS_TYPES = {
     "grpo": "a mean over each answer's tokens; TRL's page says that it favours some lengths",
     "dapo": "a mean over the batch's tokens",
@@ -148,7 +174,12 @@ LOSS_TYPES = {
 DIVERGENCE = Objective(beta=0.3)
 ENTRIES = (
     entry("RLOO trainer, beta = 0", "leave-one-out: unbiased", trl_loss("RLOO", beta=0.0)),
-    entry("RLOO trainer, beta = 0.3", "KL in the reward: unbiased", trl_loss("RLOO", beta=0.3), target=DIVERGENCE),
+    entry(
+        "RLOO trainer, beta = 0.3",
+        "KL in the reward: unbiased",
+        trl_loss("RLOO", beta=0.3),
+        target=DIVERGENCE,
+    ),
     entry(
         "RLOO trainer, normalize_advantages",
         f"normalised; {DESIGN}",
@@ -195,6 +226,18 @@ ENTRIES = (
         up_to_scale=True,
     ),
     entry(
+        "GRPO trainer, delta=1.5, dr_grpo",
+        "clipped above on one more side: the policy gradient at the first step",
+        trl_loss("GRPO", loss_type="dr_grpo", delta=1.5, **PLAIN),
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, off_policy_mask_threshold=0.5, dr_grpo",
+        "leaves out answers that an older model drew: the policy gradient at the first step",
+        trl_loss("GRPO", loss_type="dr_grpo", off_policy_mask_threshold=0.5, **PLAIN),
+        up_to_scale=True,
+    ),
+    entry(
         "GRPO trainer, temperature=0.7, dr_grpo",
         "the tempered policy's gradient",
         trl_loss("GRPO", loss_type="dr_grpo", temperature=0.7, **PLAIN),
@@ -203,14 +246,43 @@ ENTRIES = (
     ),
     entry(
         "GRPO trainer, beta = 0.3, k3 with importance weights (default), luspo",
-        "the unbiased gradient of the reverse divergence",
+        f"the unbiased gradient of the reverse divergence; {LONGER}",
         trl_loss("GRPO", longer=True, loss_type="luspo", scale_rewards="none", beta=0.3),
         target=DIVERGENCE,
     ),
     entry(
         "GRPO trainer, beta = 0.3, use_bias_correction_kl=False, luspo",
-        f"k3; {DESIGN}",
-        trl_loss("GRPO", longer=True, loss_type="luspo", scale_rewards="none", beta=0.3, use_bias_correction_kl=False),
+        f"k3; {DESIGN}; {LONGER}",
+        trl_loss(
+            "GRPO",
+            longer=True,
+            loss_type="luspo",
+            scale_rewards="none",
+            beta=0.3,
+            use_bias_correction_kl=False,
+        ),
         target=DIVERGENCE,
+    ),
+    entry(
+        "GRPO trainer, beta = 0.3, dr_grpo",
+        f"the unbiased gradient of the reverse divergence; {LONGER}",
+        trl_loss("GRPO", longer=True, loss_type="dr_grpo", scale_rewards="none", beta=0.3),
+        target=DIVERGENCE,
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, loss_type=luspo, scale_rewards=none",
+        "the right gradient for all lengths: a sum over each answer's tokens",
+        trl_loss("GRPO", loss_type="luspo", **PLAIN),
+        OLD,
+        up_to_scale=True,
+    ),
+    entry(
+        "GRPO trainer, beta = 0.3, dr_grpo",
+        f"k3 as the estimate of the divergence; {LONGER}",
+        trl_loss("GRPO", longer=True, loss_type="dr_grpo", scale_rewards="none", beta=0.3),
+        OLD,
+        target=DIVERGENCE,
+        up_to_scale=True,
     ),
 )

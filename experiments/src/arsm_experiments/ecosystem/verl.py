@@ -1,7 +1,8 @@
-"""Everything that verl's registries export: advantages, policy losses, aggregations and divergences.
+"""Everything that verl's registries export: advantages, policy losses, aggregations and
+divergences.
 
-Each is judged as a part of a whole loss whose other parts are right: leave-one-out advantages, the clipped loss
-("vanilla"), and the aggregation that sums over tokens and averages over sequences.
+Each is judged as a part of a whole loss whose other parts are right: leave-one-out advantages, the
+clipped loss ("vanilla"), and the aggregation that sums over tokens and averages over sequences.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from arsm.referee.language import TrainerLoss
 from arsm_experiments.ecosystem.entry import Entry, Found, from_package, refereed
 
 PACKAGE, VERSION = "verl", "0.9.1"
+OLD = "0.7.0"
+"""The last release whose `seq-mean-token-sum-norm` left the mean out (verl 5417)."""
 WIDTH = 5
 """verl pads answers to a fixed length."""
 RIGHT = "seq-mean-token-sum"
@@ -30,9 +33,10 @@ def verl_loss(
     aggregation: str = RIGHT,
     kl_loss: str = "",
     kl_reward: str = "",
+    divisor: int | None = None,
     **policy_options: Any,
 ) -> Callable[[], TrainerLoss]:
-    """A whole loss of verl's own parts."""
+    """A whole loss of verl's own parts; `divisor` is its option `loss_scale_factor`."""
 
     def build() -> TrainerLoss:
         numpy = from_package("numpy")
@@ -45,6 +49,8 @@ def verl_loss(
             ppo_micro_batch_size_per_gpu=1,
             policy_loss=config.PolicyLossConfig(loss_mode=policy, **policy_options),
         )
+        if divisor is not None:
+            actor.global_batch_info["loss_scale_factor"] = divisor
 
         def loss(batch: TrainerBatch) -> Tensor:
             extra = (0, WIDTH - batch.mask.shape[1])
@@ -55,7 +61,10 @@ def verl_loss(
             last = batch.mask.sum(-1, keepdim=True) - 1
             rewards.scatter_(1, last, batch.rewards.unsqueeze(-1))
             if kl_reward:
-                rewards = rewards - batch.beta * algos.kl_penalty(log_p.detach(), reference, kl_reward) * mask
+                rewards = (
+                    rewards
+                    - batch.beta * algos.kl_penalty(log_p.detach(), reference, kl_reward) * mask
+                )
             p = batch.logits().detach().softmax(-1).square().sum(-1)
             given = {
                 "token_level_rewards": rewards,
@@ -90,9 +99,14 @@ def verl_loss(
     return build
 
 
-def entry(name: str, claim: str, run: Callable[[], Found]) -> Entry:
-    """An entry of verl, in the environment of its version."""
-    return Entry(f"verl: {name}", PACKAGE, PACKAGE, claim, run, (f"{PACKAGE}=={VERSION}",))
+def entry(name: str, claim: str, run: Callable[[], Found], version: str = VERSION) -> Entry:
+    """An entry of verl, in the environment of its version; older ones carry it in their name."""
+    package, needed = PACKAGE, (f"{PACKAGE}=={version}",)
+    if version != VERSION:
+        package = f"{PACKAGE} {version}"
+        # later ones have lost a name that this version imports
+        needed += ("transformers==4.57.3",)
+    return Entry(f"{package}: {name}", PACKAGE, PACKAGE, claim, run, needed)
 
 
 def refused(reason: str) -> Callable[[], Found]:
@@ -135,6 +149,7 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "a sum over tokens, divided by a constant",
     "seq-mean-token-mean": "a mean over each sequence's tokens",
 }
+SUM_NORM = "the right gradient: a sum over tokens, a mean over sequences"
 KL_LOSSES = ("k1", "abs", "k2", "k3", "k1+", "k3+")
 ENTRIES = (
     *(
@@ -142,9 +157,14 @@ ENTRIES = (
         for name, claim in ADVANTAGES.items()
     ),
     entry(
-        "advantages gdpo", "several rewards", refused("It needs the rewards of several dimensions for every answer.")
+        "advantages gdpo",
+        "several rewards",
+        refused("It needs the rewards of several dimensions for every answer."),
     ),
-    *(entry(f"policy loss {name}", claim, refereed(verl_loss(policy=name))) for name, claim in POLICIES.items()),
+    *(
+        entry(f"policy loss {name}", claim, refereed(verl_loss(policy=name)))
+        for name, claim in POLICIES.items()
+    ),
     entry(
         "policy loss dro",
         "the policy gradient at the first step",
@@ -174,6 +194,11 @@ ENTRIES = (
         entry(f"aggregation {name}", claim, refereed(verl_loss(aggregation=name), up_to_scale=True))
         for name, claim in AGGREGATIONS.items()
     ),
+    entry(
+        "aggregation seq-mean-token-sum-norm, loss_scale_factor=1",
+        SUM_NORM,
+        refereed(verl_loss(aggregation="seq-mean-token-sum-norm", divisor=1)),
+    ),
     *(
         entry(
             f"KL loss {name}",
@@ -183,8 +208,22 @@ ENTRIES = (
         for name in KL_LOSSES
     ),
     entry("KL loss full", "exact", refused("kl_penalty_forward raises a NotImplementedError.")),
-    entry("KL in the reward, kl", "the divergence's gradient", refereed(verl_loss(kl_reward="kl"), DIVERGENCE)),
+    entry(
+        "KL in the reward, kl",
+        "the divergence's gradient",
+        refereed(verl_loss(kl_reward="kl"), DIVERGENCE),
+    ),
     entry("KL in the reward, abs", "an estimate", refereed(verl_loss(kl_reward="abs"), DIVERGENCE)),
     entry("KL in the reward, mse", "an estimate", refereed(verl_loss(kl_reward="mse"), DIVERGENCE)),
-    entry("KL in the reward, low_var_kl", "an estimate", refereed(verl_loss(kl_reward="low_var_kl"), DIVERGENCE)),
+    entry(
+        "KL in the reward, low_var_kl",
+        "an estimate",
+        refereed(verl_loss(kl_reward="low_var_kl"), DIVERGENCE),
+    ),
+    entry(
+        "aggregation seq-mean-token-sum-norm, loss_scale_factor=1",
+        SUM_NORM,
+        refereed(verl_loss(aggregation="seq-mean-token-sum-norm", divisor=1)),
+        OLD,
+    ),
 )
