@@ -13,10 +13,13 @@ import numpy as np
 
 KINDS = ("sampled", "likeliest")
 """Actions of the evaluation."""
-COMPARED = ("the default", "PPO", "A2C", "MaskablePPO")
-"""The default and its rivals. Other methods of this library and earlier defaults take no part in the comparison."""
-COLUMNS = (*COMPARED, "RLOO(2)", "ARSM", "ten updates", "three updates")
-"""The methods of the page's table and figure; table.csv has all."""
+COLUMNS = (
+    *("the default", "PPO", "A2C", "MaskablePPO"),
+    *("RLOO(2)", "ARSM", "ten updates", "three updates"),
+)
+"""The methods of the figure; table.csv has all."""
+WINDOW = 100
+"""Episodes of learning whose average return tells whether a task is solved."""
 Cells = dict[tuple[str, str], list[dict[str, Any]]]
 
 
@@ -28,57 +31,26 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def report(folder: Path, seconds: float) -> str:
-    """Write table.csv from all runs and agents.png from those of this length; returns the page's table."""
+def report(folder: Path, seconds: float) -> None:
+    """Write table.csv from all runs and agents.png from those of this length."""
     runs = read(folder / "runs.jsonl")
     _write_csv(folder / "table.csv", runs, seconds)
-    cells = by_cell(runs, seconds)
-    _draw(folder / "agents.png", cells)
-    return page_table(cells)
+    _draw(folder / "agents.png", by_cell(runs, seconds))
 
 
 def by_cell(runs: list[dict[str, Any]], seconds: float) -> Cells:
-    """The runs of this length by row and method, seed by seed; rows and methods in the page's order."""
+    """The runs of this length by row and method, seed by seed; rows and methods in the page's
+    order.
+    """
     runs = [line for line in runs if line["seconds"] == seconds]
     known = [*COLUMNS, *sorted({line["method"] for line in runs} - {*COLUMNS})]
     rows = list(dict.fromkeys(line["row"] for line in runs))
     cells: Cells = {}
-    for line in sorted(runs, key=lambda x: (rows.index(x["row"]), known.index(x["method"]), x["seed"])):
+    for line in sorted(
+        runs, key=lambda x: (rows.index(x["row"]), known.index(x["method"]), x["seed"])
+    ):
         cells.setdefault((line["row"], line["method"]), []).append(line)
     return cells
-
-
-def page_table(cells: Cells) -> str:
-    """The page's table: bold is the first, or behind it by no more than the standard error of the difference."""
-    methods = [name for name in COLUMNS if any(name == method for _, method in cells)]
-    lines = [f"| | {' | '.join(methods)} |", f"|{'---|' * (1 + len(methods))}"]
-    for row in dict.fromkeys(row for row, _ in cells):
-        found = {method: _best(cells[row, method]) for method in methods if (row, method) in cells}
-        words = [_words(found[method], level(found, method)) if method in found else "" for method in methods]
-        lines.append(f"| {row} | {' | '.join(words)} |".replace("|  |", "| |").replace("|  |", "| |"))
-    return "\n".join(lines)
-
-
-def level(found: dict[str, list[float]], method: str) -> bool:
-    """Whether a method is first or level with the first of those compared."""
-    if method not in COMPARED:
-        return False
-    first = max((values for name, values in found.items() if name in COMPARED), key=np.mean)
-    # a single seed has no error of its own
-    errors = np.nan_to_num([error(first), error(found[method])])
-    return float(np.mean(first) - np.mean(found[method])) <= math.hypot(*errors)
-
-
-def _words(values: list[float], bold: bool) -> str:
-    digits = 3 if 0 <= np.mean(values) < 1 else 2
-    spread = f" ± {error(values):.{digits}f}" if len(values) > 1 else ""
-    mark = "**" if bold else ""
-    return f"{mark}{np.mean(values):.{digits}f}{spread} ({len(values)}){mark}"
-
-
-def error(values: list[float]) -> float:
-    """The mean's standard error."""
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _best(lines: list[dict[str, Any]]) -> list[float]:
@@ -89,19 +61,41 @@ def _best(lines: list[dict[str, Any]]) -> list[float]:
 def _write_csv(path: Path, runs: list[dict[str, Any]], seconds: float) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"])
-        for length in sorted({line["seconds"] for line in runs}, key=lambda length: (length != seconds, length)):
+        writer.writerow(
+            ["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"]
+        )
+        for length in sorted(
+            {line["seconds"] for line in runs}, key=lambda length: (length != seconds, length)
+        ):
             for (row, method), lines in by_cell(runs, length).items():
                 metrics = {f"return, {kind}": [line[kind] for line in lines] for kind in KINDS}
                 metrics["steps"] = [line["steps"] for line in lines]
                 if solved := [line["solved"][0] for line in lines if line.get("solved")]:
                     metrics["CPU seconds until solved"] = solved
-                place = ["; ".join(sorted({line[name] for line in lines})) for name in ("hardware", "commit")]
+                place = [
+                    "; ".join(sorted({line[name] for line in lines}))
+                    for name in ("hardware", "commit")
+                ]
                 spent = f"{np.mean([line['cpu'] for line in lines]):.1f}"
                 for metric, values in metrics.items():
                     deviation = f"{np.std(values, ddof=1):.6g}" if len(values) > 1 else ""
-                    name = f"{row}: {method}" if length == seconds else f"{row}, {length:g} s: {method}"
-                    writer.writerow([name, metric, f"{np.mean(values):.6g}", deviation, len(values), "", spent, *place])
+                    name = (
+                        f"{row}: {method}"
+                        if length == seconds
+                        else f"{row}, {length:g} s: {method}"
+                    )
+                    writer.writerow(
+                        [
+                            name,
+                            metric,
+                            f"{np.mean(values):.6g}",
+                            deviation,
+                            len(values),
+                            "",
+                            spent,
+                            *place,
+                        ]
+                    )
 
 
 def _draw(path: Path, cells: Cells) -> None:
@@ -111,7 +105,9 @@ def _draw(path: Path, cells: Cells) -> None:
     from arsm_experiments.palette import save
 
     rows = list(dict.fromkeys(row for row, _ in cells))
-    figure, axes = plt.subplots(math.ceil(len(rows) / 3), 3, figsize=(13, 8.5), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        math.ceil(len(rows) / 3), 3, figsize=(13, 8.5), squeeze=False, layout="constrained"
+    )
     for axis, row in zip(axes.flat, rows, strict=False):
         methods = [method for method in COLUMNS if (row, method) in cells]
         for place, method in enumerate(methods):

@@ -15,9 +15,17 @@ import numpy as np
 import torch
 
 import arsm
-from arsm.rl import ActionConditioned, ActorCritic, Learning, PolicyGradient, Settings, make_engine, make_environment
+from arsm.rl import (
+    ActionConditioned,
+    ActorCritic,
+    Learning,
+    PolicyGradient,
+    Settings,
+    make_engine,
+    make_environment,
+)
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, play_episodes
+from arsm.rl.play import BranchPoints, play_episodes
 from arsm.rl.policies import Perceptron, Policy
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
@@ -43,25 +51,38 @@ def uniform_policy(environment: Environment) -> Perceptron:
     return Perceptron(layers, environment.choices)
 
 
-def branches_of(environment: Environment, policy: Policy, count: int, *, at_start: bool) -> Branches:
+def branches_of(
+    environment: Environment, policy: Policy, count: int, *, at_start: bool
+) -> BranchPoints:
     """Rollouts from the start, or spread over an episode."""
     generator = np.random.default_rng(0)
     noise = Tape(0, 1, (len(environment.choices), max(environment.choices)))
     (episode,) = play_episodes(environment, policy, [0], noise)
-    step = np.zeros(count, int) if at_start else np.linspace(0, len(episode.rewards) - 1, count).astype(int)
+    step = (
+        np.zeros(count, int)
+        if at_start
+        else np.linspace(0, len(episode.rewards) - 1, count).astype(int)
+    )
     action = generator.integers(environment.choices, size=(count, len(environment.choices)))
-    return Branches((episode.trail,), np.zeros(count, int), step, action, 0, np.arange(count), 0.99)
+    return BranchPoints(
+        (episode.trail,), np.zeros(count, int), step, action, 0, np.arange(count), 0.99
+    )
 
 
 def iteration() -> None:
     """One whole iteration on CartPole with a policy that holds the pole for all 200 steps."""
     agent = PolicyGradient("CartPole-v0", arsm.ARSM(), settings=paper(learning_rate=0.03))
-    while agent.learn(1)[0].returns != (200.0,) or agent.iteration < 150:
+    while agent.learn(episodes=1)[0].returns != (200.0,) or agent.iteration < 150:
         pass
-    history = agent.learn(60)
+    history = agent.learn(episodes=60)
     rows = []
-    for name, times in (("wall", [x.seconds for x in history]), ("CPU", [x.cpu_seconds for x in history])):
-        rows.append([name, seconds(float(np.median(times))), seconds(min(times)), seconds(max(times))])
+    for name, times in (
+        ("wall", [x.seconds for x in history]),
+        ("CPU", [x.cpu_seconds for x in history]),
+    ):
+        rows.append(
+            [name, seconds(float(np.median(times))), seconds(min(times)), seconds(max(times))]
+        )
     title = "One ARSM iteration on CartPole: 200 true steps, 16 rollouts, update"
     print(table(title, ["clock", "median", "least", "most"], rows))
 
@@ -69,7 +90,12 @@ def iteration() -> None:
 def engines() -> None:
     """Environment steps per second of every engine; replays up to a branch count."""
     rows = []
-    for name, count in (("CartPole-v0", 16), ("CartPole-v0", 1024), ("Acrobot-v1", 64), ("LunarLander-v3", 64)):
+    for name, count in (
+        ("CartPole-v0", 16),
+        ("CartPole-v0", 1024),
+        ("Acrobot-v1", 64),
+        ("LunarLander-v3", 64),
+    ):
         environment = make_environment(name)
         policy = uniform_policy(environment)
         at_start = name != "LunarLander-v3"
@@ -78,7 +104,9 @@ def engines() -> None:
         made = {kind: make_engine(kind, environment, os.cpu_count()) for kind in names}
         played = made["in-process"].play(policy, many)
         steps = played.steps + played.replayed
-        calls: dict[str, Callable[[], object]] = {kind: partial(one.play, policy, many) for kind, one in made.items()}
+        calls: dict[str, Callable[[], object]] = {
+            kind: partial(one.play, policy, many) for kind, one in made.items()
+        }
         for kind, timing in interleaved(calls, 5).items():
             rate = f"{steps / timing.median:,.0f} (best {steps / timing.low:,.0f})"
             rows.append([name, str(count), kind, str(steps), str(timing), rate])
@@ -91,7 +119,7 @@ def engines() -> None:
 def variance(iterations: int = 300) -> None:
     """The gradient's variance at one fixed, half-trained policy; critics keep learning."""
     trained = PolicyGradient("CartPole-v0", arsm.ARSM(), settings=paper(learning_rate=0.03))
-    trained.learn(40)
+    trained.learn(episodes=40)
     fixed = {name: tensor.clone() for name, tensor in trained.network.state_dict().items()}
     methods: dict[str, tuple[arsm.Estimator | ActorCritic | ActionConditioned, bool]] = {
         "ARSM": (arsm.ARSM(), False),
@@ -108,19 +136,23 @@ def variance(iterations: int = 300) -> None:
         history = []
         for _ in range(iterations):
             agent.network.load_state_dict(fixed)
-            history += agent.learn(1)
+            history += agent.learn(episodes=1)
         measured[name] = (np.exp(history[-1].log_variance), history[-1].steps / iterations)
     first = measured["ARSM"][0]
     rows = [[name, f"{x / first:.3g}", f"{steps:,.0f}"] for name, (x, steps) in measured.items()]
-    title = f"Gradient variance at a fixed policy on CartPole, moving average over {iterations} iterations"
+    title = (
+        f"Gradient variance at a fixed policy on CartPole, moving average over {iterations} "
+        "iterations"
+    )
     print(table(title, ["method", "variance / ARSM's", "steps per iteration"], rows))
 
 
 def atari(skips: Sequence[int] = (1, 4)) -> None:
-    """Steps per second of Pong from RAM: the emulator alone, its environment, and rollouts that branch by its state.
+    """Steps per second of Pong from RAM: the emulator alone, its environment, and rollouts that
+    branch by its state.
 
-    A reset with a seed loads the game again, which takes as long as hundreds of frames: making the 32 environments is
-    timed apart from rollouts in environments that are there.
+    A reset with a seed loads the game again, which takes as long as hundreds of frames: making the
+    32 environments is timed apart from rollouts in environments that are there.
     """
     if importlib.util.find_spec("ale_py") is None:
         return
@@ -128,11 +160,16 @@ def atari(skips: Sequence[int] = (1, 4)) -> None:
 
     def note(what: str, frames: int, steps: int, replayed: int, begin: float) -> None:
         spent = time.process_time() - begin
-        rates = (f"{(steps + replayed) / spent:,.0f}", f"{frames * (steps + replayed) / spent:,.0f}")
+        rates = (
+            f"{(steps + replayed) / spent:,.0f}",
+            f"{frames * (steps + replayed) / spent:,.0f}",
+        )
         rows.append([str(frames), what, str(steps), str(replayed), seconds(spent), *rates])
 
     for frames in skips:
-        world = make_environment("ale_py:ALE/Pong-v5", 300, options={"obs_type": "ram", "frameskip": frames})
+        world = make_environment(
+            "ale_py:ALE/Pong-v5", 300, options={"obs_type": "ram", "frameskip": frames}
+        )
         assert isinstance(world, Stepped)
         policy = uniform_policy(world)
         env: Any = world.make()
@@ -174,7 +211,9 @@ class Task(NamedTuple):
     agents: dict[str, tuple[arsm.Estimator | ActorCritic, Settings]]
     """Of this library, by name; none where results/control says what it takes."""
     steps: int
-    """Stable-Baselines3's, as its settings have them: DLR-RM/rl-baselines3-zoo, hyperparams/a2c.yml."""
+    """Stable-Baselines3's, as its settings have them: DLR-RM/rl-baselines3-zoo,
+    hyperparams/a2c.yml.
+    """
     environments: int
     normalize: bool
     options: dict[str, Any]
@@ -210,7 +249,12 @@ TASKS = (
             "ARSM, a linear policy and 2 x 256 rollouts": (
                 arsm.ARSM(),
                 paper(
-                    episodes_an_iteration=2, entropy=0.1, hidden=(), budget=256, optimizer="rmsprop", learning_rate=0.05
+                    episodes_an_iteration=2,
+                    entropy=0.1,
+                    hidden=(),
+                    budget=256,
+                    optimizer="rmsprop",
+                    learning_rate=0.05,
                 ),
             ),
             "ARSM, the paper's 10 and 10 units and 64 rollouts": (
@@ -239,7 +283,12 @@ TASKS = (
         steps=200_000,
         environments=8,
         normalize=False,
-        options={"ent_coef": 1e-5, "gamma": 0.995, "n_steps": 5, "learning_rate": lambda left: 0.00083 * left},
+        options={
+            "ent_coef": 1e-5,
+            "gamma": 0.995,
+            "n_steps": 5,
+            "learning_rate": lambda left: 0.00083 * left,
+        },
     ),
 )
 
@@ -249,8 +298,10 @@ def ours(task: Task, method: arsm.Estimator | ActorCritic, settings: Settings, s
     agent = PolicyGradient(task.environment, method, settings=replace(settings, seed=seed))
     begin, begin_cpu, returns = time.perf_counter(), time.process_time(), []
     while time.process_time() - begin_cpu < task.limit and not held(returns, task):
-        returns = [*returns, *agent.learn(1)[0].returns][-WINDOW:]
-    return Solved(time.perf_counter() - begin, time.process_time() - begin_cpu, float(np.mean(returns)))
+        returns = [*returns, *agent.learn(episodes=1)[0].returns][-WINDOW:]
+    return Solved(
+        time.perf_counter() - begin, time.process_time() - begin_cpu, float(np.mean(returns))
+    )
 
 
 def stable_baselines(task: Task, seed: int) -> Solved:
@@ -272,7 +323,11 @@ def stable_baselines(task: Task, seed: int) -> Solved:
     callback = UntilHeld()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     model.learn(task.steps, callback=callback)
-    return Solved(time.perf_counter() - begin, time.process_time() - begin_cpu, float(np.mean(callback.returns)))
+    return Solved(
+        time.perf_counter() - begin,
+        time.process_time() - begin_cpu,
+        float(np.mean(callback.returns)),
+    )
 
 
 def held(returns: list[float], task: Task) -> bool:
@@ -293,8 +348,18 @@ def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3) -> None:
             found = [method(seed) for seed in range(seeds)]
             solved = sum(each.average >= task.line for each in found)
             cells = [", ".join(map(seconds, times)) for times in list(zip(*found, strict=True))[:2]]
-            rows.append([name, f"{solved} of {seeds}", *cells, ", ".join(f"{each.average:.0f}" for each in found)])
-        title = f"{task.environment}: until 100 episodes average {task.line:g}, at most {task.limit:g} CPU seconds"
+            rows.append(
+                [
+                    name,
+                    f"{solved} of {seeds}",
+                    *cells,
+                    ", ".join(f"{each.average:.0f}" for each in found),
+                ]
+            )
+        title = (
+            f"{task.environment}: until 100 episodes average {task.line:g}, at most "
+            f"{task.limit:g} CPU seconds"
+        )
         print(table(title, ["method", "seeds solved", "wall", "CPU", "average then"], rows))
 
 
@@ -309,7 +374,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     by_name = {task.environment: task for task in TASKS}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rl", description="How long one task takes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rl", description="How long one task takes."
+    )
     parser.add_argument("environment", choices=by_name)
     parser.add_argument("seeds", type=int)
     chosen = parser.parse_args()

@@ -50,23 +50,32 @@ def test_array_environments_are_gymnasiums_bit_for_bit(name: str, steps: int, la
 
 @pytest.mark.parametrize("together", [1, 100])
 def test_acrobot_squares_as_gymnasium_does(together: int) -> None:
-    """Where x**2 and x * x differ in the last bit, as they do for one double in a thousand with glibc's pow."""
+    """Where x**2 and x * x differ in the last bit, as they do for one double in a thousand with
+    glibc's pow.
+    """
     generator = np.random.default_rng(0)
 
     def first_that_differ(candidates: Any, squared: Any) -> Any:
         order = np.argsort(squared * squared == np.float_power(squared, 2.0), stable=True)
         return candidates[order[:100]]  # where pow is exact, any will do
 
-    speeds, angles = generator.uniform(-12.0, 12.0, size=200_000), generator.uniform(-3.0, 3.0, size=200_000)
+    speeds, angles = (
+        generator.uniform(-12.0, 12.0, size=200_000),
+        generator.uniform(-3.0, 3.0, size=200_000),
+    )
     speeds = first_that_differ(speeds, speeds)
     angles = first_that_differ(angles, 0.25 + 0.5 * np.cos(angles) + 1.0)
     states = np.stack([generator.uniform(-3.0, 3.0, size=100), angles, speeds, speeds[::-1]])
     actions = generator.integers(3, size=(100, 1))
     ours = make_environment("Acrobot-v1")
     assert isinstance(ours, Acrobot)
-    parts = zip(np.split(states, 100 // together, 1), np.split(actions, 100 // together), strict=True)
+    parts = zip(
+        np.split(states, 100 // together, 1), np.split(actions, 100 // together), strict=True
+    )
     following = np.concatenate([ours.advance(*part)[0] for part in parts], 1)
-    theirs: Any = gymnasium.make("Acrobot-v1", max_episode_steps=-1, disable_env_checker=True).unwrapped
+    theirs: Any = gymnasium.make(
+        "Acrobot-v1", max_episode_steps=-1, disable_env_checker=True
+    ).unwrapped
     theirs.reset(seed=0)
     for column, action in enumerate(actions[:, 0]):
         theirs.state = states[:, column].copy()
@@ -84,7 +93,9 @@ def test_trimmed_lunar_lander_is_gymnasiums_bit_for_bit() -> None:
         observation = first
         for _ in range(300):
             action = (
-                heuristic(theirs.unwrapped, observation) if generator.random() < 0.9 else int(generator.integers(4))
+                heuristic(theirs.unwrapped, observation)
+                if generator.random() < 0.9
+                else int(generator.integers(4))
             )
             mine, (observation, reward, terminated, *_) = ours.step(action), theirs.step(action)
             np.testing.assert_array_equal(mine[0], observation)
@@ -165,7 +176,9 @@ class RandomWalk(Walk):
 
 
 class Key(Walk):
-    """A door that pays for a key, which no random walk fetches: it lies where two dozen left turns lead."""
+    """A door that pays for a key, which no random walk fetches: it lies where two dozen left turns
+    lead.
+    """
 
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -215,7 +228,9 @@ def test_state_that_no_random_walk_reaches_is_branched_too(held: Any, way: str) 
 
 
 def limited_cart_pole() -> gymnasium.Env[Any, Any]:
-    scaled = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: float(reward) / 10)
+    scaled = gymnasium.wrappers.TransformReward(
+        gymnasium.make("CartPole-v1"), lambda reward: float(reward) / 10
+    )
     return gymnasium.wrappers.TimeLimit(scaled, 50)
 
 
@@ -235,7 +250,8 @@ def test_the_first_exact_way_is_found(which: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "way"), [(Walk, "state"), (WalkWithHiddenState, "copy"), (WalkThatCannotBeCopied, "replay")]
+    ("kind", "way"),
+    [(Walk, "state"), (WalkWithHiddenState, "copy"), (WalkThatCannotBeCopied, "replay")],
 )
 def test_every_way_to_branch(kind: type[Walk], way: str) -> None:
     found = make_environment(kind, horizon=50)
@@ -290,14 +306,20 @@ def test_what_is_truncated_is_over_but_not_terminated() -> None:
 @pytest.mark.parametrize("which", ["CartPole-v1", "MountainCar-v0", limited, limited_within])
 def test_the_earlier_of_the_horizon_and_the_environments_own_limit_holds(which: Any) -> None:
     own = make_environment(which).horizon
-    assert [make_environment(which, horizon).horizon for horizon in (own - 1, own + 1)] == [own - 1, own]
+    assert [make_environment(which, horizon).horizon for horizon in (own - 1, own + 1)] == [
+        own - 1,
+        own,
+    ]
     with pytest.raises(ValueError, match="horizon must be at least 1, but is 0"):
         make_environment(which, 0)
 
 
-def test_a_name_may_say_which_module_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_may_say_which_module_registers_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "late_module.py").write_text(
-        'from gymnasium import register\nregister("Late-v0", "tests.test_rl_environments:Walk", max_episode_steps=5)\n'
+        'from gymnasium import register\nregister("Late-v0", "tests.test_rl_environments:Walk", '
+        "max_episode_steps=5)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     environment = make_environment("late_module:Late-v0")
@@ -356,7 +378,9 @@ class Stuck(Walk):
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match='There is no environment "CartPoole-v1": did you mean "CartPole-v1"'):
+    with pytest.raises(
+        ValueError, match='There is no environment "CartPoole-v1": did you mean "CartPole-v1"'
+    ):
         make_environment("CartPoole-v1")
     with pytest.raises(ValueError, match="give every number a few levels"):
         make_environment("Pendulum-v1")
@@ -366,13 +390,21 @@ def test_refusals() -> None:
         make_environment(Square, horizon=5)
     with pytest.raises(ValueError, match="no time limit"):
         make_environment(Walk)
-    with pytest.raises(EnvironmentFailure, match="Broken raised ZeroDivisionError in its step: no ground"):
+    with pytest.raises(
+        EnvironmentFailure, match="Broken raised ZeroDivisionError in its step: no ground"
+    ):
         make_environment(Broken, horizon=5)
-    with pytest.raises(EnvironmentFailure, match=r"Seedless raised TypeError in its reset\(seed=0\)"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"Seedless raised TypeError in its reset\(seed=0\)"
+    ):
         make_environment(Seedless, horizon=5)
-    with pytest.raises(EnvironmentFailure, match=r"Bare must return \(observation, info\) from its reset"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"Bare must return \(observation, info\) from its reset"
+    ):
         make_environment(Bare, horizon=5)
-    with pytest.raises(EnvironmentFailure, match="Stuck raised ZeroDivisionError in its close: no way out"):
+    with pytest.raises(
+        EnvironmentFailure, match="Stuck raised ZeroDivisionError in its close: no way out"
+    ):
         Stepped("Stuck", Stuck, (2,), (2,), np.array(1), 5).tested()
 
 

@@ -13,7 +13,14 @@ from gymnasium import spaces
 from torch import nn
 
 import arsm
-from arsm.rl import ActionConditioned, ActorCritic, PolicyGradient, Proximal, Settings, make_environment
+from arsm.rl import (
+    ActionConditioned,
+    ActorCritic,
+    PolicyGradient,
+    Proximal,
+    Settings,
+    make_environment,
+)
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
 from arsm.rl.policies import ModulePolicy, Perceptron
 from arsm.rl.stepped import Stepped
@@ -44,7 +51,9 @@ class Light(gymnasium.Env[Any, Any]):
 
 def convolutions(outputs: int = 2) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, outputs))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, outputs)
+    )
 
 
 @pytest.mark.parametrize("method", [arsm.RLOO(2), ActorCritic()], ids=repr)
@@ -53,16 +62,20 @@ def test_a_convolutional_policy_learns_from_images(method: Any) -> None:
     settings = Settings(learning_rate=0.02, episodes_an_iteration=2, entropy=0.0, decay_over=None)
     agent = PolicyGradient(Light, method, policy=convolutions(), settings=settings)
     assert isinstance(agent.policy, ModulePolicy)
-    history = agent.learn(100)
-    assert np.mean([x.returns for x in history[-5:]]) > 8.5 > np.mean([x.returns for x in history[:2]])
+    history = agent.learn(episodes=100)
+    assert (
+        np.mean([x.returns for x in history[-5:]]) > 8.5 > np.mean([x.returns for x in history[:2]])
+    )
     assert agent.evaluate(20).mean == 10
 
 
-@pytest.mark.parametrize("method", [Proximal(), arsm.RLOO(2), ActorCritic(), ActionConditioned()], ids=repr)
+@pytest.mark.parametrize(
+    "method", [Proximal(), arsm.RLOO(2), ActorCritic(), ActionConditioned()], ids=repr
+)
 def test_without_a_module_images_are_read_as_vectors(method: Any) -> None:
     agent = PolicyGradient(Light, method, episodes_an_iteration=1)
     before = agent.policy.logits(np.ones((1, 16)))
-    agent.learn(1)
+    agent.learn(episodes=1)
     assert (agent.policy.logits(np.ones((1, 16))) != before).all()
 
 
@@ -71,13 +84,15 @@ def test_a_module_plays_as_the_perceptron_of_the_same_weights(tmp_path: Path) ->
     for own in (False, True):
         module = mlp(4, (32, 32), 2, torch.Generator().manual_seed(0)) if own else None
         agent = PolicyGradient("CartPole-v1", policy=module, horizon=40)
-        history = agent.learn(3)
+        history = agent.learn(episodes=3)
         runs.append(([x.returns for x in history], history[-1].steps))
     assert runs[0] == runs[1]
     agent.save(tmp_path / "agent.pt")
     with pytest.raises(ValueError, match="cannot hold the agent's policy; give the same"):
         PolicyGradient.from_file(tmp_path / "agent.pt")
-    again = PolicyGradient.from_file(tmp_path / "agent.pt", policy=mlp(4, (32, 32), 2, torch.Generator()))
+    again = PolicyGradient.from_file(
+        tmp_path / "agent.pt", policy=mlp(4, (32, 32), 2, torch.Generator())
+    )
     assert torch.equal(next(again.network.parameters()), next(agent.network.parameters()))
 
 
@@ -86,13 +101,15 @@ def test_module_policies_reach_worker_processes() -> None:
     for engine in ("in-process", "pool"):
         module = mlp(4, (5,), 2, torch.Generator().manual_seed(0))
         agent = PolicyGradient("CartPole-v1", policy=module, horizon=30, engine=engine, workers=1)
-        results.append([x.steps for x in agent.learn(2)])
+        results.append([x.steps for x in agent.learn(episodes=2)])
         agent.close()
     assert results[0] == results[1]
 
 
 def test_modules_that_cannot_be_policies() -> None:
-    with pytest.raises(ValueError, match=r"must give 2 logits per observation for the actions \[2\], but for 50"):
+    with pytest.raises(
+        ValueError, match=r"must give 2 logits per observation for the actions \[2\], but for 50"
+    ):
         PolicyGradient(Light, policy=convolutions(3))
     for wrong in (nn.ReLU(), nn.Linear, "mlp"):
         with pytest.raises(TypeError, match=r"policy must be a torch.nn.Module with parameters"):
@@ -102,7 +119,8 @@ def test_modules_that_cannot_be_policies() -> None:
 
 
 class Meeting:
-    """PettingZoo's parallel interface: three agents on a line, of which each sees itself and the mean; being near pays.
+    """PettingZoo's parallel interface: three agents on a line, of which each sees itself and the
+    mean; being near pays.
 
     The last agent leaves after four steps, and all after eight.
     """
@@ -117,13 +135,18 @@ class Meeting:
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.agents: list[str] = list(self.possible_agents)
-        self.at = dict(zip(self.agents, np.random.default_rng(seed).normal(size=3).tolist(), strict=True))
+        self.at = dict(
+            zip(self.agents, np.random.default_rng(seed).normal(size=3).tolist(), strict=True)
+        )
         self.time = 0
         return self.seen(), {}
 
     def seen(self) -> dict[str, Any]:
         mean = sum(self.at.values()) / 3
-        return {name: np.array([self.at[name], mean, 1.0][: 2 + (name == "bert")]) for name in self.agents}
+        return {
+            name: np.array([self.at[name], mean, 1.0][: 2 + (name == "bert")])
+            for name in self.agents
+        }
 
     def step(self, actions: dict[str, int]) -> Any:
         assert sorted(actions) == sorted(self.agents)
@@ -144,12 +167,14 @@ class Meeting:
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("method", [arsm.ARSM(), arsm.RLOO(2)], ids=repr)
 def test_a_team_learns_with_shared_and_with_separate_policies(shared: bool, method: Any) -> None:
-    agent = PolicyGradient(Meeting, method, shared_policy=shared, learning_rate=0.03, episodes_an_iteration=4)
+    agent = PolicyGradient(
+        Meeting, method, shared_policy=shared, learning_rate=0.03, episodes_an_iteration=4
+    )
     assert (agent.environment.choices, agent.environment.agents) == ((3, 3, 3), 3)
     assert isinstance(agent.network, TeamNetwork)
     assert len(agent.network.networks) == (1 if shared else 3)
     before = agent.evaluate(40, deterministic=False).mean
-    agent.learn(160)
+    agent.learn(episodes=160)
     assert agent.evaluate(40, deterministic=False).mean > 0.75 * before  # returns are negative
 
 
@@ -196,5 +221,5 @@ def test_a_spread_task_of_mpe2_runs() -> None:
     mpe2 = pytest.importorskip("mpe2.simple_spread_v3")
     agent = PolicyGradient(lambda: mpe2.parallel_env(N=3, max_cycles=5), budget=3)
     assert (agent.environment.shape, agent.environment.choices) == ((54,), (5, 5, 5))
-    (iteration,) = agent.learn(1)
+    (iteration,) = agent.learn(episodes=1)
     assert iteration.returns[0] < 0

@@ -15,7 +15,7 @@ import torch
 import arsm
 from arsm.rl import EnvironmentFailure, PolicyGradient, WorkerFailure, make_environment
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Episode, play_episodes, play_rollouts
+from arsm.rl.play import BranchPoints, Episode, play_episodes, play_rollouts
 from arsm.rl.policies import FEW_ROWS, Perceptron, act
 from arsm.rl.rollouts import InProcess, Pool, make_engine, share_out
 from arsm.rl.streams import BLOCK, OwnNoise, Tape, race_units
@@ -26,7 +26,9 @@ from tests.test_rl_environments import Walk, WalkWithHiddenState
 def random_policy(environment: Environment, seed: int = 0) -> Perceptron:
     generator = np.random.default_rng(seed)
     sizes = (environment.observations, 10, len(environment.choices) * max(environment.choices))
-    layers = tuple((generator.normal(size=(a, b)), generator.normal(size=b)) for a, b in pairwise(sizes))
+    layers = tuple(
+        (generator.normal(size=(a, b)), generator.normal(size=b)) for a, b in pairwise(sizes)
+    )
     return Perceptron(layers, environment.choices)
 
 
@@ -34,7 +36,7 @@ def noise(environment: Environment, episodes: int, seed: int = 0) -> Tape:
     return Tape(seed, episodes, (len(environment.choices), max(environment.choices)))
 
 
-def branches(environment: Environment, episodes: list[Episode], count: int) -> Branches:
+def branches(environment: Environment, episodes: list[Episode], count: int) -> BranchPoints:
     """Branches at random steps of several episodes."""
     generator = np.random.default_rng(1)
     episode = np.sort(generator.integers(len(episodes), size=count))
@@ -42,7 +44,9 @@ def branches(environment: Environment, episodes: list[Episode], count: int) -> B
     order = np.lexsort((step, episode))
     action = generator.integers(environment.choices, size=(count, len(environment.choices)))
     trails = tuple(one.trail for one in episodes)
-    return Branches(trails, episode, step[order], action, key=11, number=np.arange(count), gamma=0.97)
+    return BranchPoints(
+        trails, episode, step[order], action, key=11, number=np.arange(count), gamma=0.97
+    )
 
 
 def test_the_numpy_race_is_the_librarys() -> None:
@@ -51,31 +55,40 @@ def test_the_numpy_race_is_the_librarys() -> None:
     logits[::10] *= 1000
     log_pi = np.log(generator.standard_exponential(logits.shape))
     ties = slice(1, None, 10)  # where only the rounding to the race's resolution decides
-    logits[ties], log_pi[ties] = (-generator.integers(6, size=(500, 2, 4)) * 2.0**-42 for _ in range(2))
+    logits[ties], log_pi[ties] = (
+        -generator.integers(6, size=(500, 2, 4)) * 2.0**-42 for _ in range(2)
+    )
     ours = act(logits, race_units(log_pi))
-    np.testing.assert_array_equal(ours, run_race(torch.from_numpy(logits), torch.from_numpy(log_pi)).z.numpy())
+    np.testing.assert_array_equal(
+        ours, run_race(torch.from_numpy(logits), torch.from_numpy(log_pi)).z.numpy()
+    )
 
 
 def test_masked_actions_are_never_taken() -> None:
     policy = Perceptron(((np.zeros((1, 8)), np.zeros(8)),), (2, 4))
     logits = policy.logits(np.zeros((1000, 1)))
-    actions = act(logits, race_units(np.log(np.random.default_rng(0).standard_exponential(logits.shape))))
+    actions = act(
+        logits, race_units(np.log(np.random.default_rng(0).standard_exponential(logits.shape)))
+    )
     assert actions.max(0).tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "LunarLander-v3"])
 def test_a_rollout_that_repeats_the_true_actions_repeats_the_true_return(name: str) -> None:
-    """With the true episode's noise, taking the true action again must follow the true episode to its end."""
+    """With the true episode's noise, taking the true action again must follow the true episode to
+    its end.
+    """
     environment = make_environment(name, 60)
     policy = random_policy(environment)
     units = noise(environment, 2)
     episodes = play_episodes(environment, policy, [3, 4], units)
-    steps = [np.arange(0, len(one.rewards), 2) for one in episodes]  # more than an environment has lanes
+    # more than an environment has lanes
+    steps = [np.arange(0, len(one.rewards), 2) for one in episodes]
     episode = np.repeat(np.arange(2), [len(x) for x in steps])
     step = np.concatenate(steps)
     action = np.concatenate([one.actions[x] for one, x in zip(episodes, steps, strict=True)])
     trails = tuple(one.trail for one in episodes)
-    again = Branches(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units.key)
+    again = BranchPoints(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units.key)
     played = play_rollouts(environment, policy, again)
     expected = np.concatenate([one.returns(0.9)[x] for one, x in zip(episodes, steps, strict=True)])
     np.testing.assert_allclose(played.returns, expected, rtol=1e-12)
@@ -140,9 +153,9 @@ def test_environments_are_made_once_and_closed(kind: type[Walk]) -> None:
     assert set(map(id, made)) == set(map(id, closed))
     made.clear()
     closed.clear()
-    agent.learn(2)
+    agent.learn(episodes=2)
     before = len(made)
-    agent.learn(6)
+    agent.learn(episodes=6)
     assert before == len(made) <= 33
     agent.close()
     assert set(map(id, made)) == set(map(id, closed))
@@ -155,14 +168,24 @@ def test_a_rollout_does_not_depend_on_its_company(name: str) -> None:
     episodes = play_episodes(environment, policy, [0, 1], noise(environment, 2))
     many = branches(environment, episodes, 40)
     together = play_rollouts(environment, policy, many).returns
-    alone = [play_rollouts(environment, policy, many.part(np.array([r]))).returns[0] for r in (0, 17, 39)]
+    alone = [
+        play_rollouts(environment, policy, many.part(np.array([r]))).returns[0] for r in (0, 17, 39)
+    ]
     assert together[[0, 17, 39]].tolist() == alone
     assert len(np.unique(together)) > 10
 
 
 @pytest.mark.parametrize("restarted", [0, 5, BLOCK - 2, BLOCK - 1, BLOCK])
 def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: int) -> None:
-    many = Branches((), np.zeros(4, int), np.zeros(4, int), np.zeros((4, 2), int), 7, np.array([3, 5, 8, 9]), 0.9)
+    many = BranchPoints(
+        (),
+        np.zeros(4, int),
+        np.zeros(4, int),
+        np.zeros((4, 2), int),
+        7,
+        np.array([3, 5, 8, 9]),
+        0.9,
+    )
 
     def stream(number: int) -> Any:
         generator = np.random.Generator(np.random.Philox(key=7 << 64 | number))
@@ -173,9 +196,13 @@ def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: i
     ahead.drop(np.array([0, 2]))
     ahead.restart(0, 3)
     first, *after = [ahead.next() for _ in range(BLOCK + 10)]
-    np.testing.assert_array_equal(np.reshape([x[1] for x in before], (-1, 2, 3)), stream(5)[:restarted])
+    np.testing.assert_array_equal(
+        np.reshape([x[1] for x in before], (-1, 2, 3)), stream(5)[:restarted]
+    )
     np.testing.assert_array_equal([x[0] for x in after], stream(9)[: len(after)])
-    np.testing.assert_array_equal([x[1] for x in (first, *after)], stream(8)[restarted : restarted + 1 + len(after)])
+    np.testing.assert_array_equal(
+        [x[1] for x in (first, *after)], stream(8)[restarted : restarted + 1 + len(after)]
+    )
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
@@ -185,7 +212,7 @@ def test_the_numpy_policy_is_the_network(rows: int) -> None:
     seen = np.random.default_rng(0).normal(size=(rows, 4))
     held, expected = agent.policy, agent.network(torch.from_numpy(seen)).detach().numpy()
     np.testing.assert_allclose(held.logits(seen)[:, 0], expected, rtol=1e-12)
-    agent.learn(1)
+    agent.learn(episodes=1)
     np.testing.assert_allclose(held.logits(seen)[:, 0], expected, rtol=1e-12)
 
 
@@ -225,7 +252,9 @@ class Counted(Walk):
 def test_environments_that_are_there_branch_without_a_reset() -> None:
     environment = make_environment(Counted, 30)
     policy = random_policy(environment)
-    many = branches(environment, play_episodes(environment, policy, [0, 1], noise(environment, 2)), 20)
+    many = branches(
+        environment, play_episodes(environment, policy, [0, 1], noise(environment, 2)), 20
+    )
     first = play_rollouts(environment, policy, many)
     before = len(Counted.resets)
     assert play_rollouts(environment, policy, many).returns.tolist() == first.returns.tolist()
@@ -238,11 +267,15 @@ def test_environments_that_are_there_branch_without_a_reset() -> None:
 def test_a_cut_rollout_is_the_beginning_of_the_whole() -> None:
     environment = make_environment("CartPole-v1", 40)
     policy = random_policy(environment)
-    many = branches(environment, play_episodes(environment, policy, [0, 1], noise(environment, 2)), 50)
+    many = branches(
+        environment, play_episodes(environment, policy, [0, 1], noise(environment, 2)), 50
+    )
     whole = play_rollouts(environment, policy, many)
-    lengths = np.round(np.log(1 - whole.returns * (1 - 0.97)) / np.log(0.97)).astype(int)  # every step pays 1
+    # every step pays 1
+    lengths = np.round(np.log(1 - whole.returns * (1 - 0.97)) / np.log(0.97)).astype(int)
     assert lengths.min() <= 6 < lengths.max()
-    assert (whole.left > 0).tolist() == (lengths + many.step == 40).tolist()  # the others ended by themselves
+    # the others ended by themselves
+    assert (whole.left > 0).tolist() == (lengths + many.step == 40).tolist()
     cut = play_rollouts(environment, policy, replace(many, cut=6))
     np.testing.assert_allclose(cut.returns, (1 - 0.97 ** np.minimum(lengths, 6)) / (1 - 0.97))
     np.testing.assert_allclose(cut.left, np.where(lengths > 6, 0.97**6, whole.left))
@@ -255,7 +288,10 @@ def test_a_cut_rollout_is_the_beginning_of_the_whole() -> None:
 def test_cut_rollouts_of_workers_come_back_in_order(pool: Pool) -> None:
     environment = pool.environment
     policy = random_policy(environment)
-    many = replace(branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 20), cut=4)
+    many = replace(
+        branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 20),
+        cut=4,
+    )
     here, there = play_rollouts(environment, policy, many), pool.play(policy, many)
     for name in ("returns", "ends", "left"):
         assert getattr(there, name).tolist() == getattr(here, name).tolist()
@@ -275,7 +311,9 @@ def test_a_worker_that_dies_is_replaced(pool: Pool) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_an_interrupted_play_leaves_no_answer_to_the_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_play_leaves_no_answer_to_the_next(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = pool.environment
     policy = random_policy(environment)
     many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 20)
@@ -287,7 +325,10 @@ def test_an_interrupted_play_leaves_no_answer_to_the_next(pool: Pool, monkeypatc
         patched.setattr("arsm.rl.rollouts.wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pool.play(random_policy(environment, 1), many)
-    assert pool.play(policy, many).returns.tolist() == play_rollouts(environment, policy, many).returns.tolist()
+    assert (
+        pool.play(policy, many).returns.tolist()
+        == play_rollouts(environment, policy, many).returns.tolist()
+    )
 
 
 def test_ctrl_c_is_the_main_processs_to_answer() -> None:
@@ -373,7 +414,8 @@ class Nameless(Failing):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [(Failing, "Failing raised ZeroDivisionError"), (Nameless, "Nameless gave a reward of nan")]
+    ("kind", "message"),
+    [(Failing, "Failing raised ZeroDivisionError"), (Nameless, "Nameless gave a reward of nan")],
 )
 def test_an_environment_that_fails_midway(kind: type[Failing], message: str) -> None:
     environment = make_environment(kind, horizon=300)
@@ -398,7 +440,10 @@ def test_ray_gives_what_one_process_gives() -> None:
     many = branches(environment, play_episodes(environment, policy, [0], noise(environment, 1)), 12)
     engine = make_engine("ray", environment, workers=2)
     try:
-        assert engine.play(policy, many).returns.tolist() == play_rollouts(environment, policy, many).returns.tolist()
+        assert (
+            engine.play(policy, many).returns.tolist()
+            == play_rollouts(environment, policy, many).returns.tolist()
+        )
     finally:
         engine.close()
 
@@ -407,9 +452,13 @@ def test_refusals() -> None:
     environment = make_environment("CartPole-v1", 60)
     with pytest.raises(ValueError, match='There is no engine "gpu"'):
         make_engine("gpu", environment)
-    with pytest.raises(ValueError, match="workers must be at least 1, or None for as many as processors, but is -1"):
+    with pytest.raises(
+        ValueError, match="workers must be at least 1, or None for as many as processors, but is -1"
+    ):
         make_engine("pool", environment, workers=-1)
-    with pytest.raises(ValueError, match=r"<lambda> cannot be sent to worker processes \(.*\); give its name"):
+    with pytest.raises(
+        ValueError, match=r"<lambda> cannot be sent to worker processes \(.*\); give its name"
+    ):
         make_engine("pool", make_environment(lambda: Walk(), horizon=5), workers=1)
     pytest.importorskip("ray")
     with pytest.raises(ValueError, match="Nothing answers at localhost:1 "):

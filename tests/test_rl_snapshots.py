@@ -1,4 +1,6 @@
-"""Branching by snapshots: the user's own, the environment's, an emulator's and a physics engine's."""
+"""Branching by snapshots: the user's own, the environment's, an emulator's and a physics
+engine's.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def stacked() -> gymnasium.Env[Any, Any]:
     ],
 )
 def test_an_exact_snapshot_comes_first(make: Any, pair: Any, way: str) -> None:
-    """The walk draws random numbers, which a snapshot keeps besides; one that leaves state out is found out."""
+    """The walk draws random numbers, which a snapshot keeps besides; one that leaves state out is
+    found out.
+    """
     found = make_environment(make, horizon=30, snapshot=pair)
     assert isinstance(found, Stepped)
     assert found.way == way
@@ -76,7 +80,9 @@ def test_wrappers_go_with_a_snapshot() -> None:
 
 def test_a_snapshot_that_forgets_is_refused() -> None:
     forgets = (get, lambda env, state: setattr(env, "at", state[0].copy()))
-    with pytest.raises(EnvironmentFailure, match="did not go on as before from its snapshot; let get"):
+    with pytest.raises(
+        EnvironmentFailure, match="did not go on as before from its snapshot; let get"
+    ):
         make_environment(WalkThatCannotBeCopied, horizon=30, snapshot=forgets)
     for wrong in (get, (get,), (get, 3)):
         with pytest.raises(TypeError, match=r"snapshot must be a pair of functions \(get, set\)"):
@@ -84,14 +90,18 @@ def test_a_snapshot_that_forgets_is_refused() -> None:
 
 
 def test_atari_branches_by_its_emulators_state() -> None:
-    """Bit for bit with sticky actions: the emulator repeats the last action, which its state leaves out."""
+    """Bit for bit with sticky actions: the emulator repeats the last action, which its state leaves
+    out.
+    """
     pytest.importorskip("ale_py")
     found = make_environment("ale_py:ALE/Pong-v5", horizon=20, options={"obs_type": "ram"})
     assert isinstance(found, Stepped)
     assert (found.way, found.shape) == ("ale", (128,))
     assert found.replayed(np.zeros(5, int), np.array([9, 9, 20, 30, 50])) == 50
     with pytest.raises(ValueError, match="does not draw its randomness from np_random"):
-        make_environment("ale_py:ALE/Pong-v5", horizon=3, options={"obs_type": "ram"}, randomness="fresh")
+        make_environment(
+            "ale_py:ALE/Pong-v5", horizon=3, options={"obs_type": "ram"}, randomness="fresh"
+        )
     found.close()
 
 
@@ -136,17 +146,25 @@ class Coin(gymnasium.Env[Any, Any]):
         return min(self.time, 1), reward, self.time == 2, False, {}
 
 
-@pytest.mark.parametrize(("randomness", "common"), [("same", True), ("fresh", True), ("same", False)])
-def test_the_gradient_is_unbiased_with_the_same_and_with_fresh_randomness(randomness: Any, common: bool) -> None:
+@pytest.mark.parametrize(
+    ("randomness", "common"), [("same", True), ("fresh", True), ("same", False)]
+)
+def test_the_gradient_is_unbiased_with_the_same_and_with_fresh_randomness(
+    randomness: Any, common: bool
+) -> None:
     plain = {"gamma": 1.0, "hidden": (), "budget": None, "reward_scale": 1.0, "entropy": 0.0}
     plain["common_random_numbers"] = common
-    agent = PolicyGradient(Coin, arsm.RLOO(2), randomness=randomness, episodes_an_iteration=50, **plain)
+    agent = PolicyGradient(
+        Coin, arsm.RLOO(2), randomness=randomness, episodes_an_iteration=50, **plain
+    )
     weight, bias = agent.network.parameters()
     with torch.no_grad():
         weight.copy_(torch.tensor([[0.3, -0.2], [0.0, 0.5]]))
         bias.zero_()
     p = weight.detach().softmax(0)  # of each state's actions, in columns
-    expected = torch.stack([p[:, s] * (q - (p[:, s] * q).sum()) for s, q in enumerate(_values())], 1)
+    expected = torch.stack(
+        [p[:, s] * (q - (p[:, s] * q).sum()) for s, q in enumerate(_values())], 1
+    )
     kept = [weight.detach().clone(), bias.detach().clone()]
     grads = []
     for _ in range(100):
@@ -162,8 +180,13 @@ def test_the_gradient_is_unbiased_with_the_same_and_with_fresh_randomness(random
 
 
 def _values() -> list[torch.Tensor]:
-    """Q(s, a) up to a constant per state: a coin's toss, and the action's own pay in the first step."""
-    return [torch.tensor([0.5, 2.0], dtype=torch.float64), torch.tensor([0.5, 1.0], dtype=torch.float64)]
+    """Q(s, a) up to a constant per state: a coin's toss, and the action's own pay in the first
+    step.
+    """
+    return [
+        torch.tensor([0.5, 2.0], dtype=torch.float64),
+        torch.tensor([0.5, 1.0], dtype=torch.float64),
+    ]
 
 
 def test_fresh_randomness_differs_by_rollout_and_the_same_does_not() -> None:
@@ -171,7 +194,9 @@ def test_fresh_randomness_differs_by_rollout_and_the_same_does_not() -> None:
     seen = {}
     for randomness in ("same", "fresh"):
         found = make_environment(Walk, horizon=30, randomness=randomness)
-        branches = found.branch([Trail(5, actions)], np.zeros(3, int), np.full(3, 4), 3, [(7, 0), (7, 1), (7, 0)])
+        branches = found.branch(
+            [Trail(5, actions)], np.zeros(3, int), np.full(3, 4), 3, [(7, 0), (7, 1), (7, 0)]
+        )
         seen[randomness] = branches.step(actions[:3])[0]
     assert (seen["same"] == seen["same"][0]).all()
     assert (seen["fresh"][0] == seen["fresh"][2]).all()

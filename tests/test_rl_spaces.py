@@ -13,7 +13,7 @@ from gymnasium import spaces
 import arsm
 from arsm.rl import ActorCritic, EnvironmentFailure, PolicyGradient, make_environment
 from arsm.rl.branching import ENDLESS
-from arsm.rl.spaces import choices, encode, encoded_shape, full_mask
+from arsm.rl.spaces import categories_of_actions, encode, encoded_shape, full_mask
 from arsm.rl.stepped import Stepped
 from tests.test_rl_environments import Walk
 
@@ -33,14 +33,21 @@ NESTED = spaces.Dict(
         (spaces.Discrete(3, start=-1), np.int64(-1), (3,), [1, 0, 0]),
         (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), (3,), [1, 0, 1]),
         (spaces.MultiDiscrete([2, 3]), np.array([1, 0]), (5,), [0, 1, 1, 0, 0]),
-        (spaces.MultiDiscrete(np.array([[2, 2]]), start=np.array([[1, 1]])), np.array([[2, 1]]), (4,), [0, 1, 1, 0]),
+        (
+            spaces.MultiDiscrete(np.array([[2, 2]]), start=np.array([[1, 1]])),
+            np.array([[2, 1]]),
+            (4,),
+            [0, 1, 1, 0],
+        ),
         (spaces.Box(-1.0, 1.0, (2, 1)), np.array([[0.5], [-0.5]]), (2, 1), [0.5, -0.5]),
         (spaces.Box(0, 255, (1, 2), np.uint8), np.array([[255, 51]], np.uint8), (1, 2), [1.0, 0.2]),
         (spaces.Box(0.0, 1.0, ()), 0.25, (1,), [0.25]),
     ],
     ids=str,
 )
-def test_every_space_becomes_numbers(space: Any, seen: Any, shape: tuple[int, ...], vector: list[float]) -> None:
+def test_every_space_becomes_numbers(
+    space: Any, seen: Any, shape: tuple[int, ...], vector: list[float]
+) -> None:
     assert encoded_shape(space) == shape
     np.testing.assert_array_equal(encode(space, seen), vector)
 
@@ -50,12 +57,14 @@ def test_dictionaries_and_tuples_are_joined_without_their_text() -> None:
     assert encoded_shape(NESTED) == (7,)
     joined = {"bag": [0, 1, 0.5, 0.25], "place": [0, 0, 1]}
     np.testing.assert_array_equal(
-        encode(NESTED, seen), np.concatenate([joined[key] for key in NESTED.spaces if key in joined])
+        encode(NESTED, seen),
+        np.concatenate([joined[key] for key in NESTED.spaces if key in joined]),
     )
 
 
 @pytest.mark.parametrize(
-    "space", [spaces.Text(5), spaces.Dict({"name": spaces.Text(5)}), spaces.Graph(NESTED["place"], None)]
+    "space",
+    [spaces.Text(5), spaces.Dict({"name": spaces.Text(5)}), spaces.Graph(NESTED["place"], None)],
 )
 def test_spaces_without_an_encoding_have_no_shape(space: Any) -> None:
     assert encoded_shape(space) is None
@@ -64,27 +73,41 @@ def test_spaces_without_an_encoding_have_no_shape(space: Any) -> None:
 def test_an_observation_outside_its_space_is_an_error() -> None:
     with pytest.raises(ValueError, match="the observation 4 lies outside its space of 4 values"):
         encode(spaces.Discrete(4), 4)
-    with pytest.raises(ValueError, match=r"the observation \[0, 3\] lies outside its space of \[2, 3\] values"):
+    with pytest.raises(
+        ValueError, match=r"the observation \[0, 3\] lies outside its space of \[2, 3\] values"
+    ):
         encode(spaces.MultiDiscrete([2, 3]), [0, 3])
 
 
 def test_actions_of_every_discrete_space() -> None:
     found = [
-        choices(space, "x")
-        for space in (spaces.Discrete(3, start=2), spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(3))
+        categories_of_actions(space, "x")
+        for space in (
+            spaces.Discrete(3, start=2),
+            spaces.MultiDiscrete([2, 4]),
+            spaces.MultiBinary(3),
+        )
     ]
-    assert [(first.tolist(), sizes) for first, sizes in found] == [(2, (3,)), ([0, 0], (2, 4)), ([0, 0, 0], (2, 2, 2))]
+    assert [(first.tolist(), sizes) for first, sizes in found] == [
+        (2, (3,)),
+        ([0, 0], (2, 4)),
+        ([0, 0, 0], (2, 2, 2)),
+    ]
     with pytest.raises(ValueError, match="has actions Text"):
-        choices(spaces.Text(3), "x")
+        categories_of_actions(spaces.Text(3), "x")
 
 
-@pytest.mark.parametrize("mask", [np.array([1, 0, 0, 1, 1], np.int8), (np.array([True, False]), [False, True, True])])
+@pytest.mark.parametrize(
+    "mask", [np.array([1, 0, 0, 1, 1], np.int8), (np.array([True, False]), [False, True, True])]
+)
 def test_masks_of_several_actions_are_filled_up(mask: Any) -> None:
     np.testing.assert_array_equal(full_mask(mask, (2, 3)), [1, 0, 0, 0, 1, 1])
 
 
 class Room(gymnasium.Env[Any, Any]):
-    """Four rooms in a row; a dictionary of what is seen. Walls stop, and the last room pays. Ends after 12 steps."""
+    """Four rooms in a row; a dictionary of what is seen. Walls stop, and the last room pays. Ends
+    after 12 steps.
+    """
 
     observation_space = spaces.Dict(
         {"room": spaces.Discrete(4), "time": spaces.Box(0, 12, (1,)), "note": spaces.Text(9)}
@@ -97,7 +120,11 @@ class Room(gymnasium.Env[Any, Any]):
         return self.seen(), self.info()
 
     def seen(self) -> dict[str, Any]:
-        return {"room": self.room, "time": np.array([self.time], np.float32), "note": f"room {self.room}"}
+        return {
+            "room": self.room,
+            "time": np.array([self.time], np.float32),
+            "note": f"room {self.room}",
+        }
 
     def info(self) -> dict[str, Any]:
         return {}
@@ -141,7 +168,7 @@ def test_dictionary_observations_need_no_encoder_and_no_horizon() -> None:
         False,
     )
     agent = PolicyGradient(Room, arsm.ARSM(), learning_rate=0.05, episodes_an_iteration=1)
-    history = agent.learn(40)
+    history = agent.learn(episodes=40)
     assert np.mean([x.returns[0] for x in history[-10:]]) > 7 > history[0].returns[0]
     assert agent.predict({"room": 0, "time": np.zeros(1), "note": ""}) == 2
 
@@ -149,13 +176,17 @@ def test_dictionary_observations_need_no_encoder_and_no_horizon() -> None:
 @pytest.mark.parametrize("kind", [MaskedRoom, AskedRoom])
 @pytest.mark.parametrize("method", [arsm.ARSM(), arsm.RLOO(2), ActorCritic()], ids=repr)
 def test_a_masked_action_is_never_taken(kind: type[Room], method: Any) -> None:
-    """Neither by true episodes, nor as pseudo actions, nor by rollouts, nor by the test of the ways to branch."""
+    """Neither by true episodes, nor as pseudo actions, nor by rollouts, nor by the test of the ways
+    to branch.
+    """
     agent = PolicyGradient(kind, method, episodes_an_iteration=2)
     assert agent.environment.masks
-    agent.learn(8)
+    agent.learn(episodes=8)
     assert agent.evaluate(5, deterministic=False).mean >= 0
     with torch.no_grad():
-        list(agent.network.parameters())[-1].copy_(torch.tensor([9.0, 0.0, 5.0], dtype=torch.float64))
+        list(agent.network.parameters())[-1].copy_(
+            torch.tensor([9.0, 0.0, 5.0], dtype=torch.float64)
+        )
     seen = {"room": 0, "time": np.zeros(1), "note": ""}
     assert agent.predict(seen) == 0
     assert agent.predict(seen, mask=np.array([0, 1, 1])) == 2
@@ -210,14 +241,20 @@ def test_what_an_environment_may_not_do() -> None:
     for kind, message in wrong:
         with pytest.raises(EnvironmentFailure, match=message):
             make_environment(kind)
-    with pytest.raises(ValueError, match="Endless has no time limit and did not end within 1,000 random steps; give"):
+    with pytest.raises(
+        ValueError,
+        match="Endless has no time limit and did not end within 1,000 random steps; give",
+    ):
         make_environment(Endless)
     assert make_environment(Endless, horizon=20).horizon == 20
     with pytest.raises(
-        EnvironmentFailure, match="The encoder raised KeyError on the first observation of Room: 'hall'"
+        EnvironmentFailure,
+        match="The encoder raised KeyError on the first observation of Room: 'hall'",
     ):
         make_environment(Room, encoder=lambda seen: seen["hall"])
-    with pytest.raises(ValueError, match=r"Gone has observations Text.*, which have no encoding; give an encoder"):
+    with pytest.raises(
+        ValueError, match=r"Gone has observations Text.*, which have no encoding; give an encoder"
+    ):
         make_environment(type("Gone", (Room,), {"observation_space": spaces.Text(3)}))
     with pytest.raises(TypeError, match=r"must be a gymnasium\.Env or a PettingZoo ParallelEnv"):
         make_environment(dict)
@@ -245,7 +282,7 @@ class Flagged(Walk):
 def test_flags_may_be_numbers(flag: Any, method: Any) -> None:
     kind = type("Kind", (Flagged,), {"flag": staticmethod(flag)})
     agent = PolicyGradient(kind, method, horizon=30, episodes_an_iteration=1)
-    (iteration,) = agent.learn(1)
+    (iteration,) = agent.learn(episodes=1)
     assert 7 <= iteration.steps <= 7 + 7 * iteration.rollouts
     assert len(agent.environment.start([0])[0].step(np.zeros((1, 1), int))[3]) == 1
 
@@ -274,5 +311,5 @@ def test_these_run_without_an_encoder(name: str, shape: Any, actions: Any, optio
     agent = PolicyGradient(name, budget=4, **options)
     assert (agent.environment.shape, agent.environment.choices) == (shape, actions)
     assert not isinstance(agent.environment, Stepped) or agent.environment.way in ("state", "copy")
-    agent.learn(1)
+    agent.learn(episodes=1)
     agent.close()

@@ -21,7 +21,9 @@ def table(name: str, **arguments: Any) -> Tabular:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_knows_every_transition_of_gymnasium(name: str) -> None:
-    """Its first state; and every step's next state, reward, end and mask are among the table's outcomes."""
+    """Its first state; and every step's next state, reward, end and mask are among the table's
+    outcomes.
+    """
     ours, theirs = table(name), gymnasium.make(name, max_episode_steps=-1)
     generator = np.random.default_rng(0)
     for seed in range(20):
@@ -35,7 +37,9 @@ def test_a_table_knows_every_transition_of_gymnasium(name: str) -> None:
             following, reward, terminated, _, info = theirs.step(action)
             cell = (int(place), action)
             outcomes = zip(ours.following[cell], ours.reward[cell], ours.ends[cell], strict=True)
-            assert (following, reward, terminated) in [(int(a), float(b), bool(c)) for a, b, c in outcomes]
+            assert (following, reward, terminated) in [
+                (int(a), float(b), bool(c)) for a, b, c in outcomes
+            ]
             place = following
             if terminated:
                 break
@@ -43,20 +47,27 @@ def test_a_table_knows_every_transition_of_gymnasium(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["FrozenLake8x8-v1", "CliffWalkingSlippery-v1"])
 def test_random_transitions_have_the_tables_law(name: str) -> None:
-    """Pearson's statistic of 30,000 transitions from one state, below its 1 - 1e-9 quantile if the law is right."""
+    """Pearson's statistic of 30,000 transitions from one state, below its 1 - 1e-9 quantile if the
+    law is right.
+    """
     ours = table(name)
     base: Any = gymnasium.make(name).unwrapped
     start, count = 20, 30_000
-    state = np.stack([np.full(count, start), np.random.default_rng(0).integers(2**63, size=count)]).astype(np.uint64)
+    state = np.stack(
+        [np.full(count, start), np.random.default_rng(0).integers(2**63, size=count)]
+    ).astype(np.uint64)
     following, *_ = ours.advance(state, np.full((count, 1), 1))
     chances: dict[int, float] = {}
     for chance, to, *_ in base.P[start][1]:
         chances[to] = chances.get(to, 0.0) + chance
     found = {to: int((following[0] == to).sum()) for to in chances}
     assert sum(found.values()) == count
-    statistic = sum((found[to] - count * chance) ** 2 / (count * chance) for to, chance in chances.items())
+    statistic = sum(
+        (found[to] - count * chance) ** 2 / (count * chance) for to, chance in chances.items()
+    )
     assert statistic < 45
-    assert sum((found[to] - count / 4) ** 2 / (count / 4) for to in chances) > 45  # another law is seen
+    # another law is seen
+    assert sum((found[to] - count / 4) ** 2 / (count / 4) for to in chances) > 45
 
 
 def test_uniforms_are_those_of_splitmix64() -> None:
@@ -88,7 +99,7 @@ def test_branches_go_on_with_the_same_or_with_fresh_randomness(randomness: Any) 
 def test_taxis_masks_are_kept() -> None:
     agent = PolicyGradient("Taxi-v4", horizon=30)
     assert agent.environment.masks
-    agent.learn(4)
+    agent.learn(episodes=4)
     base: Any = gymnasium.make("Taxi-v4").unwrapped
     for place in range(0, 500, 50):
         mask = base.action_mask(place)

@@ -1,16 +1,18 @@
-"""Reinforcement learning by try-and-see: environments that branch, rollout engines, and an agent."""
+"""Reinforcement learning by try-and-see: environments that can return to a state,
+engines that play rollouts, and an agent.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from arsm.fields import document_fields
 from arsm.rl.settings import Learning, Settings
 
 if TYPE_CHECKING:
     from arsm.rl.agent import Evaluation, Iteration, PolicyGradient
     from arsm.rl.branching import EnvironmentFailure
+    from arsm.rl.callbacks import Checkpoint, Evaluate
     from arsm.rl.environments import make_environment
     from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
     from arsm.rl.rollouts import WorkerFailure, make_engine
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ActionConditioned",
     "ActorCritic",
+    "Checkpoint",
     "EnvironmentFailure",
+    "Evaluate",
     "Evaluation",
     "Iteration",
     "Learning",
@@ -36,6 +40,8 @@ _LATE = {
     "Iteration": "agent",
     "PolicyGradient": "agent",
     "EnvironmentFailure": "branching",
+    "Checkpoint": "callbacks",
+    "Evaluate": "callbacks",
     "make_environment": "environments",
     "ActionConditioned": "learners",
     "ActorCritic": "learners",
@@ -55,9 +61,4 @@ def __getattr__(name: str) -> Any:
             raise
         words = f"{__name__} needs {error.name}; install it with `pip install 'arsm[rl]'`."
         raise ModuleNotFoundError(words, name=error.name) from None
-    found = getattr(module, name)
-    document_fields(found)
-    return found
-
-
-document_fields(Learning, Settings)
+    return getattr(module, name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import gymnasium
@@ -17,13 +17,14 @@ from torch import nn
 from arsm.capabilities import require
 from arsm.rl import files
 from arsm.rl.branching import Array
+from arsm.rl.callbacks import Callback, TensorBoard, call_all
 from arsm.rl.environments import make_environment
 from arsm.rl.learners import ActionConditioned, ActorCritic, Method, Proximal
-from arsm.rl.play import Branches, Played, play_episodes
+from arsm.rl.play import BranchPoints, RolloutResults, play_episodes
 from arsm.rl.policies import Policy, act
-from arsm.rl.progress import Progress
+from arsm.rl.progress import LearningProgress
 from arsm.rl.rollouts import make_engine
-from arsm.rl.settings import Settings, check_count, check_seed
+from arsm.rl.settings import Settings, changed, check_count, check_seed
 from arsm.rl.snapshots import Snapshot
 from arsm.rl.spaces import Encoder, exists, full_mask
 from arsm.rl.stepped import Stepped
@@ -34,7 +35,7 @@ TOGETHER = 32
 """Episodes of an evaluation that are played at once."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns of a policy that does not learn."""
 
@@ -42,9 +43,16 @@ class Evaluation:
     standard_error: float
     returns: tuple[float, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation(mean={self.mean:.4g}, standard_error={self.standard_error:.2g}, "
+            f"{len(self.returns)} episodes)"
+        )
+
 
 class PolicyGradient(Training):
-    """A policy that learns from true episodes and, by choice, from rollouts of the actions that it might have taken.
+    """A policy that learns from true episodes and, by choice, from rollouts of the
+    actions that it might have taken.
 
         agent = PolicyGradient("CartPole-v1")
         agent.learn(seconds=20)
@@ -52,22 +60,28 @@ class PolicyGradient(Training):
         action = agent.predict(observation)
 
     Args:
-        environment: the name of a Gymnasium environment, or a function that makes one, or a PettingZoo parallel one.
-        estimator: `Proximal()` by default, which learns from true episodes and a learned value, and is biased as far as
-            the value is wrong; or an estimator that `arsm.policy.plan` takes, such as ARSM or RLOO, on the returns of
-            rollouts to the end, whose gradient is unbiased; or `ActorCritic()` or `ActionConditioned()`.
-        policy: a module from observations [N, *shape] to the logits [N, K C] of K actions; by default an MLP in NumPy.
-            It is used in evaluation mode and on its own device.
+        environment: the name of a Gymnasium environment, or a function that makes one,
+            or a PettingZoo parallel one.
+        estimator: `Proximal()` by default, which learns from true episodes and a
+            learned value, and is biased as far as the value is wrong; or an estimator
+            that `arsm.policy.plan` takes, such as ARSM or RLOO, on the returns of
+            rollouts to the end, whose gradient is unbiased; or `ActorCritic()` or
+            `ActionConditioned()`.
+        policy: a module from observations [N, *shape] to the logits [N, K C] of K
+            actions; by default an MLP in NumPy. It is used in evaluation mode and on
+            its own device.
         settings: all settings of learning; single ones may be given by name instead.
         horizon: maximum steps per episode; the environment's own limit applies as well.
-        encoder: a function from an observation to a vector, used instead of the encoding for its space.
-        snapshot: (get, set), the fastest way to branch: get(environment) returns its state, set(environment, state)
-            puts it back.
-        randomness: whether rollouts in a stochastic environment see the "same" random numbers as the true episode, or
-            "fresh" ones.
+        encoder: a function from an observation to a vector, used instead of the
+            encoding for its space.
+        snapshot: (get, set), the fastest way to branch: get(environment) returns its
+            state, set(environment, state) puts it back.
+        randomness: whether rollouts in a stochastic environment see the "same" random
+            numbers as the true episode, or "fresh" ones.
         options: arguments of gymnasium.make, for an environment by name.
         shared_policy: whether the agents of a team share one network or have one each.
-        engine: where rollouts are played: "in-process", "pool" (worker processes) or "ray" (a cluster).
+        engine: where rollouts are played: "in-process", "pool" (worker processes) or
+            "ray" (a cluster).
         workers: number of workers (default: one per processor).
         address: of the Ray cluster; a local one if None.
     """
@@ -92,7 +106,7 @@ class PolicyGradient(Training):
     ) -> None:
         estimator = estimator or Proximal()
         _check_parts(estimator, policy)
-        settings = replace(settings or Settings(), **changes)
+        settings = changed(settings or Settings(), changes)
         world = make_environment(
             environment, horizon, encoder, snapshot=snapshot, randomness=randomness, options=options
         )
@@ -107,26 +121,32 @@ class PolicyGradient(Training):
             "snapshot": snapshot is not None,
             "policy": policy is not None,
             "settings": asdict(settings),
-            "estimator": files.in_words(estimator),
+            "estimator": files.describe_estimator(estimator),
         }
         self._engine = make_engine(engine, world, workers, address)
 
-    def _play(self, policy: Policy, branches: Branches) -> Played:
+    def _play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
         return self._engine.play(policy, branches)
 
     # ---------------------------------------------------------------- playing
 
-    def predict(self, observation: Any, *, deterministic: bool = True, mask: Any = None, batch: bool = False) -> Any:
+    def predict(
+        self, observation: Any, *, deterministic: bool = True, mask: Any = None, batch: bool = False
+    ) -> Any:
         """The action for an observation: the likeliest, or a sample.
 
         Args:
-            observation: one as the environment gives it; of a team, {agent: observation}.
+            observation: one as the environment gives it; of a team, {agent:
+                observation}.
             deterministic: False samples.
             mask: the action mask, as the environment gives it; None allows all actions.
-            batch: True takes a sequence of observations (and of masks) and gives the list of their actions.
+            batch: True takes a sequence of observations (and of masks) and gives the
+                list of their actions.
         """
         if not batch:
-            return self.predict([observation], deterministic=deterministic, mask=[mask], batch=True)[0]
+            return self.predict(
+                [observation], deterministic=deterministic, mask=[mask], batch=True
+            )[0]
         world, current = self.environment, self.policy
         masks = [None] * len(observation) if mask is None else list(mask)
         seen = [self._vector(each, own) for each, own in zip(observation, masks, strict=True)]
@@ -146,13 +166,20 @@ class PolicyGradient(Training):
             observation = team.join(observation)
         seen = world.encode(observation)
         if seen.shape != (world.observations,):
-            raise ValueError(f"An observation must have {world.observations} numbers, but this has {list(seen.shape)}.")
+            raise ValueError(
+                f"An observation must have {world.observations} numbers, but this has "
+                f"{list(seen.shape)}."
+            )
         if not world.masks and mask is None:
             return seen
-        allowed = exists(world.choices).reshape(-1) if mask is None else full_mask(mask, world.choices)
+        allowed = (
+            exists(world.choices).reshape(-1) if mask is None else full_mask(mask, world.choices)
+        )
         return np.concatenate([seen, allowed])
 
-    def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
+    def evaluate(
+        self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0
+    ) -> Evaluation:
         """Play episodes without learning: the mean undiscounted return and its standard error.
 
         Args:
@@ -166,17 +193,32 @@ class PolicyGradient(Training):
         current, returns = self.policy, []
         for first in range(1, episodes + 1, TOGETHER):
             own = [int(each >> np.uint64(33)) for each in seeds[first : first + TOGETHER]]
-            noise = Still() if deterministic else Tape(int(seeds[0]) + first, len(own), self._logits_shape)
-            returns += [float(one.rewards.sum()) for one in play_episodes(self.environment, current, own, noise)]
+            noise = (
+                Still()
+                if deterministic
+                else Tape(int(seeds[0]) + first, len(own), self._logits_shape)
+            )
+            returns += [
+                float(one.rewards.sum())
+                for one in play_episodes(self.environment, current, own, noise)
+            ]
         error = float(np.std(returns, ddof=1)) / math.sqrt(episodes) if episodes > 1 else math.nan
         return Evaluation(float(np.mean(returns)), error, tuple(returns))
 
-    def video(self, path: str | os.PathLike[str], environment: Any = None, *, seed: int = 0, every: int = 2) -> int:
+    def video(
+        self,
+        path: str | os.PathLike[str],
+        environment: Any = None,
+        *,
+        seed: int = 0,
+        every: int = 2,
+    ) -> int:
         """Write an episode of the likeliest actions as an animation; returns its number of steps.
 
         Args:
             path: a .gif, .webp or .png.
-            environment: one that was made with render_mode="rgb_array"; by default the agent's own by its name.
+            environment: one that was made with render_mode="rgb_array"; by default the
+                agent's own by its name.
             seed: of the episode.
             every: steps per frame.
         """
@@ -186,41 +228,62 @@ class PolicyGradient(Training):
         if environment is not None:
             return film(self, path, environment, seed, every)
         if (name := self._arguments["environment"]) is None:
-            raise ValueError('Give video an environment that was made with render_mode="rgb_array".')
+            raise ValueError(
+                'Give video an environment that was made with render_mode="rgb_array".'
+            )
         options = self._arguments["options"] or {}
-        with closing(gymnasium.make(name, render_mode="rgb_array", max_episode_steps=-1, **options)) as env:
+        with closing(
+            gymnasium.make(name, render_mode="rgb_array", max_episode_steps=-1, **options)
+        ) as env:
             return film(self, path, env, seed, every)
 
     # ---------------------------------------------------------------- learning
 
     def learn(
         self,
+        limit: object = None,
+        /,
+        *,
         episodes: int | None = None,
         steps: int | None = None,
         seconds: float | None = None,
-        *,
-        callback: Callable[[Iteration], object] | None = None,
+        callback: Callback | Sequence[Callback] = (),
+        tensorboard_log: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> list[Iteration]:
         """Learn until the first of these limits is reached, each counted from now.
 
         Args:
+            limit: refused: a number alone does not say what it counts.
             episodes: true episodes.
-            steps: all steps of the environment, those of rollouts and of the way back to them included.
+            steps: all steps of the environment, those of rollouts and of the way back
+                to them included.
             seconds: wall-clock seconds.
-            callback: called with each iteration; if it returns False, learning ends.
-            progress: show a line with the time left, if the standard error is a terminal and it takes over two seconds.
+            callback: called with each iteration, or several of them, such as
+                `Evaluate` and `Checkpoint`; if one returns False, learning ends.
+            tensorboard_log: a folder for TensorBoard's curves.
+            progress: show a line with the time left, if the standard error is a
+                terminal and it takes over two seconds.
         """
+        _check_named("learn", limit)
+        callbacks = [callback] if callable(callback) else list(callback)
         history = []
-        with Progress(enabled=progress) as line:
-            for iteration in self.iterations(episodes, steps, seconds, line.update):
+        with LearningProgress(enabled=progress) as line, TensorBoard(tensorboard_log) as board:
+            for iteration in self.iterations(
+                episodes=episodes, steps=steps, seconds=seconds, report=line.update
+            ):
                 history.append(iteration)
-                if callback is not None and callback(iteration) is False:
+                numbers, ends = call_all(callbacks, iteration)
+                board.write(iteration, numbers)
+                if ends:
                     break
         return history
 
     def iterations(
         self,
+        limit: object = None,
+        /,
+        *,
         episodes: int | None = None,
         steps: int | None = None,
         seconds: float | None = None,
@@ -230,6 +293,7 @@ class PolicyGradient(Training):
 
         `report` is called with the share of the way to the nearest limit.
         """
+        _check_named("iterations", limit)
         limits = {"episodes": episodes, "steps": steps, "seconds": seconds}
         if all(limit is None for limit in limits.values()):
             raise ValueError("Say how long to learn: episodes, steps or seconds.")
@@ -253,7 +317,11 @@ class PolicyGradient(Training):
             yield iteration
 
     def _clock(self) -> dict[str, float]:
-        return {"episodes": self.episodes, "steps": self.steps + self.replayed, "seconds": time.perf_counter()}
+        return {
+            "episodes": self.episodes,
+            "steps": self.steps + self.replayed,
+            "seconds": time.perf_counter(),
+        }
 
     # ---------------------------------------------------------------- files
 
@@ -263,14 +331,14 @@ class PolicyGradient(Training):
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from a file written by an agent with the same environment and networks."""
-        files.load(self, path)
+        files.load_agent(self, path)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **arguments: Any) -> PolicyGradient:
         """Make the agent that a file holds.
 
-        Arguments of `PolicyGradient` that a file cannot hold must be given: an environment that was not made by its
-        name, an encoder, a snapshot, a policy.
+        Arguments of `PolicyGradient` that a file cannot hold must be given: an
+        environment that was not made by its name, an encoder, a snapshot, a policy.
         """
         return files.make(cls, path, arguments)
 
@@ -297,11 +365,24 @@ class PolicyGradient(Training):
         self.environment.close()
 
 
+def _check_named(call: str, limit: object) -> None:
+    if limit is not None:
+        raise TypeError(
+            f"{call}({limit!r}) does not say what it counts; write {call}(steps={limit!r}) for "
+            f"steps of the environment or {call}(episodes={limit!r}) for episodes."
+        )
+
+
 def _check_parts(estimator: Method, policy: object) -> None:
     if not isinstance(estimator, Proximal | ActorCritic | ActionConditioned):
         relax = 'use ActionConditioned(), the method "relax" of `arsm control`'
         require(estimator, "PolicyGradient", "nothing_learned", instead=relax)
     if policy is not None and not (isinstance(policy, nn.Module) and list(policy.parameters())):
         raise TypeError(f"policy must be a torch.nn.Module with parameters, but is {policy!r}.")
-    if isinstance(policy, nn.Module) and not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise ValueError("All parameters of the policy are frozen, so it cannot learn; call policy.requires_grad_().")
+    if isinstance(policy, nn.Module) and not any(
+        parameter.requires_grad for parameter in policy.parameters()
+    ):
+        raise ValueError(
+            "All parameters of the policy are frozen, so it cannot learn; call "
+            "policy.requires_grad_()."
+        )

@@ -21,7 +21,9 @@ class Columns:
         raise NotImplementedError
 
     def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
-        """state [S, N], actions [N, K] -> state, observations [N, D], rewards [N], terminated [N]."""
+        """state [S, N], actions [N, K] -> state, observations [N, D], rewards [N],
+        terminated [N].
+        """
         raise NotImplementedError
 
     @property
@@ -31,11 +33,21 @@ class Columns:
 
     def start(self, seeds: Sequence[int]) -> tuple[ArrayLanes, Array]:
         """Fresh episodes, and their observations [N, D]."""
-        fresh = [self.initial(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))) for seed in seeds]
-        return ArrayLanes(self, np.stack([state for state, _ in fresh], 1)), np.stack([seen for _, seen in fresh])
+        fresh = [
+            self.initial(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))))
+            for seed in seeds
+        ]
+        return ArrayLanes(self, np.stack([state for state, _ in fresh], 1)), np.stack(
+            [seen for _, seen in fresh]
+        )
 
     def branch(
-        self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int, streams: Sequence[Sequence[int]]
+        self,
+        trails: Sequence[Trail],
+        episode: Array,
+        step: Array,
+        lanes: int,
+        streams: Sequence[Sequence[int]],
     ) -> ArrayLanes:
         """The states at these steps of these episodes."""
         states = [trail.states for trail in trails if trail.states is not None]
@@ -116,7 +128,9 @@ class CartPole(Arrays):
         force = self._force.take(actions[:, 0])
         following = np.empty_like(state)
         following[::2] = state[1::2]
-        following[1], following[3] = _cartpole_rates(np.cos(state[2]), np.sin(state[2]), state[3], force, *ARRAYS)
+        following[1], following[3] = _cartpole_rates(
+            np.cos(state[2]), np.sin(state[2]), state[3], force, *ARRAYS
+        )
         following *= self._seconds
         following += state
         out = (np.abs(following[0]) > self._far) | (np.abs(following[2]) > self._tilted)
@@ -125,9 +139,13 @@ class CartPole(Arrays):
     def _advance_few(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
         """The same in Python's own numbers."""
         following, out = [], []
-        for (place, speed, angle, turning), action in zip(state.T.tolist(), actions[:, 0].tolist(), strict=True):
+        for (place, speed, angle, turning), action in zip(
+            state.T.tolist(), actions[:, 0].tolist(), strict=True
+        ):
             force = 10.0 if action else -10.0
-            push, turn = _cartpole_rates(float(np.cos(angle)), float(np.sin(angle)), turning, force, *NUMBERS)
+            push, turn = _cartpole_rates(
+                float(np.cos(angle)), float(np.sin(angle)), turning, force, *NUMBERS
+            )
             place, angle = place + 0.02 * speed, angle + 0.02 * turning
             following.append((place, speed + 0.02 * push, angle, turning + 0.02 * turn))
             out.append(abs(place) > FAR or abs(angle) > TILTED)
@@ -135,8 +153,8 @@ class CartPole(Arrays):
         return states.T, _as_seen(states), _ones(len(out)), np.array(out)
 
 
-# the pole's mass times half its length, the total mass, gravity, 4/3, the pole's mass and half its length; of the
-# numbers that meet arrays, arrays are the faster kind
+# the pole's mass times half its length, the total mass, gravity, 4/3, the pole's mass and half its
+# length; of the numbers that meet arrays, arrays are the faster kind
 NUMBERS = (0.05, 1.1, 9.8, 4.0 / 3.0, 0.1, 0.5)
 ARRAYS = tuple(map(np.array, NUMBERS))
 
@@ -147,7 +165,16 @@ def _as_seen(states: Array) -> Array:
 
 
 def _cartpole_rates(
-    cos: Any, sin: Any, turning: Any, force: Any, moment: Any, total: Any, g: Any, ratio: Any, mass: Any, half: Any
+    cos: Any,
+    sin: Any,
+    turning: Any,
+    force: Any,
+    moment: Any,
+    total: Any,
+    g: Any,
+    ratio: Any,
+    mass: Any,
+    half: Any,
 ) -> tuple[Any, Any]:
     """The accelerations of the cart and of the pole's angle, of numbers or arrays."""
     push = (force + moment * (turning * turning) * sin) / total
@@ -177,13 +204,19 @@ class Acrobot(Arrays):
 
     def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
         state = generator.uniform(-0.1, 0.1, size=(4,)).astype(np.float32)
-        cos, sin = np.cos(state[:2]), np.sin(state[:2])  # in float32, as Gymnasium's first observation
+        # in float32, as Gymnasium's first observation
+        cos, sin = (
+            np.cos(state[:2]),
+            np.sin(state[:2]),
+        )
         seen = np.array([cos[0], sin[0], cos[1], sin[1], state[2], state[3]], dtype=np.float64)
         return state.astype(np.float64), seen
 
     def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
         state = (
-            self._runge_kutta_few(state, actions) if len(actions) <= FEW_LINKS else self._runge_kutta(state, actions)
+            self._runge_kutta_few(state, actions)
+            if len(actions) <= FEW_LINKS
+            else self._runge_kutta(state, actions)
         )
         angles, speeds = state[:2], state[2:]
         while np.count_nonzero(np.abs(angles) > PI):
@@ -226,11 +259,20 @@ class Acrobot(Arrays):
             for far in (0.0, 0.1, 0.1, 0.2):
                 at = [x + far * d for x, d in zip(start, k[-1], strict=True)] if k else start
                 angle1, angle2, speed1, speed2 = at
-                cos, pull1, pull2 = np.cos((angle2, angle1 - math.pi / 2, angle1 + angle2 - math.pi / 2)).tolist()
+                cos, pull1, pull2 = np.cos(
+                    (angle2, angle1 - math.pi / 2, angle1 + angle2 - math.pi / 2)
+                ).tolist()
                 sin = float(np.sin(angle2))
-                rates = _acrobot_rates(cos, sin, pull1, pull2, speed1, speed2, torque, pow, LINK_NUMBERS)
+                rates = _acrobot_rates(
+                    cos, sin, pull1, pull2, speed1, speed2, torque, pow, LINK_NUMBERS
+                )
                 k.append((speed1, speed2, *rates))
-            following.append([x + 0.2 / 6.0 * (a + 2 * b + 2 * c + d) for x, a, b, c, d in zip(start, *k, strict=True)])
+            following.append(
+                [
+                    x + 0.2 / 6.0 * (a + 2 * b + 2 * c + d)
+                    for x, a, b, c, d in zip(start, *k, strict=True)
+                ]
+            )
         return np.array(following).T.copy()
 
 
@@ -252,7 +294,9 @@ def _acrobot_rates(
     power: Any,
     constants: tuple[Any, ...],
 ) -> tuple[Any, Any]:
-    """The accelerations of two links of mass, length and inertia 1, the book's for the second; of numbers or arrays."""
+    """The accelerations of two links of mass, length and inertia 1, the book's for the
+    second; of numbers or arrays.
+    """
     two, quarter, half, one, five_quarters, weight1, weight2 = constants
     d1 = quarter + (five_quarters + cos) + one + one
     d2 = quarter + half * cos + one

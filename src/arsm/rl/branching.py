@@ -23,7 +23,9 @@ def check_finite(environment: str, what: str, values: Array) -> None:
     """Refuse a NaN or infinity that an environment gave."""
     finite = np.isfinite(values)
     if not finite.all():
-        raise EnvironmentFailure(f"{environment} gave {what} of {values[~finite][0]}; it must be a finite number.")
+        raise EnvironmentFailure(
+            f"{environment} gave {what} of {values[~finite][0]}; it must be a finite number."
+        )
 
 
 def discounted(rewards: Array, gamma: float) -> Array:
@@ -45,10 +47,17 @@ class Trail:
     states: Array | None = None
     """[S, T], where the environment keeps its state in an array."""
     begin: Any = None
-    """A snapshot after the reset, where there is one: a reset with a seed takes long in Atari games."""
+    """A snapshot after the reset, where there is one: a reset with a seed takes long in
+    Atari games.
+    """
+    rewards: Array | None = None
+    """[T]: where they are known, going back to a step must give them again."""
+    observations: Array | None = None
+    """[T, D]: likewise, what each action was chosen on."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "begin": None}  # other processes reset
+        # other processes reset, and observations may be large
+        return {**vars(self), "begin": None, "observations": None}
 
 
 class Replays:
@@ -63,7 +72,9 @@ class Lanes(Protocol):
     """Episodes that are played in lock step."""
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        """Take actions [N, K]: observations [N, D], rewards [N], terminated [N], and over [N], truncated or not."""
+        """Take actions [N, K]: observations [N, D], rewards [N], terminated [N], and
+        over [N], truncated or not.
+        """
         ...
 
     def drop(self, keep: Array) -> None:

@@ -7,24 +7,30 @@ from typing import Any
 from arsm.cluster import join_cluster
 from arsm.rl.branching import EnvironmentFailure
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Played, play_elsewhere
+from arsm.rl.play import BranchPoints, RolloutResults, play_elsewhere
 from arsm.rl.policies import Policy
-from arsm.rl.rollouts import WorkerFailure, gather, share_out
+from arsm.rl.rollouts import WorkerFailure, gather_results, share_out
 
 
 class Ray:
-    """Ray actors, each with the environment of its own; Ray replaces one that dies and plays its rollouts again."""
+    """Ray actors, each with the environment of its own; Ray replaces one that dies and
+    plays its rollouts again.
+    """
 
     patience = 3
     """How often one part may be played again."""
 
-    def __init__(self, environment: Environment, workers: int | None = None, address: str | None = None) -> None:
+    def __init__(
+        self, environment: Environment, workers: int | None = None, address: str | None = None
+    ) -> None:
         self.environment = environment
         self._ray, self._started, count = join_cluster(workers, address)
-        actor: Any = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=self.patience)(Player)
+        actor: Any = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=self.patience)(
+            RolloutActor
+        )
         self._actors = [actor.remote(environment) for _ in range(count)]
 
-    def play(self, policy: Policy, branches: Branches) -> Played:
+    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
         ray = self._ray
         parts = share_out(self.environment, branches, len(self._actors))
         shared = ray.put(policy)
@@ -33,14 +39,14 @@ class Ray:
             for number, part in enumerate(parts)
         ]
         try:
-            return gather(parts, ray.get(tasks))
+            return gather_results(parts, ray.get(tasks))
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, EnvironmentFailure) else None
             raise cause or EnvironmentFailure(f"A worker failed: {error.cause!r}") from None
         except ray.exceptions.RayActorError as error:
             raise WorkerFailure(
-                f"A worker of {self.environment.name} died {self.patience} times over the same rollouts; play them in "
-                "this process to see why."
+                f"A worker of {self.environment.name} died {self.patience} times over the same "
+                "rollouts; play them in this process to see why."
             ) from error
 
     def close(self) -> None:
@@ -51,11 +57,11 @@ class Ray:
             self._ray.shutdown()
 
 
-class Player:
+class RolloutActor:
     """What an actor does."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
 
-    def play(self, policy: Policy, branches: Branches) -> Played:
+    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
         return play_elsewhere(self.environment, policy, branches)

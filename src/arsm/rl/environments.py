@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from contextlib import closing
@@ -15,17 +14,22 @@ from gymnasium import spaces
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.wrappers import TimeLimit
 
+from arsm.options import closest
 from arsm.rl.arrays import Acrobot, Arrays, CartPole
 from arsm.rl.branching import ENDLESS, EnvironmentFailure
 from arsm.rl.settings import check_count
 from arsm.rl.snapshots import Env, LastAction, Snapshot, layers
-from arsm.rl.spaces import Encoder, choices, encoded_shape
+from arsm.rl.spaces import Encoder, categories_of_actions, encoded_shape
 from arsm.rl.stepped import Stepped
 from arsm.rl.tabular import NAMES, Tabular, tabulate
 from arsm.rl.teams import Team, is_parallel
 
 Environment = Arrays | Tabular | Stepped
-ARRAYS: dict[str, type[Arrays]] = {"CartPole-v0": CartPole, "CartPole-v1": CartPole, "Acrobot-v1": Acrobot}
+ARRAYS: dict[str, type[Arrays]] = {
+    "CartPole-v0": CartPole,
+    "CartPole-v1": CartPole,
+    "Acrobot-v1": Acrobot,
+}
 Randomness = Literal["same", "fresh"]
 
 
@@ -41,13 +45,17 @@ def make_environment(
     """An environment that can branch.
 
     Args:
-        which: the name of a Gymnasium environment, or a function that makes one, or a PettingZoo parallel one.
+        which: the name of a Gymnasium environment, or a function that makes one, or a
+            PettingZoo parallel one.
         horizon: maximum steps per episode; the environment's own limit applies as well.
-        encoder: a function from an observation to a vector, used instead of the encoding for its space.
-        snapshot: (get, set), the fastest way to branch: get(environment) returns its state, set(environment, state)
-            puts it back. The random generator, np_random, is kept as well.
-        randomness: whether branches of a stochastic environment see the "same" random numbers as the true episode or
-            "fresh" ones. The gradient is unbiased either way.
+        encoder: a function from an observation to a vector, used instead of the
+            encoding for its space.
+        snapshot: (get, set), the fastest way to branch: get(environment) returns its
+            state, set(environment, state) puts it back. The random generator,
+            np_random, is kept as well.
+        randomness: whether branches of a stochastic environment see the "same" random
+            numbers as the true episode or "fresh" ones. The gradient is unbiased either
+            way.
         options: arguments of gymnasium.make, for an environment by name.
     """
     _check(which, horizon, snapshot, randomness, options)
@@ -65,10 +73,13 @@ def make_environment(
         made = which()
         env, limit = make.strip(made), _time_limit(made)
     with closing(env):
-        first, actions = choices(env.action_space, name)
+        _check_spaces(env, name)
+        first, actions = categories_of_actions(env.action_space, name)
         seen, info = _first(env, name)
         shape = _observation_shape(env, seen, name, encoder)
-        plain = encoder is not None or (_is_vector(env.observation_space) and env.observation_space.dtype != np.uint8)
+        plain = encoder is not None or (
+            _is_vector(env.observation_space) and env.observation_space.dtype != np.uint8
+        )
         environment = Stepped(
             name=name,
             make=make,
@@ -99,12 +110,18 @@ class _MakeNamed:
 
             return TrimmedLunarLander()
         _spec(self.name)  # a worker process must import the module first
-        return _prepared(gymnasium.make(self.name, max_episode_steps=-1, disable_env_checker=True, **self.options))
+        return _prepared(
+            gymnasium.make(
+                self.name, max_episode_steps=-1, disable_env_checker=True, **self.options
+            )
+        )
 
 
 @dataclass(frozen=True)
 class _WithoutLimit:
-    """An environment from a function, without gymnasium's time limit: at the horizon an episode stops, not ends."""
+    """An environment from a function, without gymnasium's time limit: at the horizon an
+    episode stops, not ends.
+    """
 
     make: Callable[[], Any]
 
@@ -117,8 +134,8 @@ class _WithoutLimit:
             return Team(env)
         if not isinstance(env, gymnasium.Env):
             raise TypeError(
-                f"An environment must be a gymnasium.Env or a PettingZoo ParallelEnv, but {self.make} makes a "
-                f"{type(env).__name__}."
+                "An environment must be a gymnasium.Env or a PettingZoo ParallelEnv, but "
+                f"{self.make} makes a {type(env).__name__}."
             )
         return _prepared(env.env if isinstance(env, TimeLimit) else env)
 
@@ -127,11 +144,13 @@ def _prepared(env: Env) -> Env:
     return LastAction(env) if hasattr(env.unwrapped, "ale") else env
 
 
-def _check(which: object, horizon: Any, snapshot: object, randomness: object, options: object) -> None:
+def _check(
+    which: object, horizon: Any, snapshot: object, randomness: object, options: object
+) -> None:
     if not isinstance(which, str) and not callable(which):
         raise TypeError(
-            f"An environment must be a name or a function that makes one, but is {which}; give its name, its class "
-            "or a function without arguments."
+            f"An environment must be a name or a function that makes one, but is {which}; give its "
+            "name, its class or a function without arguments."
         )
     if horizon is not None:
         check_count("horizon", horizon)
@@ -142,21 +161,28 @@ def _check(which: object, horizon: Any, snapshot: object, randomness: object, op
     if randomness not in ("same", "fresh"):
         raise ValueError(f'randomness must be "same" or "fresh", but is {randomness!r}.')
     if options and not isinstance(which, str):
-        raise ValueError("options are arguments of gymnasium.make; let your function pass them itself.")
+        raise ValueError(
+            "options are arguments of gymnasium.make; let your function pass them itself."
+        )
 
 
 def _spec(name: str) -> Any:
-    module, _, name = name.rpartition(":")  # which Gymnasium imports first, as it registers the rest
+    # which Gymnasium imports first, as it registers the rest
+    module, _, name = name.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
         return gymnasium.spec(name)
     except ImportError as error:
-        raise ValueError(f"{module}, to register {name}, cannot be imported ({error}); install it first.") from error
+        raise ValueError(
+            f"{module}, to register {name}, cannot be imported ({error}); install it first."
+        ) from error
     except GymnasiumError as error:
-        close = difflib.get_close_matches(name, gymnasium.registry, 1)
-        elsewhere = f'if another package registers it, name that package too, as in "package:{name}".'
-        hint = f'did you mean "{close[0]}"? Or, {elsewhere}' if close else elsewhere
+        meant = closest(name, gymnasium.registry)
+        elsewhere = (
+            f'if another package registers it, name that package too, as in "package:{name}".'
+        )
+        hint = elsewhere if meant is None else f'did you mean "{meant}"? Or, {elsewhere}'
         raise ValueError(f'There is no environment "{name}": {hint}') from error
 
 
@@ -164,12 +190,17 @@ def _time_limit(env: Any) -> int | None:
     """Of the wrappers, or what the environment was registered with."""
     if not isinstance(env, gymnasium.Env):
         return None
-    limits = [layer.get_wrapper_attr("_max_episode_steps") for layer in layers(env) if isinstance(layer, TimeLimit)]
+    limits = [
+        layer.get_wrapper_attr("_max_episode_steps")
+        for layer in layers(env)
+        if isinstance(layer, TimeLimit)
+    ]
     return min(limits) if limits else env.spec and env.spec.max_episode_steps
 
 
 def _earliest(horizon: int | None, limit: int | None) -> int:
-    known = [end for end in (horizon, limit) if end is not None and end > 0]  # Gymnasium has -1 for no limit
+    # Gymnasium has -1 for no limit
+    known = [end for end in (horizon, limit) if end is not None and end > 0]
     return min(known, default=ENDLESS)
 
 
@@ -179,14 +210,30 @@ def _needed(horizon: int, name: str) -> int:
     return horizon
 
 
+def _check_spaces(env: Env, name: str) -> None:
+    missing = [each for each in ("action_space", "observation_space") if not _has_space(env, each)]
+    if missing:
+        raise EnvironmentFailure(
+            f"{name} has no {' and no '.join(missing)}; set self.action_space and "
+            "self.observation_space to spaces of gymnasium.spaces in its __init__."
+        )
+
+
+def _has_space(env: Env, which: str) -> bool:
+    return isinstance(getattr(env, which, None), spaces.Space)
+
+
 def _first(env: Env, name: str) -> tuple[Any, dict[str, Any]]:
     try:
         given: Any = env.reset(seed=0)
     except Exception as error:
-        raise EnvironmentFailure(f"{name} raised {type(error).__name__} in its reset(seed=0): {error}") from error
+        raise EnvironmentFailure(
+            f"{name} raised {type(error).__name__} in its reset(seed=0): {error}"
+        ) from error
     if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
         raise EnvironmentFailure(
-            f"{name} must return (observation, info) from its reset, info a dict, as Gymnasium's environments do."
+            f"{name} must return (observation, info) from its reset, info a dict, as Gymnasium's "
+            "environments do."
         )
     return given
 
@@ -207,12 +254,13 @@ def _observation_shape(env: Env, seen: Any, name: str, encoder: Encoder | None) 
             return np.asarray(encoder(seen), dtype=np.float64).shape or (1,)
         except Exception as error:
             raise EnvironmentFailure(
-                f"The encoder raised {type(error).__name__} on the first observation of {name}: {error}"
+                f"The encoder raised {type(error).__name__} on the first observation of {name}: "
+                f"{error}"
             ) from error
     shape = encoded_shape(env.observation_space)
     if shape is None or 0 in shape:
         raise ValueError(
-            f"{name} has observations {env.observation_space}, which have no encoding; give an encoder that makes a "
-            "vector of one."
+            f"{name} has observations {env.observation_space}, which have no encoding; give an "
+            "encoder that makes a vector of one."
         )
     return shape

@@ -1,8 +1,11 @@
-"""Agents in files: written whole or not at all, read without running code, refused in one sentence."""
+"""Agents in files: written whole or not at all, read without running code, refused in
+one sentence.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,9 @@ from arsm.rl.settings import Settings
 if TYPE_CHECKING:
     from arsm.rl.agent import PolicyGradient
 
-KNOWN: dict[str, Any] = {kind.__name__: kind for kind in (*NAMES.values(), ActorCritic, ActionConditioned, Proximal)}
+KNOWN: dict[str, Any] = {
+    kind.__name__: kind for kind in (*NAMES.values(), ActorCritic, ActionConditioned, Proximal)
+}
 PLAIN = (int, float, str, bool, type(None))
 UNHELD = ("encoder", "snapshot", "policy")
 """Arguments that a file cannot hold."""
@@ -26,7 +31,11 @@ def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Write an agent."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    content = {"agent": agent.description(), "arguments": agent.arguments(), "state": agent.state_dict()}
+    content = {
+        "agent": agent.description(),
+        "arguments": agent.arguments(),
+        "state": agent.state_dict(),
+    }
     try:
         torch.save(content, beside)
         beside.replace(path)
@@ -34,12 +43,16 @@ def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def load(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
+def load_agent(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Read a file into an agent like the one that wrote it."""
     saved = _read(path)
     mine = agent.description()
     if saved["agent"] != mine:
-        differ = ", ".join(f"{key} ({saved['agent'].get(key)})" for key in mine if saved["agent"].get(key) != mine[key])
+        differ = ", ".join(
+            f"{key} ({saved['agent'].get(key)})"
+            for key in mine
+            if saved["agent"].get(key) != mine[key]
+        )
         raise ValueError(f"{path} holds an agent with another {differ}; make this one like it.")
     try:
         agent.load_state_dict(saved["state"])
@@ -48,7 +61,9 @@ def load(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{path} is damaged ({why}); the agent is as it was before.") from error
 
 
-def make(kind: type[PolicyGradient], path: str | os.PathLike[str], given: dict[str, Any]) -> PolicyGradient:
+def make(
+    kind: type[PolicyGradient], path: str | os.PathLike[str], given: dict[str, Any]
+) -> PolicyGradient:
     """The agent that a file holds."""
     saved = dict(_read(path)["arguments"])
     missing = [name for name in UNHELD if saved.pop(name) and name not in given]
@@ -61,40 +76,53 @@ def make(kind: type[PolicyGradient], path: str | os.PathLike[str], given: dict[s
         else:
             saved["estimator"] = _out_of_words(words)
     if missing:
-        raise ValueError(f"{path} cannot hold the agent's {' and '.join(missing)}; give the same as when it was made.")
+        raise ValueError(
+            f"{path} cannot hold the agent's {' and '.join(missing)}; give the same as when it was "
+            "made."
+        )
     settings = saved.pop("settings")
     saved["settings"] = Settings(**{**settings, "hidden": tuple(settings["hidden"])})
     agent = kind(**{**saved, **given})
     try:
-        load(agent, path)
+        load_agent(agent, path)
     except Exception:
         agent.close()
         raise
     return agent
 
 
-def in_words(estimator: Any) -> dict[str, Any] | None:
+def describe_estimator(estimator: Any) -> dict[str, Any] | None:
     """The estimator's class and options, if a file can hold them."""
-    if not dataclasses.is_dataclass(estimator) or KNOWN.get(type(estimator).__name__) is not type(estimator):
+    if not dataclasses.is_dataclass(estimator) or KNOWN.get(type(estimator).__name__) is not type(
+        estimator
+    ):
         return None
-    values = {each.name: vars(estimator)[each.name] for each in dataclasses.fields(estimator) if each.init}
-    options = {name: value if isinstance(value, PLAIN) else in_words(value) for name, value in values.items()}
+    values = {
+        each.name: vars(estimator)[each.name] for each in dataclasses.fields(estimator) if each.init
+    }
+    options = {
+        name: value if isinstance(value, PLAIN) else describe_estimator(value)
+        for name, value in values.items()
+    }
     plain = all(options[name] is not None or value is None for name, value in values.items())
     return {"kind": type(estimator).__name__, "options": options} if plain else None
 
 
 def _out_of_words(words: dict[str, Any]) -> Any:
-    options = {name: _out_of_words(x) if isinstance(x, dict) else x for name, x in words["options"].items()}
+    options = {
+        name: _out_of_words(x) if isinstance(x, dict) else x for name, x in words["options"].items()
+    }
     return KNOWN[words["kind"]](**options)
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    content = Path(path).read_bytes()
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} was not written by PolicyGradient.save, or is damaged.") from error
+        saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # among others an OSError for a file that was cut off
+        raise ValueError(
+            f"{path} was not written by PolicyGradient.save, or is damaged."
+        ) from error
     if not isinstance(saved, dict) or not {"agent", "arguments", "state"} <= saved.keys():
         raise ValueError(f"{path} was not written by PolicyGradient.save.")
     return saved

@@ -21,7 +21,7 @@ from arsm.types import Estimator
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TrueEpisodes:
     """The true episodes of one iteration, one after the other: T steps in all."""
 
     observations: Tensor
@@ -44,12 +44,18 @@ class Batch:
     """Whether an episode ended by itself, not at the time limit."""
 
     def gradient(
-        self, estimator: Estimator, rollouts: policy.Rollouts, returns: Tensor, rollout_returns: Tensor
+        self,
+        estimator: Estimator,
+        rollouts: policy.Rollouts,
+        returns: Tensor,
+        rollout_returns: Tensor,
     ) -> Tensor:
         """`arsm.policy.gradient` with these returns [T]: [T, K, C]."""
         discount = None if self.discount is None else self.discount.unsqueeze(0)
         logits = self.logits.unsqueeze(0)
-        return policy.gradient(estimator, logits, rollouts, returns.unsqueeze(0), rollout_returns, discount).squeeze(0)
+        return policy.gradient(
+            estimator, logits, rollouts, returns.unsqueeze(0), rollout_returns, discount
+        ).squeeze(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +80,17 @@ class Learner(Protocol):
     cut: int | None
     """Maximum steps per rollout; None plays to the end of the episode."""
     iteration: tuple[int, int]
-    """About how many true steps an iteration has, and its most episodes, where their number is chosen."""
+    """About how many true steps an iteration has, and its most episodes, where their
+    number is chosen.
+    """
     updates: int
     """Maximum updates of the policy per iteration."""
     own_updates: int
     """Updates of its own parameters per iteration."""
     divergence: float
-    """The mean KL divergence from the policy that played, at which the policy's updates end after the first."""
+    """The mean KL divergence from the policy that played, at which the policy's updates
+    end after the first.
+    """
     epsilon: float
     """Of the optimizer."""
 
@@ -88,12 +98,20 @@ class Learner(Protocol):
         """Parameters that it learns in addition to the policy's."""
         ...
 
-    def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
-        """[T] bool: the steps, logits [T, K, C], at which the estimator has rollouts; None leaves it to the walk."""
+    def tried(
+        self, logits: Tensor, budget: int | None, generator: torch.Generator
+    ) -> Tensor | None:
+        """[T] bool: the steps, logits [T, K, C], at which the estimator has rollouts;
+        None leaves it to the walk.
+        """
         ...
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
-        """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters as they are at a call."""
+    def gradient(
+        self, batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries
+    ) -> tuple[Tensor, Loss]:
+        """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters as
+        they are at a call.
+        """
         ...
 
 
@@ -107,7 +125,9 @@ class Single:
     divergence: float = 0.0
     epsilon: float = 1e-8
 
-    def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
+    def tried(
+        self, logits: Tensor, budget: int | None, generator: torch.Generator
+    ) -> Tensor | None:
         return None
 
 
@@ -120,7 +140,9 @@ class TryAndSee(Single):
     def parameters(self) -> list[nn.Parameter]:
         return []
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+    def gradient(
+        self, batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries
+    ) -> tuple[Tensor, Loss]:
         return batch.gradient(self.estimator, rollouts, batch.returns, tries.returns), None
 
 
@@ -128,22 +150,30 @@ class TryAndSee(Single):
 class ActorCritic:
     """Advantage actor-critic: an estimator on n-step returns less a learned value.
 
-        A_t = sum_{i<n} gamma^i r_{t+i} + gamma^n V(s_{t+n}) - V(s_t),    g_t = A_t dln pi(a_t|s_t)/dphi_t
+        A_t = sum_{i<n} gamma^i r_{t+i} + gamma^n V(s_{t+n}) - V(s_t),
+        g_t = A_t dln pi(a_t|s_t)/dphi_t
 
-    V of a state where the episode ended by itself is 0. Rollouts of the estimator are cut after n steps, and their
-    returns go on with V likewise. The gradient is biased as far as V is wrong. Reference: Mnih et al., Asynchronous
-    methods for deep reinforcement learning, ICML 2016.
+    V of a state where the episode ended by itself is 0. Rollouts of the estimator are
+    cut after n steps, and their returns go on with V likewise. The gradient is biased
+    as far as V is wrong. Reference: Mnih et al., Asynchronous methods for deep
+    reinforcement learning, ICML 2016.
+
+    Attributes:
+        steps: n; None for the whole return, which makes it REINFORCE with a value
+            baseline.
+        value_updates: Updates of V per iteration; ten make V more reliable where all
+            episodes end at a time limit.
     """
 
     steps: int | None = 5
-    """n; None for the whole return, which makes it REINFORCE with a value baseline."""
     estimator: Estimator = field(default_factory=Reinforce)
     value_updates: int = 1
-    """Updates of V per iteration; ten make V more reliable where all episodes end at a time limit."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, or None for the whole return, but is {self.steps}.")
+            raise ValueError(
+                f"steps must be at least 1, or None for the whole return, but is {self.steps}."
+            )
         if self.value_updates < 1:
             raise ValueError(f"value_updates must be at least 1, but is {self.value_updates}.")
 
@@ -166,15 +196,16 @@ class Valued(Single):
     def parameters(self) -> list[nn.Parameter]:
         return list(self.value.parameters())
 
-    def values(self, batch: Batch, tries: Tries) -> tuple[Tensor, Tensor, Tensor]:
+    def values(self, batch: TrueEpisodes, tries: Tries) -> tuple[Tensor, Tensor, Tensor]:
         """V at every step [T], after every episode, and after every rollout [R]."""
         with torch.no_grad():
             at_steps, after_episodes, after_rollouts = (
-                self.value(seen).squeeze(-1) for seen in (batch.observations, batch.last_observations, tries.ends)
+                self.value(seen).squeeze(-1)
+                for seen in (batch.observations, batch.last_observations, tries.ends)
             )
         return at_steps, after_episodes, after_rollouts
 
-    def loss(self, batch: Batch, targets: Tensor) -> Loss:
+    def loss(self, batch: TrueEpisodes, targets: Tensor) -> Loss:
         """Half the squared error of V at every step."""
         return lambda: (self.value(batch.observations).squeeze(-1) - targets).square().sum() / 2
 
@@ -182,30 +213,41 @@ class Valued(Single):
 class Critic(Valued):
     """Actor-critic's value network, and the gradient from it."""
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+    def gradient(
+        self, batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries
+    ) -> tuple[Tensor, Loss]:
         baseline, last, following = self.values(batch, tries)
         targets, tried = batch.returns, tries.returns
         if self.cut is not None:
             targets = n_step_returns(batch, baseline, last, self.cut, self.gamma)
             tried = tried + tries.left * following
-        grad = batch.gradient(self.estimator, rollouts, targets - baseline, tried - baseline[rollouts.step])
+        grad = batch.gradient(
+            self.estimator, rollouts, targets - baseline, tried - baseline[rollouts.step]
+        )
         return grad, self.loss(batch, targets)
 
 
-def n_step_returns(batch: Batch, value: Tensor, last: Tensor, n: int, gamma: float) -> Tensor:
-    """[T]: the rewards of n steps and the value after them, from the values [T] and those [episodes] after the end."""
+def n_step_returns(
+    batch: TrueEpisodes, value: Tensor, last: Tensor, n: int, gamma: float
+) -> Tensor:
+    """[T]: the rewards of n steps and the value after them, from the values [T] and
+    those [episodes] after the end.
+    """
     parts = []
     for rewards, ahead in _by_episode(batch, value, last):
         length = len(rewards)
         time = np.arange(length)
         end = np.minimum(time + n, length)
-        # the discounted sums from t to the end of the episode, of which those beyond t + n are taken away
+        # the discounted sums from t to the end of the episode, of which those beyond t + n are
+        # taken away
         sums = np.append(discounted(rewards, gamma), 0.0)
         parts.append(sums[:-1] + gamma ** (end - time) * (ahead[end] - sums[end]))
     return torch.from_numpy(np.concatenate(parts))
 
 
-def generalized_advantages(batch: Batch, value: Tensor, last: Tensor, gamma: float, trace: float) -> Tensor:
+def generalized_advantages(
+    batch: TrueEpisodes, value: Tensor, last: Tensor, gamma: float, trace: float
+) -> Tensor:
     """[T]: sum_i (gamma lambda)^i delta_{t+i} with delta_t = r_t + gamma V(s_{t+1}) - V(s_t)."""
     parts = []
     for rewards, ahead in _by_episode(batch, value, last):
@@ -213,13 +255,17 @@ def generalized_advantages(batch: Batch, value: Tensor, last: Tensor, gamma: flo
     return torch.from_numpy(np.concatenate(parts))
 
 
-def _by_episode(batch: Batch, value: Tensor, last: Tensor) -> list[tuple[Array, Array]]:
-    """Each episode's rewards [L] and the values [L + 1] of its states; after an end by itself the value is 0."""
+def _by_episode(batch: TrueEpisodes, value: Tensor, last: Tensor) -> list[tuple[Array, Array]]:
+    """Each episode's rewards [L] and the values [L + 1] of its states; after an end by
+    itself the value is 0.
+    """
     edges = np.cumsum([0, *batch.lengths])
     rewards, values = batch.rewards.numpy(), value.numpy()
     after = np.where(batch.terminated, 0.0, last.numpy())
     rows = zip(pairwise(edges.tolist()), after, strict=True)
-    return [(rewards[begin:end], np.append(values[begin:end], final)) for (begin, end), final in rows]
+    return [
+        (rewards[begin:end], np.append(values[begin:end], final)) for (begin, end), final in rows
+    ]
 
 
 @dataclass(frozen=True)
@@ -227,30 +273,36 @@ class Proximal:
     """Generalized advantages at every true step, and several cautious updates per iteration.
 
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t),    A_t = sum_i (gamma lambda)^i delta_{t+i},
-        g_t = A_t dln pi(a_t|s_t)/dphi_t,    or the estimator's on returns of n steps that go on with V
+        g_t = A_t dln pi(a_t|s_t)/dphi_t,
+        or the estimator's on returns of n steps that go on with V
 
-    V of a state where the episode ended by itself is 0. The gradient is biased as far as the learned V is wrong. An
-    iteration makes several updates along sum_t phi_t g_t, until the mean KL divergence from the policy that played
-    exceeds a bound, and more of V. All but the first are also biased: g_t is not estimated again. An estimator with
-    rollouts, such as RLOO(2), has them at some steps, drawn at random before the estimator draws anything; all others
-    take A_t. References: Schulman et al., High-dimensional continuous control using generalized advantage estimation,
-    ICLR 2016; Schulman et al., Proximal policy optimization algorithms, 2017.
+    V of a state where the episode ended by itself is 0. The gradient is biased as far
+    as the learned V is wrong. An iteration makes several updates along sum_t phi_t g_t,
+    until the mean KL divergence from the policy that played exceeds a bound, and more
+    of V. All but the first are also biased: g_t is not estimated again. An estimator
+    with rollouts, such as RLOO(2), has them at some steps, drawn at random before the
+    estimator draws anything; all others take A_t. References: Schulman et al.,
+    High-dimensional continuous control using generalized advantage estimation, ICLR
+    2016; Schulman et al., Proximal policy optimization algorithms, 2017.
+
+    Attributes:
+        trace: lambda.
+        updates: Maximum updates of the policy per iteration.
+        value_updates: Updates of V per iteration.
+        divergence: The bound of the KL divergence, in nats, summed over the actions of
+            a step.
+        estimator: Of the steps with rollouts; `Reinforce()` has none.
+        every: One step in this many has rollouts, and fewer if the budget is too small.
+        steps: n, the maximum steps per rollout.
     """
 
     trace: float = 0.95
-    """lambda."""
     updates: int = 3
-    """Maximum updates of the policy per iteration."""
     value_updates: int = 10
-    """Updates of V per iteration."""
     divergence: float = 0.02
-    """The bound of the KL divergence, in nats, summed over the actions of a step."""
     estimator: Estimator = field(default_factory=Reinforce)
-    """Of the steps with rollouts; `Reinforce()` has none."""
     every: int = 16
-    """One step in this many has rollouts, and fewer if the budget is too small."""
     steps: int = 8
-    """n, the maximum steps per rollout."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trace <= 1:
@@ -270,25 +322,36 @@ class ProximalCritic(Valued):
     """Of the optimizer: gradients far below it move the policy at less than the full rate."""
 
     def __init__(
-        self, kind: Proximal, inputs: int, hidden: tuple[int, ...], gamma: float, generator: torch.Generator
+        self,
+        kind: Proximal,
+        inputs: int,
+        hidden: tuple[int, ...],
+        gamma: float,
+        generator: torch.Generator,
     ) -> None:
         super().__init__(kind, inputs, hidden, gamma, generator)
         self.kind, self.updates, self.divergence = kind, kind.updates, kind.divergence
 
-    def tried(self, logits: Tensor, budget: int | None, generator: torch.Generator) -> Tensor | None:
+    def tried(
+        self, logits: Tensor, budget: int | None, generator: torch.Generator
+    ) -> Tensor | None:
         most = self.estimator.most_queries(logits) - 1
         count = len(logits) // self.kind.every
         if most and budget is not None:
             count = min(count, budget // most)
         return torch.randperm(len(logits), generator=generator) < max(count, 1)
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+    def gradient(
+        self, batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries
+    ) -> tuple[Tensor, Loss]:
         baseline, last, following = self.values(batch, tries)
         advantages = generalized_advantages(batch, baseline, last, self.gamma, self.kind.trace)
         own = n_step_returns(batch, baseline, last, self.kind.steps, self.gamma) - baseline
         tried = tries.returns + tries.left * following - baseline[rollouts.step]
         grad = batch.gradient(self.estimator, rollouts, own, tried)
-        chosen = one_hot(batch.actions, batch.logits.shape[-1], torch.float64) - batch.logits.softmax(-1)
+        chosen = one_hot(
+            batch.actions, batch.logits.shape[-1], torch.float64
+        ) - batch.logits.softmax(-1)
         weighted = advantages if batch.discount is None else batch.discount * advantages
         elsewhere = torch.ones(len(own), dtype=torch.float64).index_fill(0, rollouts.played, 0.0)
         grad = grad + (elsewhere * weighted)[:, None, None] * chosen
@@ -297,7 +360,9 @@ class ProximalCritic(Valued):
 
 @dataclass(frozen=True)
 class ActionConditioned:
-    """RELAX with a control variate that reads the state and the relaxed action, on the true episode's returns."""
+    """RELAX with a control variate that reads the state and the relaxed action, on the
+    true episode's returns.
+    """
 
     temperature: float = 0.5
 
@@ -316,19 +381,27 @@ class ActionValue(nn.Module):
 
     @contextmanager
     def at(self, states: Tensor) -> Iterator[None]:
-        """Compute one gradient at these states [S, D], whose rows come in their order, possibly in parts."""
+        """Compute one gradient at these states [S, D], whose rows come in their order,
+        possibly in parts.
+        """
         self._left = states
         try:
             yield
             if len(self._left) > 0:
-                raise RuntimeError(f"{len(self._left)} of {len(states)} states were not read; give the played steps'.")
+                raise RuntimeError(
+                    f"{len(self._left)} of {len(states)} states were not read; give the played "
+                    "steps'."
+                )
         finally:
             self._left = None
 
     def forward(self, s: Tensor, p: Tensor) -> Tensor:
         rows = s.shape[0]
         if self._left is None or len(self._left) < rows:
-            raise RuntimeError("There is no state for these steps; compute one gradient inside `with control.at(...)`.")
+            raise RuntimeError(
+                "There is no state for these steps; compute one gradient inside `with "
+                "control.at(...)`."
+            )
         states, self._left = self._left[:rows], self._left[rows:]
         return self.network(torch.cat([states, s.flatten(1)], -1)).squeeze(-1)
 
@@ -337,7 +410,11 @@ class Relax(Single):
     """RELAX, and the training of its control variate on the squared norm of the gradient."""
 
     def __init__(
-        self, kind: ActionConditioned, inputs: int, hidden: tuple[int, ...], generator: torch.Generator
+        self,
+        kind: ActionConditioned,
+        inputs: int,
+        hidden: tuple[int, ...],
+        generator: torch.Generator,
     ) -> None:
         self.control = ActionValue(inputs, hidden, generator)
         self.estimator: Estimator = RELAX(self.control, kind.temperature)
@@ -345,7 +422,9 @@ class Relax(Single):
     def parameters(self) -> list[nn.Parameter]:
         return list(self.control.parameters())
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+    def gradient(
+        self, batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries
+    ) -> tuple[Tensor, Loss]:
         with self.control.at(batch.observations[rollouts.played]):
             grad = batch.gradient(self.estimator, rollouts, batch.returns, tries.returns)
         return grad.detach(), lambda: grad.square().sum()

@@ -1,4 +1,6 @@
-"""Gymnasium's LunarLander with a reset and a step that do less Python and give the same numbers, bit for bit."""
+"""Gymnasium's LunarLander with a reset and a step that do less Python and give the same
+numbers, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from numpy.typing import NDArray
 
 from arsm.rl.branching import Replays
 
-# Gymnasium's constants in metres and seconds: viewport 600 x 400 at 30 pixels per metre, 50 frames per second.
+# Gymnasium's constants in metres and seconds: viewport 600 x 400 at 30 pixels per metre, 50 frames
+# per second.
 SCALE, FPS = 30.0, 50
 HALF_WIDTH, HALF_HEIGHT = 600 / SCALE / 2, 400 / SCALE / 2
 MAIN_POWER, SIDE_POWER = 13.0, 0.6
@@ -49,7 +52,10 @@ LEGS = tuple(
         position=(HALF_WIDTH - side * 20 / SCALE, 2 * HALF_HEIGHT),
         angle=side * 0.05,
         fixtures=Box2D.b2FixtureDef(
-            shape=Box2D.b2PolygonShape(box=(2 / SCALE, 8 / SCALE)), density=1.0, categoryBits=0x0020, maskBits=0x001
+            shape=Box2D.b2PolygonShape(box=(2 / SCALE, 8 / SCALE)),
+            density=1.0,
+            categoryBits=0x0020,
+            maskBits=0x001,
         ),
     )
     for side in (-1, 1)
@@ -82,7 +88,8 @@ class TrimmedLunarLander(LunarLander, Replays):
         self._drawn = []
         self.game_over, self.prev_shaping = False, None
         self.world = Box2D.b2World(gravity=(0, self.gravity))
-        self._contacts = self.world.contactListener = ContactDetector(self)  # the world alone does not keep it
+        # the world alone does not keep it
+        self._contacts = self.world.contactListener = ContactDetector(self)
         self._add_ground()
         self._add_lander()
         return self.step(0)[0], {}
@@ -92,7 +99,10 @@ class TrimmedLunarLander(LunarLander, Replays):
         heights = self.np_random.uniform(0, HALF_HEIGHT, size=12).tolist()
         self.helipad_y = HALF_HEIGHT / 2
         heights[3:8] = [self.helipad_y] * 5
-        points = [(HALF_WIDTH / 5 * i, 0.33 * (heights[i - 1] + heights[i] + heights[i + 1])) for i in range(11)]
+        points = [
+            (HALF_WIDTH / 5 * i, 0.33 * (heights[i - 1] + heights[i] + heights[i + 1]))
+            for i in range(11)
+        ]
         self.moon = self.world.CreateBody(MOON)
         for ends in pairwise(points):
             GROUND.shape.vertices = ends
@@ -119,7 +129,9 @@ class TrimmedLunarLander(LunarLander, Replays):
         for action in actions[-1:]:  # for the shaping that the next reward is a difference to
             self.step(action)
 
-    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, Literal[False], dict[str, Any]]:
+    def step(
+        self, action: Any
+    ) -> tuple[NDArray[np.float32], float, bool, Literal[False], dict[str, Any]]:
         self._push(action)
         self.world.Step(1.0 / FPS, 180, 60)
 
@@ -132,7 +144,8 @@ class TrimmedLunarLander(LunarLander, Replays):
         vy = velocity.y * HALF_HEIGHT / FPS
         touches_left, touches_right = float(left.ground_contact), float(right.ground_contact)
         seen = np.array(
-            (x, y, vx, vy, angle, 20.0 * lander.angularVelocity / FPS, touches_left, touches_right), dtype=np.float32
+            (x, y, vx, vy, angle, 20.0 * lander.angularVelocity / FPS, touches_left, touches_right),
+            dtype=np.float32,
         )
         shaping = (
             -100 * sqrt(x * x + y * y)
@@ -155,7 +168,8 @@ class TrimmedLunarLander(LunarLander, Replays):
         """Fire the engine, if any."""
         drawn = self._drawn
         if not drawn:
-            # uniform(-1, 1) is -1 + 2 * random(), of the same stream, and many at once are the same as one by one
+            # uniform(-1, 1) is -1 + 2 * random(), of the same stream, and many at once are the same
+            # as one by one
             drawn += ((-1.0 + 2.0 * self.np_random.random(DRAWN_AT_ONCE)) / SCALE)[::-1].tolist()
         along, across = drawn.pop(), drawn.pop()
         if not action:
@@ -167,7 +181,9 @@ class TrimmedLunarLander(LunarLander, Replays):
             arm = 4 / SCALE + 2 * along
             ox = tip_x * arm + -tip_y * across
             oy = -tip_y * arm - tip_x * across
-            lander.ApplyLinearImpulse((-ox * MAIN_POWER, -oy * MAIN_POWER), (position.x + ox, position.y + oy), True)
+            lander.ApplyLinearImpulse(
+                (-ox * MAIN_POWER, -oy * MAIN_POWER), (position.x + ox, position.y + oy), True
+            )
         else:
             arm = 3 * across + (action - 2) * 12 / SCALE
             ox = tip_x * along + -tip_y * arm

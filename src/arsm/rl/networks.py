@@ -1,4 +1,6 @@
-"""The networks that learn: MLPs in float64, one for all agents of a team or one each, or the user's own module."""
+"""The networks that learn: MLPs in float64, one for all agents of a team or one each,
+or the user's own module.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,28 @@ from arsm.rl.branching import Array
 from arsm.rl.policies import Perceptron
 
 
-def mlp(inputs: int, hidden: tuple[int, ...], outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """A network with ReLUs in float64; weights N(0, 0.3) and biases 0.1, as the paper's authors have it, but for the
-    output's weights N(0, 0.03): a policy must begin near uniform to see any reward where that is rare (Acrobot)."""
+def mlp(
+    inputs: int, hidden: tuple[int, ...], outputs: int, generator: torch.Generator
+) -> nn.Sequential:
+    """A network with ReLUs in float64; weights N(0, 0.3) and biases 0.1, as the paper's
+    authors have it, but for the output's weights N(0, 0.03): a policy must begin near
+    uniform to see any reward where that is rare (Acrobot)."""
     layers: list[nn.Module] = []
     sizes = (inputs, *hidden, outputs)
     for size, following in pairwise(sizes):
         linear = nn.Linear(size, following, dtype=torch.float64)
-        nn.init.normal_(linear.weight, 0.0, 0.03 if len(layers) == 2 * len(hidden) else 0.3, generator=generator)
+        nn.init.normal_(
+            linear.weight, 0.0, 0.03 if len(layers) == 2 * len(hidden) else 0.3, generator=generator
+        )
         nn.init.constant_(linear.bias, 0.1)
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
 class TeamNetwork(nn.Module):
-    """MLPs for agents whose observations lie side by side: [N, agents * D] -> [N, agents * outputs]."""
+    """MLPs for agents whose observations lie side by side: [N, agents * D] -> [N,
+    agents * outputs].
+    """
 
     def __init__(self, networks: list[nn.Sequential], agents: int) -> None:
         super().__init__()
@@ -38,7 +47,9 @@ class TeamNetwork(nn.Module):
         seen = observations.unflatten(1, (self.agents, -1))
         if len(self.networks) == 1:
             return self.networks[0](seen).flatten(1)
-        return torch.cat([network(seen[:, number]) for number, network in enumerate(self.networks)], 1)
+        return torch.cat(
+            [network(seen[:, number]) for number, network in enumerate(self.networks)], 1
+        )
 
 
 def perceptron(network: nn.Sequential | TeamNetwork, choices: tuple[int, ...]) -> Perceptron:
@@ -57,4 +68,6 @@ def perceptron(network: nn.Sequential | TeamNetwork, choices: tuple[int, ...]) -
 
 def _layers(network: nn.Sequential) -> tuple[tuple[Array, Array], ...]:
     linear = (layer for layer in network if isinstance(layer, nn.Linear))
-    return tuple((x.weight.detach().clone().numpy().T, x.bias.detach().clone().numpy()) for x in linear)
+    return tuple(
+        (x.weight.detach().clone().numpy().T, x.bias.detach().clone().numpy()) for x in linear
+    )

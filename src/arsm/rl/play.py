@@ -1,7 +1,8 @@
 """Playing true episodes and their rollouts in lock step.
 
-Every rollout draws its noise from its own stream, and actions are chosen by the library's fixed-point race: it does not
-matter which process plays a rollout, or beside which others.
+Every rollout draws its noise from its own stream, and actions are chosen by the
+library's fixed-point race: it does not matter which process plays a rollout, or beside
+which others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Episode:
     """A true episode of T steps."""
 
     observations: Array
-    """[T, D]: what each action was chosen on, with the masks [T, K C] behind it, if there are masks."""
+    """[T, D]: what each action was chosen on, with the masks [T, K C] behind it, if
+    there are masks.
+    """
     logits: Array
     """[T, K, C]."""
     actions: Array
@@ -43,8 +46,27 @@ class Episode:
         return discounted(self.rewards, gamma)
 
 
-def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still) -> list[Episode]:
-    """Play true episodes in lock step."""
+def play_episodes(
+    environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still
+) -> list[Episode]:
+    """Play true episodes in lock step, or one after the other where there is one lane."""
+    if environment.lanes == 1:
+        return [
+            episode
+            for number, seed in enumerate(seeds)
+            for episode in _play_together(environment, policy, [seed], noise, number)
+        ]
+    return _play_together(environment, policy, seeds, noise, 0)
+
+
+def _play_together(
+    environment: Environment,
+    policy: Policy,
+    seeds: Sequence[int],
+    noise: Tape | Still,
+    first: int,
+) -> list[Episode]:
+    """Episodes in lock step; `first` is the number of the first one's noise."""
     lanes, seen = environment.start(seeds)
     begins = getattr(lanes, "begins", None) or [None] * len(seeds)
     owner: Array = np.arange(len(seeds))
@@ -52,15 +74,19 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
     ended: dict[int, tuple[bool, Array]] = {}
     for time in range(environment.horizon):
         logits = policy.logits(seen)
-        actions = act(logits, noise.at(owner, time))
+        actions = act(logits, noise.at(first + owner, time))
         state = getattr(lanes, "state", None)
         following, rewards, terminated, over = lanes.step(actions)
-        steps.append((owner, seen, logits, actions, rewards, *(() if state is None else (state.T,))))
+        steps.append(
+            (owner, seen, logits, actions, rewards, *(() if state is None else (state.T,)))
+        )
         seen = following
         if time + 1 == environment.horizon:
             over = np.ones_like(over)
             if time + 1 == ENDLESS:
-                raise EnvironmentFailure(f"{environment.name} did not end within {ENDLESS:,} steps; give a horizon.")
+                raise EnvironmentFailure(
+                    f"{environment.name} did not end within {ENDLESS:,} steps; give a horizon."
+                )
         if np.count_nonzero(over):
             for lane in over.nonzero()[0]:
                 ended[int(owner[lane])] = (bool(terminated[lane]), seen[lane])
@@ -77,7 +103,8 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
         check_finite(environment.name, "a reward", rewards)
         check_finite(environment.name, "an observation", seen)
         terminated, last = ended[number]
-        trail = Trail(seed, actions, state[0].T if state else None, begins[number])
+        states = state[0].T if state else None
+        trail = Trail(seed, actions, states, begins[number], rewards, seen)
         episodes.append(Episode(seen, logits, actions, rewards, terminated, last, trail))
     return episodes
 
@@ -86,8 +113,10 @@ def play_episodes(environment: Environment, policy: Policy, seeds: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
-class Branches:
-    """R rollouts: where they leave their true episodes, and the action they take there. Sorted by episode and step."""
+class BranchPoints:
+    """R rollouts: where they leave their true episodes, and the action they take there.
+    Sorted by episode and step.
+    """
 
     trails: tuple[Trail, ...]
     episode: Array
@@ -109,14 +138,16 @@ class Branches:
     def __len__(self) -> int:
         return len(self.step)
 
-    def part(self, index: Array) -> Branches:
+    def part(self, index: Array) -> BranchPoints:
         """Some of the rollouts."""
-        chosen = {name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")}
+        chosen = {
+            name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
+        }
         return replace(self, **chosen)
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class RolloutResults:
     """Results of R rollouts."""
 
     returns: Array
@@ -133,18 +164,24 @@ class Played:
     """CPU seconds of other processes."""
 
 
-def play_elsewhere(environment: Environment, policy: Policy, branches: Branches) -> Played:
+def play_elsewhere(
+    environment: Environment, policy: Policy, branches: BranchPoints
+) -> RolloutResults:
     """As `play_rollouts`, in a process of its own, whose time is counted."""
     begin = process_time()
     played = play_rollouts(environment, policy, branches)
     return replace(played, cpu_seconds=process_time() - begin)
 
 
-def play_rollouts(environment: Environment, policy: Policy, branches: Branches) -> Played:
-    """Play rollouts in lock step, one call of the policy per step; a lane that is done takes the next rollout."""
+def play_rollouts(
+    environment: Environment, policy: Policy, branches: BranchPoints
+) -> RolloutResults:
+    """Play rollouts in lock step, one call of the policy per step; a lane that is done
+    takes the next rollout.
+    """
     total = len(branches)
     if not total:
-        return Played(np.zeros(0), np.zeros((0, environment.observations)), np.zeros(0), 0)
+        return RolloutResults(np.zeros(0), np.zeros((0, environment.observations)), np.zeros(0), 0)
     count = min(total, environment.lanes or total)
     horizon, shape = environment.horizon, (len(policy.choices), max(policy.choices))
     streams = [(branches.key, number) for number in branches.number.tolist()]
@@ -201,4 +238,6 @@ def play_rollouts(environment: Environment, policy: Policy, branches: Branches) 
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     check_finite(environment.name, "a reward", returns)
-    return Played(returns, ends, left, steps, environment.replayed(branches.episode, branches.step))
+    return RolloutResults(
+        returns, ends, left, steps, environment.replayed(branches.episode, branches.step)
+    )

@@ -34,7 +34,9 @@ class Policy(Protocol):
 
 
 def act(logits: Array, noise: Array) -> Array:
-    """argmin_i (a_i - phi_i), in units of the race's resolution: logits and noise [N, K, C] -> [N, K]."""
+    """argmin_i (a_i - phi_i), in units of the race's resolution: logits and noise [N,
+    K, C] -> [N, K].
+    """
     top = logits[..., :1]
     for c in range(1, logits.shape[-1]):  # for the few actions there are, faster than a reduction
         top = np.maximum(top, logits[..., c : c + 1])
@@ -45,7 +47,9 @@ def act(logits: Array, noise: Array) -> Array:
 
 
 def allowed(observations: Array, inputs: int, choices: Sequence[int]) -> Array | None:
-    """[K, C] or [N, K, C]: the actions that exist and that no mask behind the observations' inputs forbids."""
+    """[K, C] or [N, K, C]: the actions that exist and that no mask behind the
+    observations' inputs forbids.
+    """
     if observations.shape[1] > inputs:
         return observations[:, inputs:].reshape(len(observations), len(choices), -1) > 0
     return None if min(choices) == max(choices) else exists(choices)
@@ -56,8 +60,8 @@ class Perceptron:
     """An MLP with ReLUs; several agents have one each, or share one."""
 
     layers: tuple[tuple[Array, Array], ...]
-    """(weight [in, out], bias [out]) each, float64; of agents with networks of their own [agents, in, out] and
-    [agents, 1, out]."""
+    """(weight [in, out], bias [out]) each, float64; of agents with networks of their
+    own [agents, in, out] and [agents, 1, out]."""
     choices: tuple[int, ...]
     agents: int = 1
 
@@ -93,13 +97,17 @@ class Perceptron:
 
     @cached_property
     def _repeated(self) -> tuple[tuple[Array, Array], ...]:
-        """The layers with a bias for every row of a small batch: arrays of one shape add up in half the time."""
+        """The layers with a bias for every row of a small batch: arrays of one shape
+        add up in half the time.
+        """
         return tuple((weight, np.repeat(bias[None], FEW_ROWS, 0)) for weight, bias in self.layers)
 
 
 @dataclass(frozen=True, eq=False)
 class ModulePolicy:
-    """Any PyTorch module from observations [N, *shape] to outputs of K C numbers per row, on the module's device."""
+    """Any PyTorch module from observations [N, *shape] to outputs of K C numbers per
+    row, on the module's device.
+    """
 
     module: nn.Module
     shape: tuple[int, ...]
@@ -119,7 +127,8 @@ class ModulePolicy:
         size = len(self.choices) * max(self.choices)
         if outputs.numel() != len(seen) * size:
             raise ValueError(
-                f"The policy must give {size} logits per observation for the actions {list(self.choices)}, but for "
-                f"{len(seen)} observations it gave {list(outputs.shape)}."
+                f"The policy must give {size} logits per observation for the actions "
+                f"{list(self.choices)}, but for {len(seen)} observations it gave "
+                f"{list(outputs.shape)}."
             )
         return outputs.double().reshape(len(seen), len(self.choices), -1)

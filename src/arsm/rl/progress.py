@@ -11,8 +11,10 @@ AFTER = 2.0
 EVERY = 0.2
 
 
-class Progress:
-    """Writes how far learning is, the latest return and the time left to standard error, if that is a terminal."""
+class LearningProgress:
+    """Writes how far learning is, the latest return and the time left to standard
+    error, if that is a terminal.
+    """
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled and sys.stderr.isatty()
@@ -20,7 +22,7 @@ class Progress:
         self._next = self._begin + AFTER
         self._written = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> LearningProgress:
         return self
 
     def update(self, share: float, iteration: Any) -> None:
@@ -30,7 +32,10 @@ class Progress:
             return
         left = (now - self._begin) * max(1 - share, 0.0) / max(share, 1e-9)
         mean = sum(iteration.returns) / len(iteration.returns)
-        line = f"{min(share, 1.0):4.0%}  episode {iteration.episodes:,}  return {mean:.1f}  {clock(left)} left"
+        line = (
+            f"{min(share, 1.0):4.0%}  episode {iteration.episodes:,}  return {mean:.1f}  "
+            f"{clock(left)} left"
+        )
         sys.stderr.write("\r" + line.ljust(self._written))
         sys.stderr.flush()
         self._written, self._next = len(line), now + EVERY

@@ -1,4 +1,6 @@
-"""Rollout engines: in this process, or spread over others. The same seeds give the same returns from every one."""
+"""Rollout engines: in this process, or spread over others. The same seeds give the same
+returns from every one.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ import torch
 
 from arsm.rl.branching import Array, EnvironmentFailure
 from arsm.rl.environments import Environment
-from arsm.rl.play import Branches, Played, play_elsewhere, play_rollouts
+from arsm.rl.play import BranchPoints, RolloutResults, play_elsewhere, play_rollouts
 from arsm.rl.policies import Policy
 
 
-class Engine(Protocol):
+class RolloutEngine(Protocol):
     """Plays rollouts somewhere."""
 
-    def play(self, policy: Policy, branches: Branches) -> Played: ...
+    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults: ...
 
     def close(self) -> None: ...
 
@@ -35,18 +37,18 @@ class InProcess:
 
     environment: Environment
 
-    def play(self, policy: Policy, branches: Branches) -> Played:
+    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
         return play_rollouts(self.environment, policy, branches)
 
     def close(self) -> None:
         pass
 
 
-def share_out(environment: Environment, branches: Branches, workers: int) -> list[Array]:
+def share_out(environment: Environment, branches: BranchPoints, workers: int) -> list[Array]:
     """Deal the rollouts into parts, long and short ones alike in each.
 
-    One part per worker for arrays, whose steps cost as much for few rollouts as for many; several for other
-    environments, so no worker waits long for the last.
+    One part per worker for arrays, whose steps cost as much for few rollouts as for
+    many; several for other environments, so no worker waits long for the last.
     """
     if not workers:
         raise RuntimeError("The workers were ended by close(); make another agent.")
@@ -54,14 +56,17 @@ def share_out(environment: Environment, branches: Branches, workers: int) -> lis
     return [np.arange(first, len(branches), parts) for first in range(parts)]
 
 
-def gather(parts: list[Array], played: Sequence[Played]) -> Played:
+def gather_results(parts: list[Array], played: Sequence[RolloutResults]) -> RolloutResults:
     """Put the parts' returns back in order."""
     order = np.argsort(np.concatenate(parts))
     returns, ends, left = (
-        np.concatenate([getattr(one, name) for one in played])[order] for name in ("returns", "ends", "left")
+        np.concatenate([getattr(one, name) for one in played])[order]
+        for name in ("returns", "ends", "left")
     )
-    totals = (sum(getattr(one, name) for one in played) for name in ("steps", "replayed", "cpu_seconds"))
-    return Played(returns, ends, left, *totals)
+    totals = (
+        sum(getattr(one, name) for one in played) for name in ("steps", "replayed", "cpu_seconds")
+    )
+    return RolloutResults(returns, ends, left, *totals)
 
 
 class WorkerFailure(RuntimeError):
@@ -69,8 +74,8 @@ class WorkerFailure(RuntimeError):
 
 
 class Pool:
-    """Worker processes that stay, each with the environment of its own; one that dies is replaced, and its rollouts are
-    played again."""
+    """Worker processes that stay, each with the environment of its own; one that dies
+    is replaced, and its rollouts are played again."""
 
     patience = 3
     """Maximum number of workers that may die on the same part."""
@@ -81,11 +86,13 @@ class Pool:
             ForkingPickler.dumps(environment)
         except Exception as error:
             raise ValueError(
-                f"{environment.name} cannot be sent to worker processes ({error}); give its name, or a class or "
-                "function that a module defines."
+                f"{environment.name} cannot be sent to worker processes ({error}); give its name, "
+                "or a class or function that a module defines."
             ) from None
         methods = multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context: Any = multiprocessing.get_context(
+            "forkserver" if "forkserver" in methods else "spawn"
+        )
         self._context.set_forkserver_preload([__name__])
         self._workers = [self._start() for _ in range(workers or os.cpu_count() or 1)]
 
@@ -96,9 +103,9 @@ class Pool:
         there.close()
         return process, here
 
-    def play(self, policy: Policy, branches: Branches) -> Played:
+    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
         parts = share_out(self.environment, branches, len(self._workers))
-        played: list[Played | None] = [None] * len(parts)
+        played: list[RolloutResults | None] = [None] * len(parts)
         waiting = list(range(len(parts)))[::-1]
         lives = [self.patience] * len(parts)
         busy: dict[int, int] = {}
@@ -108,7 +115,8 @@ class Pool:
                 while waiting and idle:
                     worker, part = idle.pop(), waiting.pop()
                     busy[worker] = part
-                    with suppress(OSError):  # one that died idle: the wait below finds its pipe closed
+                    # one that died idle: the wait below finds its pipe closed
+                    with suppress(OSError):
                         self._workers[worker][1].send((policy, branches.part(parts[part])))
                 by_pipe = {self._workers[worker][1]: worker for worker in busy}
                 for pipe in wait(list(by_pipe)):
@@ -122,13 +130,16 @@ class Pool:
                         code = self._replace(worker)
                         if code == 1:  # where an environment raises, a worker says so and lives
                             raise WorkerFailure(
-                                f"A worker could not import {self.environment.name}; define it in a module, not in a "
-                                'notebook, and let a script begin under `if __name__ == "__main__":`.'
+                                f"A worker could not import {self.environment.name}; define it in "
+                                "a module, not in a "
+                                "notebook, and let a script begin under `if __name__ == "
+                                '"__main__":`.'
                             ) from None
                         if not lives[part]:
                             raise WorkerFailure(
-                                f"A worker of {self.environment.name} died {self.patience} times over the same "
-                                f"rollouts (exit code {code}); play them in this process to see why."
+                                f"A worker of {self.environment.name} died {self.patience} times "
+                                f"over the same rollouts (exit code {code}); play them in this "
+                                "process to see why."
                             ) from None
                         answer = None
                         waiting.append(part)
@@ -140,7 +151,7 @@ class Pool:
         finally:
             for worker in busy:  # its late answer would meet the next question
                 self._replace(worker)
-        return gather(parts, [one for one in played if one is not None])
+        return gather_results(parts, [one for one in played if one is not None])
 
     def _replace(self, worker: int) -> int | None:
         process, pipe = self._workers[worker]
@@ -160,8 +171,10 @@ class Pool:
 
 
 def _work(pipe: Connection, environment: Environment) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process, and is the main one's to answer
-    torch.set_num_threads(1)  # there is a worker per core, and a forked process would wait for threads that it lost
+    # Ctrl-C reaches every process, and is the main one's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # there is a worker per core, and a forked process would wait for threads that it lost
+    torch.set_num_threads(1)
     while True:
         try:
             policy, branches = pipe.recv()
@@ -172,20 +185,26 @@ def _work(pipe: Connection, environment: Environment) -> None:
             answer: Any = play_elsewhere(environment, policy, branches)
         except Exception as error:
             answer = (
-                error if isinstance(error, EnvironmentFailure) else EnvironmentFailure(f"A worker failed: {error!r}")
+                error
+                if isinstance(error, EnvironmentFailure)
+                else EnvironmentFailure(f"A worker failed: {error!r}")
             )
         pipe.send(answer)
 
 
-def make_engine(name: str, environment: Environment, workers: int | None = None, address: str | None = None) -> Engine:
+def make_engine(
+    name: str, environment: Environment, workers: int | None = None, address: str | None = None
+) -> RolloutEngine:
     """An engine by name: "in-process", "pool" or "ray"."""
     if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, or None for as many as processors, but is {workers}.")
+        raise ValueError(
+            f"workers must be at least 1, or None for as many as processors, but is {workers}."
+        )
     if name == "ray":
         from arsm.rl.cluster import Ray  # ray is an extra of its own
 
         return Ray(environment, workers, address)
-    kinds: dict[str, Callable[[], Engine]] = {
+    kinds: dict[str, Callable[[], RolloutEngine]] = {
         "in-process": lambda: InProcess(environment),
         "pool": lambda: Pool(environment, workers),
     }

@@ -3,41 +3,75 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 from arsm.checks import check_count, check_seed, is_whole
+from arsm.options import closest
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How an agent learns, apart from its optimizer."""
+    """How an agent learns, apart from its optimizer.
+
+    Attributes:
+        episodes_an_iteration: True episodes per update. 0 chooses 4 to 64 for each
+            iteration, about 1,000 steps if they are as long as the last iteration's, or
+            with `Proximal` 4 to 128, about 2,000 steps.
+        gamma: Discount factor.
+        reward_scale: Factor of the rewards for learning; reported returns are unscaled.
+            None divides by the standard deviation of the returns of earlier iterations.
+        entropy: Weight of the policy's entropy in the objective, averaged over the
+            actions of a step and summed over steps. It falls with the learning rate.
+        hidden: Widths of the hidden layers of policy and critic, with ReLUs; none makes
+            both linear.
+        weighted: Reweight the steps that the budget keeps by M/|H|, which keeps the
+            gradient unbiased; the paper does not.
+        discounting: Weight step t by gamma^t, as the discounted objective has it, or
+            not, as the paper's algorithm does.
+        common_random_numbers: Let rollouts draw the same noise as the true episode at
+            the same time: unbiased, and usually less noisy.
+    """
 
     episodes_an_iteration: int = 1
-    """True episodes per update. 0 chooses 4 to 64 for each iteration, about 1,000 steps if they are as long as
-    the last iteration's, or with `Proximal` 4 to 128, about 2,000 steps."""
     gamma: float = 0.99
-    """Discount factor."""
     reward_scale: float | None = 1.0
-    """Factor of the rewards for learning; reported returns are unscaled. None divides by the standard deviation of the
-    returns of earlier iterations."""
     entropy: float = 0.0
-    """Weight of the policy's entropy in the objective, averaged over the actions of a step and summed over steps. It
-    falls with the learning rate."""
     hidden: tuple[int, ...] = (10, 10)
-    """Widths of the hidden layers of policy and critic, with ReLUs; none makes both linear."""
     weighted: bool = True
-    """Reweight the steps that the budget keeps by M/|H|, which keeps the gradient unbiased; the paper does not."""
     discounting: Literal["none", "gamma^t"] = "none"
-    """Weight step t by gamma^t, as the discounted objective has it, or not, as the paper's algorithm does."""
     common_random_numbers: bool = False
-    """Let rollouts draw the same noise as the true episode at the same time: unbiased, and usually less noisy."""
 
 
 @dataclass(frozen=True)
 class Settings(Learning):
-    """Settings of an agent. The defaults are for a new environment; those of `Learning` are the paper's."""
+    """Settings of an agent. The defaults are for a new environment; those of `Learning`
+    are the paper's.
+
+    Attributes:
+        episodes_an_iteration: True episodes per update. 0 chooses 4 to 64 for each
+            iteration, about 1,000 steps if they are as long as the last iteration's, or
+            with `Proximal` 4 to 128, about 2,000 steps.
+        gamma: Discount factor.
+        reward_scale: Factor of the rewards for learning; reported returns are unscaled.
+            None divides by the standard deviation of the returns of earlier iterations.
+        entropy: Weight of the policy's entropy in the objective, averaged over the
+            actions of a step and summed over steps. It falls with the learning rate.
+        hidden: Widths of the hidden layers of policy and critic, with ReLUs; none makes
+            both linear.
+        weighted: Reweight the steps that the budget keeps by M/|H|, which keeps the
+            gradient unbiased; the paper does not.
+        discounting: Weight step t by gamma^t, as the discounted objective has it, or
+            not, as the paper's algorithm does.
+        common_random_numbers: Let rollouts draw the same noise as the true episode at
+            the same time: unbiased, and usually less noisy.
+        budget: S_max: the most rollouts per true episode; None for all.
+        decay_over: Let the learning rate and the weight of the entropy fall linearly to
+            0 over each call of `learn`, or over this many true episodes; None keeps
+            them.
+    """
 
     episodes_an_iteration: int = 0
     reward_scale: float | None = None
@@ -45,22 +79,26 @@ class Settings(Learning):
     hidden: tuple[int, ...] = (32, 32)
     common_random_numbers: bool = True
     budget: int | None = 8
-    """S_max: the most rollouts per true episode; None for all."""
     learning_rate: float = 0.01
     optimizer: Literal["adam", "rmsprop"] = "adam"
     decay_over: int | Literal["learn"] | None = "learn"
-    """Let the learning rate and the weight of the entropy fall linearly to 0 over each call of `learn`, or over this
-    many true episodes; None keeps them."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("budget", "decay_over"):
-            if getattr(self, name) is not None and (name, getattr(self, name)) != ("decay_over", "learn"):
+            if getattr(self, name) is not None and (name, getattr(self, name)) != (
+                "decay_over",
+                "learn",
+            ):
                 check_count(name, getattr(self, name))
         check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
-        whole = isinstance(self.hidden, (tuple, list)) and all(is_whole(n) and n >= 1 for n in self.hidden)
+        whole = isinstance(self.hidden, (tuple, list)) and all(
+            is_whole(n) and n >= 1 for n in self.hidden
+        )
         if not whole:
-            raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}.")
+            raise ValueError(
+                f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}."
+            )
         for name in ("gamma", "learning_rate", "reward_scale", "entropy"):
             value = getattr(self, name)
             if name == "reward_scale" and value is None:
@@ -71,10 +109,62 @@ class Settings(Learning):
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
         for name in ("learning_rate", "reward_scale"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, but is {getattr(self, name)}.")
+                raise ValueError(
+                    f"{name} must be positive and finite, but is {getattr(self, name)}."
+                )
         if not math.isfinite(self.entropy):
             raise ValueError(f"entropy must be a finite number, but is {self.entropy}.")
-        for name, known in (("optimizer", ("adam", "rmsprop")), ("discounting", ("none", "gamma^t"))):
+        for name, known in (
+            ("optimizer", ("adam", "rmsprop")),
+            ("discounting", ("none", "gamma^t")),
+        ):
             if getattr(self, name) not in known:
-                raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".')
+                raise ValueError(
+                    f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".'
+                )
         check_seed(self.seed)
+
+
+ELSEWHERE = {
+    "lr": "use learning_rate=",
+    "alpha": "use learning_rate=",
+    "ent_coef": "use entropy=",
+    "discount": "use gamma=",
+    "net_arch": "use hidden=",
+    "policy_kwargs": "use hidden=, or give a module as policy=",
+    "n_envs": "episodes are played side by side already; use episodes_an_iteration= for how many",
+    "num_envs": "episodes are played side by side already; use episodes_an_iteration= for how many",
+    "n_steps": "use episodes_an_iteration=, the true episodes per update",
+    "batch_size": "use episodes_an_iteration=, the true episodes per update",
+    "total_timesteps": "use learn(steps=...)",
+    "tensorboard_log": "use learn(tensorboard_log=...)",
+    "verbose": "use learn(progress=...)",
+    "device": "give a module on that device as policy=",
+    "max_episode_steps": "use horizon=",
+    "env": "use environment=",
+    "method": "use estimator=",
+}
+"""What other libraries' settings are here."""
+ARGUMENTS = (
+    *("environment", "estimator", "policy", "settings", "horizon", "encoder", "snapshot"),
+    *("randomness", "options", "shared_policy", "engine", "workers", "address"),
+)
+"""Arguments of `PolicyGradient` that are no settings."""
+
+
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The settings with changes by name; an unknown name is refused with the likeliest one."""
+    known = [each.name for each in fields(Settings)]
+    for name in changes:
+        if name in known:
+            continue
+        meant = closest(name, [*known, *ARGUMENTS])
+        if name in ELSEWHERE:
+            hint = ELSEWHERE[name]
+        elif meant is not None:
+            hint = f'did you mean "{meant}"?'
+        else:
+            hint = f"known are {', '.join(known)}."
+        end = "" if hint[-1] in ".?" else "."
+        raise TypeError(f'PolicyGradient has no setting "{name}": {hint}{end}')
+    return replace(settings, **changes)

@@ -1,6 +1,7 @@
 """Ways to take an environment's state and to put it into another environment of the same kind.
 
-Each is a pair (get, set), and none is trusted: `Stepped` compares what follows bit for bit before it uses one.
+Each is a pair (get, set), and none is trusted: `Stepped` compares what follows bit for
+bit before it uses one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from gymnasium.envs.registration import EnvSpec
 
 Env = gymnasium.Env[Any, Any]
 Snapshot = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
-"""(get, set): get(environment) is its state, and set(environment, state) puts it into another environment."""
+"""(get, set): get(environment) is its state, and set(environment, state) puts it into
+another environment.
+"""
 Way = Literal["snapshot", "save_state", "ale", "mujoco", "state", "copy", "replay"]
 WAYS: tuple[Way, ...] = ("snapshot", "save_state", "ale", "mujoco", "state", "copy", "replay")
-"""In the order in which they are tried: the user's own, what the environment offers, its attributes if all of them are
-plain data, deepcopy, and replaying the episode's seed and actions."""
+"""In the order in which they are tried: the user's own, what the environment offers,
+its attributes if all of them are plain data, deepcopy, and replaying the episode's seed
+and actions."""
 
 
 def layers(env: Env) -> list[Env]:
@@ -31,17 +35,25 @@ def layers(env: Env) -> list[Env]:
 
 
 def snapshot_of(env: Env, way: Way, given: Snapshot | None) -> Snapshot | None:
-    """The pair of a way, for this kind of environment; None if the environment lacks it, or for copy and replay."""
+    """The pair of a way, for this kind of environment; None if the environment lacks
+    it, or for copy and replay.
+    """
     base: Any = env.unwrapped
     if way == "snapshot" and given is not None:
         get, put = given
-        return _with_random_numbers(lambda env: get(made(env)), lambda env, state: put(made(env), state))
+        return _with_random_numbers(
+            lambda env: get(made(env)), lambda env, state: put(made(env), state)
+        )
     if way == "save_state" and hasattr(base, "save_state") and hasattr(base, "load_state"):
-        return _with_wrappers(lambda env: env.unwrapped.save_state(), lambda env, x: env.unwrapped.load_state(x))
+        return _with_wrappers(
+            lambda env: env.unwrapped.save_state(), lambda env, x: env.unwrapped.load_state(x)
+        )
     if way == "ale" and hasattr(base, "clone_state") and hasattr(base, "ale"):
         return _with_wrappers(_get_ale, _set_ale)
     if way == "mujoco" and hasattr(base, "model") and hasattr(base, "data"):
-        return _with_wrappers(lambda env: _get_mujoco(env.unwrapped), lambda env, x: _set_mujoco(env.unwrapped, x))
+        return _with_wrappers(
+            lambda env: _get_mujoco(env.unwrapped), lambda env, x: _set_mujoco(env.unwrapped, x)
+        )
     if way == "state":
         return get_data, set_data
     return None
@@ -69,7 +81,10 @@ def _with_wrappers(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) ->
     get_base, set_base = _with_random_numbers(get, put)
     return (
         lambda env: (get_base(env), _dump(_variables(env)[:-1])),
-        lambda env, state: (set_base(env, state[0]), _update(layers(env)[:-1], _variables(env)[:-1], state[1])),
+        lambda env, state: (
+            set_base(env, state[0]),
+            _update(layers(env)[:-1], _variables(env)[:-1], state[1]),
+        ),
     )
 
 
@@ -105,7 +120,8 @@ def _set_ale(env: Env, state: Any) -> None:
     base: Any = env.unwrapped
     emulator, last = state
     if base.ale.getFloat("repeat_action_probability") > 0:
-        # Take the last action where it is not repeated itself: the coins of a fresh game are the same every time.
+        # Take the last action where it is not repeated itself: the coins of a fresh game are the
+        # same every time.
         fresh = vars(base).get("_arsm_fresh")
         if fresh is None:
             env.reset(seed=0)
@@ -137,7 +153,9 @@ def _set_mujoco(base: Any, state: Any) -> None:
 # ---------------------------------------------------------------- plain data
 
 CONSTANT = {"gymnasium.envs.toy_text": {"P", "desc", "initial_state_distrib"}}
-"""Attributes that the environments of a package never change, by the package's name: large tables."""
+"""Attributes that the environments of a package never change, by the package's name:
+large tables.
+"""
 
 
 def get_data(env: Env) -> bytes:
@@ -172,7 +190,13 @@ def _variables(env: Env) -> list[dict[str, Any]]:
         # _saved_kwargs are the arguments of Gymnasium's wrappers
         skipped = {"_saved_kwargs", *CONSTANT.get(type(layer).__module__.rpartition(".")[0], ())}
         own = vars(layer).items()
-        found.append({name: x for name, x in own if name not in skipped and id(x) not in known and not _is_constant(x)})
+        found.append(
+            {
+                name: x
+                for name, x in own
+                if name not in skipped and id(x) not in known and not _is_constant(x)
+            }
+        )
     return found
 
 
@@ -186,11 +210,16 @@ _FIXED = (gymnasium.Space, EnvSpec, type)
 
 
 class _DataPickler(pickle.Pickler):
-    """Refuses everything but plain data, such as an object of which only its class knows how to copy it."""
+    """Refuses everything but plain data, such as an object of which only its class
+    knows how to copy it.
+    """
 
     def reducer_override(self, x: Any) -> Any:
-        """Asked about all but Python's numbers, strings, tuples, lists, dicts and sets themselves."""
-        if isinstance(x, DATA) or hasattr(x, "__qualname__"):  # functions and classes are pickled by their names
+        """Asked about all but Python's numbers, strings, tuples, lists, dicts and sets
+        themselves.
+        """
+        # functions and classes are pickled by their names
+        if isinstance(x, DATA) or hasattr(x, "__qualname__"):
             return NotImplemented
         raise TypeError(f"{type(x).__name__} is no plain data")
 

@@ -1,4 +1,6 @@
-"""Inputs and outputs of a policy: observations as vectors, actions as categories, masks as arrays."""
+"""Inputs and outputs of a policy: observations as vectors, actions as categories, masks
+as arrays.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Encoder = Callable[[Any], Any]
 
 
 def encoded_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
-    """The shape of an encoded observation: a Box keeps its own, all others are vectors; None without an encoding."""
+    """The shape of an encoded observation: a Box keeps its own, all others are vectors;
+    None without an encoding.
+    """
     if isinstance(space, spaces.Box):
         return space.shape or (1,)
     if isinstance(space, spaces.Discrete):
@@ -43,8 +47,9 @@ def is_bytes(space: spaces.Space[Any]) -> bool:
 def encode(space: spaces.Space[Any], seen: Any) -> Array:
     """An observation of this space as a vector [D].
 
-    Numbers stay as they are, but for bytes (images, RAM), which are divided by 255. Discrete and MultiDiscrete become
-    one-hot vectors. Dict and Tuple are joined; the text in them, such as MiniGrid's mission, is left out.
+    Numbers stay as they are, but for bytes (images, RAM), which are divided by 255.
+    Discrete and MultiDiscrete become one-hot vectors. Dict and Tuple are joined; the
+    text in them, such as MiniGrid's mission, is left out.
     """
     if isinstance(space, spaces.Box):
         vector = np.asarray(seen, dtype=np.float64).reshape(-1)
@@ -52,7 +57,9 @@ def encode(space: spaces.Space[Any], seen: Any) -> Array:
     if isinstance(space, spaces.Discrete):
         vector, category = np.zeros(int(space.n)), int(seen) - int(space.start)
         if not 0 <= category < len(vector):
-            raise ValueError(f"the observation {seen} lies outside its space of {len(vector)} values")
+            raise ValueError(
+                f"the observation {seen} lies outside its space of {len(vector)} values"
+            )
         vector[category] = 1.0
         return vector
     if isinstance(space, spaces.MultiDiscrete):
@@ -60,7 +67,9 @@ def encode(space: spaces.Space[Any], seen: Any) -> Array:
     if isinstance(space, spaces.MultiBinary):
         return np.asarray(seen, dtype=np.float64).reshape(-1)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        values = [seen[key] for key in space.spaces] if isinstance(space, spaces.Dict) else list(seen)
+        values = (
+            [seen[key] for key in space.spaces] if isinstance(space, spaces.Dict) else list(seen)
+        )
         pairs = zip(_parts(space), values, strict=True)
         return np.concatenate([encode(part, value) for part, value in pairs if not _is_text(part)])
     raise TypeError(f"An observation of {space} has no encoding.")
@@ -76,7 +85,10 @@ def _is_text(space: spaces.Space[Any]) -> bool:
 
 def _one_hot(categories: Array, sizes: Array) -> Array:
     if np.any((categories < 0) | (categories >= sizes)):
-        raise ValueError(f"the observation {categories.tolist()} lies outside its space of {sizes.tolist()} values")
+        raise ValueError(
+            f"the observation {categories.tolist()} lies outside its space of {sizes.tolist()} "
+            "values"
+        )
     vector = np.zeros(int(sizes.sum()))
     vector[np.cumsum(sizes) - sizes + categories] = 1.0
     return vector
@@ -85,8 +97,10 @@ def _one_hot(categories: Array, sizes: Array) -> Array:
 # ---------------------------------------------------------------- actions
 
 
-def choices(space: spaces.Space[Any], name: str) -> tuple[Array, tuple[int, ...]]:
-    """The numbers of the first actions, [] or [K], and how many categories each of the K actions has."""
+def categories_of_actions(space: spaces.Space[Any], name: str) -> tuple[Array, tuple[int, ...]]:
+    """The numbers of the first actions, [] or [K], and how many categories each of the
+    K actions has.
+    """
     if isinstance(space, spaces.Discrete):
         return np.array(space.start), (int(space.n),)
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
@@ -95,21 +109,28 @@ def choices(space: spaces.Space[Any], name: str) -> tuple[Array, tuple[int, ...]
         return np.zeros(space.shape[0], dtype=np.int64), (2,) * space.shape[0]
     if isinstance(space, spaces.Box):
         raise ValueError(
-            f"{name} has continuous actions {space}, but a policy chooses among categories; give every number a few "
-            "levels with gymnasium.wrappers.TransformAction and a MultiDiscrete action space."
+            f"{name} has continuous actions {space}, but a policy chooses among categories; give "
+            "every number a few levels with gymnasium.wrappers.TransformAction and a "
+            "MultiDiscrete action space."
         )
     raise ValueError(
-        f"{name} has actions {space}, but a policy chooses Discrete ones, or MultiDiscrete or MultiBinary ones of one "
-        "dimension; flatten others with gymnasium.wrappers.TransformAction."
+        f"{name} has actions {space}, but a policy chooses Discrete ones, or MultiDiscrete or "
+        "MultiBinary ones of one dimension; flatten others with "
+        "gymnasium.wrappers.TransformAction."
     )
 
 
 def full_mask(mask: Any, choices: Sequence[int]) -> Array:
-    """An action mask as an array [K C] of 0 and 1: from [C] or, with several actions, [n_1 + ... + n_K] or K arrays.
+    """An action mask as an array [K C] of 0 and 1: from [C] or, with several actions,
+    [n_1 + ... + n_K] or K arrays.
 
     Categories that an action does not have are 0.
     """
-    flat = np.concatenate([np.asarray(part).reshape(-1) for part in mask]) if isinstance(mask, tuple) else mask
+    flat = (
+        np.concatenate([np.asarray(part).reshape(-1) for part in mask])
+        if isinstance(mask, tuple)
+        else mask
+    )
     flat = np.asarray(flat).reshape(-1)
     if flat.shape != (sum(choices),) or not np.isin(flat, (0, 1)).all():
         raise ValueError(f"an action mask must be {sum(choices)} values of 0 or 1, but is {mask!r}")

@@ -1,4 +1,6 @@
-"""Any Gymnasium environment, one object per episode: it branches in the first way that a test finds exact."""
+"""Any Gymnasium environment, one object per episode: it branches in the first way that
+a test finds exact.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,9 @@ from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Replays, Trail
 from arsm.rl.snapshots import WAYS, Env, Snapshot, Way, snapshot_of
 from arsm.rl.spaces import Encoder, encode, exists, full_mask, is_bytes
 
+GAPS = (0, 3)
+"""Steps between the starts of instances that are played in turns: all at once, and one
+after the other."""
 TESTED_STEPS = 200
 """Steps of each episode in which a way to branch is tested."""
 PATIENCE = 1000
@@ -32,7 +37,9 @@ class Stepped:
     """Of an observation, encoded."""
     choices: tuple[int, ...]
     first_choice: Array
-    """[K]: the numbers of the first actions; [] for a single action, where the environment wants no array."""
+    """[K]: the numbers of the first actions; [] for a single action, where the
+    environment wants no array.
+    """
     horizon: int
     space: Space[Any] | None = None
     """Of the observations, where they must be encoded."""
@@ -46,6 +53,8 @@ class Stepped:
     """Whether a branch goes on with the true episode's random numbers or with its own."""
     way: Way = "replay"
     """How to branch."""
+    alone: bool = False
+    """Whether its instances share state, so that only one is ever played at a time."""
     _made: list[Env] = field(default_factory=list, init=False, repr=False)
     _spare: list[Env] = field(default_factory=list, init=False, repr=False)
     _awake: set[int] = field(default_factory=set, init=False, repr=False)
@@ -88,11 +97,15 @@ class Stepped:
 
     @property
     def lanes(self) -> int | None:
-        """As many as make the policy's share of the time small."""
-        return 32
+        """As many as make the policy's share of the time small; one where instances
+        share state.
+        """
+        return 1 if self.alone else 32
 
     def team(self) -> Any:
-        """One of its environments, where several agents are one environment; None for a single agent."""
+        """One of its environments, where several agents are one environment; None for a
+        single agent.
+        """
         if self.agents == 1:
             return None
         env = self._take()
@@ -104,15 +117,27 @@ class Stepped:
     def start(self, seeds: Sequence[int]) -> tuple[SteppedLanes, Array]:
         """Fresh episodes, and their observations [N, D]."""
         environments = [self._take() for _ in seeds]
-        seen = np.stack([self.reset(env, seed) for env, seed in zip(environments, seeds, strict=True)])
-        begins = None if self.way in ("copy", "replay") else [self._get(env) for env in environments]
-        return SteppedLanes(self, environments, self._branches((), seen[:0, 0], seen[:0, 0], ()), begins), seen
+        seen = np.stack(
+            [self.reset(env, seed) for env, seed in zip(environments, seeds, strict=True)]
+        )
+        begins = (
+            None if self.way in ("copy", "replay") else [self._get(env) for env in environments]
+        )
+        return SteppedLanes(
+            self, environments, self._branches((), seen[:0, 0], seen[:0, 0], ()), begins
+        ), seen
 
     def branch(
-        self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int, streams: Sequence[Sequence[int]]
+        self,
+        trails: Sequence[Trail],
+        episode: Array,
+        step: Array,
+        lanes: int,
+        streams: Sequence[Sequence[int]],
     ) -> SteppedLanes:
-        """The first `lanes` branches; the others follow by `restart`, in the order given: sorted by step they share
-        the way there. Each has a stream of fresh random numbers, if it wants them."""
+        """The first `lanes` branches; the others follow by `restart`, in the order
+        given: sorted by step they share the way there. Each has a stream of fresh
+        random numbers, if it wants them."""
         source = self._branches(trails, episode, step, streams)
         return SteppedLanes(self, [next(source) for _ in range(lanes)], source)
 
@@ -128,13 +153,13 @@ class Stepped:
                 trail = trails[number]
                 if self.way == "replay":
                     env = spare or self._take()
-                    self.reset(env, trail.seed)
+                    self._check_reset(env, trail)
                     self._advance(env, trail, 0, time)
                 else:
                     if trunk is None or at[0] != number or at[1] > time:
                         trunk, at = trunk or self._take_awake(), (number, -1)
                         if trail.begin is None or self.way == "copy":
-                            self.reset(trunk, trail.seed)
+                            self._check_reset(trunk, trail)
                         else:
                             self._pair[1](trunk, trail.begin)
                     if at[1] != time:
@@ -147,7 +172,9 @@ class Stepped:
                         env = spare or self._take_awake()
                         self._pair[1](env, state)
                 if self.randomness == "fresh":
-                    env.unwrapped.np_random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(stream)))
+                    env.unwrapped.np_random = np.random.Generator(
+                        np.random.PCG64(np.random.SeedSequence(stream))
+                    )
                 spare = yield env
         finally:
             self.give_back([trunk])
@@ -166,8 +193,8 @@ class Stepped:
             return self._pair[0](env)
         except Exception as error:
             raise EnvironmentFailure(
-                f"{self.name} holds what it did not when it was tested ({error}), and its state cannot be copied; "
-                "let __init__ make it."
+                f"{self.name} holds what it did not when it was tested ({error}), and its state "
+                "cannot be copied; let __init__ make it."
             ) from error
 
     def replayed(self, episode: Array, step: Array) -> int:
@@ -177,7 +204,9 @@ class Stepped:
         return sum(int(step[episode == number].max()) for number in np.unique(episode))
 
     def _take_awake(self) -> Env:
-        """An environment that wrappers allow to step; a seed makes Atari games load again, which takes long."""
+        """An environment that wrappers allow to step; a seed makes Atari games load
+        again, which takes long.
+        """
         env = self._take()
         if id(env) not in self._awake:
             env.reset(seed=0)
@@ -189,10 +218,50 @@ class Stepped:
         if isinstance(env, Replays):
             env.replay(actions)
             return
-        for action in actions:
-            self.step(env, action)
+        for place, action in enumerate(actions, begin):
+            raw, reward, _, over, info = self.step(env, action)
+            if trail.rewards is not None and reward != trail.rewards[place]:
+                raise self._strayed(place)
+            last = place + 1 == end
+            if (
+                last
+                and trail.observations is not None
+                and not np.array_equal(
+                    self.observe(env, raw, info, over=over), trail.observations[end]
+                )
+            ):
+                raise self._strayed(place)
 
-    # ---------------------------------------------------------------- what goes in and what comes out
+    def _strayed(self, place: int) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"{self.name} gave something else at step {place + 1} when an episode's seed and "
+            "actions were played again: its instances share state, or reset(seed=...) leaves some "
+            "of it as it was; keep all state in attributes of the instance, and let reset set it."
+        )
+
+    def check_again(self, trail: Trail) -> None:
+        """Play an episode again with no other beside it, and refuse an environment that
+        gives something else than before.
+
+        The test before the training knows random episodes only, and learning leads to
+        other states.
+        """
+        env = self._take_awake()
+        if not isinstance(env, Replays):
+            if trail.begin is None:
+                self._check_reset(env, trail)
+            else:
+                self._pair[1](env, trail.begin)
+            self._advance(env, trail, 0, len(trail.actions) - 1)
+        self.give_back([env])
+
+    def _check_reset(self, env: Env, trail: Trail) -> None:
+        seen = self.reset(env, trail.seed)
+        if trail.observations is not None and not np.array_equal(seen, trail.observations[0]):
+            raise self._strayed(-1)
+
+    # ---------------------------------------------------------------- what goes in and what comes
+    # out
 
     def native(self, actions: Array) -> list[Any]:
         """Actions [N, K] as the environment wants them."""
@@ -210,8 +279,8 @@ class Stepped:
         return self.observe(env, seen, info, over=False)
 
     def step(self, env: Env, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """The observation as the environment gives it, the reward, whether it terminated, whether it is over, and the
-        environment's further information."""
+        """The observation as the environment gives it, the reward, whether it
+        terminated, whether it is over, and the environment's further information."""
         try:
             seen, reward, terminated, truncated, info = env.step(action)
         except Exception as error:
@@ -219,7 +288,9 @@ class Stepped:
         try:
             value = float("text" if isinstance(reward, str) else reward)
         except (TypeError, ValueError):
-            raise EnvironmentFailure(f"{self.name} gave a reward of {reward!r}; it must be a number.") from None
+            raise EnvironmentFailure(
+                f"{self.name} gave a reward of {reward!r}; it must be a number."
+            ) from None
         terminated = bool(terminated)
         return seen, value, terminated, terminated or bool(truncated), info
 
@@ -231,7 +302,11 @@ class Stepped:
         if over:  # nothing is chosen there, and many an environment allows nothing
             return np.concatenate([vector, exists(self.choices).reshape(-1)])
         try:
-            mask = info["action_mask"] if self.masked_by == "info" else env.get_wrapper_attr("action_masks")()
+            mask = (
+                info["action_mask"]
+                if self.masked_by == "info"
+                else env.get_wrapper_attr("action_masks")()
+            )
             return np.concatenate([vector, full_mask(mask, self.choices)])
         except Exception as error:
             raise self._failure("action mask", error) from error
@@ -249,35 +324,50 @@ class Stepped:
             raise self._failure("observation's encoder", error) from error
         if vector.shape != (self.observations,):
             raise EnvironmentFailure(
-                f"{self.name} gave an observation of {vector.size} numbers instead of {self.observations}; every "
-                "observation must be as large as the first."
+                f"{self.name} gave an observation of {vector.size} numbers instead of "
+                f"{self.observations}; every observation must be as large as the first."
             )
         return vector
 
     def _failure(self, doing: str, error: Exception) -> EnvironmentFailure:
-        return EnvironmentFailure(f"{self.name} raised {type(error).__name__} in its {doing}: {error}")
+        return EnvironmentFailure(
+            f"{self.name} raised {type(error).__name__} in its {doing}: {error}"
+        )
 
     # ---------------------------------------------------------------- the test of the ways
 
     def tested(self) -> Stepped:
-        """The same, with the first way to branch that gives the next observations bit for bit."""
+        """The same, with the first way to branch that gives the next observations bit for bit.
+
+        Where instances that are played in turns give something else than each gives
+        alone, one at a time is played, and replayed.
+        """
         try:
             record = [self._record(seed) for seed in range(3)]
             offered: list[Way] = [way for way in WAYS if self._offers(way)]
+            # kept until the tests are over: a later instance must not get the id of an earlier one
+            earlier = list(self._made)
         finally:
             self.close()
+        if not all(self._keeps_apart(record, gap) for gap in GAPS):
+            alone = replace(self, way="replay", randomness="same", alone=True)
+            if alone._branches_exactly(record):
+                return replace(alone, randomness=self._checked_randomness("replay"))
+            offered = []
         for way in offered:
             candidate = replace(self, way=way, randomness="same")
             if candidate._branches_exactly(record):
                 return replace(candidate, randomness=self._checked_randomness(way))
             if way == "snapshot":
                 raise EnvironmentFailure(
-                    f"{self.name} did not go on as before from its snapshot; let get(environment) copy all that a step "
-                    "changes and set(environment, state) put all of it back."
+                    f"{self.name} did not go on as before from its snapshot; let get(environment) "
+                    "copy all that a step changes and set(environment, state) put all of it back."
                 )
+        del earlier
         raise EnvironmentFailure(
-            f"{self.name} is not deterministic: the same seed and actions gave other observations, and it cannot "
-            "go back to a state and try another action; make its randomness follow from reset(seed=...)."
+            f"{self.name} is not deterministic: the same seed and actions gave other observations, "
+            "and it cannot go back to a state and try another action; make its randomness follow "
+            "from reset(seed=...)."
         )
 
     def _offers(self, way: Way) -> bool:
@@ -290,7 +380,8 @@ class Stepped:
     def _checked_randomness(self, way: Way) -> Literal["same", "fresh"]:
         if self.randomness == "fresh" and (way == "ale" or self.agents > 1):
             raise ValueError(
-                f"{self.name} does not draw its randomness from np_random: branches cannot have fresh random "
+                f"{self.name} does not draw its randomness from np_random: branches cannot have "
+                "fresh random "
                 'numbers; use randomness="same".'
             )
         return self.randomness
@@ -298,11 +389,13 @@ class Stepped:
     def _record(self, seed: int) -> tuple[Trail, list[Any]]:
         """An episode of random actions, and what each of them gave."""
         generator = np.random.default_rng(seed)
-        env, given, actions = self._take(), [], []
+        env, given, actions, before = self._take(), [], [], []
         seen = self.reset(env, seed)
         check_finite(self.name, "an observation", seen)
         for time in range(PATIENCE if self.horizon == ENDLESS else min(self.horizon, TESTED_STEPS)):
             action = self._random_action(seen, generator)
+            if time < TESTED_STEPS:
+                before.append(seen)
             raw, reward, terminated, over, info = self.step(env, self.native(action[None])[0])
             seen = self.observe(env, raw, info, over=over)
             if time < TESTED_STEPS:
@@ -315,11 +408,51 @@ class Stepped:
         else:
             if self.horizon == ENDLESS:
                 raise ValueError(
-                    f"{self.name} has no time limit and did not end within {PATIENCE:,} random steps; give a limit as "
-                    "horizon."
+                    f"{self.name} has no time limit and did not end within {PATIENCE:,} random "
+                    "steps; give a limit as horizon."
                 )
         self.give_back([env])
-        return Trail(seed, np.stack(actions)), given
+        rewards = np.array([reward for _, reward, _, _ in given])
+        trail = Trail(seed, np.stack(actions), rewards=rewards, observations=np.stack(before))
+        return trail, given
+
+    def _keeps_apart(self, record: list[tuple[Trail, list[Any]]], gap: int) -> bool:
+        """Whether instances that are played in turns give what each of them gave alone."""
+        playing: list[Generator[bool, None, None]] = []
+        waiting = [self._again(trail, given) for trail, given in record]
+        try:
+            while playing or waiting:
+                # with a gap, one is made and reset when others are under way
+                playing += waiting[:1] if gap else waiting
+                waiting = waiting[1:] if gap else []
+                for _ in range(gap or 1):
+                    for one in list(playing):
+                        same = next(one, None)
+                        if same is False:
+                            return False
+                        if same is None:
+                            playing.remove(one)
+        except Exception:  # what raises in turns, and did not alone, shares something
+            return False
+        finally:
+            self.close()
+        return True
+
+    def _again(self, trail: Trail, given: list[Any]) -> Generator[bool, None, None]:
+        """Play a recorded episode: whether its reset and then its steps are the same."""
+        env = self._take()
+        assert trail.observations is not None
+        yield np.array_equal(self.reset(env, trail.seed), trail.observations[0])
+        for action, expected in zip(self.native(trail.actions), given, strict=True):
+            yield self._gives(env, action, expected)
+
+    def _gives(self, env: Env, action: Any, expected: tuple[Array, float, bool, bool]) -> bool:
+        """Whether a step gives this observation, this reward and this end."""
+        seen, *rest = expected
+        raw, reward, terminated, over, info = self.step(env, action)
+        return [reward, terminated, over] == rest and np.array_equal(
+            self.observe(env, raw, info, over=over), seen
+        )
 
     def _random_action(self, seen: Array, generator: np.random.Generator) -> Array:
         if not self.masks:
@@ -332,22 +465,27 @@ class Stepped:
         points = [
             (number, step)
             for number, trail in enumerate(trails)
-            for step in sorted({0, len(trail.actions) // 3, 2 * len(trail.actions) // 3, len(trail.actions) - 1})
+            for step in sorted(
+                {0, len(trail.actions) // 3, 2 * len(trail.actions) // 3, len(trail.actions) - 1}
+            )
         ]
+        # two lanes at every point, in turns: copies that share an object show it
+        width = 1 if self.alone else 2
+        points = [point for point in points for _ in range(width)]
         episode, step = np.array(points).T
         try:
             branches = self._branches(trails, episode, step, [()] * len(points))
-            env = next(branches)
-            for place, (number, begin) in enumerate(points):
+            lanes: list[Env | None] = [None] * width
+            for number, begin in points[::width]:
+                lanes = [branches.send(env) for env in lanes]
                 trail, given = record[number]
-                for action, (seen, *rest) in zip(self.native(trail.actions[begin:]), given[begin:], strict=True):
-                    again, reward, terminated, over, info = self.step(env, action)
-                    if [reward, terminated, over] != rest:
+                for action, expected in zip(
+                    self.native(trail.actions[begin:]), given[begin:], strict=True
+                ):
+                    if not all(
+                        self._gives(env, action, expected) for env in lanes if env is not None
+                    ):
                         return False
-                    if not np.array_equal(self.observe(env, again, info, over=over), seen):
-                        return False
-                if place + 1 < len(points):
-                    env = branches.send(env)
         except Exception:  # a way that raises is a way that does not work
             return False
         finally:
@@ -372,13 +510,21 @@ class SteppedLanes:
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         world = self.environment
         chosen = world.native(actions)
-        given = [world.step(env, action) for env, action in zip(self.environments, chosen, strict=True)]
+        given = [
+            world.step(env, action) for env, action in zip(self.environments, chosen, strict=True)
+        ]
         seen, reward, terminated, over, info = zip(*given, strict=True)
-        if world.encoder is None and not world.masks and (world.space is None or is_bytes(world.space)):
+        if (
+            world.encoder is None
+            and not world.masks
+            and (world.space is None or is_bytes(world.space))
+        ):
             observations = self._stacked(seen)
         else:
             rows = zip(self.environments, seen, info, over, strict=True)
-            observations = np.array([world.observe(env, x, more, over=end) for env, x, more, end in rows])
+            observations = np.array(
+                [world.observe(env, x, more, over=end) for env, x, more, end in rows]
+            )
         return observations, np.array(reward), np.array(terminated), np.array(over)
 
     def _stacked(self, seen: tuple[Any, ...]) -> Array:
@@ -392,7 +538,9 @@ class SteppedLanes:
 
     def drop(self, keep: Array) -> None:
         kept = set(keep.tolist())
-        self.environment.give_back(env for lane, env in enumerate(self.environments) if lane not in kept)
+        self.environment.give_back(
+            env for lane, env in enumerate(self.environments) if lane not in kept
+        )
         self.environments = [self.environments[lane] for lane in keep]
         if not self.environments:
             self.source.close()

@@ -1,4 +1,5 @@
-"""Noise of the races that choose actions, in units of the race's resolution: one stream per episode and per rollout.
+"""Noise of the races that choose actions, in units of the race's resolution: one stream
+per episode and per rollout.
 
 Who plays a rollout, and beside which others, changes nothing.
 """
@@ -25,7 +26,7 @@ def stream(key: int, number: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key << 64 | number))
 
 
-def draw(streams: list[np.random.Generator], steps: int, shape: tuple[int, int]) -> Array:
+def draw_uniforms(streams: list[np.random.Generator], steps: int, shape: tuple[int, int]) -> Array:
     """The next steps' noise of each stream: [N, steps, K, C]."""
     drawn = np.empty((len(streams), steps, *shape))
     for each, own in zip(streams, drawn, strict=True):
@@ -46,7 +47,9 @@ class Tape:
         latest = int(np.max(time))
         while latest >= self._noise.shape[1]:
             more = max(BLOCK, self._noise.shape[1])
-            self._noise = np.concatenate([self._noise, draw(self._streams, more, self._noise.shape[2:])], 1)
+            self._noise = np.concatenate(
+                [self._noise, draw_uniforms(self._streams, more, self._noise.shape[2:])], 1
+            )
         return self._noise[episode, time]
 
 
@@ -59,7 +62,9 @@ class Still:
 
 
 class OwnNoise:
-    """Noise of the rollouts in the lanes, each from its own stream, a block ahead, as few last until the horizon."""
+    """Noise of the rollouts in the lanes, each from its own stream, a block ahead, as
+    few last until the horizon.
+    """
 
     def __init__(self, key: int, number: Array, lanes: int, shape: tuple[int, int]) -> None:
         self._key, self._number, self._shape = key, number, shape
@@ -67,7 +72,10 @@ class OwnNoise:
         self._draw_block()
 
     def _draw_block(self) -> None:
-        self._block, self._at = draw(self._streams, BLOCK, self._shape).swapaxes(0, 1).copy(), 0
+        self._block, self._at = (
+            draw_uniforms(self._streams, BLOCK, self._shape).swapaxes(0, 1).copy(),
+            0,
+        )
 
     def next(self) -> Array:
         """[N, K, C] in race units, of every lane's next step; a rollout's first needs none."""
@@ -84,7 +92,9 @@ class OwnNoise:
     def restart(self, lane: int, rollout: int) -> None:
         self._streams[lane] = stream(self._key, int(self._number[rollout]))
         after_first = self._at + 1
-        self._block[after_first:, lane] = draw([self._streams[lane]], BLOCK - after_first, self._shape)[0]
+        self._block[after_first:, lane] = draw_uniforms(
+            [self._streams[lane]], BLOCK - after_first, self._shape
+        )[0]
 
 
 class SharedNoise:

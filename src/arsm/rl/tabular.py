@@ -1,6 +1,8 @@
-"""Environments that are a table of transitions: FrozenLake, CliffWalking and Taxi, many episodes at once.
+"""Environments that are a table of transitions: FrozenLake, CliffWalking and Taxi, many
+episodes at once.
 
-Each episode's randomness is a counter in its state: a copied state continues with the same random numbers.
+Each episode's randomness is a counter in its state: a copied state continues with the
+same random numbers.
 """
 
 from __future__ import annotations
@@ -14,17 +16,27 @@ import numpy as np
 from arsm.rl.arrays import ArrayLanes, Columns
 from arsm.rl.branching import Array, Trail
 
-NAMES = ("FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "CliffWalkingSlippery-v1", "Taxi-v4")
+NAMES = (
+    "FrozenLake-v1",
+    "FrozenLake8x8-v1",
+    "CliffWalking-v1",
+    "CliffWalkingSlippery-v1",
+    "Taxi-v4",
+)
 """Gymnasium's environments whose `P` holds all that happens."""
-GOLDEN, FIRST, SECOND = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+GOLDEN, FIRST, SECOND = (
+    np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Tabular(Columns):
-    """A table of outcomes: in state s, action a leads to the first outcome m with cumulative[s, a, m] above a uniform.
+    """A table of outcomes: in state s, action a leads to the first outcome m with
+    cumulative[s, a, m] above a uniform.
 
-    Observations are one-hot vectors of the state, as for any Discrete space. The first state is Gymnasium's own for
-    the same seed; random transitions have the same law as Gymnasium's, but are other draws.
+    Observations are one-hot vectors of the state, as for any Discrete space. The first
+    state is Gymnasium's own for the same seed; random transitions have the same law as
+    Gymnasium's, but are other draws.
     """
 
     name: str
@@ -74,7 +86,11 @@ class Tabular(Columns):
         """[N] -> [N, S], with the masks [N, A] behind them if there are masks."""
         seen = np.zeros((len(places), self.observations))
         seen[np.arange(len(places)), places.astype(np.intp)] = 1.0
-        return seen if self.mask is None else np.concatenate([seen, self.mask[places.astype(np.intp)]], 1)
+        return (
+            seen
+            if self.mask is None
+            else np.concatenate([seen, self.mask[places.astype(np.intp)]], 1)
+        )
 
     def encode(self, seen: Any) -> Array:
         """An observation as Gymnasium gives it, as a vector [S]."""
@@ -83,26 +99,42 @@ class Tabular(Columns):
         return vector
 
     def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
-        """state [2, N], actions [N, 1] -> state, observations [N, D], rewards [N], terminated [N]."""
+        """state [2, N], actions [N, 1] -> state, observations [N, D], rewards [N],
+        terminated [N].
+        """
         counter, uniform = _next_uniform(state[1])
         where = state[0].astype(np.intp), actions[:, 0]
         outcome = (*where, (self.cumulative[where] <= uniform[:, None]).sum(1))
         following = self.following[outcome]
-        return np.stack([following, counter]), self.observe(following), self.reward[outcome], self.ends[outcome]
+        return (
+            np.stack([following, counter]),
+            self.observe(following),
+            self.reward[outcome],
+            self.ends[outcome],
+        )
 
     def branch(
-        self, trails: Sequence[Trail], episode: Array, step: Array, lanes: int, streams: Sequence[Sequence[int]]
+        self,
+        trails: Sequence[Trail],
+        episode: Array,
+        step: Array,
+        lanes: int,
+        streams: Sequence[Sequence[int]],
     ) -> ArrayLanes:
         """The states at these steps, with fresh counters if randomness is fresh."""
         branches = super().branch(trails, episode, step, lanes, streams)
         if self.randomness == "fresh":
-            fresh = [np.random.SeedSequence(stream).generate_state(1, np.uint64)[0] for stream in streams]
+            fresh = [
+                np.random.SeedSequence(stream).generate_state(1, np.uint64)[0] for stream in streams
+            ]
             branches.state[1] = np.array(fresh, np.uint64)
         return branches
 
 
 def _next_uniform(counter: Array) -> tuple[Array, Array]:
-    """Count on, and mix the counter to a uniform in [0, 1): SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Count on, and mix the counter to a uniform in [0, 1): SplitMix64 (Steele, Lea and
+    Flood, 2014).
+    """
     counter = counter + GOLDEN
     mixed = (counter ^ (counter >> np.uint64(30))) * FIRST
     mixed = (mixed ^ (mixed >> np.uint64(27))) * SECOND
@@ -116,13 +148,20 @@ def tabulate(env: Any, name: str, horizon: int, randomness: Literal["same", "fre
     states, actions = len(base.P), len(base.P[0])
     most = max(len(outcomes) for row in base.P.values() for outcomes in row.values())
     cumulative, reward = np.ones((states, actions, most)), np.zeros((states, actions, most))
-    following, ends = np.zeros((states, actions, most), np.uint64), np.zeros((states, actions, most), bool)
+    following, ends = (
+        np.zeros((states, actions, most), np.uint64),
+        np.zeros((states, actions, most), bool),
+    )
     for s, row in base.P.items():
         for a, outcomes in row.items():
             chances, to, paid, over = zip(*outcomes, strict=True)
             cell = (s, a, slice(len(outcomes)))
             cumulative[cell] = [*np.cumsum(chances)[:-1], 1.0]
             following[cell], reward[cell], ends[cell] = to, paid, over
-    mask = np.array([base.action_mask(s) for s in range(states)], float) if "action_mask" in info else None
+    mask = (
+        np.array([base.action_mask(s) for s in range(states)], float)
+        if "action_mask" in info
+        else None
+    )
     first = np.cumsum(base.initial_state_distrib)
     return Tabular(name, horizon, first, cumulative, following, reward, ends, mask, randomness)

@@ -1,4 +1,6 @@
-"""A PettingZoo parallel environment as one Gymnasium environment: the agents' actions are one joint vector."""
+"""A PettingZoo parallel environment as one Gymnasium environment: the agents' actions
+are one joint vector.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,24 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from arsm.rl.spaces import choices, encode, encoded_shape
+from arsm.rl.spaces import categories_of_actions, encode, encoded_shape
 
 
 def is_parallel(env: Any) -> bool:
     """Whether it has PettingZoo's parallel interface."""
     return not isinstance(env, gymnasium.Env) and all(
-        hasattr(env, name) for name in ("possible_agents", "reset", "step", "action_space", "observation_space")
+        hasattr(env, name)
+        for name in ("possible_agents", "reset", "step", "action_space", "observation_space")
     )
 
 
 class Team(gymnasium.Env[Any, Any]):
     """Several agents that earn one reward: the sum of theirs.
 
-    The observation is [agents * D], the agents' encoded observations side by side, padded with zeros to the longest.
-    The action is MultiDiscrete, the agents' actions side by side. An agent that has left observes zeros, and its
-    actions are not used. The team terminates when all agents are gone and one of them terminated.
+    The observation is [agents * D], the agents' encoded observations side by side,
+    padded with zeros to the longest. The action is MultiDiscrete, the agents' actions
+    side by side. An agent that has left observes zeros, and its actions are not used.
+    The team terminates when all agents are gone and one of them terminated.
     """
 
     def __init__(self, parallel: Any) -> None:
@@ -33,16 +37,24 @@ class Team(gymnasium.Env[Any, Any]):
         self._spaces = [parallel.observation_space(name) for name in self.names]
         shapes = [encoded_shape(space) for space in self._spaces]
         if any(shape is None for shape in shapes):
-            raise ValueError(f"{parallel} has observations that have no encoding; encode them in a PettingZoo wrapper.")
+            raise ValueError(
+                f"{parallel} has observations that have no encoding; encode them in a PettingZoo "
+                "wrapper."
+            )
         self._longest = max(int(np.prod(shape)) for shape in shapes if shape is not None)
-        firsts, sizes = zip(*(choices(parallel.action_space(name), name) for name in self.names), strict=True)
+        firsts, sizes = zip(
+            *(categories_of_actions(parallel.action_space(name), name) for name in self.names),
+            strict=True,
+        )
         self._single = [first.ndim == 0 for first in firsts]
         self._firsts = [np.atleast_1d(first) for first in firsts]
         self._sizes = sizes
         ends = np.cumsum([len(first) for first in self._firsts])
         self._cuts = ends[:-1]
         self.action_space = spaces.MultiDiscrete([n for own in sizes for n in own])
-        self.observation_space = spaces.Box(-np.inf, np.inf, (self.size * self._longest,), np.float64)
+        self.observation_space = spaces.Box(
+            -np.inf, np.inf, (self.size * self._longest,), np.float64
+        )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -53,15 +65,26 @@ class Team(gymnasium.Env[Any, Any]):
         present = self.parallel.agents
         chosen = {name: own for name, own in self.split(action).items() if name in present}
         seen, rewards, terminated, truncated, infos = self.parallel.step(chosen)
-        gone = not self.parallel.agents or all(terminated[name] or truncated[name] for name in terminated)
+        gone = not self.parallel.agents or all(
+            terminated[name] or truncated[name] for name in terminated
+        )
         ended = gone and any(terminated.values())
-        return self.join(seen), float(sum(rewards.values())), ended, gone and not ended, self._info(infos)
+        return (
+            self.join(seen),
+            float(sum(rewards.values())),
+            ended,
+            gone and not ended,
+            self._info(infos),
+        )
 
     def split(self, action: Any) -> dict[str, Any]:
         """The joint action as {agent: action}."""
         parts = np.split(np.asarray(action), self._cuts)
         rows = zip(self.names, parts, self._firsts, self._single, strict=True)
-        return {name: int(part[0] + first[0]) if single else part + first for name, part, first, single in rows}
+        return {
+            name: int(part[0] + first[0]) if single else part + first
+            for name, part, first, single in rows
+        }
 
     def join(self, seen: dict[str, Any]) -> Any:
         """The observations {agent: observation} as one vector."""
@@ -73,7 +96,9 @@ class Team(gymnasium.Env[Any, Any]):
         return joined.reshape(-1)
 
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """The agents' action masks as one, where they have any; an agent without one may do anything."""
+        """The agents' action masks as one, where they have any; an agent without one
+        may do anything.
+        """
         if not any("action_mask" in infos.get(name, {}) for name in self.names):
             return {}
         masks = []

@@ -23,7 +23,6 @@ from arsm.rl.environments import Environment
 from arsm.rl.learners import (
     ActionConditioned,
     ActorCritic,
-    Batch,
     Critic,
     Learner,
     Method,
@@ -31,13 +30,15 @@ from arsm.rl.learners import (
     ProximalCritic,
     Relax,
     Tries,
+    TrueEpisodes,
     TryAndSee,
 )
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
-from arsm.rl.play import Branches, Episode, Played, play_episodes
+from arsm.rl.play import BranchPoints, Episode, RolloutResults, play_episodes
 from arsm.rl.policies import ModulePolicy, Policy
 from arsm.rl.settings import Settings
 from arsm.rl.spaces import exists
+from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
 
 DECAY = 0.99
@@ -47,30 +48,42 @@ CHECKED_STEPS = 50
 KINDS = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Iteration:
-    """The record of one iteration."""
+    """The record of one iteration.
+
+    Attributes:
+        episodes: True episodes so far.
+        steps: Environment steps so far, rollouts included, but not the way back to
+            where they begin.
+        replayed: Steps of this iteration that were played again on that way.
+        returns: Undiscounted, of this iteration's true episodes.
+        pseudo_actions: Mean pseudo actions per step, before the budget.
+        entropy: Of the policy, averaged over steps and actions, in nats.
+        log_variance: Of the policy's gradient: moving averages with decay 0.99,
+            averaged over all parameters.
+        seconds: Of this iteration.
+        cpu_seconds: Of this iteration, worker processes included.
+    """
 
     iteration: int
     episodes: int
-    """True episodes so far."""
     steps: int
-    """Environment steps so far, rollouts included, but not the way back to where they begin."""
     replayed: int
-    """Steps of this iteration that were played again on that way."""
     returns: tuple[float, ...]
-    """Undiscounted, of this iteration's true episodes."""
     rollouts: int
     pseudo_actions: float
-    """Mean pseudo actions per step, before the budget."""
     entropy: float
-    """Of the policy, averaged over steps and actions, in nats."""
     log_variance: float
-    """Of the policy's gradient: moving averages with decay 0.99, averaged over all parameters."""
     seconds: float
-    """Of this iteration."""
     cpu_seconds: float
-    """Of this iteration, worker processes included."""
+
+    def __repr__(self) -> str:
+        mean = sum(self.returns) / max(len(self.returns), 1)
+        return (
+            f"Iteration({self.iteration}: {self.episodes:,} episodes, {self.steps:,} steps, "
+            f"mean return {mean:.4g})"
+        )
 
 
 class Training(ABC):
@@ -91,7 +104,9 @@ class Training(ABC):
         self._made = policy is None
         self.learner = self._learner(estimator, settings.hidden, generator)
         self._optimizers = [
-            KINDS[settings.optimizer](parameters, lr=settings.learning_rate, eps=self.learner.epsilon, foreach=True)
+            KINDS[settings.optimizer](
+                parameters, lr=settings.learning_rate, eps=self.learner.epsilon, foreach=True
+            )
             for parameters in (list(self.network.parameters()), self.learner.parameters())
             if parameters
         ]
@@ -103,21 +118,26 @@ class Training(ABC):
         self._check_policy()
 
     @abstractmethod
-    def _play(self, policy: Policy, branches: Branches) -> Played:
+    def _play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
         """Play rollouts."""
 
     def _mlp(self, shared: bool, generator: torch.Generator) -> nn.Module:
         world, hidden = self.environment, self.settings.hidden
-        inputs, outputs = world.observations // world.agents, len(world.choices) * max(world.choices) // world.agents
+        inputs, outputs = (
+            world.observations // world.agents,
+            len(world.choices) * max(world.choices) // world.agents,
+        )
         if world.agents == 1:
             return mlp(inputs, hidden, outputs, generator)
         if len(world.choices) % world.agents:
             raise ValueError(
-                f"The {world.agents} agents of {world.name} have {len(world.choices)} actions together, but an MLP per "
-                "agent needs as many for each; give a policy of your own."
+                f"The {world.agents} agents of {world.name} have {len(world.choices)} actions "
+                "together, but an MLP per agent needs as many for each; give a policy of your own."
             )
         count = 1 if shared else world.agents
-        return TeamNetwork([mlp(inputs, hidden, outputs, generator) for _ in range(count)], world.agents)
+        return TeamNetwork(
+            [mlp(inputs, hidden, outputs, generator) for _ in range(count)], world.agents
+        )
 
     def _learner(
         self,
@@ -147,13 +167,25 @@ class Training(ABC):
         world = self.environment
         seen = np.zeros((CHECKED_STEPS, world.observations))
         if world.masks:
-            seen = np.concatenate([seen, np.ones((CHECKED_STEPS, math.prod(self._logits_shape)))], 1)
+            seen = np.concatenate(
+                [seen, np.ones((CHECKED_STEPS, math.prod(self._logits_shape)))], 1
+            )
             seen[:, world.observations :] *= exists(world.choices).reshape(-1)
-        like = self.policy.logits(seen)
+        try:
+            like = self.policy.logits(seen)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"The policy does not take observations [N, {', '.join(map(str, world.shape))}] of "
+                f"{world.name} ({' '.join(str(error).split())}); let its first layer read them."
+            ) from error
         logits = torch.from_numpy(np.where(like > -np.inf, 0.0, -np.inf)).unsqueeze(0)
         first = torch.zeros(logits.shape[:-1], dtype=torch.int64)
         rollouts.plan(
-            self.learner.estimator, logits, first, budget=self._budget(self._count()), generator=torch.Generator()
+            self.learner.estimator,
+            logits,
+            first,
+            budget=self._budget(self._count()),
+            generator=torch.Generator(),
         )
 
     @property
@@ -164,7 +196,9 @@ class Training(ABC):
         return None if self.settings.budget is None else self.settings.budget * episodes
 
     def _count(self) -> int:
-        """Number of true episodes in the next iteration; earlier ones decide it, which keeps the gradient unbiased."""
+        """Number of true episodes in the next iteration; earlier ones decide it, which
+        keeps the gradient unbiased.
+        """
         steps, most = self.learner.iteration
         return self.settings.episodes_an_iteration or min(max(steps // self._length, FEWEST), most)
 
@@ -182,21 +216,26 @@ class Training(ABC):
         settings, world = self.settings, self.environment
         count = self._count()
         # every iteration has its own random numbers: resuming needs no generator's state
-        streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(3 + count, np.uint64)
+        streams = np.random.SeedSequence([settings.seed, self.iteration]).generate_state(
+            3 + count, np.uint64
+        )
         generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
         true, branched = int(streams[1]), int(streams[2])
         current = self.policy
         seeds = [int(stream >> np.uint64(33)) for stream in streams[3:]]
         played = play_episodes(world, current, seeds, Tape(true, count, self._logits_shape))
+        self._check_isolation(played)
 
         batch = self._batch(played)
         if not bool(legal_rows(batch.logits).all()):
             raise FloatingPointError(
-                f"The policy's logits are not finite after episode {self.episodes}; try a smaller learning rate than "
-                f"{settings.learning_rate:g}."
+                f"The policy's logits are not finite after episode {self.episodes}; try a smaller "
+                f"learning rate than {settings.learning_rate:g}."
             )
         plan = self._plan(batch, generator)
-        branches = self._branches(plan, played, branched, true if settings.common_random_numbers else None)
+        branches = self._branches(
+            plan, played, branched, true if settings.common_random_numbers else None
+        )
         tried = self._play(current, branches)
         scale = self._measure_scale(batch.returns.numpy(), tried.returns)
         batch = replace(batch, rewards=scale * batch.rewards, returns=scale * batch.returns)
@@ -222,7 +261,15 @@ class Training(ABC):
             cpu_seconds=time.process_time() - begin_cpu + tried.cpu_seconds,
         )
 
-    def _plan(self, batch: Batch, generator: torch.Generator) -> rollouts.Rollouts:
+    def _check_isolation(self, played: list[Episode]) -> None:
+        """Play one of the episodes again, alone: in iterations 1, 2, 4, 8 and so on,
+        which costs little.
+        """
+        due = self.iteration & (self.iteration + 1) == 0
+        if due and isinstance(self.environment, Stepped):
+            self.environment.check_again(played[self.iteration % len(played)].trail)
+
+    def _plan(self, batch: TrueEpisodes, generator: torch.Generator) -> rollouts.Rollouts:
         """The rollouts to play: all true episodes are one of T steps."""
         budget = self._budget(len(batch.lengths))
         tried = self.learner.tried(batch.logits, budget, generator)
@@ -236,12 +283,14 @@ class Training(ABC):
             weighted=self.settings.weighted,
         )
 
-    def _branches(self, plan: rollouts.Rollouts, played: list[Episode], key: int, shared: int | None) -> Branches:
+    def _branches(
+        self, plan: rollouts.Rollouts, played: list[Episode], key: int, shared: int | None
+    ) -> BranchPoints:
         """The plan's steps, which are numbered through all episodes, as steps of each."""
         offset = np.cumsum([0, *(len(one.rewards) for one in played)])
         step = plan.step.numpy()
         episode = np.searchsorted(offset, step, "right") - 1
-        return Branches(
+        return BranchPoints(
             trails=tuple(one.trail for one in played),
             episode=episode,
             step=step - offset[episode],
@@ -254,18 +303,22 @@ class Training(ABC):
         )
 
     def _measure_scale(self, returns: Array, tried: Array) -> float:
-        """The factor of the rewards; a measured one comes from earlier iterations, the first measures itself."""
+        """The factor of the rewards; a measured one comes from earlier iterations, the
+        first measures itself.
+        """
         if self.settings.reward_scale is not None:
             return self.settings.reward_scale
         earlier, square = self._returns.clone(), float(np.var(returns))
-        self._returns = DECAY * self._returns + (1 - DECAY) * torch.tensor([square, 1.0], dtype=torch.float64)
+        self._returns = DECAY * self._returns + (1 - DECAY) * torch.tensor(
+            [square, 1.0], dtype=torch.float64
+        )
         total, weight = (earlier if earlier[0] > 0 else self._returns).tolist()
         if total > 0:
             return 1 / math.sqrt(total / weight)
         # no true return differs from another yet, but those of rollouts may
         return 1 / (float(np.abs(np.concatenate([returns, tried])).max()) or 1.0)
 
-    def _batch(self, played: list[Episode]) -> Batch:
+    def _batch(self, played: list[Episode]) -> TrueEpisodes:
         gamma = self.settings.gamma
 
         def join(parts: list[Array]) -> Tensor:
@@ -274,9 +327,13 @@ class Training(ABC):
         lengths = tuple(len(one.rewards) for one in played)
         discount = None
         if self.settings.discounting == "gamma^t":
-            discount = gamma ** torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
-        return Batch(
-            observations=join([one.observations for one in played])[:, : self.environment.observations],
+            discount = gamma ** torch.cat(
+                [torch.arange(length, dtype=torch.float64) for length in lengths]
+            )
+        return TrueEpisodes(
+            observations=join([one.observations for one in played])[
+                :, : self.environment.observations
+            ],
             logits=join([one.logits for one in played]),
             actions=join([one.actions for one in played]),
             rewards=join([one.rewards for one in played]),
@@ -289,17 +346,26 @@ class Training(ABC):
             terminated=tuple(one.terminated for one in played),
         )
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _logits(self, batch: TrueEpisodes) -> Tensor:
         """[T, K, C]: the network's logits with their graph, masked as the batch's."""
         world = self.environment
-        shape = (world.observations,) if self._made else world.shape  # our own networks read vectors
+        # our own networks read vectors
+        shape = (world.observations,) if self._made else world.shape
         module = ModulePolicy(self.network, shape, world.choices)
-        return module.outputs(batch.observations).cpu().masked_fill(batch.logits == -torch.inf, -torch.inf)
+        return (
+            module.outputs(batch.observations)
+            .cpu()
+            .masked_fill(batch.logits == -torch.inf, -torch.inf)
+        )
 
-    def _update(self, batch: Batch, plan: rollouts.Rollouts, tries: Tries) -> float:
+    def _update(self, batch: TrueEpisodes, plan: rollouts.Rollouts, tries: Tries) -> float:
         """The updates; returns the entropy of the policy that played."""
         grad, loss = self.learner.gradient(batch, plan, tries)
-        played_entropy, scale, decay = entropy(batch.logits).sum(), 1 / len(batch.lengths), self._decay
+        played_entropy, scale, decay = (
+            entropy(batch.logits).sum(),
+            1 / len(batch.lengths),
+            self._decay,
+        )
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = decay * self.settings.learning_rate
@@ -309,11 +375,15 @@ class Training(ABC):
                 break
             objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
             if self.settings.entropy:
-                objective = objective + decay * self.settings.entropy * entropy(logits).mean(-1).sum()
+                objective = (
+                    objective + decay * self.settings.entropy * entropy(logits).mean(-1).sum()
+                )
             self._optimizers[0].zero_grad()
             (-scale * objective).backward()
             if not number:
-                self._variance.update([p.grad.cpu() for p in self.network.parameters() if p.grad is not None])
+                self._variance.update(
+                    [p.grad.cpu() for p in self.network.parameters() if p.grad is not None]
+                )
             self._optimizers[0].step()
         if loss is not None:
             for _ in range(self.learner.own_updates):
@@ -356,7 +426,9 @@ class Training(ABC):
 
 
 def divergence(played: Tensor, logits: Tensor) -> float:
-    """KL(played || now), summed over the actions of a step and averaged over the steps: logits [T, K, C] each."""
+    """KL(played || now), summed over the actions of a step and averaged over the steps:
+    logits [T, K, C] each.
+    """
     before, now = played.log_softmax(-1), logits.log_softmax(-1)
     ratio = (before - now).masked_fill(before == -torch.inf, 0)
     return float((before.exp() * ratio).sum()) / len(played)

@@ -17,14 +17,18 @@ LARGEST = 300
 COLOURS = 64
 
 
-def film(agent: PolicyGradient, path: str | os.PathLike[str], env: Any, seed: int, every: int) -> int:
+def film(
+    agent: PolicyGradient, path: str | os.PathLike[str], env: Any, seed: int, every: int
+) -> int:
     """Play one episode with the likeliest actions and write one frame per `every` steps.
 
     Returns the number of steps.
     """
     path = Path(path)
     if path.suffix not in ("", ".gif", ".webp", ".png"):
-        raise ValueError(f"A video is a .gif, .webp or .png, but {path.name} ends in {path.suffix}.")
+        raise ValueError(
+            f"A video is a .gif, .webp or .png, but {path.name} ends in {path.suffix}."
+        )
     seen, info = env.reset(seed=seed)
     frames, step, over = [_frame(env)], 0, False
     while not over and step < agent.environment.horizon:
@@ -40,7 +44,14 @@ def film(agent: PolicyGradient, path: str | os.PathLike[str], env: Any, seed: in
             frames.append(_frame(env))
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        frames[0].save(beside, path.suffix[1:] or "gif", save_all=True, append_images=frames[1:], duration=60, loop=0)
+        frames[0].save(
+            beside,
+            path.suffix[1:] or "gif",
+            save_all=True,
+            append_images=frames[1:],
+            duration=60,
+            loop=0,
+        )
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
