@@ -1,4 +1,6 @@
-"""The experiment's parts: tasks, the transformer and its cache, rivals, and the commands on a tiny model."""
+"""The experiment's parts: tasks, the transformer and its cache, rivals, and the commands on a tiny
+model.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from arsm import sequences
 from arsm_experiments.sequences import curves, likeliest, measure, schedule, speed, tasks
 from arsm_experiments.sequences.curves import GOALS, Record, best_choice, finished
 from arsm_experiments.sequences.likeliest import Likeliest
-from arsm_experiments.sequences.methods import METHODS, SMALL, Critics, add_line, new_policy, read_lines, save_policy
+from arsm_experiments.sequences.methods import (
+    METHODS,
+    SMALL,
+    Critics,
+    add_line,
+    new_policy,
+    read_lines,
+    save_policy,
+)
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
 from arsm_experiments.sequences.transformer import Transformer
 from tests.statistics import deviations
@@ -39,8 +49,12 @@ def test_cached_and_uncached_logits_agree() -> None:
         branch = model.select(state, rows)
         torch.testing.assert_close(branch.logits, whole[rows, t])
         if t < 7:
-            torch.testing.assert_close(model.step(branch, tokens[rows, t]).logits, whole[rows, t + 1])
-            assert torch.equal(state.cache, kept), "a branch must not write into the state that it left"
+            torch.testing.assert_close(
+                model.step(branch, tokens[rows, t]).logits, whole[rows, t + 1]
+            )
+            assert torch.equal(state.cache, kept), (
+                "a branch must not write into the state that it left"
+            )
             state = model.step(state, tokens[:, t])
 
 
@@ -57,14 +71,16 @@ def test_slots_give_the_same_tokens() -> None:
     expected = sequences.Waves(model).sample(prompts, None, row, decoding, 3, noise=noise)
     decoder = sequences.decoder(model, 3)
     assert isinstance(decoder, sequences.Slots)
-    assert torch.equal(decoder.sample(prompts, None, row, decoding, 3, noise=noise).tokens, expected.tokens)
+    assert torch.equal(
+        decoder.sample(prompts, None, row, decoding, 3, noise=noise).tokens, expected.tokens
+    )
     with pytest.raises(ValueError, match="takes prompts of one length"):
         decoder.sample(prompts, prompts >= 0, row, decoding, 3, noise=noise)
     with pytest.warns(UserWarning, match="it samples with its own weights"):
         assert isinstance(sequences.decoder(model, dtype=torch.bfloat16), sequences.Waves)
 
 
-def value(prompts: Tensor, tokens: Tensor) -> Tensor:
+def value(prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
     before = torch.cat([prompts[:, 1:2], tokens[:, :-1]], -1)
     return 3 + torch.sin(before.cumsum(-1).double())
 
@@ -93,7 +109,12 @@ def test_likeliest_answers_and_the_rest_are_unbiased(tries: int) -> None:
     def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
         return ((tokens * torch.tensor([1, 3, 9])).sum(-1) % 4 == prompts[:, 0] % 2 + 2).float()
 
-    method = Likeliest(ValueHead(lambda prompts, tokens: torch.zeros(tokens.shape)), tries, solved=0.5, unsolved=0.8)
+    method = Likeliest(
+        ValueHead(lambda prompts, tokens, mask=None: torch.zeros(tokens.shape)),
+        tries,
+        solved=0.5,
+        unsolved=0.8,
+    )
     out = likeliest.estimate(
         method,
         sequences.Recompute(table),
@@ -152,7 +173,9 @@ def test_likeliest_answers_and_the_rest_are_unbiased(tries: int) -> None:
         ),
     ],
 )
-def test_questions_are_shortened(task: str, question: str, answer: str, expected: tuple[str, str]) -> None:
+def test_questions_are_shortened(
+    task: str, question: str, answer: str, expected: tuple[str, str]
+) -> None:
     found = tasks.TASKS[task].question(question), tasks.TASKS[task].answer(answer)
     assert found == expected
     for text in found:
@@ -160,7 +183,10 @@ def test_questions_are_shortened(task: str, question: str, answer: str, expected
 
 
 def test_exact_match() -> None:
-    prompts, answers = torch.tensor([[3, 4], [5, 6], [4, 3]]), torch.tensor([[7, 1], [8, 1], [9, 1]])
+    prompts, answers = (
+        torch.tensor([[3, 4], [5, 6], [4, 3]]),
+        torch.tensor([[7, 1], [8, 1], [9, 1]]),
+    )
     reward = tasks.ExactMatch(prompts, answers)
     assert reward(prompts, answers).tolist() == [1, 1, 1]
     assert reward(prompts[[1, 1, 2]], torch.tensor([[8, 1], [7, 1], [9, 1]])).tolist() == [1, 0, 1]
@@ -171,7 +197,9 @@ def data(tmp_path: Path) -> Path:
     """Questions whose answer is often found by chance: a single end of sequence."""
     task = tasks.TASKS["spell_backward"]
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(2, 40, (200, task.prompt_tokens), generator=generator, dtype=torch.uint8)
+    prompts = torch.randint(
+        2, 40, (200, task.prompt_tokens), generator=generator, dtype=torch.uint8
+    )
     answers = torch.full((200, task.answer_tokens), tasks.EOS, dtype=torch.uint8)
     tasks.save(tasks.Data(prompts, answers), tmp_path / "data" / "spell_backward.pt")
     return tmp_path
@@ -183,7 +211,14 @@ def run(main: object, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 
 def test_variances_are_measured_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["group 2", "grpo 8", "value head", "vineppo 2", "group 2, fresh prompts", "branch rloo 16, critic"]
+    names = [
+        "group 2",
+        "grpo 8",
+        "value head",
+        "vineppo 2",
+        "group 2, fresh prompts",
+        "branch rloo 16, critic",
+    ]
     words = ["spell_backward", "--data", data / "data", "--out", data, "--device", "cpu", "--small"]
     words += ["--levels", 0.45, "--methods"]
     run(measure.main, monkeypatch, *words, *names[:2])
@@ -203,11 +238,14 @@ def test_a_variance_is_that_of_the_gradients(monkeypatch: pytest.MonkeyPatch) ->
     critics = Critics(Critic(policy, actions=False), Critic(policy, actions=True))
     data = tasks.Data(torch.zeros(8, 11, dtype=torch.uint8), torch.zeros(8, 11, dtype=torch.uint8))
     size = replace(SMALL, repeats=24, patience=60)
-    record, mean = measure.measure("group 2", critics, policy, "spell_backward", data, size, "cpu", 64, None, 0)
+    record, mean = measure.measure(
+        "group 2", critics, policy, "spell_backward", data, size, "cpu", 64, None, 0
+    )
     assert record["repeats"] == 24
     assert record["tokens"] == 7
     assert record["trace"] == pytest.approx(float(gradients.var(0).sum()), rel=1e-5)
-    assert record["trace_error"] == pytest.approx(50 * (2 / 50 / 24) ** 0.5, rel=0.4)  # of normal gradients
+    # of normal gradients
+    assert record["trace_error"] == pytest.approx(50 * (2 / 50 / 24) ** 0.5, rel=0.4)
     assert torch.allclose(mean, gradients.mean(0).double(), atol=1e-5)
 
 
@@ -231,12 +269,19 @@ def test_every_method_gives_a_gradient(name: str) -> None:
 
 
 def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"spell_backward": schedule.Setting((100, 200), (1e-3, 1e-4), longest=800, lost=400, seeds=(1,))}
+    settings = {
+        "spell_backward": schedule.Setting(
+            (100, 200), (1e-3, 1e-4), longest=800, lost=400, seeds=(1,)
+        )
+    }
     monkeypatch.setattr(schedule, "FIRST", ("likeliest", "group", "value head"))
     monkeypatch.setattr(schedule, "LAST", ("branch rloo 64, chance",))
     monkeypatch.setattr(schedule, "MEASURED", ("group 2", "likeliest"))
     for level in measure.LEVELS:
-        save_policy(new_policy("spell_backward", SMALL, "cpu"), measure.checkpoint_path(data, "spell_backward", level))
+        save_policy(
+            new_policy("spell_backward", SMALL, "cpu"),
+            measure.checkpoint_path(data, "spell_backward", level),
+        )
     (data / "claims").mkdir()
     path = data / "curves-spell_backward.jsonl"
 
@@ -253,7 +298,9 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
         (reported,) = (end for end in ends if (end["method"], end["seed"]) == (name, 1))
         assert set(tried) == grid
         assert tried[chosen(reported)]["accuracy"] == max(end["accuracy"] for end in tried.values())
-    assert all(end["tokens"] >= 800 or end["accuracy"] < 0.05 or end["accuracy"] >= 0.9 for end in ends)
+    assert all(
+        end["tokens"] >= 800 or end["accuracy"] < 0.05 or end["accuracy"] >= 0.9 for end in ends
+    )
     assert len(read_lines(data / "variance-spell_backward.jsonl")) == 2 * len(measure.LEVELS)
     with path.open("a") as file:
         file.write(json.dumps(records[0])[:20])  # a run that was killed while it wrote
@@ -278,7 +325,14 @@ def chosen(record: Record) -> tuple[int, float]:
 
 def curve(rate: float, *points: tuple[int, float], size: int = 400, seed: int = 0) -> list[Record]:
     """A finished run through these tokens and accuracies."""
-    always = {"task": "spell_backward", "start": 0.1, "method": "group 8", "seed": seed, "rate": rate, "seconds": 1.0}
+    always = {
+        "task": "spell_backward",
+        "start": 0.1,
+        "method": "group 8",
+        "seed": seed,
+        "rate": rate,
+        "seconds": 1.0,
+    }
     return [
         {**always, "per_update": size, "update": 5 * number, "tokens": tokens, "accuracy": accuracy}
         | {"end": number == len(points)}
@@ -291,11 +345,18 @@ def test_the_choice_is_the_first_to_reach_the_goal_or_else_the_most_accurate() -
     steady = curve(1e-3, (8_000, 0.65), (20_000, 0.85))
     small = curve(1e-3, (8_000, 0.4), (20_000, 0.8), size=100)
     trials = finished([*fast, *steady, *small])[0.1, "group 8", 0]
-    assert [best_choice(trials, goal) for goal in (0.7, 0.8, 0.9)] == [(400, 3e-3), (400, 1e-3), (400, 1e-3)]
+    assert [best_choice(trials, goal) for goal in (0.7, 0.8, 0.9)] == [
+        (400, 3e-3),
+        (400, 1e-3),
+        (400, 1e-3),
+    ]
 
 
 def test_a_run_that_was_cut_short_does_not_hide_the_finished_one() -> None:
-    whole, again = curve(1e-3, (8_000, 0.65), (20_000, 0.85)), curve(1e-3, (8_000, 0.6), (16_000, 0.7), (20_000, 0.9))
+    whole, again = (
+        curve(1e-3, (8_000, 0.65), (20_000, 0.85)),
+        curve(1e-3, (8_000, 0.6), (16_000, 0.7), (20_000, 0.9)),
+    )
     assert finished([*whole, *again[:-1]]) == {(0.1, "group 8", 0): {(400, 1e-3): whole}}
     assert finished([*whole, *again]) == {(0.1, "group 8", 0): {(400, 1e-3): again}}
 
@@ -303,16 +364,23 @@ def test_a_run_that_was_cut_short_does_not_hide_the_finished_one() -> None:
 @pytest.fixture
 def worker(data: Path) -> schedule.Worker:
     """Of two rates."""
-    settings = {"spell_backward": schedule.Setting((400,), (1e-3, 3e-3), longest=300_000, lost=20_000)}
+    settings = {
+        "spell_backward": schedule.Setting((400,), (1e-3, 3e-3), longest=300_000, lost=20_000)
+    }
     return schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100)
 
 
-def test_a_trial_ends_when_it_can_no_longer_win(worker: schedule.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_ends_when_it_can_no_longer_win(
+    worker: schedule.Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another one has reached the last goal, and so every goal, with fewer tokens."""
     started: list[Any] = []
     monkeypatch.setattr(schedule, "train", lambda *words: started.append(words[11:14]))
     path = worker.out / "curves-spell_backward.jsonl"
-    trials = [schedule.Job("train", "spell_backward", method="group 8", choice=(400, rate)) for rate in (1e-3, 3e-3)]
+    trials = [
+        schedule.Job("train", "spell_backward", method="group 8", choice=(400, rate))
+        for rate in (1e-3, 3e-3)
+    ]
     worker.do(trials[1])
     ((goal, tokens, lost),) = started
     assert (goal, tokens(), lost) == (GOALS[-1], 300_000, 20_000)
@@ -332,8 +400,15 @@ def test_every_goal_is_trained_for_with_its_own_choice(
     worker: schedule.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(schedule, "train", lambda *words: started.append((words[2], words[11], words[12](), words[13])))
-    reported = [schedule.Job("train", "spell_backward", method="group 8", seed=1, goal=goal) for goal in GOALS]
+    monkeypatch.setattr(
+        schedule,
+        "train",
+        lambda *words: started.append((words[2], words[11], words[12](), words[13])),
+    )
+    reported = [
+        schedule.Job("train", "spell_backward", method="group 8", seed=1, goal=goal)
+        for goal in GOALS
+    ]
     for record in curve(3e-3, (6_000, 0.75), (60_000, 0.3)):
         add_line(worker.out / "curves-spell_backward.jsonl", record)
     assert not any(map(worker.ready, reported)), "the other rate was not tried"
@@ -341,10 +416,14 @@ def test_every_goal_is_trained_for_with_its_own_choice(
         add_line(worker.out / "curves-spell_backward.jsonl", record)
     for job in reported:
         worker.do(job)
-    assert started == [(3e-3, 0.7, 300_000, math.inf), (1e-3, 0.9, 300_000, math.inf)], "one run for several goals"
+    assert started == [(3e-3, 0.7, 300_000, math.inf), (1e-3, 0.9, 300_000, math.inf)], (
+        "one run for several goals"
+    )
 
 
-def test_a_run_ends_at_its_goal_at_its_limit_or_when_it_is_lost(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_at_its_goal_at_its_limit_or_when_it_is_lost(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights, path = data / "weights.pt", data / "curve.jsonl"
     save_policy(new_policy("spell_backward", SMALL, "cpu"), weights)
     questions = tasks.load(data / "data" / "spell_backward.pt", "cpu")
@@ -352,7 +431,19 @@ def test_a_run_ends_at_its_goal_at_its_limit_or_when_it_is_lost(data: Path, monk
     def ends(accuracies: list[float], goal: float, tokens: float, lost: float) -> tuple[int, float]:
         values = iter(accuracies)
         monkeypatch.setattr(curves, "accuracy", lambda *_: next(values))
-        words = ("spell_backward", 0.1, questions, SMALL, weights, path, "cpu", goal, lambda: tokens, lost, 64)
+        words = (
+            "spell_backward",
+            0.1,
+            questions,
+            SMALL,
+            weights,
+            path,
+            "cpu",
+            goal,
+            lambda: tokens,
+            lost,
+            64,
+        )
         curves.train("group 2", 100, 1e-4, 1, *words)
         last = read_lines(path)[-1]
         assert last["end"]

@@ -1,4 +1,6 @@
-"""`arsm sequences`: its run folders, killing and resuming, several processes, engines, and what it refuses."""
+"""`arsm sequences`: its run folders, killing and resuming, several processes, engines, and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ from arsm_experiments.runs.reader import load_checkpoint, read_run
 from arsm_experiments.sequences import command
 from arsm_experiments.sequences.command import Sequences, TaskName
 from arsm_experiments.sequences.methods import Size, cross_entropy, new_policy
+from arsm_experiments.sequences.rivals import BestOf, Unsure
 from arsm_experiments.sequences.server import Sampler, make_server
 from arsm_experiments.sequences.tasks import EOS, TASKS, Data, decode, generate, save
-from arsm_experiments.sequences.texts import CHAIN
-from arsm_experiments.sequences.trainer import Trainer, imitate, named_strategy
+from arsm_experiments.sequences.texts import WRITTEN
+from arsm_experiments.sequences.trainer import Trainer, imitate, named_method, named_strategy
 from tests.experiments.test_sequences_server import SHAPE, SIZE, running
 
 TINY = Sequences(
@@ -44,7 +47,17 @@ TINY = Sequences(
     measure_every=2,
     device="cpu",
 )
-WORDS = ["--strategies", "branch:rloo:samples=3", "--rates", "0.01", "--seeds", "3", "4", "--tokens", "9000"]
+WORDS = [
+    "--strategies",
+    "branch:rloo:samples=3",
+    "--rates",
+    "0.01",
+    "--seeds",
+    "3",
+    "4",
+    "--tokens",
+    "9000",
+]
 WORDS += [
     "--tokens-per-update",
     "1500",
@@ -68,7 +81,10 @@ def trained(config: Sequences) -> list[Path]:
 
 def results(folder: Path) -> tuple[list[dict[str, Any]], Any]:
     """Metrics without times, and the last state but its seconds."""
-    metrics = [{key: value for key, value in line.items() if key not in TIMES} for line in read_run(folder).metrics]
+    metrics = [
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in read_run(folder).metrics
+    ]
     return metrics, load_checkpoint(folder / "checkpoint.pt")["state"]["trainer"]
 
 
@@ -80,10 +96,15 @@ def assert_same(folder: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with questions whose answer a random model finds now and then: nothing but the end."""
+    """A folder with questions whose answer a random model finds now and then: nothing but the
+    end.
+    """
     task, folder = TASKS["digit_sorting"], tmp_path_factory.mktemp("data")
     prompts = torch.randint(2, 40, (200, task.prompt_tokens), dtype=torch.uint8)
-    save(Data(prompts, torch.full((200, task.answer_tokens), EOS, dtype=torch.uint8)), folder / "digit_sorting.pt")
+    save(
+        Data(prompts, torch.full((200, task.answer_tokens), EOS, dtype=torch.uint8)),
+        folder / "digit_sorting.pt",
+    )
     return folder
 
 
@@ -100,7 +121,12 @@ def whole(tiny: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_folder_has_everything(whole: Path) -> None:
     record = read_run(whole)
-    assert {path.name.partition(".")[0] for path in whole.iterdir()} == {"config", "metrics", "checkpoint", "events"}
+    assert {path.name.partition(".")[0] for path in whole.iterdir()} == {
+        "config",
+        "metrics",
+        "checkpoint",
+        "events",
+    }
     assert {line["seed"] for line in record.metrics} == {3, 4}
     for seed in (3, 4):
         lines = [line for line in record.metrics if line["seed"] == seed]
@@ -111,14 +137,20 @@ def test_a_run_folder_has_everything(whole: Path) -> None:
         assert lines[-1]["rollouts"] > 0
         assert max(line["gradient_norm"] for line in lines[1:]) > 0
     chapter = make_chapters([record])["sequences"]
-    assert {result.metric for result in chapter.sections[0].results} >= {"accuracy", "tokens", "seconds"}
+    assert {result.metric for result in chapter.sections[0].results} >= {
+        "accuracy",
+        "tokens",
+        "seconds",
+    }
 
 
 def test_same_seed_same_curve(whole: Path, tiny: Sequences, tmp_path: Path) -> None:
     assert_same(trained(replace(tiny, root=tmp_path))[0], whole)
     metrics = results(whole)[0]
     half = len(metrics) // 2
-    assert [line["tokens"] for line in metrics[:half]] != [line["tokens"] for line in metrics[half:]]
+    assert [line["tokens"] for line in metrics[:half]] != [
+        line["tokens"] for line in metrics[half:]
+    ]
 
 
 @pytest.mark.parametrize("updates", [3, 8])
@@ -150,7 +182,9 @@ def test_a_killed_command_goes_on_bit_for_bit(whole: Path, data: Path, tmp_path:
     words += ["--root", str(tmp_path), "--resume"]
     folder = tmp_path / "sequences" / whole.name
     for reached in (1, 4):
-        with subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL
+        ) as process:
             while process.poll() is None:
                 path = folder / "metrics.jsonl"
                 if path.exists() and path.read_bytes().count(b"\n") > reached:
@@ -165,7 +199,15 @@ def test_a_killed_command_goes_on_bit_for_bit(whole: Path, data: Path, tmp_path:
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does_in_two_parts(tiny: Sequences, tmp_path: Path) -> None:
     alone = trained(replace(tiny, parts=2, kl=0.1, root=tmp_path / "alone"))[0]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29871"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "29871",
+    ]
     words = [
         *torchrun,
         "-m",
@@ -178,13 +220,17 @@ def test_two_processes_learn_what_one_does_in_two_parts(tiny: Sequences, tmp_pat
         "--data",
         str(tiny.data),
     ]
-    done = subprocess.run([*words, "--root", str(tmp_path / "both")], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [*words, "--root", str(tmp_path / "both")], check=True, capture_output=True, text=True
+    )
     assert_same(tmp_path / "both" / "sequences" / alone.name, alone)
     assert done.stdout.count("Run folders:") == 1, "of two processes, one speaks"
 
 
 @pytest.mark.parametrize("strategy", ["grpo:3", "branch:arsm", "chance"])
-def test_strategies_learn_within_their_tokens(strategy: str, tiny: Sequences, tmp_path: Path) -> None:
+def test_strategies_learn_within_their_tokens(
+    strategy: str, tiny: Sequences, tmp_path: Path
+) -> None:
     config = replace(tiny, strategies=(strategy,), seeds=(0,), root=tmp_path)
     (folder,) = trained(config)
     first, *_, last = read_run(folder).metrics
@@ -206,11 +252,15 @@ def test_imitation_is_done_once_and_a_run_can_start_from_another(
     assert next(reached) == 0.9, "two accuracies were asked for, by the first run alone"
     assert read_run(first).metrics[0]["accuracy"] == read_run(second).metrics[0]["accuracy"]
     (kept,) = (tmp_path / "sequences" / "starts").iterdir()
-    before, after = (command.start_from(path, "digit_sorting", SIZE, "cpu").head.weight for path in (kept, first))
+    before, after = (
+        command.start_from(path, "digit_sorting", SIZE, "cpu").head.weight for path in (kept, first)
+    )
     assert not torch.equal(before, after)
     policies = []
     monkeypatch.setattr(
-        Trainer, "score", lambda trainer, *_: policies.append(trainer.policy.head.weight.clone()) or 0.0
+        Trainer,
+        "scores",
+        lambda trainer, *_: policies.append(trainer.policy.head.weight.clone()) or torch.zeros(2),
     )
     trained(replace(config, name="third", start=first))
     assert torch.equal(policies[0], after)
@@ -232,7 +282,9 @@ def fresh_server() -> contextlib.AbstractContextManager[str]:
     return running(make_server(Sampler(policy, policy)))
 
 
-def test_a_server_that_dies_loses_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_dies_loses_nothing(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same results as with a server that lives; the run goes on with another one."""
     words = ["sequences", *WORDS, "--data", str(data), "--engine"]
     with fresh_server() as address:
@@ -267,7 +319,8 @@ def test_a_server_that_dies_loses_nothing(data: Path, tmp_path: Path, capsys: py
 def test_ray_samples_for_the_command(tiny: Sequences, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     one, two = (
-        trained(replace(tiny, engine="ray", workers=workers, root=tmp_path / str(workers)))[0] for workers in (1, 2)
+        trained(replace(tiny, engine="ray", workers=workers, root=tmp_path / str(workers)))[0]
+        for workers in (1, 2)
     )
     assert_same(one, two)
 
@@ -276,8 +329,12 @@ def test_a_folder_that_exists_is_refused_before_anything_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "imitate", lambda *_: pytest.fail("it imitates"))
-    (tmp_path / "sequences" / Sequences().folder_name(Sequences().config("group:2", 3e-4))).mkdir(parents=True)
-    assert "exists; pass --resume to continue" in refused(capsys, "--strategies", "group:2", "--root", str(tmp_path))
+    (tmp_path / "sequences" / Sequences().folder_name(Sequences().config("group:2", 3e-4))).mkdir(
+        parents=True
+    )
+    assert "exists; pass --resume to continue" in refused(
+        capsys, "--strategies", "group:2", "--root", str(tmp_path)
+    )
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -309,9 +366,15 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             ["--task", "chain_sum", "--data", "none"],
             "There is no none/chain_sum.pt; make it with `pip install reasoning-gym` and",
         ),
-        (["--task", "chain"], "--task chain is written in words and needs --model, such as smollm2."),
+        (
+            ["--task", "chain"],
+            "--task chain is written in words and needs --model, such as smollm2.",
+        ),
         (["--lora", "4"], "--lora is for a model of transformers; name one with --model."),
-        (["--start", "none"], "--start must be a run folder or a file of weights, but there is none at none."),
+        (
+            ["--start", "none"],
+            "--start must be a run folder or a file of weights, but there is none at none.",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused(
@@ -321,7 +384,9 @@ def test_what_cannot_run_is_refused(
     assert not any(tmp_path.iterdir())
 
 
-def test_processes_share_whole_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_share_whole_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--parts must be a multiple of the 2 processes, but is 1." in refused(capsys)
 
@@ -337,12 +402,15 @@ def test_weights_of_another_model_are_refused(
 
 
 def test_names() -> None:
-    assert get_args(TaskName) == (*TASKS, CHAIN)
+    assert get_args(TaskName) == (*TASKS, *WRITTEN)
     branch = named_strategy("branch:arsm:references=3")
     assert isinstance(branch, Branch)
     assert branch.estimator == arsm.ARSM(references=3)
     assert named_strategy("dr-grpo") == Group(arsm.DrGRPO(8))
     assert not named_strategy("grpo:4").unbiased
+    assert named_strategy("unsure:2:8") == Unsure(2, 8)
+    assert named_strategy("raft:4") == BestOf(4)
+    assert (named_method("4*grpo:8").epochs, named_method("ppo").epochs) == (4, 1)
 
 
 def test_own_questions() -> None:

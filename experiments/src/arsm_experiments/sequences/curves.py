@@ -1,4 +1,6 @@
-"""A training run by policy gradients from a checkpoint, at equal tokens per update; `schedule` starts them."""
+"""A training run by policy gradients from a checkpoint, at equal tokens per update; `schedule`
+starts them.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,11 @@ def train(
     max_rows: int,
     deadline: float = math.inf,
 ) -> None:
-    """One run: a record per evaluation goes to `path`; a run that meets the deadline has no record of its end.
+    """One run: a record per evaluation goes to `path`; a run that meets the deadline has no record
+    of its end.
 
-    It ends when it reaches the goal, after `tokens()` generated tokens, or if its accuracy has halved after `lost`
-    tokens.
+    It ends when it reaches the goal, after `tokens()` generated tokens, or if its accuracy has
+    halved after `lost` tokens.
     """
     torch.manual_seed(seed)
     generator = torch.Generator(device).manual_seed(seed)
@@ -84,19 +87,33 @@ def train(
             ruined = (update >= RUINED and reached == 0) or (spent >= lost and reached < start / 2)
             limit = tokens()
             end = spent >= limit or reached >= goal or ruined
-            record = {"task": task, "start": start, "method": name, "rate": rate, "seed": seed, "update": update}
-            record |= {"tokens": spent, "per_update": per_update, "seconds": time.time() - begun, "accuracy": reached}
+            record = {
+                "task": task,
+                "start": start,
+                "method": name,
+                "rate": rate,
+                "seed": seed,
+                "update": update,
+            }
+            record |= {
+                "tokens": spent,
+                "per_update": per_update,
+                "seconds": time.time() - begun,
+                "accuracy": reached,
+            }
             add_line(path, record | {"end": end})
             if end:
                 print(
-                    f"{task} from {start}, {name}, updates of {per_update}, rate {rate:g}, seed {seed}: {reached:.3f}, "
-                    f"{spent} tokens, {record['seconds']:.0f} s",
+                    f"{task} from {start}, {name}, updates of {per_update}, rate {rate:g}, seed "
+                    f"{seed}: {reached:.3f}, {spent} tokens, {record['seconds']:.0f} s",
                     flush=True,
                 )
             if end or time.time() > deadline:
                 return
         prompts, answers = questions.batch(draw_rows(questions, count, generator), device)
-        out = estimate(strategy, policy, prompts, ExactMatch(prompts, answers), width, max_rows, generator)
+        out = estimate(
+            strategy, policy, prompts, ExactMatch(prompts, answers), width, max_rows, generator
+        )
         optimiser.zero_grad()
         (-out.value.mean()).backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -105,7 +122,9 @@ def train(
         update += 1
         generated = int(out.info["generated"])
         spent += generated
-        per_prompt = generated / count if per_prompt is None else 0.8 * per_prompt + 0.2 * generated / count
+        per_prompt = (
+            generated / count if per_prompt is None else 0.8 * per_prompt + 0.2 * generated / count
+        )
         count = max(2, round(per_update / per_prompt))
         if critic is not None:
             for rows in torch.arange(prompts.shape[0]).split(CRITIC_ROWS):
@@ -118,11 +137,16 @@ def train(
 
 
 def finished(records: list[Record]) -> dict[tuple[float, str, int], dict[Choice, Run]]:
-    """Whole runs by (start, method, seed) and choice. Of several, the last; runs that were cut short are left out."""
+    """Whole runs by (start, method, seed) and choice. Of several, the last; runs that were cut
+    short are left out.
+    """
     begun: dict[tuple[tuple[float, str, int], Choice], Run] = {}
     whole: dict[tuple[float, str, int], dict[Choice, Run]] = {}
     for record in records:
-        key, choice = (record["start"], record["method"], record["seed"]), (record["per_update"], record["rate"])
+        key, choice = (
+            (record["start"], record["method"], record["seed"]),
+            (record["per_update"], record["rate"]),
+        )
         if record["update"] == 0 or (key, choice) not in begun:
             begun[key, choice] = []
         begun[key, choice].append(record)
@@ -132,17 +156,23 @@ def finished(records: list[Record]) -> dict[tuple[float, str, int], dict[Choice,
 
 
 def crossing(run: Run, level: float) -> tuple[float, float] | None:
-    """Tokens and seconds at which the accuracy crosses a level, by a straight line between two evaluations."""
+    """Tokens and seconds at which the accuracy crosses a level, by a straight line between two
+    evaluations.
+    """
     for before, after in itertools.pairwise(run):
         if before["accuracy"] < level <= after["accuracy"]:
             share = (level - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
-            tokens, seconds = (before[key] + share * (after[key] - before[key]) for key in ("tokens", "seconds"))
+            tokens, seconds = (
+                before[key] + share * (after[key] - before[key]) for key in ("tokens", "seconds")
+            )
             return tokens, seconds
     return None
 
 
 def best_choice(trials: dict[Choice, Run], goal: float) -> Choice:
-    """The choice that reaches the goal with the fewest tokens; if none does, that of the highest last accuracy."""
+    """The choice that reaches the goal with the fewest tokens; if none does, that of the highest
+    last accuracy.
+    """
 
     def merit(choice: Choice) -> tuple[bool, float]:
         reached = crossing(trials[choice], goal)

@@ -4,13 +4,15 @@ With S a set of answers that was chosen without regard to the samples,
 
     J = E[R(y)] = sum_{y in S} p(y) R(y)  +  E[R(y) 1{y not in S}]
 
-The first part is known with its gradient once every answer in S was rewarded; the second is left to any strategy, with
-rewards of 0 for the answers in S. S holds the greedy answer and, where that earns nothing, variants of it: go back to
-the states where another token was nearly as likely, take it, and go on greedily. The second part is computed for a
-share of the prompts and divided by that share. Where S holds the only right answer, it is 0 whatever is sampled.
+The first part is known with its gradient once every answer in S was rewarded; the second is left to
+any strategy, with rewards of 0 for the answers in S. S holds the greedy answer and, where that
+earns nothing, variants of it: go back to the states where another token was nearly as likely, take
+it, and go on greedily. The second part is computed for a share of the prompts and divided by that
+share. Where S holds the only right answer, it is 0 whatever is sampled.
 
-References: Liu and others, Rao-Blackwellized stochastic gradients for discrete distributions, 2019; Kool, van Hoof and
-Welling, Estimating gradients for discrete random variables by sampling without replacement, 2020.
+References: Liu and others, Rao-Blackwellized stochastic gradients for discrete distributions, 2019;
+Kool, van Hoof and Welling, Estimating gradients for discrete random variables by sampling without
+replacement, 2020.
 """
 
 from __future__ import annotations
@@ -52,12 +54,14 @@ def estimate(
     rows: int,
     micro_batch: int = 1024,
     generator: torch.Generator,
-) -> sequences.Estimate:
+) -> sequences.SequenceEstimate:
     """Like `sequences.estimate`; the tokens and rewards are those of the greedy answers."""
     count, device = prompts.shape[0], prompts.device
     decoding = Decoding(max_tokens, eos, GREEDY, rows)
     everyone = torch.arange(count, device=device)
-    greedy = complete(model, prompts, None, Prefixes.bare(everyone, max_tokens), decoding, generator).tokens
+    greedy = complete(
+        model, prompts, None, Prefixes.bare(everyone, max_tokens), decoding, generator
+    ).tokens
     live = live_tokens(greedy, eos)
     generated = int(live.sum())
     tokens, row, rewards = greedy, everyone, reward(prompts, greedy)
@@ -80,10 +84,17 @@ def estimate(
     earned = rewards.nonzero().squeeze(-1)
     if earned.shape[0]:
         chosen = tokens[earned]
-        log_p = model.logits(prompts[row[earned]], chosen).log_softmax(-1).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+        log_p = (
+            model.logits(prompts[row[earned]], chosen)
+            .log_softmax(-1)
+            .gather(-1, chosen.unsqueeze(-1))
+            .squeeze(-1)
+        )
         p = log_p.masked_fill(~live_tokens(chosen, eos), 0).sum(-1).exp()
         value = value.index_add(0, row[earned], (p * rewards[earned]).to(value.dtype))
-    share = torch.full_like(value, method.unsolved).index_fill(0, row[earned], method.solved).detach()
+    share = (
+        torch.full_like(value, method.unsolved).index_fill(0, row[earned], method.solved).detach()
+    )
     kept = (torch.rand(count, generator=generator, device=device) < share).nonzero().squeeze(-1)
     if kept.shape[0]:
         known = _Known(prompts[row], tokens)
@@ -99,7 +110,7 @@ def estimate(
     if not value.requires_grad:  # nothing earned, nothing sampled
         value = value + 0 * model.logits(prompts[:1], greedy[:1]).sum()
     info = {"generated": torch.tensor(generated)}
-    return sequences.Estimate(value, greedy, live, rewards[:count], info=info)
+    return sequences.SequenceEstimate(value, greedy, live, rewards[:count], info=info)
 
 
 class _Known:
@@ -114,5 +125,7 @@ class _Known:
     @staticmethod
     def _hash(prompts: Tensor, tokens: Tensor) -> Tensor:
         both = torch.cat([prompts, tokens], -1)
-        base = torch.full((both.shape[1],), 6364136223846793005, dtype=torch.int64, device=both.device)
+        base = torch.full(
+            (both.shape[1],), 6364136223846793005, dtype=torch.int64, device=both.device
+        )
         return ((both + 1) * base.cumprod(0)).sum(-1)

@@ -1,8 +1,10 @@
-"""Variance of the gradient times generated tokens, at three accuracies of a model trained by cross-entropy.
+"""Variance of the gradient times generated tokens, at three accuracies of a model trained by
+cross-entropy.
 
-`python -m arsm_experiments.sequences.measure TASK` first trains to the accuracies, then measures every method at each
-checkpoint. Records are lines of JSON, one per method and checkpoint; those that are there are not measured again.
-On a CPU it takes fewer prompts, smaller batches of cross-entropy, and the methods of `EVERY`.
+`python -m arsm_experiments.sequences.measure TASK` first trains to the accuracies, then measures
+every method at each checkpoint. Records are lines of JSON, one per method and checkpoint; those
+that are there are not measured again. On a CPU it takes fewer prompts, smaller batches of
+cross-entropy, and the methods of `EVERY`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,14 @@ MEASURED_FRESH = ("branch rloo 16" + FRESH, "group 8" + FRESH)
 EVERY = (
     *("group 2", "group 4", "group 8", "group 16", "grpo 8", "dr. grpo 8", "token baseline 8"),
     *("value head", "value head, lambda 0.95", "vineppo 2"),
-    *("branch rloo 2", "branch rloo 4", "branch rloo 8", "branch rloo 16", "branch arsm", "branch arsm, 4 references"),
+    *(
+        "branch rloo 2",
+        "branch rloo 4",
+        "branch rloo 8",
+        "branch rloo 16",
+        "branch arsm",
+        "branch arsm, 4 references",
+    ),
     *("branch 4 exact, 2 sampled", "branch rloo 64, chance", "likeliest"),
 )
 """What a CPU measures: every estimator once."""
@@ -77,7 +86,9 @@ def pretrain(
     train, test = data.split(size.held_out)
     test = Data(test.prompts[: size.tested], test.answers[: size.tested])
     policy = new_policy(task, size, device)
-    optimiser = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimiser = torch.optim.AdamW(
+        policy.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
     warm = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / 200))
     step, begun, last = 0, time.time(), 0.0
     while missing and time.time() < deadline:
@@ -103,7 +114,11 @@ def pretrain(
                 )
         if step % 500 == 0:
             seconds = time.time() - begun
-            print(f"{task}: step {step}, loss {loss.item():.3f}, accuracy {last:.3f}, {seconds:.0f} s", flush=True)
+            print(
+                f"{task}: step {step}, loss {loss.item():.3f}, accuracy {last:.3f}, {seconds:.0f} "
+                f"s",
+                flush=True,
+            )
 
 
 def one_gradient(
@@ -135,17 +150,22 @@ def measure(
     *,
     fresh: bool = False,
 ) -> tuple[dict[str, float], Tensor]:
-    """Independent estimates on the same prompts, or on fresh ones: the covariance's trace, tokens, seconds; their mean.
+    """Independent estimates on the same prompts, or on fresh ones: the covariance's trace, tokens,
+    seconds; their mean.
 
-    `trace_error` is the trace's standard error; `squared_norm` is |mean|^2 with the noise taken out; `projection` is
-    <mean, truth>, another method's mean.
+    `trace_error` is the trace's standard error; `squared_norm` is |mean|^2 with the noise taken
+    out; `projection` is <mean, truth>, another method's mean.
     """
     rows, strategy = torch.arange(size.prompts), METHODS[name](critics)
     generator = torch.Generator(device).manual_seed(seed)
     gradients, tokens, begun = [], 0, _now(device)
     least = max(2, size.repeats // 4)
-    while len(gradients) < least or (len(gradients) < size.repeats and time.time() - begun < size.patience):
-        prompts, answers = data.batch(draw_rows(data, size.prompts, generator) if fresh else rows, device)
+    while len(gradients) < least or (
+        len(gradients) < size.repeats and time.time() - begun < size.patience
+    ):
+        prompts, answers = data.batch(
+            draw_rows(data, size.prompts, generator) if fresh else rows, device
+        )
         reward = ExactMatch(prompts, answers)
         gradient, generated = one_gradient(
             strategy, policy, prompts, reward, generator, max_rows, TASKS[task].answer_tokens
@@ -156,7 +176,9 @@ def measure(
     seconds = (_now(device) - begun) / repeats
     mean = torch.stack(gradients).mean(0, dtype=torch.double)
     norm = float(mean.square().sum())
-    distances = [float((gradient - mean).square().sum()) * repeats / (repeats - 1) for gradient in gradients]
+    distances = [
+        float((gradient - mean).square().sum()) * repeats / (repeats - 1) for gradient in gradients
+    ]
     trace = statistics.mean(distances)
     record = {
         "repeats": repeats,
@@ -203,16 +225,23 @@ def measure_level(
     truth_record, truth = measure("branch rloo 8", *arguments, None, seed=99)
     for number, name in enumerate(names):
         if time.time() > deadline:
-            print(f"{task}: out of time before {name} at {level}; run the command again.", flush=True)
+            print(
+                f"{task}: out of time before {name} at {level}; run the command again.", flush=True
+            )
             return
         fresh = name.endswith(FRESH)
-        record, _ = measure(name.removesuffix(FRESH), *arguments, truth, seed=100 + number, fresh=fresh)
+        record, _ = measure(
+            name.removesuffix(FRESH), *arguments, truth, seed=100 + number, fresh=fresh
+        )
         square = truth_record["squared_norm"]
         record["agreement"] = record.pop("projection") / square if square > 0 else float("nan")
-        add_line(path, {"task": task, "level": level, "accuracy": reached, "method": name, **record})
+        add_line(
+            path, {"task": task, "level": level, "accuracy": reached, "method": name, **record}
+        )
         print(
-            f"{task} {reached:.2f} {name}: trace x tokens {record['trace'] * record['tokens']:.0f}, "
-            f"agreement {record['agreement']:.2f}, {record['seconds']:.3f} s",
+            f"{task} {reached:.2f} {name}: trace x tokens "
+            f"{record['trace'] * record['tokens']:.0f}, agreement {record['agreement']:.2f}, "
+            f"{record['seconds']:.3f} s",
             flush=True,
         )
 
@@ -224,15 +253,21 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("runs/sequences/data"))
     parser.add_argument("--out", type=Path, default=Path("runs/sequences"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=480, help="Start nothing new after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=480, help="Start nothing new after so long"
+    )
     parser.add_argument("--only", choices=["pretrain", "variance"])
     names = [*METHODS, *(name + FRESH for name in METHODS)]
     parser.add_argument("--methods", nargs="+", choices=names, metavar="METHOD")
     parser.add_argument("--levels", nargs="+", type=float, default=list(LEVELS), choices=LEVELS)
     parser.add_argument("--max-rows", type=int, default=4096)
-    parser.add_argument("--small", action="store_true", help="A tiny model, to try the command on a CPU")
+    parser.add_argument(
+        "--small", action="store_true", help="A tiny model, to try the command on a CPU"
+    )
     options = parser.parse_args()
-    size, methods = (CPU, EVERY) if options.device == "cpu" else (Size(), (*METHODS, *MEASURED_FRESH))
+    size, methods = (
+        (CPU, EVERY) if options.device == "cpu" else (Size(), (*METHODS, *MEASURED_FRESH))
+    )
     size, methods = SMALL if options.small else size, options.methods or methods
     deadline = time.time() + options.seconds
     data = load(options.data / f"{options.task}.pt", options.device)
@@ -241,7 +276,9 @@ def main() -> None:
             fresh = new_policy(options.task, size, options.device)
             save_policy(fresh, checkpoint_path(options.out, options.task, level))
     elif options.only != "variance":
-        pretrain(options.task, data, size, options.out, options.device, deadline, tuple(options.levels))
+        pretrain(
+            options.task, data, size, options.out, options.device, deadline, tuple(options.levels)
+        )
     if options.only == "pretrain":
         return
     for level in (*LEVELS[1:], LEVELS[0]):  # the first is the least telling

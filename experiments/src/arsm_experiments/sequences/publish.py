@@ -1,9 +1,9 @@
-"""The sequences' table and figures, from their records: `python -m arsm_experiments.sequences.publish`.
+"""The sequences' table and figures, from their records: `python -m
+arsm_experiments.sequences.publish`.
 
-`results/sequences/records.tar.xz` holds the lines of JSON that `schedule` and `speed` wrote; `provenance.json` among
-them says on which hardware and at which commit. `--records FOLDER` first packs that folder into the archive. Its folder
-`larger` has earlier measurements on tasks with larger numbers (of runs that chose a rate only the ends), and
-`larger/first` still earlier ones at accuracy 0.8. Its folder `cpu` has the variances that `measure` found on a CPU.
+`results/sequences/records.tar.xz` holds the lines of JSON that `schedule` wrote, those of curves by
+column; `provenance.json` among them says on which hardware and at which commit. `--records FOLDER`
+first packs that folder into the archive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import io
 import itertools
 import json
 import lzma
-import math
 import os
 import statistics
 import tarfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from arsm_experiments.palette import save
+from arsm_experiments.runs.archive import by_column, by_line
 from arsm_experiments.sequences.curves import GOALS, Record, Run, best_choice, crossing, finished
 from arsm_experiments.sequences.measure import FRESH
 from arsm_experiments.sequences.methods import read_lines
@@ -38,25 +38,13 @@ TASKS = {
     "spiral": "spiral_matrix",
     "sorting": "small_sorting",
     "filtering": "small_filtering",
-    "large sorting": "number_sorting",
-    "sums": "chain_sum",
-    "large filtering": "number_filtering",
 }
 """Tasks by their names on the page."""
-DRAWN_TASKS = ("spelling", "spiral", "sorting", "filtering")
+COLUMNS_SUFFIX = ".columns"
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
-PARTS = {"": GOALS, "larger": (0.19, 0.5, 0.55)}
-"""Folders of records, and the accuracies whose tokens are reported."""
 RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
 OURS = ("likeliest", "branch rloo 64, chance")
-BIASED = ("grpo 8", "dr. grpo 8", "value head, lambda 0.95")
-COSTS = (
-    "plan microseconds per token",
-    "gradient microseconds per token",
-    "plan memory / logits",
-    "gradient memory / logits",
-)
 DRAWN = {
     "token baseline 8": "#6e6e6e",
     "value head": "#c28f2c",
@@ -76,7 +64,9 @@ CURVES = {
     "likeliest": "#b5473c",
 }
 SHOWN = {"spelling": 200, "spiral": 80}
-"""Thousands of tokens up to which curves are drawn, where the slowest method would squeeze the others."""
+"""Thousands of tokens up to which curves are drawn, where the slowest method would squeeze the
+others.
+"""
 
 
 def variances(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
@@ -88,35 +78,24 @@ def variances(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
     return found
 
 
-def earlier(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
-    """The first measurements, under today's names: every `Branch` then used the true returns."""
-    return {
-        key: {name + ", true returns" * name.startswith("branch"): record for name, record in methods.items()}
-        for key, methods in variances(folder / "larger" / "first").items()
-    }
-
-
 def between_prompts(methods: dict[str, Record]) -> float | None:
-    """What drawing 128 prompts adds to the trace, the same for all unbiased methods; None where it was not measured."""
+    """What drawing 128 prompts adds to the trace, the same for all unbiased methods; None where it
+    was not measured.
+    """
     both = [(methods[name + FRESH], methods[name]) for name in methods if name + FRESH in methods]
-    return statistics.mean(fresh["trace"] - fixed["trace"] for fresh, fixed in both) if both else None
+    return (
+        statistics.mean(fresh["trace"] - fixed["trace"] for fresh, fixed in both) if both else None
+    )
 
 
 def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float:
     """(trace + added) x tokens, relative to the best group."""
     measured = {key: methods[key] for key in (*GROUPS, name) if key in methods}
-    costs = {key: (max(record["trace"], 0) + added) * record["tokens"] for key, record in measured.items()}
+    costs = {
+        key: (max(record["trace"], 0) + added) * record["tokens"]
+        for key, record in measured.items()
+    }
     return costs[name] / min(costs[key] for key in GROUPS if key in costs)
-
-
-def relative_error(methods: dict[str, Record], name: str) -> float:
-    """The standard error of `relative`, from those of both traces; 0 for the best group itself."""
-    best = min(GROUPS, key=lambda group: methods[group]["trace"] * methods[group]["tokens"])
-    if name == best:
-        return 0.0
-    own, other = methods[name], methods[best]
-    mine = own["trace_error"] * own["tokens"] / (other["trace"] * other["tokens"])
-    return math.hypot(mine, relative(methods, name) * other["trace_error"] / other["trace"])
 
 
 def runs(folder: Path, task: str, start: float, goal: float) -> Runs:
@@ -131,25 +110,21 @@ def runs(folder: Path, task: str, start: float, goal: float) -> Runs:
     return found
 
 
-def variance_rows(task: str, level: float, methods: dict[str, Record], about: list[str]) -> Iterator[list[Any]]:
-    """Variance times tokens at a checkpoint, relative to the best group; for the drawn tasks with fresh prompts too."""
-    added = between_prompts(methods) if task in [TASKS[name] for name in DRAWN_TASKS] else None
+def variance_rows(
+    task: str, level: float, methods: dict[str, Record], about: list[str]
+) -> Iterator[list[Any]]:
+    """Variance times tokens at a checkpoint, relative to the best group, at fixed prompts."""
     for name, record in methods.items():
         if not name.endswith(FRESH):
             where = f"{task}, accuracy {record['accuracy']:.2f} (level {level}), {name}"
             rest = ["", record["repeats"], "", f"{record['seconds']:.3f}", *about]
             yield [where, "trace x tokens / best group", f"{relative(methods, name):.3f}", *rest]
-            if added is not None:
-                yield [where, "the same, fresh prompts", f"{relative(methods, name, added):.3f}", *rest]
-            if "trace_error" in record:
-                yield [where, "its standard error", f"{relative_error(methods, name):.3g}", *rest]
-                if name in BIASED:
-                    scaled = relative(methods, name) / record["agreement"] ** 2
-                    yield [where, "the same, scaled to the gradient's length", f"{scaled:.3f}", *rest]
 
 
 def rival_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterator[list[Any]]:
-    """Tokens to a goal over the best rival's: means, and slowest seed over fastest; none where a seed failed to."""
+    """Tokens to a goal over the best rival's: means, and slowest seed over fastest; none where a
+    seed failed to.
+    """
     tokens: dict[str, list[float]] = {}
     for method, seeds in found.items():
         reached = [crossing(run, goal) for run in seeds.values()]
@@ -159,9 +134,21 @@ def rival_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterat
     for method in OURS:
         if method in tokens and rivals:
             best, metric = min(rivals, key=statistics.mean), f"tokens to {goal} / best rival"
-            mean, worst = statistics.mean(tokens[method]) / statistics.mean(best), max(tokens[method]) / min(best)
+            mean, worst = (
+                statistics.mean(tokens[method]) / statistics.mean(best),
+                max(tokens[method]) / min(best),
+            )
             yield [f"{where}{method}", metric, f"{mean:.2f}", "", "", "", "", *about]
-            yield [f"{where}{method}", f"{metric}, slowest seed / fastest seed", f"{worst:.2f}", "", "", "", "", *about]
+            yield [
+                f"{where}{method}",
+                f"{metric}, slowest seed / fastest seed",
+                f"{worst:.2f}",
+                "",
+                "",
+                "",
+                "",
+                *about,
+            ]
 
 
 def goal_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterator[list[Any]]:
@@ -170,49 +157,42 @@ def goal_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterato
         ends = [run[-1] for run in seeds.values()]
         name = f"{where}{method}, updates of {ends[0]['per_update']}, rate {ends[0]['rate']:g}"
         seconds = f"{statistics.mean(end['seconds'] for end in ends):.0f}"
-        yield line(name, f"last accuracy, to {goal}", [end["accuracy"] for end in ends], seconds, about)
+        yield line(
+            name, f"last accuracy, to {goal}", [end["accuracy"] for end in ends], seconds, about
+        )
         reached = [known for run in seeds.values() if (known := crossing(run, goal)) is not None]
         if len(reached) == len(seeds):
             tokens, times = zip(*reached, strict=True)
-            yield line(name, f"tokens to {goal}", list(tokens), f"{statistics.mean(times):.0f}", about)
+            yield line(
+                name, f"tokens to {goal}", list(tokens), f"{statistics.mean(times):.0f}", about
+            )
 
 
 def rows(folder: Path) -> Iterator[list[Any]]:
     """The lines of table.csv."""
     provenance = json.loads((folder / "provenance.json").read_text())
-    for part in PARTS:
-        for (task, level), methods in variances(folder / part).items():
-            yield from variance_rows(task, level, methods, provenance[f"variance{part}"])
-    for (task, level), methods in variances(folder / "cpu").items():
-        yield from variance_rows(f"on a CPU, {task}", level, methods, provenance["variancecpu"])
-    for (task, level), methods in earlier(folder).items():
-        yield from variance_rows(task, level, methods, provenance["first"])
-    for (part, goals), task, start in itertools.product(PARTS.items(), TASKS.values(), LEVELS):
-        about = provenance.get(f"curves-{task}", provenance[f"curves{part}"])
-        for goal in goals:
-            found = runs(folder / part, task, start, goal)
-            yield from goal_rows(found, goal, f"{task}, from {start}, ", about)
-            if not part:
-                yield from rival_rows(found, goal, f"{task}, from {start}, ", about)
-    for record in read_lines(folder / "speed.jsonl"):
-        about = ["", 1, "", "", *provenance["speed"]]
-        if record["measured"] == "decoding":
-            where = f"decoding, {record['model']} model, {record['rows']} rows"
-            ratio = record["branched tokens per second"] / record["plain tokens per second"]
-            yield [where, "plain tokens per second", f"{record['plain tokens per second']:.0f}", *about]
-            yield [where, "branched / plain", f"{ratio:.2f}", *about]
-            if "generate tokens per second" in record:
-                yield [where, "generate's tokens per second", f"{record['generate tokens per second']:.0f}", *about]
-        else:
-            where = f"planning, {record['estimator']}, vocabulary {record['vocabulary']}"
-            for metric in COSTS:
-                yield [where, metric, f"{record[metric]:.2f}", *about]
+    for (task, level), methods in variances(folder).items():
+        yield from variance_rows(task, level, methods, provenance["variance"])
+    for task, start, goal in itertools.product(TASKS.values(), LEVELS, GOALS):
+        found = runs(folder, task, start, goal)
+        about = provenance[f"curves-{task}"]
+        yield from goal_rows(found, goal, f"{task}, from {start}, ", about)
+        yield from rival_rows(found, goal, f"{task}, from {start}, ", about)
 
 
 def line(where: str, metric: str, values: list[float], seconds: str, about: list[str]) -> list[Any]:
     """A row of several seeds."""
     spread = f"{statistics.stdev(values):.4g}" if len(values) > 1 else ""
-    return [where, metric, f"{statistics.mean(values):.4g}", spread, len(values), "", seconds, *about]
+    return [
+        where,
+        metric,
+        f"{statistics.mean(values):.4g}",
+        spread,
+        len(values),
+        "",
+        seconds,
+        *about,
+    ]
 
 
 def draw_variances(folder: Path, path: Path) -> None:
@@ -220,21 +200,40 @@ def draw_variances(folder: Path, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     found = variances(folder)
-    figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.4), sharey=True, layout="constrained")
-    for axes, title in zip(panels, DRAWN_TASKS, strict=True):
+    figure, panels = plt.subplots(
+        1, len(TASKS), figsize=(11, 3.4), sharey=True, layout="constrained"
+    )
+    for axes, title in zip(panels, TASKS, strict=True):
         task = TASKS[title]
         for name, colour in DRAWN.items():
-            levels = [found[task, level] for level in LEVELS if name in found.get((task, level), {})]
+            levels = [
+                found[task, level] for level in LEVELS if name in found.get((task, level), {})
+            ]
             x = [methods[name]["accuracy"] for methods in levels]
-            y = [max(relative(methods, name, between_prompts(methods) or 0.0), 1e-3) for methods in levels]
+            y = [
+                max(relative(methods, name, between_prompts(methods) or 0.0), 1e-3)
+                for methods in levels
+            ]
             axes.plot(x, y, "o-", color=colour, label=name, markersize=4, linewidth=1.4)
         axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("accuracy of the model")
         axes.set_yscale("log")
     panels[0].set_ylabel("variance x tokens, best group = 1")
-    handles = {h.get_label(): h for axes in panels for h in axes.get_lines() if not str(h.get_label()).startswith("_")}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    handles = {
+        h.get_label(): h
+        for axes in panels
+        for h in axes.get_lines()
+        if not str(h.get_label()).startswith("_")
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=6,
+        frameon=False,
+        fontsize=8,
+    )
     save(figure, path)
     plt.close(figure)
 
@@ -246,8 +245,8 @@ def draw_curves(folder: Path, path: Path) -> None:
     """
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(DRAWN_TASKS), figsize=(11, 3.6), layout="constrained")
-    for axes, title in zip(panels, DRAWN_TASKS, strict=True):
+    figure, panels = plt.subplots(1, len(TASKS), figsize=(11, 3.6), layout="constrained")
+    for axes, title in zip(panels, TASKS, strict=True):
         best = runs(folder, TASKS[title], LEVELS[0], GOALS[-1])
         highest = 0.0
         for name, colour in CURVES.items():
@@ -255,18 +254,32 @@ def draw_curves(folder: Path, path: Path) -> None:
                 continue
             seeds = list(best[name].values())
             number = range(max(map(len, seeds)))
-            x = [statistics.mean(records[i]["tokens"] for records in seeds if i < len(records)) / 1e3 for i in number]
-            y = [[records[min(i, len(records) - 1)]["accuracy"] for records in seeds] for i in number]
+            x = [
+                statistics.mean(records[i]["tokens"] for records in seeds if i < len(records)) / 1e3
+                for i in number
+            ]
+            y = [
+                [records[min(i, len(records) - 1)]["accuracy"] for records in seeds] for i in number
+            ]
             highest = max(highest, *map(max, y))
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
-            axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(
+                x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.2, linewidth=0
+            )
         axes.set_title(f"{title}, from {LEVELS[0]}", fontsize=10)
         axes.set_ylim(0, 1 if highest > 0.5 else 0.3)
         axes.set_xlim(0, SHOWN.get(title))
         axes.set_xlabel("generated tokens, thousands")
     panels[0].set_ylabel("accuracy, one sample")
     handles = {h.get_label(): h for axes in panels for h in axes.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+    )
     save(figure, path)
     plt.close(figure)
 
@@ -283,31 +296,49 @@ def unpack(archive: Path, folder: Path) -> None:
     """The records, as files of a folder."""
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="data")
+    for path in folder.rglob(f"*{COLUMNS_SUFFIX}"):
+        path.with_suffix(".jsonl").write_bytes(by_line(path.read_bytes()))
+        path.unlink()
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """A folder's records: of curves the last whole run of each kind, seconds in tenths, other numbers to six digits."""
+    """A folder's records: of curves the last whole run of each kind, by column, seconds in tenths,
+    other numbers to six digits.
+    """
     part = archive.with_suffix(".part")
     with (
         lzma.open(part, "wb", preset=9 | lzma.PRESET_EXTREME) as packed,
         tarfile.open(mode="w", fileobj=packed) as files,
     ):
         for path in sorted([*folder.rglob("*.jsonl"), folder / "provenance.json"]):
-            text = path.read_text()
-            if path.suffix == ".jsonl":
-                records = read_lines(path)
-                if path.name.startswith("curves"):
-                    records = [r for runs in finished(records).values() for run in runs.values() for r in run]
-                text = "".join(json.dumps(shorten(record)) + "\n" for record in records)
-            entry = tarfile.TarInfo(str(path.relative_to(folder)))
-            entry.size = len(text.encode())
-            files.addfile(entry, io.BytesIO(text.encode()))
+            name = path.relative_to(folder)
+            data = path.read_bytes()
+            if path.name.startswith("curves"):
+                name = name.with_suffix(COLUMNS_SUFFIX)
+                data = by_column(_lines([shorten(record) for record in _whole_runs(path)]))
+            elif path.suffix == ".jsonl":
+                data = _lines([shorten(record) for record in read_lines(path)])
+            entry = tarfile.TarInfo(str(name))
+            entry.size = len(data)
+            files.addfile(entry, io.BytesIO(data))
     os.replace(part, archive)
+
+
+def _whole_runs(path: Path) -> list[Record]:
+    """The measurements of the last whole run of each kind."""
+    found = finished(read_lines(path))
+    return [record for runs in found.values() for run in runs.values() for record in run]
+
+
+def _lines(records: list[Record]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
 def shorten(record: Record) -> Record:
     """Without digits that say nothing."""
-    numbers = {key: float(f"{value:.6g}") for key, value in record.items() if isinstance(value, float)}
+    numbers = {
+        key: float(f"{value:.6g}") for key, value in record.items() if isinstance(value, float)
+    }
     long = {"seconds": round(record["seconds"], 1)} if "end" in record else {}
     return record | numbers | long
 

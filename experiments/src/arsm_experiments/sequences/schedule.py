@@ -1,9 +1,10 @@
-"""The whole experiment, unattended: `python -m arsm_experiments.sequences.schedule --seconds 1100 --workers 6`.
+"""The whole experiment, unattended: `python -m arsm_experiments.sequences.schedule --seconds 1100
+--workers 6`.
 
-Worker processes take the next job whose requirements are met, from one list in order of importance: cross-entropy to
-the checkpoints, variances, then each task's trainings: every size of an update and every rate on seed 0, then the
-reported seeds, each method with the size and rate that are best for each goal. Records are written at once. Started
-again, it goes on with what is missing.
+Worker processes take the next job whose requirements are met, from one list in order of importance:
+cross-entropy to the checkpoints, variances, then each task's trainings: every size of an update and
+every rate on seed 0, then the reported seeds, each method with the size and rate that are best for
+each goal. Records are written at once. Started again, it goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from pathlib import Path
 
 import torch
 
-from arsm_experiments.sequences.curves import GOALS, Choice, Run, best_choice, crossing, finished, train
+from arsm_experiments.sequences.curves import (
+    GOALS,
+    Choice,
+    Run,
+    best_choice,
+    crossing,
+    finished,
+    train,
+)
 from arsm_experiments.sequences.measure import LEVELS, checkpoint_path, measure_level, pretrain
 from arsm_experiments.sequences.methods import SMALL, Size, read_lines
 from arsm_experiments.sequences.tasks import load
@@ -31,7 +40,12 @@ FIRST = ("likeliest", "token baseline 8", "value head", "branch rloo 64, chance"
 LAST = ("vineppo 2",)
 MEASURED = (
     *("group 2", "group 4", "group 8", "group 16", "token baseline 8", "value head", "vineppo 2"),
-    *("branch rloo 16, true returns", "branch rloo 16", "branch rloo 64, chance", "branch all, chance"),
+    *(
+        "branch rloo 16, true returns",
+        "branch rloo 16",
+        "branch rloo 64, chance",
+        "branch all, chance",
+    ),
     *("likeliest, greedy", "likeliest", "branch rloo 16, fresh prompts", "group 8, fresh prompts"),
 )
 """Methods whose variance is measured."""
@@ -54,14 +68,18 @@ class Setting:
 
     def shrink(self, factor: float) -> Setting:
         """As many times fewer tokens."""
-        longest, lost, *sizes = (int(tokens / factor) for tokens in (self.longest, self.lost, *self.sizes))
+        longest, lost, *sizes = (
+            int(tokens / factor) for tokens in (self.longest, self.lost, *self.sizes)
+        )
         return replace(self, longest=longest, lost=lost, sizes=tuple(sizes))
 
 
 Settings = dict[str, Setting]
 SETTINGS = {
     "spiral_matrix": Setting((400, 2_000), (1e-3, 3e-3, 3e-4, 1e-4)),
-    "spell_backward": Setting((400, 1_000), (1e-3, 3e-3, 3e-4, 1e-4), 300_000, 20_000, "group 8", (1, 2, 3, 4, 5)),
+    "spell_backward": Setting(
+        (400, 1_000), (1e-3, 3e-3, 3e-4, 1e-4), 300_000, 20_000, "group 8", (1, 2, 3, 4, 5)
+    ),
     "small_sorting": Setting((1_000, 2_000), (1e-4, 3e-4, 3e-5)),
     "small_filtering": Setting((4_000, 8_000), (3e-4, 1e-4), 2_400_000),
 }
@@ -85,22 +103,45 @@ class Job:
 
     def name(self) -> str:
         """Of the file that says who does it."""
-        words = (self.kind, self.task, self.level, self.method, *(self.choice or ("best",)), self.seed, self.goal)
+        words = (
+            self.kind,
+            self.task,
+            self.level,
+            self.method,
+            *(self.choice or ("best",)),
+            self.seed,
+            self.goal,
+        )
         return "-".join(str(word).replace(" ", "_") for word in words)
 
 
 def jobs(settings: Settings, measured: set[tuple[str, float]]) -> list[Job]:
-    """All jobs, the most important ones first, without the variances that were measured by (task, level)."""
+    """All jobs, the most important ones first, without the variances that were measured by (task,
+    level).
+    """
     wanted = itertools.product((LEVELS[-1], *LEVELS[:-1]), settings)
-    variances = [Job("variance", task, level) for level, task in wanted if (task, level) not in measured]
+    variances = [
+        Job("variance", task, level) for level, task in wanted if (task, level) not in measured
+    ]
     first = [
-        Job("pretrain", task, max([LEVELS[0], *(job.level for job in variances if job.task == task)]))
+        Job(
+            "pretrain",
+            task,
+            max([LEVELS[0], *(job.level for job in variances if job.task == task)]),
+        )
         for task in settings
     ]
     *quick, slowest = settings.items()
-    trained = [(methods, task) for tasks in (quick, [slowest]) for methods in (FIRST, LAST) for task in tasks]
+    trained = [
+        (methods, task)
+        for tasks in (quick, [slowest])
+        for methods in (FIRST, LAST)
+        for task in tasks
+    ]
     return (
-        first + variances + [job for methods, (task, setting) in trained for job in trainings(methods, task, setting)]
+        first
+        + variances
+        + [job for methods, (task, setting) in trained for job in trainings(methods, task, setting)]
     )
 
 
@@ -108,16 +149,29 @@ def trainings(methods: tuple[str, ...], task: str, setting: Setting) -> list[Job
     """Seed 0 with every size and rate, then the reported seeds for every goal."""
     names = [setting.group if method == "group" else method for method in methods]
     grid = [(size, rate) for rate, size in itertools.product(setting.rates, setting.sizes)]
-    trials = [Job("train", task, method=name, choice=choice) for choice, name in itertools.product(grid, names)]
+    trials = [
+        Job("train", task, method=name, choice=choice)
+        for choice, name in itertools.product(grid, names)
+    ]
     reported = itertools.product(reversed(GOALS), setting.seeds, names)
-    return trials + [Job("train", task, method=name, seed=seed, goal=goal) for goal, seed, name in reported]
+    return trials + [
+        Job("train", task, method=name, seed=seed, goal=goal) for goal, seed, name in reported
+    ]
 
 
 class Worker:
     """Does one job after the other."""
 
-    def __init__(self, data: Path, out: Path, device: str, size: Size, settings: Settings, deadline: float) -> None:
-        self.data, self.out, self.device, self.size, self.settings = data, out, device, size, settings
+    def __init__(
+        self, data: Path, out: Path, device: str, size: Size, settings: Settings, deadline: float
+    ) -> None:
+        self.data, self.out, self.device, self.size, self.settings = (
+            data,
+            out,
+            device,
+            size,
+            settings,
+        )
         self.deadline = deadline
         self.load = cache(lambda task: load(data / f"{task}.pt", device))
 
@@ -166,19 +220,29 @@ class Worker:
         return found.get((job.level, job.method, seed), {})
 
     def limit(self, job: Job, seed: int) -> float:
-        """Most tokens of a run. A trial can no longer win when another one has reached the last goal with fewer."""
+        """Most tokens of a run. A trial can no longer win when another one has reached the last
+        goal with fewer.
+        """
         trials = {} if seed else self.runs(job, 0)
-        reached = [known[0] for run in trials.values() if (known := crossing(run, GOALS[-1])) is not None]
+        reached = [
+            known[0] for run in trials.values() if (known := crossing(run, GOALS[-1])) is not None
+        ]
         return min([self.settings[job.task].longest, *reached])
 
     def done(self, job: Job, seed: int) -> dict[Choice, Run]:
         """The method's finished runs of a seed, without trials that could still win."""
         runs, limit = self.runs(job, seed), self.limit(job, 0)
         lost = {choice for choice, run in runs.items() if run[-1]["accuracy"] < job.level / 2}
-        return {choice: run for choice, run in runs.items() if seed or choice in lost or run[-1]["tokens"] >= limit}
+        return {
+            choice: run
+            for choice, run in runs.items()
+            if seed or choice in lost or run[-1]["tokens"] >= limit
+        }
 
     def choice(self, job: Job) -> Choice | None:
-        """The tokens per update and the rate to train with; none before all have been tried on seed 0."""
+        """The tokens per update and the rate to train with; none before all have been tried on seed
+        0.
+        """
         if job.choice is not None:
             return job.choice
         setting = self.settings[job.task]
@@ -194,7 +258,15 @@ class Worker:
         print(f"{time.time() - self.deadline:.0f} s: {job.name()}", flush=True)
         if job.kind == "pretrain":
             levels = tuple(level for level in LEVELS if level <= job.level)
-            pretrain(job.task, self.load(job.task), self.size, self.out, self.device, self.deadline, levels)
+            pretrain(
+                job.task,
+                self.load(job.task),
+                self.size,
+                self.out,
+                self.device,
+                self.deadline,
+                levels,
+            )
         elif job.kind == "variance":
             arguments = (self.load(job.task), self.size, self.out, self.device, 4096, self.deadline)
             measure_level(job.task, job.level, MEASURED, *arguments)
@@ -240,7 +312,11 @@ def supervise(workers: int, seconds: float, words: list[str]) -> None:
         time.sleep(0.5)
         died = [process for process in running if process.poll() not in (None, 0)]
         running = [process for process in running if process.poll() is None]
-        running += [subprocess.Popen([*command, "--until", str(deadline)]) for _ in died if time.time() < deadline - 20]
+        running += [
+            subprocess.Popen([*command, "--until", str(deadline)])
+            for _ in died
+            if time.time() < deadline - 20
+        ]
     for process in running:
         process.kill()
 
@@ -254,7 +330,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1100)
     parser.add_argument(
-        "--small", type=float, default=0, help="A tiny model and as many times fewer tokens, for a trial"
+        "--small",
+        type=float,
+        default=0,
+        help="A tiny model and as many times fewer tokens, for a trial",
     )
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""A server for rollouts, as `arsm.sequences.Server` asks for it: `python -m arsm_experiments.sequences.server`.
+"""A server for rollouts, as `arsm.sequences.Server` asks for it: `python -m
+arsm_experiments.sequences.server`.
 
-It keeps to the contract with the standard library's HTTP server and no cache of prefixes: a reference to test against,
-and a way to sample in another process.
+It keeps to the contract with the standard library's HTTP server and no cache of prefixes: a
+reference to test against, and a way to sample in another process.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Sampler:
 
     def load(self, version: str, content: bytes) -> None:
         """Take new weights."""
-        self.module.load_state_dict(torch.load(io.BytesIO(content), weights_only=True, map_location=self.device))
+        self.module.load_state_dict(
+            torch.load(io.BytesIO(content), weights_only=True, map_location=self.device)
+        )
         self.version = version
 
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -90,17 +93,23 @@ def make_server(sampler: Sampler, host: str = "127.0.0.1", port: int = 0) -> HTT
 
 
 def main() -> None:
-    """Serve the policy of `arsm sequences`, whose options --task, --width, --layers and --heads must be the same."""
+    """Serve the policy of `arsm sequences`, whose options --task, --width, --layers and --heads
+    must be the same.
+    """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--task", choices=list(TASKS), default="digit_sorting")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--host", default="127.0.0.1", help="Where to listen; the server trusts whoever reaches it")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="Where to listen; the server trusts whoever reaches it"
+    )
     parser.add_argument("--port", type=int, default=8000, help="0 for a free one")
     options = parser.parse_args()
-    policy = new_policy(options.task, Size(options.width, options.layers, options.heads), options.device)
+    policy = new_policy(
+        options.task, Size(options.width, options.layers, options.heads), options.device
+    )
     server = make_server(Sampler(policy, policy, options.device), options.host, options.port)
     print(f"Serving at http://{options.host}:{server.server_port}", flush=True)
     server.serve_forever()

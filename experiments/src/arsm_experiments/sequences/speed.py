@@ -1,4 +1,5 @@
-"""Generated tokens per second with and without branches, beside transformers' own; what planning and the gradient cost.
+"""Generated tokens per second with and without branches, beside transformers' own; what planning
+and the gradient cost.
 
 `python -m arsm_experiments.sequences.speed` writes lines of JSON.
 """
@@ -21,7 +22,9 @@ from arsm_experiments.sequences.methods import SMALL, Size, add_line, new_policy
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY
 
 LEAST_LOGITS = 8_192_000
-"""Logits of a batch whose planning is measured, so that it is planned in as many parts as a larger one."""
+"""Logits of a batch whose planning is measured, so that it is planned in as many parts as a larger
+one.
+"""
 
 
 def timed(call: Callable[[], Any], device: str, repeats: int) -> tuple[float, Any]:
@@ -51,7 +54,9 @@ def own_model(task: str, size: Size, device: str) -> Model:
 
 
 def library_model(task: str, size: Size, device: str) -> Any:
-    """A model of transformers of the same size, which may end a sequence only at its full length."""
+    """A model of transformers of the same size, which may end a sequence only at its full
+    length.
+    """
     import transformers
 
     config = transformers.GPT2Config(
@@ -70,7 +75,8 @@ def library_model(task: str, size: Size, device: str) -> Any:
 def decoding_speed(
     which: str, model: Model, task: str, rows: int, eos: int | None, device: str, repeats: int
 ) -> dict[str, Any]:
-    """Plain sampling of `rows` sequences at a time against rollouts, two from every state of rows / 4 sequences.
+    """Plain sampling of `rows` sequences at a time against rollouts, two from every state of rows /
+    4 sequences.
 
     Both get batches of at most `rows` rows.
     """
@@ -88,8 +94,12 @@ def decoding_speed(
     state = torch.arange(few * width, device=device).repeat_interleave(2)
     branch, step = state // width, state % width
     prefixes = Prefixes(branch, step, torch.full_like(step, -1), done.tokens[:few])
-    branched, rolled = timed(lambda: complete(model, prompts[:few], None, prefixes, how, generator), device, repeats)
-    after = live_tokens(rolled.tokens, eos) & (torch.arange(width, device=device) >= step.unsqueeze(-1))
+    branched, rolled = timed(
+        lambda: complete(model, prompts[:few], None, prefixes, how, generator), device, repeats
+    )
+    after = live_tokens(rolled.tokens, eos) & (
+        torch.arange(width, device=device) >= step.unsqueeze(-1)
+    )
     return {
         "measured": "decoding",
         "model": which,
@@ -125,14 +135,22 @@ def generate_speed(model: Any, task: str, rows: int, device: str, repeats: int) 
 def some_prompts(task: str, rows: int, device: str) -> Tensor:
     """Random tokens [rows, P]."""
     generator = torch.Generator(device).manual_seed(1)
-    return torch.randint(2, VOCABULARY, (rows, TASKS[task].prompt_tokens), generator=generator, device=device)
+    return torch.randint(
+        2, VOCABULARY, (rows, TASKS[task].prompt_tokens), generator=generator, device=device
+    )
 
 
-def planning_cost(estimator: arsm.Estimator, vocabulary: int, states: int, device: str, repeats: int) -> dict[str, Any]:
-    """Seconds per token and peak memory, relative to the logits, of `policy.plan` and `policy.gradient`."""
+def planning_cost(
+    estimator: arsm.Estimator, vocabulary: int, states: int, device: str, repeats: int
+) -> dict[str, Any]:
+    """Seconds per token and peak memory, relative to the logits, of `policy.plan` and
+    `policy.gradient`.
+    """
     generator = torch.Generator(device).manual_seed(0)
     logits = 3 * torch.randn(8, states // 8, 1, vocabulary, generator=generator, device=device)
-    actions = logits.softmax(-1).flatten(0, 2).multinomial(1, generator=generator).view(logits.shape[:3])
+    actions = (
+        logits.softmax(-1).flatten(0, 2).multinomial(1, generator=generator).view(logits.shape[:3])
+    )
     size = logits.numel() * logits.element_size()
 
     def peak(call: Callable[[], Any]) -> tuple[float, Any, float]:
@@ -145,7 +163,9 @@ def planning_cost(estimator: arsm.Estimator, vocabulary: int, states: int, devic
         result = call()
         return seconds, result, (torch.cuda.max_memory_allocated() - before) / size
 
-    plan_seconds, plan, plan_memory = peak(lambda: policy.plan(estimator, logits, actions, generator=generator))
+    plan_seconds, plan, plan_memory = peak(
+        lambda: policy.plan(estimator, logits, actions, generator=generator)
+    )
     returns = torch.rand(logits.shape[:2], generator=generator, device=device)
     tried = torch.rand(plan.step.shape, generator=generator, device=device)
     seconds, _, memory = peak(lambda: policy.gradient(estimator, logits, plan, returns, tried))
@@ -166,7 +186,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/sequences"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--small", action="store_true", help="Small sizes, to try the command on a CPU")
+    parser.add_argument(
+        "--small", action="store_true", help="Small sizes, to try the command on a CPU"
+    )
     options = parser.parse_args()
     path = options.out / "speed.jsonl"
     torch.manual_seed(0)
@@ -174,7 +196,9 @@ def main() -> None:
     own, library = own_model(task, size, device), library_model(task, size, device)
     for rows in (64,) if options.small else (1024, 4096, 16384):
         records = [decoding_speed("own", own, task, rows, EOS, device, 3)]
-        records += [decoding_speed("transformers", Transformers(library), task, rows, None, device, 3)]
+        records += [
+            decoding_speed("transformers", Transformers(library), task, rows, None, device, 3)
+        ]
         records[-1]["generate tokens per second"] = generate_speed(library, task, rows, device, 3)
         for record in records:
             add_line(path, record)

@@ -1,7 +1,7 @@
 """Tasks as characters: questions in a short form, answers to be matched exactly.
 
-All but one are reasoning-gym's: `python -m arsm_experiments.sequences.tasks FOLDER` writes one file per task; it needs
-reasoning-gym, reading the files does not. `digit_sorting` needs neither.
+All but one are reasoning-gym's: `python -m arsm_experiments.sequences.tasks FOLDER` writes one file
+per task; it needs reasoning-gym, reading the files does not. `digit_sorting` needs neither.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ VOCABULARY = FIRST + len(ALPHABET)
 def _found(pattern: str, question: str) -> tuple[str, ...]:
     match = re.search(pattern, question)
     if match is None:
-        raise ValueError(f"The question {question!r} does not have the form that is read here, {pattern!r}.")
+        raise ValueError(
+            f"The question {question!r} does not have the form that is read here, {pattern!r}."
+        )
     return match.groups()
 
 
@@ -45,7 +47,9 @@ def _numbers(answer: str) -> str:
 
 
 def _filtering(question: str) -> str:
-    pattern = r"(Keep|Remove) all numbers (larger|smaller) than (-?[\d.]+) in this list: (\[[^]]*\])"
+    pattern = (
+        r"(Keep|Remove) all numbers (larger|smaller) than (-?[\d.]+) in this list: (\[[^]]*\])"
+    )
     word, relation, limit, numbers = _found(pattern, question)
     return f"{word[0]}{'>' if relation == 'larger' else '<'}{limit} {_numbers(numbers)}"
 
@@ -76,7 +80,14 @@ class Task:
 TASKS = {
     "digit_sorting": Task({}, answer_tokens=7, prompt_tokens=7, own=_digits),
     "number_sorting": Task(
-        {"min_numbers": 8, "max_numbers": 8, "min_decimals": 0, "max_decimals": 0, "min_value": 0, "max_value": 99},
+        {
+            "min_numbers": 8,
+            "max_numbers": 8,
+            "min_decimals": 0,
+            "max_decimals": 0,
+            "min_value": 0,
+            "max_value": 99,
+        },
         _sorting,
         _numbers,
         answer_tokens=24,
@@ -110,7 +121,14 @@ TASKS = {
         prompt_tokens=40,
     ),
     "small_sorting": Task(
-        {"min_numbers": 8, "max_numbers": 8, "min_decimals": 0, "max_decimals": 0, "min_value": 0, "max_value": 9},
+        {
+            "min_numbers": 8,
+            "max_numbers": 8,
+            "min_decimals": 0,
+            "max_decimals": 0,
+            "min_value": 0,
+            "max_value": 9,
+        },
         _sorting,
         _numbers,
         answer_tokens=16,
@@ -184,7 +202,9 @@ class Data:
 
     def batch(self, rows: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """int64 prompts [N, P] and answers [N, T]."""
-        return tuple(x[rows.to(x.device)].to(device, torch.int64) for x in (self.prompts, self.answers))  # pyright: ignore
+        return tuple(
+            x[rows.to(x.device)].to(device, torch.int64) for x in (self.prompts, self.answers)
+        )  # pyright: ignore
 
     def split(self, held_out: int) -> tuple[Data, Data]:
         """Training and held-out questions."""
@@ -208,7 +228,9 @@ class ExactMatch:
 
     @staticmethod
     def _hash(prompts: Tensor) -> Tensor:
-        base = torch.full((prompts.shape[1],), 6364136223846793005, dtype=torch.int64, device=prompts.device)
+        base = torch.full(
+            (prompts.shape[1],), 6364136223846793005, dtype=torch.int64, device=prompts.device
+        )
         return (prompts * base.cumprod(0)).sum(-1)
 
 
@@ -232,7 +254,9 @@ def _ask_reasoning_gym(name: str, size: int, seed: int) -> Iterable[tuple[str, s
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     task = TASKS[name]
-    for entry in reasoning_gym.create_dataset(task.generator or name, size=size, seed=seed, **task.options):
+    for entry in reasoning_gym.create_dataset(
+        task.generator or name, size=size, seed=seed, **task.options
+    ):
         yield entry["question"], entry["answer"]
 
 
@@ -251,7 +275,8 @@ def load(path: Path, device: str = "cpu") -> Data:
         return Data(data.prompts.to(device), data.answers.to(device))
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist; make it with `python -m arsm_experiments.sequences.tasks {path.parent}`."
+            f"{path} does not exist; make it with `python -m arsm_experiments.sequences.tasks "
+            f"{path.parent}`."
         )
     return Data(**torch.load(path, weights_only=True, map_location=device))
 

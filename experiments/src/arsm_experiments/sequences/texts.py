@@ -1,7 +1,8 @@
-"""Questions as text for a model with a tokenizer: sums in steps, the small tasks, or a file of prompts.
+"""Questions as text for a model with a tokenizer: tasks in words, the small tasks, or a file of
+prompts.
 
-A record is a row of a TRL dataset: `prompt`, a string or a list of messages; `completion`, a right answer to imitate,
-where there is one; all other columns go to the reward function.
+A record is a row of a TRL dataset: `prompt`, a string or a list of messages; `completion`, a right
+answer to imitate, where there is one; all other columns go to the reward function.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.util
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,19 +22,31 @@ from torch import Tensor
 
 from arsm.sequences import TextReward
 from arsm.sequences.text import TextFunction
+from arsm_experiments.sequences.countdown import hits_the_target, make_countdown
 from arsm_experiments.sequences.questions import Asked
 from arsm_experiments.sequences.tasks import TASKS, decode, load
+from arsm_experiments.sequences.translate import FILE, closeness, load_messages
 
-CHAIN = "chain"
 CHAIN_TOKENS = 72
 """The most tokens of an answer to a sum; right ones have about 45."""
-CHAIN_QUESTIONS = 20_000
+LONG_TERMS = 24
+"""Numbers of a long sum; its right answers have 260 to 330 tokens."""
 FILE_TOKENS = 128
 """The most tokens of an answer to a prompt of a file, unless the user says otherwise."""
 OWN = ("prompt", "completion")
 """Columns that the reward function does not get by name."""
 
 Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A task in words, whose questions need no files of reasoning-gym."""
+
+    records: Callable[[Path], Sequence[Record]]
+    """From the folder of data files; questions for testing come first."""
+    reward: TextFunction
+    max_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +68,9 @@ class Texts:
 
     def split(self, held_out: int) -> tuple[Texts, Texts]:
         """Training and held-out questions."""
-        return replace(self, records=self.records[held_out:]), replace(self, records=self.records[:held_out])
+        return replace(self, records=self.records[held_out:]), replace(
+            self, records=self.records[:held_out]
+        )
 
     def first(self, count: int) -> Texts:
         """At most so many of them."""
@@ -78,7 +93,9 @@ class Texts:
             prompts,
             [record["prompt"] for record in records],
             eos=self.eos,
-            columns={name: [record[name] for record in records] for name in records[0] if name not in OWN},
+            columns={
+                name: [record[name] for record in records] for name in records[0] if name not in OWN
+            },
         )
         return Asked(prompts, None if bool(mask.all()) else mask, reward)
 
@@ -90,10 +107,12 @@ class Texts:
         if longest > self.max_tokens:
             text = max(zip(map(len, found), texts, strict=True))[1]
             raise ValueError(
-                f"The right answer {text!r} has {longest} tokens with its end, but answers have at most "
-                f"{self.max_tokens}; raise --max-tokens."
+                f"The right answer {text!r} has {longest} tokens with its end, but answers have at "
+                f"most {self.max_tokens}; raise --max-tokens."
             )
-        return torch.tensor([ids + [self.eos] * (longest - len(ids)) for ids in found], device=device)
+        return torch.tensor(
+            [ids + [self.eos] * (longest - len(ids)) for ids in found], device=device
+        )
 
     def _prompt_ids(self, prompt: str | list[dict[str, str]]) -> list[int]:
         if isinstance(prompt, str):
@@ -101,7 +120,9 @@ class Texts:
         if self.tokenizer.chat_template is None:
             text = "".join(message["content"] + "\n" for message in prompt)
         else:
-            text = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+            text = self.tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, tokenize=False
+            )
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -118,8 +139,8 @@ def load_texts(
 
     Args:
         tokenizer: the model's.
-        task: "chain", or one of `TASKS`.
-        data: the folder with the files of `TASKS`.
+        task: one of `WRITTEN` or of `TASKS`.
+        data: the folder with the files of `TASKS`, and with the messages to translate.
         prompts: a file of JSON lines that replaces the task.
         reward: FILE.py:FUNCTION, which replaces the task's own.
         max_tokens: the most tokens of an answer; None for the task's own.
@@ -127,10 +148,15 @@ def load_texts(
     own: TextFunction | None
     if prompts is not None:
         records, own, most = read_prompts(prompts), None, FILE_TOKENS
-    elif task == CHAIN:
-        records, own, most = make_sums(CHAIN_QUESTIONS, 0), last_number_is_right, CHAIN_TOKENS
+    elif task in WRITTEN:
+        written = WRITTEN[task]
+        records, own, most = written.records(data), written.reward, written.max_tokens
     else:
-        records, own, most = _characters(data / f"{task}.pt"), is_the_answer, TASKS[task].answer_tokens
+        records, own, most = (
+            _characters(data / f"{task}.pt"),
+            is_the_answer,
+            TASKS[task].answer_tokens,
+        )
     function = own if reward is None else load_function(reward)
     if function is None:
         raise ValueError("--prompts needs --reward FILE.py:FUNCTION, which judges the answers.")
@@ -140,16 +166,20 @@ def load_texts(
 # ---------------------------------------------------------------- the tasks
 
 
-def make_sums(count: int, seed: int) -> list[Record]:
-    """Different sums of four numbers below 100 that never fall below zero, with right answers in steps."""
+def make_sums(count: int, seed: int, terms: int = 4) -> list[Record]:
+    """Different sums of numbers below 100 that never fall below zero, with answers in steps."""
     draw = random.Random(seed)
     found: dict[str, Record] = {}
     while len(found) < count:
         total = draw.randint(1, 99)
         question, steps = str(total), []
-        for _ in range(3):
+        for _ in range(terms - 1):
             term = draw.randint(1, 99)
-            sign, after = ("-", total - term) if draw.random() < 0.5 and term <= total else ("+", total + term)
+            sign, after = (
+                ("-", total - term)
+                if draw.random() < 0.5 and term <= total
+                else ("+", total + term)
+            )
             question += f" {sign} {term}"
             steps.append(f"{total} {sign} {term} = {after}.")
             total = after
@@ -161,7 +191,9 @@ def make_sums(count: int, seed: int) -> list[Record]:
     return list(found.values())
 
 
-def last_number_is_right(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
+def last_number_is_right(
+    completions: Sequence[Any], answer: Sequence[str], **_: Any
+) -> list[float]:
     """1 where the last number of a completion is the answer, else 0."""
     numbers = [re.findall(r"-?\d+", _content(completion)) for completion in completions]
     return [float(found[-1:] == [right]) for found, right in zip(numbers, answer, strict=True)]
@@ -169,7 +201,19 @@ def last_number_is_right(completions: Sequence[Any], answer: Sequence[str], **_:
 
 def is_the_answer(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
     """1 where a completion is the answer but for spaces around it, else 0."""
-    return [float(_content(text).strip() == right) for text, right in zip(completions, answer, strict=True)]
+    return [
+        float(_content(text).strip() == right)
+        for text, right in zip(completions, answer, strict=True)
+    ]
+
+
+WRITTEN: dict[str, Written] = {
+    "chain": Written(lambda _: make_sums(20_000, 0), last_number_is_right, CHAIN_TOKENS),
+    "countdown": Written(lambda _: make_countdown(10_000, 0), hits_the_target, 64),
+    "translate": Written(lambda data: load_messages(data / FILE), closeness, 48),
+    "long": Written(lambda _: make_sums(2_000, 0, LONG_TERMS), last_number_is_right, 384),
+}
+"""Tasks in words by name."""
 
 
 def _characters(path: Path) -> list[Record]:
@@ -203,13 +247,18 @@ def read_prompts(path: Path) -> list[Record]:
             raise ValueError(f"Line {number} of {path} is no JSON: {error}.") from None
         if not isinstance(record, dict) or not isinstance(record.get("prompt"), str | list):
             raise ValueError(
-                f'Line {number} of {path} must be an object with a "prompt", which is a string or a list of messages.'
+                f'Line {number} of {path} must be an object with a "prompt", which is a string or '
+                "a list of messages."
             )
         if records and record.keys() != records[0].keys():
-            raise ValueError(f"Line {number} of {path} has other columns than line 1; give all lines the same.")
+            raise ValueError(
+                f"Line {number} of {path} has other columns than line 1; give all lines the same."
+            )
         records.append(record)
     if len(records) < 2:
-        raise ValueError(f"{path} must have at least 2 lines: one prompt to learn from and one to be tested on.")
+        raise ValueError(
+            f"{path} must have at least 2 lines: one prompt to learn from and one to be tested on."
+        )
     return records
 
 

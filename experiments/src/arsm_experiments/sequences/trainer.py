@@ -1,16 +1,23 @@
-"""Policy gradients on a task at equal tokens per update, one update at a time; and the imitation before them.
+"""Policy gradients on a task at equal tokens per update, their loop, and the imitation before them.
 
-The policy is the experiments' small transformer, or any causal model of transformers, with or without LoRA.
+It is the one trainer of the command, of the demo and of the comparison on a pretrained model.
 
-An update's prompts come in parts. Each part has random numbers of its own, by seed, update and part: which process
-computes it changes nothing, and a run that resumes needs no generator's state.
+The policy is the experiments' small transformer, or any causal model of transformers, with or
+without LoRA.
+
+An update's prompts come in parts. Each part has random numbers of its own, by seed, update and
+part: which process computes it changes nothing, and a run that resumes needs no generator's state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -35,32 +42,103 @@ from arsm.sequences import (
 )
 from arsm.sequences.model import one_pass
 from arsm_experiments.replicas import seed_of
-from arsm_experiments.sequences.methods import Size, accuracy, cross_entropy, draw_rows
+from arsm_experiments.sequences.methods import (
+    Size,
+    accuracy,
+    cross_entropy,
+    draw_rows,
+    no_baseline,
+)
 from arsm_experiments.sequences.pretrained import load_parts, trained_parameters
 from arsm_experiments.sequences.questions import Questions
+from arsm_experiments.sequences.rivals import BestOf, Critic, Unsure, ValueHead, ValueModel
 from arsm_experiments.sequences.tasks import VOCABULARY, Data
 from arsm_experiments.sequences.texts import Texts
 from arsm_experiments.sequences.transformer import Transformer
+
+if TYPE_CHECKING:
+    from arsm_experiments.runs.writer import Run
 
 GROUPS = {"group": "rloo", "token-baseline": "otb", "dr-grpo": "dr-grpo", "grpo": "grpo"}
 """The estimator of each kind of group."""
 WARM = 10
 """Updates over which the rate rises."""
+GROWTH = 4
+"""An update has at most so many times the prompts of the one before."""
+CLIP = 0.2
+"""PPO's, where a batch is used several times."""
+TRACE = 0.95
+"""PPO's lambda."""
+LOST = 0.5
+"""A run that is asked to stops when its accuracy falls below this share of its first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """How a batch becomes steps."""
+
+    strategy: Strategy
+    epochs: int = 1
+    """Steps per batch; after the first, with PPO's clipped ratios."""
+    critic: ValueModel | Critic | None = None
+    """Learns along."""
+
+
+def named_method(
+    words: str,
+    policy: nn.Module | None = None,
+    *,
+    micro_batch: int = 16,
+    precision: torch.dtype | None = None,
+) -> Method:
+    """A strategy in words, such as "group:8" or "4*grpo:8", which takes 4 steps per batch; "ppo"
+    has a value head that starts from the policy.
+    """
+    matched = re.fullmatch(r"(?:([1-9]\d?)\*)?(.*)", words)
+    assert matched is not None
+    epochs, rest = int(matched[1] or 1), matched[2]
+    if rest != "ppo":
+        return Method(named_strategy(rest), epochs)
+    if policy is None:
+        return Method(ValueHead(no_baseline, TRACE), epochs)
+    if isinstance(policy, Transformer):
+        critic = Critic(policy, actions=False)
+    else:
+        critic = ValueModel(policy, micro_batch=micro_batch, precision=precision)
+    return Method(ValueHead(critic, TRACE), epochs, critic)
 
 
 def named_strategy(words: str) -> Strategy:
-    """ "branch:ESTIMATOR" or "chance:ESTIMATOR", or "group:N", "grpo:N", "dr-grpo:N", "token-baseline:N"."""
+    """ "branch:ESTIMATOR", "chance:ESTIMATOR", "coin:SHARE:N:ESTIMATOR" or "unsure:FEW:MANY"; or
+    "group:N", "grpo:N", "dr-grpo:N", "token-baseline:N", "raft:N".
+    """
     kind, _, rest = words.partition(":")
     if kind == "branch":
         return Branch(arsm.estimator(rest or "rloo:samples=8"))
     if kind == "chance":
         return Branch(arsm.estimator(rest or "local-expectation"), chance=by_likelihood())
-    if kind not in GROUPS:
+    if kind == "coin":
+        matched = re.fullmatch(r"(0?\.\d+|1):(\d+):(.+)", rest)
+        if matched is None:
+            raise ValueError(f'"{words}" must be like coin:0.25:4:rloo:samples=8.')
+        share, group, estimator = matched.groups()
+        return Branch(arsm.estimator(estimator), group=int(group), coin=float(share))
+    if kind == "unsure":
+        matched = re.fullmatch(r"(\d+):(\d+)", rest or "4:32")
+        if matched is None or not 2 <= int(matched[1]) <= int(matched[2]):
+            raise ValueError(f'"{words}" must be like unsure:4:32.')
+        return Unsure(int(matched[1]), int(matched[2]))
+    if kind not in (*GROUPS, "raft"):
         raise ValueError(
-            f'There is no strategy "{words}"; there are branch:ESTIMATOR, chance:ESTIMATOR, {":N, ".join(GROUPS)}:N.'
+            f'There is no strategy "{words}"; there are branch:ESTIMATOR, chance:ESTIMATOR, '
+            f"{':N, '.join([*GROUPS, 'raft'])}:N, coin:SHARE:N:ESTIMATOR, unsure:FEW:MANY and ppo."
         )
     if not (rest or "8").isdigit() or int(rest or 8) < 2:
-        raise ValueError(f'"{words}" must name a number of answers per prompt, at least 2, as {kind}:8 does.')
+        raise ValueError(
+            f'"{words}" must name a number of answers per prompt, at least 2, as {kind}:8 does.'
+        )
+    if kind == "raft":
+        return BestOf(int(rest or 8))
     return Group(arsm.estimator(f"{GROUPS[kind]}:samples={rest or 8}"))
 
 
@@ -71,10 +149,11 @@ def as_model(policy: nn.Module) -> Model:
 
 def most_tokens(strategy: Strategy, width: int, vocabulary: int) -> float:
     """About the most tokens that a prompt can cost, with answers of `width` tokens."""
-    if not isinstance(strategy, Branch):
-        return float(width * (strategy.samples or 1))
-    rollouts = strategy.estimator.most_queries(torch.zeros(1, 1, vocabulary)) - 1
-    return width * (1 + rollouts * width / 2)
+    if isinstance(strategy, Branch):
+        rollouts = strategy.estimator.most_queries(torch.zeros(1, 1, vocabulary)) - 1
+    else:
+        rollouts = strategy.draws - 1
+    return width * (strategy.samples or 1) * (1 + rollouts * width / 2)
 
 
 class Trainer:
@@ -84,7 +163,7 @@ class Trainer:
         self,
         policy: nn.Module,
         questions: Questions,
-        strategy: Strategy,
+        strategy: Strategy | Method,
         *,
         rate: float,
         seed: int,
@@ -100,9 +179,10 @@ class Trainer:
         """Make one.
 
         Args:
-            policy: the small transformer, or a causal model of transformers; parameters without gradients stay.
+            policy: the small transformer, or a causal model of transformers; parameters without
+                gradients stay.
             questions: to learn from.
-            strategy: how credit is given.
+            strategy: how credit is given, and how often a batch is used.
             rate: Adam's.
             seed: of everything random.
             tokens_per_update: mean number of generated tokens per update.
@@ -111,13 +191,19 @@ class Trainer:
             parts: of an update, divided among the processes.
             max_rows: most sequences that are decoded side by side.
             micro_batch: most sequences per pass with a graph; None for max_rows.
-            precision: sample with copies of the weights in this type, and compute gradients in it by autocast.
+            precision: sample with copies of the weights in this type, and compute gradients in it
+                by autocast.
             engine: who samples; None for this process.
         """
-        self.policy, self.questions, self.strategy = policy, questions, strategy
+        self.method = strategy if isinstance(strategy, Method) else Method(strategy)
+        self.policy, self.questions, self.strategy = policy, questions, self.method.strategy
         self.model = as_model(policy)
         self.seed, self.parts, self.engine = seed, parts, engine
-        self.max_rows, self.micro_batch, self.precision = max_rows, micro_batch or max_rows, precision
+        self.max_rows, self.micro_batch, self.precision = (
+            max_rows,
+            micro_batch or max_rows,
+            precision,
+        )
         self.kl, self.reference = kl, reference
         self._reference = None if reference is None else as_model(reference)
         self.parameters = list(trained_parameters(policy).values())
@@ -125,20 +211,33 @@ class Trainer:
         self.optimiser = torch.optim.Adam(self.parameters, lr=rate, betas=(0.9, 0.95))
         self.rate, self.tokens_per_update = rate, tokens_per_update
         self.updates = self.tokens = 0
+        self.prompts = 0
+        """Of each part of the last update."""
         vocabulary = getattr(self.model, "vocabulary", VOCABULARY)
-        self.per_prompt = most_tokens(strategy, questions.max_tokens, vocabulary)
+        self.per_prompt = most_tokens(self.strategy, questions.max_tokens, vocabulary)
         """Running mean of the tokens that a prompt costs; before the first update, the most."""
         several = dist.is_initialized()
-        self._rank, self._processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        self._rank, self._processes = (
+            (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        )
         self._decoder: Slots | Waves | None = None
+        if self.method.critic is not None and self.parts > 1:
+            raise ValueError("A value head learns in one process and one part; leave --parts out.")
 
     def update(self) -> dict[str, float]:
         """One step uphill; what to record of it. An exception leaves everything as it was."""
         count = max(1, round(self.tokens_per_update / self.per_prompt / self.parts))
+        if self.updates:
+            # one lucky prompt without rollouts must not make the next update a hundred times larger
+            count = min(count, GROWTH * self.prompts)
         self.optimiser.zero_grad()
         totals = torch.zeros(4, dtype=torch.float64)
+        again: list[Callable[[], torch.Tensor]] = []
+        learn: list[Callable[[], object]] = []
         for part in range(self._rank, self.parts, self._processes):
-            generator = torch.Generator(self.device).manual_seed(seed_of(f"part {self.seed} {self.updates} {part}"))
+            generator = torch.Generator(self.device).manual_seed(
+                seed_of(f"part {self.seed} {self.updates} {part}")
+            )
             rows = draw_rows(self.questions, count, generator)
             prompts, mask, reward = self.questions.ask(rows, self.device)
             with autocast(self.device, self.precision):
@@ -158,28 +257,68 @@ class Trainer:
                     engine=self.engine,
                     generator=generator,
                 )
+                if self.method.epochs > 1:
+                    assert out.clipped is not None
+                    again.append(out.clipped(CLIP))
             (-out.value.sum() / (count * self.parts)).backward()
+            if self.method.critic is not None:
+                seen = (prompts, out.tokens, out.mask, out.rewards)
+                learn.append(partial(self.method.critic.fit, *seen, mask=mask))
             found = [out.info["generated"], out.info["rollouts"], out.rewards.mean()]
-            totals += torch.tensor([*map(float, found), float(out.info.get("kl", 0.0))], dtype=torch.float64)
+            totals += torch.tensor(
+                [*map(float, found), float(out.info.get("kl", 0.0))], dtype=torch.float64
+            )
         if self._processes > 1:
             self._add_up(totals)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.rate * min(1.0, (self.updates + 1) / WARM)
-        self.optimiser.step()
+        norm = self._step()
+        for fit in learn:
+            fit()
+        for _ in range(self.method.epochs - 1):
+            self.optimiser.zero_grad()
+            for epoch in again:
+                with autocast(self.device, self.precision):
+                    value = epoch()
+                (-value.sum() / (count * self.parts)).backward()
+            if self._processes > 1:
+                self._add_up(torch.zeros(1, dtype=torch.float64))
+            self._step()
+            for fit in learn:
+                fit()
         generated, rollouts = (int(x) for x in totals[:2])
         last = generated / (count * self.parts)
         self.per_prompt = 0.8 * self.per_prompt + 0.2 * last if self.updates else last
         self.updates, self.tokens = self.updates + 1, self.tokens + generated
+        self.prompts = count
         reward, kl = (totals[2:] / self.parts).tolist()
-        record = {"reward": reward, "prompts": count * self.parts, "rollouts": rollouts, "gradient_norm": float(norm)}
+        record = {
+            "reward": reward,
+            "prompts": count * self.parts,
+            "rollouts": rollouts,
+            "gradient_norm": float(norm),
+        }
         return record | ({"kl": kl} if self.kl else {})
 
+    def _step(self) -> torch.Tensor:
+        """One step of the optimiser; the gradient's norm before it was clipped."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate * min(1.0, (self.updates + 1) / WARM)
+        self.optimiser.step()
+        return norm
+
     def score(self, tested: Questions) -> float:
-        """The mean reward of one sampled answer per question: of right or wrong answers, the accuracy."""
+        """The mean reward of one sampled answer per question: of right or wrong answers, the
+        accuracy.
+        """
+        return float(self.scores(tested).mean())
+
+    def scores(self, tested: Questions) -> torch.Tensor:
+        """The reward [Q] of one sampled answer per question."""
         if self._decoder is None:
-            self._decoder = decoder(self.model, min(self.max_rows, len(tested)), dtype=self.precision)
-        return mean_reward(self._decoder, tested, self.device)
+            self._decoder = decoder(
+                self.model, min(self.max_rows, len(tested)), dtype=self.precision
+            )
+        return sampled_rewards(self._decoder, tested, self.device)
 
     def _add_up(self, totals: torch.Tensor) -> None:
         """Sums over the processes, which each hold the same weights."""
@@ -189,7 +328,9 @@ class Trainer:
         dist.all_reduce(flat)
         dist.all_reduce(device_totals)
         totals.copy_(device_totals)
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        for gradient, part in zip(
+            gradients, flat.split([g.numel() for g in gradients]), strict=True
+        ):
             gradient.copy_(part.view_as(gradient))
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,7 +339,8 @@ class Trainer:
             "policy": weights(self.policy),
             "optimiser": self.optimiser.state_dict(),
             "reference": None if self.reference is None else weights(self.reference),
-            "counters": [self.updates, self.tokens, self.per_prompt],
+            "counters": [self.updates, self.tokens, self.per_prompt, self.prompts],
+            "critic": None if self.method.critic is None else self.method.critic.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,7 +348,104 @@ class Trainer:
         self.optimiser.load_state_dict(state["optimiser"])
         if self.reference is not None:
             load_parts(self.reference, state["reference"])
-        self.updates, self.tokens, self.per_prompt = state["counters"]
+        self.updates, self.tokens, self.per_prompt, self.prompts = state["counters"]
+        if self.method.critic is not None:
+            self.method.critic.load_state_dict(state["critic"])
+
+
+class Learning:
+    """The loop: updates, measurements and checkpoints of one seed until its tokens are spent.
+
+    Iterate over it for the tokens done so far.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        tested: Questions,
+        run: Run | None,
+        *,
+        seed: int,
+        tokens: int,
+        measure_every: int,
+        number: int = 0,
+        saved: dict[str, Any] | None = None,
+        checkpoints: bool = True,
+        may_stop: bool = False,
+    ) -> None:
+        """Make one.
+
+        Args:
+            trainer: what learns.
+            tested: questions to measure it on.
+            run: where records and checkpoints go; None for nowhere, as on other ranks.
+            seed: of the records.
+            tokens: to generate in all.
+            measure_every: updates between measurements.
+            number: how many seeds of this run came before.
+            saved: the state to go on from.
+            checkpoints: write one with every measurement; else only `save` does.
+            may_stop: end when the accuracy has fallen below LOST of its first.
+        """
+        self.trainer, self.tested, self.run = trainer, tested, run
+        self.seed, self.tokens, self.measure_every = seed, tokens, measure_every
+        self.number, self.checkpoints, self.may_stop = number, checkpoints, may_stop
+        self.seconds = 0.0
+        """Of learning, without measurements."""
+        self.first: float | None = None
+        """The first accuracy."""
+        self.scores: torch.Tensor | None = None
+        """The last measurement's rewards by question."""
+        self._fresh = saved is None
+        if saved is not None:
+            trainer.load_state_dict(saved["trainer"])
+            self.seconds, self.first = saved["seconds"], saved.get("first")
+
+    def __iter__(self) -> Iterator[int]:
+        trainer = self.trainer
+        if self._fresh:
+            self.measure({})
+        while trainer.tokens < self.tokens:
+            begun = time.monotonic()
+            found = trainer.update()
+            self.seconds += time.monotonic() - begun
+            last = trainer.tokens >= self.tokens
+            if last or trainer.updates % self.measure_every == 0:
+                reached = self.measure(found)
+                if self.may_stop and reached < LOST * (self.first or 0.0):
+                    yield self.tokens
+                    return
+            yield min(trainer.tokens, self.tokens)
+
+    def measure(self, found: dict[str, float]) -> float:
+        """Record the accuracy and what the last update found."""
+        if self.run is None:
+            return float("nan")
+        self.scores = self.trainer.scores(self.tested)
+        reached = float(self.scores.mean())
+        self.first = reached if self.first is None else self.first
+        speed = {
+            "learning_seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.trainer.tokens / (self.seconds or 1)),
+        }
+        metrics = {"accuracy": reached, "tokens": self.trainer.tokens, **found, **speed}
+        self.run.log(self.trainer.updates, metrics, self.seed)
+        if self.checkpoints:
+            self.save()
+        return reached
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        if self.run is None:
+            return
+        done = self.number * self.tokens + min(self.trainer.tokens, self.tokens)
+        state = {
+            "number": self.number,
+            "seconds": self.seconds,
+            "first": self.first,
+            "trainer": self.trainer.state_dict(),
+        }
+        self.run.save(done, state)
 
 
 def weights(policy: nn.Module) -> dict[str, torch.Tensor]:
@@ -219,26 +458,40 @@ def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractCon
     return nullcontext() if precision is None else torch.autocast(device.type, precision)
 
 
-def mean_reward(sampler: Slots | Waves, tested: Questions, device: torch.device) -> float:
-    """The mean reward of one sampled answer per question, with the same random numbers in every call."""
+def sampled_rewards(
+    sampler: Slots | Waves, tested: Questions, device: torch.device
+) -> torch.Tensor:
+    """The reward [Q] of one sampled answer per question, with the same random numbers in every
+    call.
+    """
     generator = torch.Generator(device).manual_seed(1)
     prompts, mask, reward = tested.ask(torch.arange(len(tested)), device)
     row = torch.arange(len(tested), device=device)
-    sampled = sampler.sample(prompts, mask, row, Decoding(tested.max_tokens, tested.eos), 1, generator)
-    return float(reward(prompts, sampled.tokens[..., 0]).mean())
+    sampled = sampler.sample(
+        prompts, mask, row, Decoding(tested.max_tokens, tested.eos), 1, generator
+    )
+    return reward(prompts, sampled.tokens[..., 0])
 
 
-def imitate(policy: Transformer, task: str, data: Data, size: Size, rate: float = 1e-3) -> Iterator[float]:
-    """Cross-entropy on right answers, without an end; yields the accuracy on held-out questions every ten steps."""
+def imitate(
+    policy: Transformer, task: str, data: Data, size: Size, rate: float = 1e-3
+) -> Iterator[float]:
+    """Cross-entropy on right answers, without an end; yields the accuracy on held-out questions
+    every ten steps.
+    """
     device = str(policy.head.weight.device)
     generator = torch.Generator(device).manual_seed(0)
     train, test = data.split(size.held_out)
     test = Data(test.prompts[: size.tested], test.answers[: size.tested])
-    optimiser = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimiser = torch.optim.AdamW(
+        policy.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
     warm = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / 50))
     while True:
         for _ in range(10):
-            loss = cross_entropy(policy, *train.batch(draw_rows(train, size.batch, generator), device))
+            loss = cross_entropy(
+                policy, *train.batch(draw_rows(train, size.batch, generator), device)
+            )
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -256,7 +509,9 @@ def fine_tune(
     precision: torch.dtype | None = None,
     seed: int = 0,
 ) -> Iterator[float]:
-    """AdamW on the cross-entropy of right answers, without an end; yields each step's mean loss per token."""
+    """AdamW on the cross-entropy of right answers, without an end; yields each step's mean loss per
+    token.
+    """
     model = as_model(policy)
     parameters = list(trained_parameters(policy).values())
     device = parameters[0].device
@@ -272,7 +527,9 @@ def fine_tune(
         total = torch.zeros((), device=device)
         for some in torch.arange(batch, device=device).split(micro_batch):
             with autocast(device, precision):
-                logits = one_pass(model, prompts[some], answers[some], None if mask is None else mask[some])
+                logits = one_pass(
+                    model, prompts[some], answers[some], None if mask is None else mask[some]
+                )
             wanted = live[some]
             summed = F.cross_entropy(logits[wanted].float(), answers[some][wanted], reduction="sum")
             loss = summed / live.sum()

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from arsm.sequences.model import Decode, SlotsRefused
 
-ONE_LENGTH = "This transformer takes prompts of one length; pad them with a token of the vocabulary."
+ONE_LENGTH = (
+    "This transformer takes prompts of one length; pad them with a token of the vocabulary."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,12 @@ class Block(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [N, heads, L, D] of x [N, L, W]."""
-        return self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return (
+            self.qkv(self.norm_1(x))
+            .unflatten(-1, (3, self.heads, -1))
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
 
     def join(self, x: Tensor, attended: Tensor) -> Tensor:
         """The block's output from its input [N, L, W] and the attention's [N, heads, L, D]."""
@@ -54,7 +61,9 @@ class TransformerSlots:
     def cache(self, rows: int, width: int) -> Tensor:
         heads = self.model.heads
         size = self.model.norm.normalized_shape[0] // heads
-        return self.model.head.weight.new_zeros(len(self.model.blocks), 2, rows, heads, width, size).detach()
+        return self.model.head.weight.new_zeros(
+            len(self.model.blocks), 2, rows, heads, width, size
+        ).detach()
 
     def fill(self, cache: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
         if mask is not None:
@@ -136,7 +145,9 @@ class Transformer(nn.Module):
             q, k, v = block.split(x)  # pyright: ignore[reportCallIssue]
             keys, values = state.cache[number, 0], state.cache[number, 1]
             keys[:, :, place], values[:, :, place] = k.squeeze(2), v.squeeze(2)
-            attended = F.scaled_dot_product_attention(q, keys[:, :, : place + 1], values[:, :, : place + 1])
+            attended = F.scaled_dot_product_attention(
+                q, keys[:, :, : place + 1], values[:, :, : place + 1]
+            )
             x = block.join(x, attended)  # pyright: ignore[reportCallIssue]
         return Cached(self.head(self.norm(x)).squeeze(1), state.cache, place + 1)
 

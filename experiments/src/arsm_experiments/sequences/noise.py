@@ -1,0 +1,247 @@
+"""Variance x tokens of every way to give credit, on a pretrained model at several accuracies.
+
+`python -m arsm_experiments.sequences.noise --model FOLDER --starts STARTS --out NOISE` starts one
+process per file of STARTS, which `levels` wrote. Each measures all methods in rounds of a few
+repeats until its time is over, and adds a line per method and round to
+NOISE/noise-TASK-LEVEL.jsonl. All methods of a process meet the same questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import arsm
+from arsm import sequences
+from arsm.sequences import Batch, Branch, Group, Strategy, by_likelihood, decoder, live_tokens
+from arsm.sequences.decode import Decoding
+from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.sequences.levels import (
+    NOISE_FROM,
+    REPORTED,
+    held_out,
+    load_level,
+)
+from arsm_experiments.sequences.methods import add_line, draw_rows, read_lines
+from arsm_experiments.sequences.pretrained import load_pretrained
+from arsm_experiments.sequences.rivals import Unsure, ValueHead, ValueModel, VinePPO
+from arsm_experiments.sequences.texts import Texts, load_texts
+from arsm_experiments.sequences.trainer import as_model, autocast, sampled_rewards
+
+REPEATS = 5
+PROMPTS = 24
+CRITIC_STEPS = 24
+CRITIC_ROWS = 128
+
+
+def by_doubt(share: float = 1.0) -> Callable[[Batch], Tensor]:
+    """A coin that follows the model's doubt: share x min(1, 4 (1 - p of the likeliest token))."""
+
+    def coin(batch: Batch) -> Tensor:
+        return share * (4 * (1 - batch.largest.exp())).clamp(0, 1)
+
+    return coin
+
+
+METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
+    "group 8": lambda _: Group(8),
+    "branch 8": lambda _: Branch(arsm.RLOO(8)),
+    "branch 32": lambda _: Branch(arsm.RLOO(32)),
+    "group 16": lambda _: Group(16),
+    "token baseline 8": lambda _: Group(arsm.OTB(8)),
+    "branch 16": lambda _: Branch(arsm.RLOO(16)),
+    "branch 4": lambda _: Branch(arsm.RLOO(4)),
+    "branch 64": lambda _: Branch(arsm.RLOO(64)),
+    "unsure 4 to 32": lambda _: Unsure(4, 32),
+    "unsure 8 to 64": lambda _: Unsure(8, 64),
+    "coin 0.25, group 4, branch 8": lambda _: Branch(arsm.RLOO(8), group=4, coin=0.25),
+    "coin by doubt, group 4, branch 8": lambda _: Branch(arsm.RLOO(8), group=4, coin=by_doubt()),
+    "coin by doubt, group 4, branch 32": lambda _: Branch(arsm.RLOO(32), group=4, coin=by_doubt()),
+    "value head": lambda critic: ValueHead(critic),
+    "value head, lambda 0.95": lambda critic: ValueHead(critic, 0.95),
+    "vineppo 2": lambda _: VinePPO(2),
+    "branch 2": lambda _: Branch(arsm.RLOO(2)),
+    "branch 32, chance": lambda _: Branch(arsm.RLOO(32), chance=by_likelihood(0.05)),
+    "branch 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
+    "grpo 8": lambda _: Group(arsm.GRPO(8)),
+    "dr. grpo 8": lambda _: Group(arsm.DrGRPO(8)),
+}
+"""In the order in which they are measured."""
+LONG_METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
+    "group 8": METHODS["group 8"],
+    "group 4": lambda _: Group(4),
+    "token baseline 8": METHODS["token baseline 8"],
+    "coin 0.02, group 4, branch 8": lambda _: Branch(arsm.RLOO(8), group=4, coin=0.02),
+    "coin by doubt 0.1, group 4, branch 8": lambda _: Branch(
+        arsm.RLOO(8), group=4, coin=by_doubt(0.1)
+    ),
+    "coin by doubt 0.3, group 4, branch 8": lambda _: Branch(
+        arsm.RLOO(8), group=4, coin=by_doubt(0.3)
+    ),
+    "branch 2, budget 40 per prompt": lambda _: Branch(arsm.RLOO(2), budget=40 * PROMPTS),
+    "value head": METHODS["value head"],
+}
+"""For answers of hundreds of tokens."""
+
+
+def measure(
+    task: str,
+    level: str,
+    module: torch.nn.Module,
+    texts: Texts,
+    out: Path,
+    *,
+    names: list[str] | None = None,
+    device: str,
+    precision: torch.dtype | None,
+    seconds: float,
+    prompts: int = PROMPTS,
+    repeats: int = REPEATS,
+    rounds: int = 4,
+    micro_batch: int = 32,
+    critic_steps: int = CRITIC_STEPS,
+    critic_rows: int = CRITIC_ROWS,
+) -> None:
+    """Measure until the time is over; rounds that are in the file are not measured again."""
+    begun = time.monotonic()
+    path = out / f"noise-{task}-{level}.jsonl"
+    done = {(record["method"], record["round"]) for record in read_lines(path)}
+    methods = LONG_METHODS if task == "long" else METHODS
+    model = as_model(module)
+    trained, others = texts.split(held_out(texts))
+    accuracy = _accuracy(model, others.first(REPORTED), device, precision)
+    rows = torch.arange(NOISE_FROM, NOISE_FROM + prompts) % len(others)
+    asked, mask, reward = others.ask(rows, device)
+    critic = ValueModel(module, micro_batch=micro_batch, precision=precision)
+    _fit(critic, model, trained, device, precision, critic_steps, critic_rows)
+    words = {"task": task, "level": level, "accuracy": accuracy, **provenance(device)}
+    for number in range(rounds):
+        for name, make in methods.items():
+            if (name, number) in done or (names is not None and name not in names):
+                continue
+            if time.monotonic() - begun > seconds:
+                print(f"{task} {level}: out of time before {name}, round {number}", flush=True)
+                return
+            try:
+                with autocast(torch.device(device), precision):
+                    (row,) = sequences.compare(
+                        {name: make(critic)},
+                        model,
+                        asked,
+                        reward,
+                        max_tokens=texts.max_tokens,
+                        eos=texts.eos,
+                        mask=mask,
+                        repeats=repeats,
+                        micro_batch=micro_batch,
+                        sampling_dtype=precision,
+                        generator=torch.Generator(device).manual_seed(1000 + number),
+                    ).rows
+            except Exception:
+                print(f"{task} {level} {name}: {traceback.format_exc()}", flush=True)
+                done.add((name, number))
+                continue
+            found = {
+                key: getattr(row, key)
+                for key in (
+                    "unbiased",
+                    "variance",
+                    "variance_error",
+                    "tokens",
+                    "tokens_error",
+                    "seconds",
+                    "memory",
+                    "signal",
+                )
+            }
+            add_line(path, {"method": name, "round": number, "repeats": repeats, **words, **found})
+            print(f"{task} {level} ({accuracy:.2f}) {name}: {row.cost:.4g}", flush=True)
+
+
+def _accuracy(model: Any, tested: Texts, device: str, precision: torch.dtype | None) -> float:
+    sampler = decoder(model, min(1024, len(tested)), dtype=precision)
+    return float(sampled_rewards(sampler, tested, torch.device(device)).mean())
+
+
+def _fit(
+    critic: ValueModel,
+    model: Any,
+    trained: Texts,
+    device: str,
+    precision: torch.dtype | None,
+    steps: int,
+    rows: int,
+) -> None:
+    """Regress the reward on samples of the policy as it is."""
+    generator = torch.Generator(device).manual_seed(7)
+    sampler = decoder(model, rows, dtype=precision)
+    decoding = Decoding(trained.max_tokens, trained.eos)
+    for _ in range(steps):
+        prompts, mask, reward = trained.ask(draw_rows(trained, rows, generator), device)
+        row = torch.arange(rows, device=device)
+        tokens = sampler.sample(prompts, mask, row, decoding, 1, generator).tokens[..., 0]
+        live = live_tokens(tokens, trained.eos)
+        critic.fit(prompts, tokens, live, reward(prompts, tokens), mask)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--starts", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path("runs/sequences/data"))
+    parser.add_argument("--only", type=Path, help="One file of weights, in this process")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--critic-steps", type=int, default=CRITIC_STEPS)
+    parser.add_argument("--critic-rows", type=int, default=CRITIC_ROWS)
+    parser.add_argument("--seconds", type=float, default=200, help="No method is begun later")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    words = parser.parse_args()
+    if words.only is None:
+        command = [sys.executable, "-m", "arsm_experiments.sequences.noise", *sys.argv[1:]]
+        files = sorted(words.starts.glob("*.safetensors"))
+        sys.exit(max([p.wait() for p in [_started(command, file) for file in files]], default=0))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    task, _, level = words.only.stem.rpartition("-")
+    pretrained = load_pretrained(words.model, words.device)
+    load_level(pretrained.module, words.only)
+    measure(
+        task,
+        level,
+        pretrained.module,
+        load_texts(pretrained.tokenizer, task, words.data),
+        words.out,
+        names=words.methods,
+        device=words.device,
+        precision=torch.bfloat16 if words.precision == "bfloat16" else None,
+        seconds=words.seconds,
+        prompts=words.prompts,
+        repeats=words.repeats,
+        rounds=words.rounds,
+        micro_batch=words.micro_batch,
+        critic_steps=words.critic_steps,
+        critic_rows=words.critic_rows,
+    )
+
+
+def _started(command: list[str], file: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*command, "--only", str(file)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Levels, noise, trials and page of the comparison on a pretrained model, with a tiny one."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from arsm_experiments.runs.reader import read_header, read_run
+from arsm_experiments.sequences import language_model, noise, texts
+from arsm_experiments.sequences.language_model import Noise, Trained
+from arsm_experiments.sequences.levels import level_path, reach
+from arsm_experiments.sequences.pretrained import load_pretrained
+from arsm_experiments.sequences.texts import Written, load_texts
+from arsm_experiments.sequences.trainer import Trainer
+from arsm_experiments.sequences.trials import EXPERIMENT, Job, Plan, Worker, chosen_rate, open_jobs
+from tests.experiments.tiny_llama import save_tiny_llama
+
+pytest.importorskip("transformers", reason="transformers is in the extra `transformers`")
+TASK = "digits"
+PLAN = Plan(TASK, tokens=240, tokens_per_update=60, measure_every=1, reported=6, chosen_on=4)
+
+
+def count_digits(completions: Sequence[Any], **_: Any) -> list[float]:
+    return [sum(character in "0123456789" for character in text) / 6 for text in completions]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def tiny_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short answers of digits."""
+    records = [{"prompt": f"Say {n}", "completion": "0123"} for n in range(80)]
+    monkeypatch.setitem(texts.WRITTEN, TASK, Written(lambda _: records, count_digits, 6))
+
+
+def worker(folder: Path, root: Path, seconds: float = 600) -> Worker:
+    pretrained = load_pretrained(str(folder))
+    found = load_texts(pretrained.tokenizer, TASK, root)
+    deadline = time.monotonic() + seconds
+    return Worker(PLAN, root, pretrained, found, "cpu", None, 8, 64, deadline)
+
+
+METHODS, RATES, SEEDS = ("branch:rloo:samples=3", "2*grpo:2"), (1e-3, 1e-2), (1,)
+
+
+def test_levels_are_reached_once(folder: Path, tmp_path: Path) -> None:
+    def go() -> list[dict[str, Any]]:
+        return reach(
+            TASK,
+            str(folder),
+            tmp_path,
+            data=tmp_path,
+            levels=(0.0, 0.4),
+            device="cpu",
+            precision=None,
+            seconds=60,
+            rate=1e-2,
+            batch=8,
+            every=4,
+            measured=8,
+        )
+
+    records = go()
+    assert [record["level"] for record in records] == [0.0, 0.4]
+    assert records[1]["accuracy"] >= 0.4
+    assert records[1]["steps"] >= records[0]["steps"]
+    before = level_path(tmp_path, TASK, 0.4).stat().st_mtime_ns
+    assert go() == records
+    assert level_path(tmp_path, TASK, 0.4).stat().st_mtime_ns == before
+
+
+def test_every_method_has_a_line_per_round(folder: Path, tmp_path: Path) -> None:
+    pretrained = load_pretrained(str(folder))
+    found = load_texts(pretrained.tokenizer, TASK, tmp_path)
+    options: dict[str, Any] = {"device": "cpu", "precision": None, "prompts": 2, "repeats": 3}
+    options |= {"critic_steps": 1, "critic_rows": 4, "seconds": 200.0}
+    noise.measure(TASK, "0.1", pretrained.module, found, tmp_path, rounds=1, **options)
+    path = tmp_path / f"noise-{TASK}-0.1.jsonl"
+    lines = language_model.parse_lines(path.read_bytes())
+    assert [line["method"] for line in lines] == list(noise.METHODS)
+    assert all(line["variance"] > 0 and line["tokens"] > 0 for line in lines)
+    noise.measure(TASK, "0.1", pretrained.module, found, tmp_path, rounds=1, **options)
+    assert language_model.parse_lines(path.read_bytes()) == lines, "nothing is measured twice"
+
+
+@pytest.fixture(scope="module")
+def root(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs, without an interruption."""
+    where = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        records = [{"prompt": f"Say {n}", "completion": "0123"} for n in range(80)]
+        patch.setitem(texts.WRITTEN, TASK, Written(lambda _: records, count_digits, 6))
+        worker(folder, where).work(METHODS, RATES, SEEDS)
+    return where
+
+
+def test_trials_come_first_and_the_best_rate_gets_the_seeds(root: Path) -> None:
+    folders = {path.name: path for path in (root / EXPERIMENT).iterdir()}
+    assert len(folders) == len(METHODS) * (len(RATES) + len(SEEDS))
+    for method in METHODS:
+        own = [read_run(root / EXPERIMENT / Job(method, rate, 0).name(PLAN)) for rate in RATES]
+        fresh = root / EXPERIMENT / Job(method, chosen_rate(own), 1).name(PLAN)
+        assert len(json.loads((fresh / "scores.json").read_bytes())) == PLAN.reported
+        assert len(json.loads((own[0].folder / "scores.json").read_bytes())) == PLAN.chosen_on
+    assert open_jobs(PLAN, root, METHODS, RATES, SEEDS) == ([], False)
+    assert all(
+        sum(f.stat().st_size for f in path.glob("*.json*")) < 20_000 for path in folders.values()
+    )
+    assert not list(root.rglob("checkpoint.pt"))
+
+
+def test_a_run_that_is_cut_goes_on_as_if_it_was_not(
+    folder: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(METHODS[0], RATES[0], 0)
+    late = worker(folder, tmp_path, seconds=600)
+    real = Trainer.update
+
+    def update(trainer: Trainer) -> dict[str, float]:
+        # the time is over in the middle of the second update
+        object.__setattr__(late, "deadline", time.monotonic() + (0 if trainer.updates else 600))
+        return real(trainer)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    late.train(job)
+    monkeypatch.undo()
+    cut = tmp_path / EXPERIMENT / job.name(PLAN)
+    assert not read_header(cut).get("finished")
+    assert (cut / "checkpoint.pt").exists()
+    records = [{"prompt": f"Say {n}", "completion": "0123"} for n in range(80)]
+    monkeypatch.setitem(texts.WRITTEN, TASK, Written(lambda _: records, count_digits, 6))
+    worker(folder, tmp_path).train(job)
+    whole = root / EXPERIMENT / job.name(PLAN)
+    assert (cut / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
+    for ours, theirs in zip(read_run(cut).metrics, read_run(whole).metrics, strict=True):
+        apart = ("seconds", "learning_seconds", "tokens_per_second")
+        assert {k: v for k, v in ours.items() if k not in apart} == {
+            k: v for k, v in theirs.items() if k not in apart
+        }
+
+
+def test_two_workers_never_share_a_job(folder: Path, tmp_path: Path) -> None:
+    job = Job(METHODS[0], RATES[0], 0)
+    from arsm_experiments.sequences.trials import claimed
+
+    with claimed(tmp_path / "locks" / job.name(PLAN)) as mine:
+        assert mine
+        with claimed(tmp_path / "locks" / job.name(PLAN)) as second:
+            assert not second
+
+
+def lines_of(costs: dict[str, float]) -> list[dict[str, Any]]:
+    """Two rounds per method."""
+    rest = {"tokens": 10.0, "tokens_error": 0.0, "repeats": 5, "unbiased": True, "seconds": 1.0}
+    rest |= {"memory": None, "accuracy": 0.5, "hardware": "H200", "commit": "1234567"}
+    return [
+        {"method": name, "round": n, "variance": cost / 10, "variance_error": cost / 100, **rest}
+        for name, cost in costs.items()
+        for n in range(2)
+    ]
+
+
+COSTS = {"group 8": 100.0, "group 16": 80.0, "token baseline 8": 90.0, "branch 8": 20.0}
+COSTS |= {"branch 32": 10.0}
+
+
+def test_the_noise_chooses_sizes_and_ratios_have_intervals() -> None:
+    rows = language_model.read_noise(lines_of(COSTS))
+    assert language_model.choose(rows)[:2] == ["branch:rloo:samples=32", "group:16"]
+    by_name = {row.method: row for row in rows}
+    assert language_model.best_rival(rows).method == "group 16"
+    value, error = language_model.ratio(by_name["branch 8"], by_name["group 16"])
+    assert value == pytest.approx(0.25)
+    # each cost has an error of a tenth, over two rounds
+    assert error == pytest.approx(0.25 * 0.1)
+    assert language_model.ratio(by_name["group 16"], by_name["group 16"]) == (1, 0)
+    assert isinstance(rows[0], Noise)
+
+
+def trained(method: str, seed: int, scores: list[float], finals: list[float]) -> Trained:
+    metrics = [
+        {"tokens": 100 * i, "learning_seconds": float(i), "accuracy": x}
+        for i, x in enumerate(finals)
+    ]
+    return Trained(method, method, 1e-5, seed, metrics, scores, {"hardware": "", "commit": ""})
+
+
+def test_only_seeds_that_all_have_are_reported_and_differences_are_paired() -> None:
+    ours = [trained("branch", seed, [1, 1, 0, 1] * 50, [0.2, 0.75]) for seed in (1, 2)]
+    theirs = [trained("group", 1, [1, 0, 0, 1] * 50, [0.2, 0.5])]
+    found = language_model.reported([*ours, *theirs, trained("group", 0, [], [0.9])])
+    assert [run.seed for run in found["branch"]] == [1]
+    gap, low, high = language_model.paired(found["branch"], found["group"])
+    assert gap == pytest.approx(0.25)
+    assert 0.15 < low < 0.25 < high < 0.35
+    curve = language_model.mean_curve(found["branch"])
+    assert language_model.crossing(curve, 0.475) == (pytest.approx(50), pytest.approx(0.5))
+    assert language_model.crossing(curve, 0.8) is None
+
+
+def test_no_method_is_reported_before_every_one_has_finished_a_seed() -> None:
+    fresh = trained("branch", 1, [1, 0], [0.2, 0.5])
+    trials = [trained(name, 0, [1, 0], [0.2, 0.5]) for name in ("branch", "ppo")]
+    assert not any(language_model.reported([fresh, *trials]).values())
+    cut = trained("ppo", 1, [], [0.2, 0.4])
+    assert not any(language_model.reported([fresh, *trials, cut]).values())
+    whole = trained("ppo", 1, [0, 0], [0.2, 0.4])
+    assert all(language_model.reported([fresh, *trials, whole]).values())
+
+
+def test_trials_alone_are_drawn_and_not_compared(root: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(root / EXPERIMENT, runs / EXPERIMENT)
+    for method in METHODS:
+        for rate in RATES:
+            shutil.rmtree(runs / EXPERIMENT / Job(method, rate, 1).name(PLAN), ignore_errors=True)
+    # a trial that was cut has no scores
+    (runs / EXPERIMENT / Job(METHODS[0], RATES[0], 0).name(PLAN) / "scores.json").unlink()
+    results = tmp_path / "results"
+    language_model.pack(results / "records.tar.xz", None, None, runs)
+    assert language_model.write(results) == ""
+    rows = list(csv.DictReader((results / "table.csv").read_text().splitlines()))
+    assert len(rows) == len(METHODS) * len(RATES)
+    assert sum(row["row"].endswith("trial, cut") for row in rows) == 1
+    assert (results / "trials.png").exists()
+    assert not (results / "training.png").exists()
+
+
+def test_the_published_table_is_made_from_the_records(tmp_path: Path) -> None:
+    published = Path(__file__).parents[2] / "results" / "language_model"
+    shutil.copy(published / "records.tar.xz", tmp_path)
+    language_model.write(tmp_path)
+    assert (tmp_path / "table.csv").read_text() == (published / "table.csv").read_text()
+
+
+def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> None:
+    measured = tmp_path / "noise"
+    measured.mkdir()
+    for level in ("0.1", "0.5"):
+        whole = "".join(json.dumps(line) + "\n" for line in lines_of(COSTS))
+        (measured / f"noise-chain-{level}.jsonl").write_text(whole)
+    results = tmp_path / "results"
+    language_model.pack(results / "records.tar.xz", None, measured, root)
+    words = language_model.write(results)
+    assert "| branch 32 | 0.12 ± " in words
+    assert "| branch | " in words
+    rows = list(csv.DictReader((results / "table.csv").read_text().splitlines()))
+    assert sum("trial" in row["row"] for row in rows) == len(METHODS) * len(RATES)
+    assert (results / "noise.png").stat().st_size > 1000
+    assert (results / "training.png").stat().st_size > 1000
+    first = (results / "records.tar.xz").read_bytes()
+    language_model.pack(results / "records.tar.xz", None, measured, root)
+    assert (results / "records.tar.xz").read_bytes() == first
+
+
+def test_a_ruined_run_stops(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = worker(folder, tmp_path)
+    found = iter([torch.ones(4), 0.4 * torch.ones(4)])
+    monkeypatch.setattr(Trainer, "scores", lambda *_: next(found))
+    late.train(replace(Job(METHODS[0], RATES[0], 0)))
+    run = read_run(tmp_path / EXPERIMENT / Job(METHODS[0], RATES[0], 0).name(PLAN))
+    assert [line["accuracy"] for line in run.metrics] == [1.0, pytest.approx(0.4)]
