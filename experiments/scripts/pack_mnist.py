@@ -1,4 +1,6 @@
-"""Pack MNIST's image files into the package: `python experiments/scripts/pack_mnist.py FOLDER`, idx or idx.gz."""
+"""Pack MNIST's image files into the package: `python experiments/scripts/pack_mnist.py FOLDER`, idx
+or idx.gz.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +11,41 @@ from pathlib import Path
 
 import numpy as np
 
-from arsm_experiments.data import FILES, THRESHOLD, idx_bytes, pack, parse_idx
+from arsm_experiments.data import FILES, THRESHOLD, idx_bytes, pack, pack_sampled, parse_idx
 
 TARGET = Path(__file__).parents[1] / "src" / "arsm_experiments" / "mnist"
 
 
 def main(folder: Path) -> None:
     originals = {name: idx_bytes(folder, name) for name in FILES}
-    packed = pack(np.concatenate([parse_idx(content) for content in originals.values()]))
+    grey = np.concatenate([parse_idx(content) for content in originals.values()])
+    packed = {"mnist.xz": pack(grey), "sampled.xz": pack_sampled(grey)}
     checksums = {
-        name: hashlib.sha256(content).hexdigest() for name, content in (originals | {"mnist.xz": packed}).items()
+        name: hashlib.sha256(content).hexdigest() for name, content in (originals | packed).items()
     }
     facts = {
         "name": "MNIST, binarized",
         "source": "The MNIST database of handwritten digits, http://yann.lecun.com/exdb/mnist/",
         "authors": "Yann LeCun and Corinna Cortes",
         "licence": "CC BY-SA 3.0, https://creativecommons.org/licenses/by-sa/3.0/",
-        "changes": "Images alone, without labels: 60,000 for training, then 10,000 for testing; a pixel is on where "
-        f"its grey value exceeds {THRESHOLD}; eight pixels a byte, the first in the highest bit; compressed as xz. "
-        "This file and mnist.xz stay under the licence of the original.",
+        "changes": "Images alone, without labels: 60,000 for training, then 10,000 for testing; a "
+        f"pixel is on where its grey value exceeds {THRESHOLD}; eight pixels a byte, the first in "
+        "the highest bit; compressed as xz. sampled.xz: the pixels in which images drawn once, "
+        "each pixel on with probability grey / 255 (numpy's PCG64 with seed 0), differ from "
+        "these. This file, mnist.xz and sampled.xz stay under the licence of the original.",
         "sha256": checksums,
     }
     TARGET.mkdir(exist_ok=True)
-    (TARGET / "mnist.xz").write_bytes(packed)
+    for name, content in packed.items():
+        (TARGET / name).write_bytes(content)
+        print(f"{TARGET / name}: {len(content):,} bytes")
     (TARGET / "mnist.json").write_text(json.dumps(facts, indent=2) + "\n")
-    print(f"{TARGET / 'mnist.xz'}: {len(packed):,} bytes")
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("Name the folder that holds the image files of MNIST: python experiments/scripts/pack_mnist.py FOLDER")
+        sys.exit(
+            "Name the folder that holds the image files of MNIST: python "
+            "experiments/scripts/pack_mnist.py FOLDER"
+        )
     main(Path(sys.argv[1]))

@@ -1,4 +1,6 @@
-"""A headless Chromium for tests, spoken to over its DevTools pipe: NUL-ended JSON messages, no package needed."""
+"""A headless Chromium for tests, spoken to over its DevTools pipe: NUL-ended JSON messages, no
+package needed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-extensions",
+    ),
     # a mouse, which a headless browser does not say it has
     "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
     "--remote-debugging-pipe",
@@ -41,7 +48,9 @@ class Browser:
         ends = [(os.POSIX_SPAWN_DUP2, theirs_in, 3), (os.POSIX_SPAWN_DUP2, theirs_out, 4)]
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)]
         words = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        self._process = os.posix_spawn(program, words, os.environ, file_actions=[*ends, *quiet], setpgroup=0)
+        self._process = os.posix_spawn(
+            program, words, os.environ, file_actions=[*ends, *quiet], setpgroup=0
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self._buffer = b""
@@ -50,7 +59,9 @@ class Browser:
         self.events: list[dict[str, Any]] = []
         """What the browser said on its own: requests, console messages, exceptions."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
@@ -58,7 +69,10 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         os.close(self._out)
         os.close(self._in)
@@ -87,9 +101,17 @@ class Browser:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
-    def show(self, *, width: int, height: int = 900, dark: bool = False, touch: bool = False) -> None:
+    def show(
+        self, *, width: int, height: int = 900, dark: bool = False, touch: bool = False
+    ) -> None:
         """Take the size of a window or a phone, and light or dark mode."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=touch,
+        )
         self.call("Emulation.setTouchEmulationEnabled", enabled=touch)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -102,7 +124,9 @@ class Browser:
 
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -114,7 +138,9 @@ class Browser:
             time.sleep(0.02)
 
     def mouse(self, what: str, x: float, y: float, count: int = 1) -> None:
-        """The mouse moves ("mouseMoved"), or its button goes down or up ("mousePressed", "mouseReleased")."""
+        """The mouse moves ("mouseMoved"), or its button goes down or up ("mousePressed",
+        "mouseReleased").
+        """
         self.call("Input.dispatchMouseEvent", type=what, x=x, y=y, button="left", clickCount=count)
 
     def click(self, selector: str, times: int = 1) -> None:
@@ -122,7 +148,8 @@ class Browser:
         element = f"document.querySelector({json.dumps(selector)})"
         self.evaluate(f"{element}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
         left, top, width, height = self.evaluate(
-            f"(({{x, y, width, height}}) => [x, y, width, height])({element}.getBoundingClientRect())"
+            f"(({{x, y, width, height}}) => [x, y, width, "
+            f"height])({element}.getBoundingClientRect())"
         )
         for count in range(1, times + 1):
             for what in ("mousePressed", "mouseReleased"):

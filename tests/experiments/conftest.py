@@ -27,7 +27,9 @@ def chapters(records: list[Record]) -> dict[str, Chapter]:
 def results(chapters: dict[str, Chapter]) -> dict[tuple[str, str], Result]:
     """Every result by its table's row, as "SECTION: ROW", and metric."""
     sections = [section for chapter in chapters.values() for section in chapter.sections]
-    return {(f"{section.title}: {r.row}", r.metric): r for section in sections for r in section.results}
+    return {
+        (f"{section.title}: {r.row}", r.metric): r for section in sections for r in section.results
+    }
 
 
 @pytest.fixture(scope="module")

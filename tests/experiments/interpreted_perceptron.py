@@ -1,7 +1,7 @@
 """The perceptron's Triton kernels, run by Triton's interpreter on a CPU, against plain PyTorch.
 
-A program of its own, since Triton reads TRITON_INTERPRET when it is imported: `TRITON_INTERPRET=1 python -m
-tests.experiments.interpreted_perceptron`.
+A program of its own, since Triton reads TRITON_INTERPRET when it is imported: `TRITON_INTERPRET=1
+python -m tests.experiments.interpreted_perceptron`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def _copy_rounded(x: Any, out: Any, BLOCK: tl.constexpr):
 
 
 def check_rounding() -> None:
-    """What is left of a number without its last 13 bits is the nearest of TF32, with 10 bits; infinity and nan stay."""
+    """What is left of a number without its last 13 bits is the nearest of TF32, with 10 bits;
+    infinity and nan stay.
+    """
     given = torch.randn(1024, generator=torch.Generator().manual_seed(0))
     given[:3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
     given.view(torch.int32)[3] = 0x7FFFFFFF  # the nan of a GPU
@@ -43,14 +45,19 @@ def compare() -> None:
     for given in (drawn(2, 70, 36, 72, 140, 20), drawn(1, 33, 8, 4), drawn(2, 530, 40, 132, 64)):
         x, weights, _ = given
         expected = perceptron._by_pytorch(*given)
-        torch.testing.assert_close(gpu_perceptron.perceptron(*given), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            gpu_perceptron.perceptron(*given), expected, rtol=1e-4, atol=1e-4
+        )
         asked = torch.randn_like(expected[-1]), [x, *expected[:-1]], weights
         found = gpu_perceptron.backward(*asked)
-        torch.testing.assert_close(found, perceptron._backward_by_pytorch(*asked), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            found, perceptron._backward_by_pytorch(*asked), rtol=1e-4, atol=1e-3
+        )
 
 
 if __name__ == "__main__":
     check_rounding()
-    with mock.patch.object(gpu_perceptron, "_rounded", lambda x: x):  # the interpreter multiplies in float32
+    # the interpreter multiplies in float32
+    with mock.patch.object(gpu_perceptron, "_rounded", lambda x: x):
         compare()
     print("equal")

@@ -39,7 +39,9 @@ train(pickle.load(sys.stdin.buffer))
 
 def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Metrics without their seconds, and the last state."""
-    metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in read_run(folder).metrics]
+    metrics = [
+        {k: v for k, v in line.items() if k != "seconds"} for line in read_run(folder).metrics
+    ]
     return metrics, load_checkpoint(folder / "checkpoint.pt")["state"]
 
 
@@ -54,13 +56,18 @@ def assert_same(found: list[Path], expected: list[Path]) -> None:
 
 def killed(config: Training, when: str) -> bool:
     """Whether the run, in a process of its own, was killed."""
-    command, environment = [sys.executable, "-c", PROGRAM, when], {**os.environ, "OMP_NUM_THREADS": "1"}
+    command, environment = (
+        [sys.executable, "-c", PROGRAM, when],
+        {**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     done = subprocess.run(command, input=pickle.dumps(config), env=environment, check=False)
     return done.returncode == -signal.SIGKILL
 
 
 def assert_goes_on_when_killed(config: Training, folder: Path) -> None:
-    """Killed once after a checkpoint of its first run folder, once before a later one is in its place."""
+    """Killed once after a checkpoint of its first run folder, once before a later one is in its
+    place.
+    """
     whole = train(replace(config, root=folder / "whole"))
     again = replace(config, root=folder / "killed", resume=True)
     folders = list(again.runs())

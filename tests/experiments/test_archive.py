@@ -1,4 +1,6 @@
-"""Archives of runs: they hold what a report needs, the same runs make the same bytes, and nothing is lost."""
+"""Archives of runs: they hold what a report needs, the same runs make the same bytes, and nothing
+is lost.
+"""
 
 import json
 import lzma
@@ -10,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from arsm_experiments.archive import Archive
+from arsm_experiments.runs.archive import by_column, by_line
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import read_run, read_runs
 from arsm_experiments.runs.writer import open_run
@@ -36,12 +39,14 @@ def test_an_archived_run_is_read_as_its_folder_was(tmp_path: Path) -> None:
         same = read_run(folder)
         for field in ("experiment", "group", "label", "config", "sessions", "metrics", "seconds"):
             assert getattr(record, field) == getattr(same, field)
-        assert record.pictures == {"pictures-seed0.png": b"picture 0"}, "one seed's pictures are kept"
+        assert record.pictures == {"pictures-seed0.png": b"picture 0"}, (
+            "one seed's pictures are kept"
+        )
     with tarfile.open(tmp_path / "kept" / "trial.tar.xz") as archive:
         assert archive.getnames() == [
             f"{name}/{file}"
             for name in ("one", "two")
-            for file in ("config.json", "metrics.jsonl", "pictures-seed0.png")
+            for file in ("config.json", "metrics.columns", "pictures-seed0.png")
         ]
 
 
@@ -53,12 +58,21 @@ def test_archived_numbers_have_eight_digits(tmp_path: Path) -> None:
     assert record.metrics[0]["step"] == 1
 
 
-def test_archived_numbers_that_are_only_drawn_have_five_digits(tmp_path: Path) -> None:
+def test_archived_numbers_that_are_only_drawn_have_four_digits(tmp_path: Path) -> None:
     with open_run(tmp_path / "runs", "trial", "one", {}) as run:
         run.log(1, {"entropy": 2 / 3, "reward": 2 / 3})
     Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
     (record,) = read_runs(tmp_path / "kept")
-    assert (record.metrics[0]["entropy"], record.metrics[0]["reward"]) == (0.66667, 0.66666667)
+    assert (record.metrics[0]["entropy"], record.metrics[0]["reward"]) == (0.6667, 0.66666667)
+
+
+def test_metrics_by_column_are_the_same_lines() -> None:
+    """Some lines have more metrics than others, and some values are not finite."""
+    lines = (
+        b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": NaN, "test": 3}\n{"step": 3, "test": 4.0}\n'
+    )
+    assert by_line(by_column(lines)) == lines
+    assert by_column(lines).count(b"\n") == 3
 
 
 def test_the_same_runs_make_the_same_bytes(tmp_path: Path) -> None:

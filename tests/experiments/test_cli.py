@@ -16,7 +16,18 @@ import arsm
 from arsm_experiments.cli import commands, main, options
 from arsm_experiments.runs.reader import read_run
 
-SHORT = ["--categories", "4", "--updates", "3", "--trace-every", "3", "--variance-samples", "2", "--seeds", "2"]
+SHORT = [
+    "--categories",
+    "4",
+    "--updates",
+    "3",
+    "--trace-every",
+    "3",
+    "--variance-samples",
+    "2",
+    "--seeds",
+    "2",
+]
 TRAINING = ["--images", "200", "--batch", "200", "--epochs", "1", "--measure-every", "1"]
 
 
@@ -34,12 +45,33 @@ def test_toy_runs_and_prints_its_table(tmp_path: Path, capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert "true gradient" in out
     assert "ARSM" in out
-    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["C4-step1-arsm", "C4-step1-exact"]
+    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == [
+        "C4-step1-arsm",
+        "C4-step1-exact",
+    ]
 
 
 def test_steps_are_words_or_numbers(tmp_path: Path) -> None:
-    assert main(["toy", *SHORT, "--steps", "scaled", "0.5", "--estimators", "ar", "--root", str(tmp_path)]) == 0
-    assert {path.name for path in (tmp_path / "toy").iterdir()} == {"C4-step0.133333-ar", "C4-step0.5-ar"}
+    assert (
+        main(
+            [
+                "toy",
+                *SHORT,
+                "--steps",
+                "scaled",
+                "0.5",
+                "--estimators",
+                "ar",
+                "--root",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
+    assert {path.name for path in (tmp_path / "toy").iterdir()} == {
+        "C4-step0.133333-ar",
+        "C4-step0.5-ar",
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,17 +101,33 @@ def test_what_cannot_run_is_refused_before_anything_does(
     [
         (["--images", "100"], "--images must be at least 200, but is 100."),
         (["--device", "tpu"], "--device must be cpu, cuda or auto, but is tpu."),
-        (["--rates", "0.1", "0.1"], "--rates must be one or more different numbers, but is (0.1, 0.1)."),
+        (
+            ["--rates", "0.1", "0.1"],
+            "--rates must be one or more different numbers, but is (0.1, 0.1).",
+        ),
         (["--rates", "nan"], "--rates must be positive and finite, but is nan."),
-        (["--images", "60000"], "--images must be at most 55,000, the number of training images, but is 60000."),
-        (["--name", "x/y"], "--name is the beginning of a folder's name and has no slash, but is x/y"),
+        (
+            ["--images", "60000"],
+            "--images must be at most 55,000, the number of training images, but is 60000.",
+        ),
+        (
+            ["--name", "x/y"],
+            "--name is the beginning of a folder's name and has no slash, but is x/y",
+        ),
         (["--estimator", "unordered-set"], "UnorderedSet is for one variable"),
-        (["--data", "no-such-folder"], "--data must be a folder with MNIST's original files, but there is none at"),
+        (
+            ["--data", "no-such-folder"],
+            "--data must be a folder with MNIST's original files, but there is none at",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["vae", "conditional"])
 def test_training_that_cannot_run_is_refused(
-    command: str, words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert sentence in refusal(capsys, command, *TRAINING, "--root", str(tmp_path), *words)
 
@@ -89,35 +137,51 @@ def test_training_that_cannot_run_is_refused(
     [
         (["--bound-samples", "-1"], "--bound-samples must be at least 0, but is -1."),
         (["--hidden", "0"], "--hidden must be positive and finite, but is 0."),
-        (["--estimator", "vimco"], '"vimco" needs a bound of several samples; use `arsm conditional`.'),
+        (
+            ["--estimator", "vimco"],
+            '"vimco" needs a bound of several samples; use `arsm conditional`.',
+        ),
         (["--estimator", "2*vimco"], '"2*vimco" needs a bound of several samples'),
     ],
 )
 def test_a_vae_that_cannot_run_is_refused(
     words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sentence in refusal(capsys, "vae", *TRAINING, "--bound-samples", "0", "--root", str(tmp_path), *words)
+    assert sentence in refusal(
+        capsys, "vae", *TRAINING, "--bound-samples", "0", "--root", str(tmp_path), *words
+    )
 
 
 @pytest.mark.parametrize(
-    "words", ["control --methods", "control --optimizers", "control --learning-rates", "compare --problems"]
+    "words",
+    ["control --methods", "control --optimizers", "control --learning-rates", "compare --problems"],
 )
-def test_an_option_without_a_value_is_refused(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_without_a_value_is_refused(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = refusal(capsys, *words.split(), "--root", str(tmp_path))
     assert said.startswith(f"{words.split()[1]} needs at least one value")
 
 
-def test_processes_share_whole_batches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_share_whole_batches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert "--batch must be a multiple of the 3 processes, but is 100." in refusal(capsys, "conditional")
+    assert "--batch must be a multiple of the 3 processes, but is 100." in refusal(
+        capsys, "conditional"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--device cuda needs a GPU, but torch finds none;" in refusal(capsys, "vae", "--device", "cuda")
+    assert "--device cuda needs a GPU, but torch finds none;" in refusal(
+        capsys, "vae", "--device", "cuda"
+    )
 
 
-def test_existing_and_changed_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_and_changed_runs_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["toy", *SHORT, "--estimators", "ar", "--root", str(tmp_path)]
     assert main(words) == 0
     capsys.readouterr()
@@ -142,17 +206,26 @@ def test_report_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         ("toy --sedes 3", '"arsm toy" has no option "--sedes": did you mean "--seeds"?'),
         ("toy --sedes=3", '"arsm toy" has no option "--sedes": did you mean "--seeds"?'),
         ("vae --rate 1e-3", '"arsm vae" has no option "--rate": did you mean "--rates"?'),
-        ("control --weighted", '"arsm control" has no option "--weighted": did you mean "--no-weighted"?'),
+        (
+            "control --weighted",
+            '"arsm control" has no option "--weighted": did you mean "--no-weighted"?',
+        ),
         ("control --gama 1", '"arsm control" has no option "--gama": did you mean "--gamma"?'),
         ("report here", '"arsm report" has no option "here"; there are --root, --out,'),
     ],
 )
-def test_mistyped_words_get_the_right_ones(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistyped_words_get_the_right_ones(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sentence in refusal(capsys, *words.split())
 
 
-@pytest.mark.parametrize("words", ["toy --seeds", "toy --categories x", "vae --layers 3", "reproduce --scale half"])
-def test_values_that_cannot_be_read_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", ["toy --seeds", "toy --categories x", "vae --layers 3", "reproduce --scale half"]
+)
+def test_values_that_cannot_be_read_are_refused(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(words.split())
     assert stop.value.code == 2
@@ -185,7 +258,12 @@ def test_help_explains_every_option(
 
 @pytest.mark.parametrize("words", [["--help"], ["toy", "--help"]])
 def test_help_ends_quietly_when_nobody_reads_on(words: list[str]) -> None:
-    command = [sys.executable, "-c", "import sys; from arsm_experiments.cli import main; sys.exit(main())", *words]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from arsm_experiments.cli import main; sys.exit(main())",
+        *words,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -203,7 +281,9 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_sentence(
     assert err.count("\n") == 1
 
 
-def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_extras_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert "needs tyro; install it with `pip install arsm-experiments`" in refusal(capsys, "toy")
     assert main(["--version"]) == 0
@@ -218,7 +298,9 @@ def test_an_engine_that_is_missing_is_named_before_the_run(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_system_without_locks_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_system_without_locks_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in [name for name in sys.modules if name.startswith("arsm_experiments.")]:
         if name != "arsm_experiments.cli":
             monkeypatch.delitem(sys.modules, name)
@@ -227,11 +309,32 @@ def test_a_system_without_locks_is_told_so(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
-    words = ["toy", "--categories", "4", "--updates", "2000", "--trace-every", "500", "--checkpoint-every", "100"]
-    words += ["--variance-samples", "2", "--seeds", "2", "--estimators", "ar", "--root", str(tmp_path)]
+    words = [
+        "toy",
+        "--categories",
+        "4",
+        "--updates",
+        "2000",
+        "--trace-every",
+        "500",
+        "--checkpoint-every",
+        "100",
+    ]
+    words += [
+        "--variance-samples",
+        "2",
+        "--seeds",
+        "2",
+        "--estimators",
+        "ar",
+        "--root",
+        str(tmp_path),
+    ]
     command = [sys.executable, "-m", "arsm_experiments.cli", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    )
     folder = tmp_path / "toy" / "C4-step1-ar"
     while process.poll() is None and not (folder / "checkpoint.pt").exists():
         time.sleep(0.01)
@@ -247,7 +350,9 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", commands())
-def test_help_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main([name, "--help"])

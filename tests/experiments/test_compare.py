@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import arsm
+from arsm import comparison
 from arsm.comparison import best_additive, fit_budget, reference_gradient
+from arsm.ranking import with_error
 from arsm_experiments.cli import main
 from arsm_experiments.compare import vae
 from arsm_experiments.data import load_mnist
@@ -52,8 +56,11 @@ def reinforce_moments() -> tuple[Tensor, float]:
 def test_variance_bias_and_cost_agree_with_enumeration() -> None:
     mean, variance = reinforce_moments()
     torch.testing.assert_close(reference_gradient(LOGITS, f).mean, mean)
-    (row,) = arsm.compare(LOGITS, f, estimators=["reinforce"], samples=20_000, generator=generator())
-    # the standard deviation of a trace from 20,000 draws of bounded g lies below 2% here; 10% is beyond 5 of them
+    (row,) = arsm.compare(
+        LOGITS, f, estimators=["reinforce"], samples=20_000, generator=generator()
+    )
+    # the standard deviation of a trace from 20,000 draws of bounded g lies below 2% here; 10% is
+    # beyond 5 of them
     assert row.variance == pytest.approx(variance, rel=0.1)
     assert row.evaluations == 1
     assert row.bias < 3 * row.bias_error
@@ -62,12 +69,16 @@ def test_variance_bias_and_cost_agree_with_enumeration() -> None:
 
 def test_draws_and_samples_fill_the_budget() -> None:
     single, averaged = (
-        arsm.compare(LOGITS, f, budget=budget, estimators=["reinforce"], samples=4000, generator=generator())[0]
+        arsm.compare(
+            LOGITS, f, budget=budget, estimators=["reinforce"], samples=4000, generator=generator()
+        )[0]
         for budget in (None, 8)
     )
     assert single.variance / averaged.variance == pytest.approx(8, rel=0.25)
     assert fit_budget(arsm.RLOO(4), 46, 4) == arsm.RLOO(46)
-    assert fit_budget(arsm.ExactPlusSampled(exact=2, samples=1), 6, 3) == arsm.ExactPlusSampled(exact=2, samples=4)
+    assert fit_budget(arsm.ExactPlusSampled(exact=2, samples=1), 6, 3) == arsm.ExactPlusSampled(
+        exact=2, samples=4
+    )
     assert fit_budget(arsm.ARSM(), 10, 4) == arsm.Average(arsm.ARSM(), 2)
     assert fit_budget(arsm.ARSM(), 3, 4) == arsm.ARSM()
     assert fit_budget(arsm.UnorderedSet(4), 16, 4) == arsm.Average(arsm.UnorderedSet(4), 4)
@@ -76,12 +87,17 @@ def test_draws_and_samples_fill_the_budget() -> None:
 
 def test_a_biased_estimator_is_seen_and_ranked_by_its_error() -> None:
     rows = arsm.compare(
-        LOGITS, f, estimators=["straight-through", "rloo:samples=8", "exact"], samples=2000, generator=generator()
+        LOGITS,
+        f,
+        estimators=["straight-through", "rloo:samples=8", "exact"],
+        samples=2000,
+        generator=generator(),
     )
     assert [row.cost for row in rows] == sorted(row.cost for row in rows)
     found = {row.label: row for row in rows}
     assert found["straight-through"].bias > 6 * found["straight-through"].bias_error
-    assert found["straight-through"].cost > 1.2 * found["straight-through"].variance  # one evaluation: the rest is bias
+    # one evaluation: the rest is bias
+    assert found["straight-through"].cost > 1.2 * found["straight-through"].variance
     assert found["rloo:samples=8"].bias < 3 * found["rloo:samples=8"].bias_error
     assert found["exact"].variance < 1e-20
     assert found["exact"].bias < 1e-12
@@ -90,7 +106,13 @@ def test_a_biased_estimator_is_seen_and_ranked_by_its_error() -> None:
 def test_the_noise_of_the_measurement_is_taken_off_the_bias() -> None:
     """Left on, its mean square would be that of `bias_error`."""
     rows = [
-        arsm.compare(LOGITS, f, estimators=["rloo"], samples=50, generator=torch.Generator().manual_seed(seed))[0]
+        arsm.compare(
+            LOGITS,
+            f,
+            estimators=["rloo"],
+            samples=50,
+            generator=torch.Generator().manual_seed(seed),
+        )[0]
         for seed in range(40)
     ]
     assert sum(row.bias**2 for row in rows) < 0.7 * sum(row.bias_error**2 for row in rows)
@@ -125,7 +147,9 @@ def test_a_control_variate_that_is_fixed_is_compared_as_it_is() -> None:
     arsm.estimate(fixed, LOGITS, f)  # learns its sizes
     fixed.control.requires_grad_(False)
     trained, raw = (
-        arsm.compare(LOGITS, f, estimators=[fixed], training=steps, samples=100, generator=generator())[0].variance
+        arsm.compare(
+            LOGITS, f, estimators=[fixed], training=steps, samples=100, generator=generator()
+        )[0].variance
         for steps in (2, 0)
     )
     assert trained == raw
@@ -140,7 +164,9 @@ def rloo_variance(h: Tensor, samples: int) -> float:
     e = f(z) - (x * h).sum((-2, -1))
     e = e - (q * e).sum()
     square = x.square().sum((-2, -1))
-    first = (q * e.square() * square).sum() + (q * e.square()).sum() * (q * square).sum() / (samples - 1)
+    first = (q * e.square() * square).sum() + (q * e.square()).sum() * (q * square).sum() / (
+        samples - 1
+    )
     mean = (q[:, None, None] * e[:, None, None] * x).sum(0)
     return float(first - (samples - 2) / (samples - 1) * mean.square().sum()) / samples
 
@@ -150,11 +176,15 @@ def test_the_best_additive_control_variate_is_the_best(budget: int) -> None:
     h = best_additive(LOGITS, f, budget=budget, generator=generator())
     least = rloo_variance(h, budget)
     zero = torch.zeros_like(h)
-    (row,) = arsm.compare(LOGITS, f, budget=budget, estimators=["rloo"], samples=4000, generator=generator())
+    (row,) = arsm.compare(
+        LOGITS, f, budget=budget, estimators=["rloo"], samples=4000, generator=generator()
+    )
     assert row.variance == pytest.approx(rloo_variance(zero, budget), rel=0.2)
     assert least < 0.9 * rloo_variance(zero, budget)
     for seed in range(20):
-        step = 0.3 * torch.randn(h.shape, dtype=h.dtype, generator=torch.Generator().manual_seed(seed))
+        step = 0.3 * torch.randn(
+            h.shape, dtype=h.dtype, generator=torch.Generator().manual_seed(seed)
+        )
         assert least < rloo_variance(h + step, budget)
 
 
@@ -167,7 +197,16 @@ def test_nothing_is_left_of_an_additive_f() -> None:
 
 
 def test_the_floor_is_a_row_without_bias(tmp_path: Path) -> None:
-    words = ["compare", "--root", str(tmp_path), "--problems", "binary-1", "--estimators", "floor", "rloo"]
+    words = [
+        "compare",
+        "--root",
+        str(tmp_path),
+        "--problems",
+        "binary-1",
+        "--estimators",
+        "floor",
+        "rloo",
+    ]
     assert main([*words, "--samples", "50"]) == 0
     floor, rloo = read_run(tmp_path / "compare" / "binary-1").metrics
     assert floor["cost"] < 0.5 * rloo["cost"]
@@ -175,11 +214,24 @@ def test_the_floor_is_a_row_without_bias(tmp_path: Path) -> None:
     assert floor["evaluations"] == pytest.approx(12, abs=0.5)
 
 
-def test_the_command_records_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "--root", str(tmp_path), "--problems", "toy-30", "--estimators", "arsm", "rloo"]
+def test_the_command_records_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "compare",
+        "--root",
+        str(tmp_path),
+        "--problems",
+        "toy-30",
+        "--estimators",
+        "arsm",
+        "rloo",
+    ]
     words += ["--samples", "10"]
     assert main(words) == 0
-    assert "leave-one-out" in capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("rloo ") for line in printed)
+    assert max(map(len, printed)) <= 80
     record = read_run(tmp_path / "compare" / "toy-30")
     assert [line["step"] for line in record.metrics] == [1, 2]
     assert main(words) == 2
@@ -204,10 +256,118 @@ def test_a_second_run_of_a_problem_adds_to_its_table(tmp_path: Path) -> None:
     assert shown["rloo"].values == [runs[1].metrics[1]["variance"]]
 
 
+# ---------------------------------------------------------------- tables and figures
+
+
+def some() -> arsm.Ranking:
+    return arsm.compare(
+        LOGITS,
+        f,
+        estimators=["reinforce", "rloo:samples=8,ridge=1.0", "exact", "straight-through"],
+        samples=200,
+        generator=generator(),
+    )
+
+
+def test_a_comparison_prints_as_a_ranked_table() -> None:
+    found = some()
+    header, rule, *lines = str(found).splitlines()
+    assert header.split() == ["estimator", "bias", "variance", "evals", "ms", "product"]
+    assert set(rule) == {"-", " "}
+    for line, row in zip(lines, found, strict=True):
+        assert row.label.startswith(line.split()[0].rstrip("…"))  # long names are cut
+    assert max(map(len, [header, *lines])) <= 80
+    long = arsm.Ranking(tuple(row._replace(label=80 * "x") for row in found))
+    assert max(map(len, str(long).splitlines())) == 80
+
+
+def test_tables_for_pages_papers_and_spreadsheets() -> None:
+    found = some()
+    assert found.markdown().splitlines()[2].startswith(f"| `{found[0].label}` |")
+    latex = found.latex(highlight="reinforce")
+    assert r"\textbf{\texttt{reinforce}}" in latex
+    assert latex.count(r"\\") == len(found) + 1
+    assert r"\pm" in latex
+    header, *lines = csv.reader(io.StringIO(found.csv()))
+    assert [line[0] for line in lines] == [row.label for row in found]
+    for line, row in zip(lines, found, strict=True):
+        numbers = dict(zip(header[1:], map(float, line[1:]), strict=True))
+        assert numbers["variance"] == row.variance
+        assert numbers["product"] == row.cost
+    with pytest.raises(ValueError, match='no row "mine" to highlight'):
+        found.latex("mine")
+
+
+def test_latex_escapes_and_powers() -> None:
+    row = some()[0]._replace(label="my_file.py:A&B", variance=3.21e-7, variance_error=2e-9)
+    latex = arsm.Ranking((row,)).latex()
+    assert r"my\_file.py:A\&B" in latex
+    assert r"(3.21 \pm 0.02) \times 10^{-7}" in latex
+
+
+@pytest.mark.parametrize("ending", ["pdf", "svg", "png"])
+def test_figures_of_comparisons(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"figure.{ending}"
+    some().figure(highlight="reinforce").savefig(path)
+    assert path.read_bytes().lstrip()[:5] in (b"%PDF-", b"<?xml", b"\x89PNG\r")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (0.03123, 0.00094, "0.0312±0.0009"),
+        (4053.0, 11.2, "4053±11"),
+        (0.0, 0.1, "0.0±0.1"),
+        (3.21e-7, 2e-9, "(3.21±0.02)e-7"),
+        (1.5, float("nan"), "1.5"),
+        (1.5, 0.0, "1.5"),
+    ],
+)
+def test_values_with_errors(value: float, error: float, text: str) -> None:
+    assert with_error(value, error) == text
+
+
+def test_the_error_of_the_variance_is_its_spread() -> None:
+    """Over independent repetitions, in units of the errors claimed."""
+    rows = [
+        arsm.compare(
+            LOGITS,
+            f,
+            estimators=["reinforce"],
+            samples=400,
+            generator=torch.Generator().manual_seed(seed),
+        )[0]
+        for seed in range(40)
+    ]
+    _, variance = reinforce_moments()
+    scaled = [(row.variance - variance) / row.variance_error for row in rows]
+    # t with 9 degrees of freedom has variance 9/7; 40 of them lie within these bounds but for 1e-4
+    assert 0.5 < sum(x * x for x in scaled) / 40 < 3
+
+
+def test_a_comparison_pools_its_parts() -> None:
+    """The moments of all draws are those of one part."""
+    chosen = arsm.Reinforce()
+    problem = comparison._Problem(LOGITS, f, (), generator(), None)
+    (mean, variance), evaluations, _ = problem.moments_in_parts(chosen, 33, lambda share: None)
+    again = comparison._Problem(LOGITS, f, (), generator(), None)
+    sizes = [33 // 10 + (i < 3) for i in range(10)]
+    draws = []
+    for size in sizes:
+        logits = LOGITS.expand(size, *LOGITS.shape)
+        draws.append(arsm.estimate(chosen, logits, f, generator=again.generator).grad)
+    whole = torch.cat([g for g in draws if g is not None])
+    assert evaluations == 1
+    torch.testing.assert_close(mean, whole.mean(0))
+    torch.testing.assert_close(variance, whole.var(0))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vae, Path]:
     """A small VAE after an epoch, and its run folder."""
-    sizes = Vae(variables=3, categories=3, hidden=(8, 4), images=400, batch=100, seeds=(3, 4), device="cpu")
+    sizes = Vae(
+        variables=3, categories=3, hidden=(8, 4), images=400, batch=100, seeds=(3, 4), device="cpu"
+    )
     config = replace(sizes, epochs=1, bound_samples=0, root=tmp_path_factory.mktemp("runs"))
     return config, train(config)[0]
 
@@ -229,7 +389,9 @@ def test_the_vaes_problem_is_the_elbo_of_its_best_weights(trained: tuple[Vae, Pa
         h = one_hot.flatten(1)
         for layer in model.decoder[:-1]:
             h = F.leaky_relu(layer(h), 0.2)
-        bits = F.binary_cross_entropy_with_logits(model.decoder[-1](h), rows[0], reduction="none").sum(-1)
+        bits = F.binary_cross_entropy_with_logits(
+            model.decoder[-1](h), rows[0], reduction="none"
+        ).sum(-1)
         q = torch.distributions.Categorical(logits=setting.logits[row]).log_prob(z).sum(-1)
         expected = -bits - 3 * torch.tensor(3.0).log() - q
         for points in (z, one_hot):
@@ -302,7 +464,9 @@ def test_draws_of_noise_are_no_evaluations() -> None:
 
 def test_what_cannot_be_compared_is_refused_and_gradients_need_not_be_on() -> None:
     with torch.no_grad():
-        assert len(arsm.compare(LOGITS, f, samples=5, training=1, estimators=["arsm", "relax"])) == 2
+        assert (
+            len(arsm.compare(LOGITS, f, samples=5, training=1, estimators=["arsm", "relax"])) == 2
+        )
     for wrong, sentence in (
         ("arsm", r'say \["arsm"\]'),
         (["vimco"], "estimates a multi-sample bound"),
@@ -321,7 +485,9 @@ def test_the_reference_keeps_no_graph_of_f() -> None:
         assert not torch.is_grad_enabled()
         return weight * f(z)
 
-    torch.testing.assert_close(reference_gradient(LOGITS, learning).mean, reference_gradient(LOGITS, f).mean)
+    torch.testing.assert_close(
+        reference_gradient(LOGITS, learning).mean, reference_gradient(LOGITS, f).mean
+    )
 
 
 def test_nothing_of_the_users_is_changed() -> None:
@@ -342,7 +508,11 @@ def test_nothing_of_the_users_is_changed() -> None:
 def test_a_budget_leaves_what_was_learned_and_asks_for_no_more_categories_than_there_are() -> None:
     for words, categories in (("unordered-set:samples=2", 4), ("unordered-set", 3)):
         (row,) = arsm.compare(
-            torch.randn(1, categories), lambda z: z[:, 0].float(), estimators=[words], budget=8, samples=10
+            torch.randn(1, categories),
+            lambda z: z[:, 0].float(),
+            estimators=[words],
+            budget=8,
+            samples=10,
         )
         assert row.evaluations == categories  # all of them, without replacement
     learned = arsm.DoubleControl(samples=2, alpha=0.9)

@@ -1,4 +1,6 @@
-"""Half to half: its likelihood and gradients against enumeration, its run folders, killing and resuming."""
+"""Half to half: its likelihood and gradients against enumeration, its run folders, killing and
+resuming.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from torch import Tensor
 import arsm
 from arsm_experiments.conditional import HALF, Conditional, ConditionalNetwork
 from arsm_experiments.data import load_mnist
-from arsm_experiments.replicas import Layout, Replicas
+from arsm_experiments.replicas import Layout, Objective, Replicas
 from arsm_experiments.runs.reader import read_run
 from arsm_experiments.training.loop import initial_parameters, train
 from arsm_experiments.training.measure import multi_sample_bound, probes
@@ -37,7 +39,15 @@ TINY = Conditional(
     device="cpu",
 )
 ESTIMATORS = (
-    *("arsm", "arsm:pooled=True", "ars", "rloo:samples=3", "rloo:samples=3,live=1", "reinforce", "relax"),
+    *(
+        "arsm",
+        "arsm:pooled=True",
+        "ars",
+        "rloo:samples=3",
+        "rloo:samples=3,live=1",
+        "reinforce",
+        "relax",
+    ),
     *("straight-through", "gumbel-softmax", "gumbel-softmax:hard=True", "muprop"),
 )
 DROPOUT = 0.4
@@ -62,7 +72,9 @@ def make(config: Conditional, *, dense: bool = False) -> ConditionalNetwork:
 def log_probabilities(
     network: ConditionalNetwork, x: Tensor, kept: tuple[Tensor, Tensor] | tuple[()] = ()
 ) -> tuple[Tensor, Tensor]:
-    """ln p(z2 | x_u) and ln p(x_l | z2) for all z2, by enumeration: [N, Z] each; `kept` [K, 1] of z1 and of z2."""
+    """ln p(z2 | x_u) and ln p(x_l | z2) for all z2, by enumeration: [N, Z] each; `kept` [K, 1] of
+    z1 and of z2.
+    """
     config = network.config
     every = torch.tensor(list(itertools.product(range(config.categories), repeat=config.variables)))
     one = arsm.one_hot(every, config.categories)
@@ -70,20 +82,26 @@ def log_probabilities(
 
     def log_q(logits: Tensor) -> Tensor:
         """[N, K C] -> [N, Z]."""
-        return torch.einsum("nkc,zkc->nz", logits.unflatten(-1, (config.variables, -1)).log_softmax(-1), one)
+        return torch.einsum(
+            "nkc,zkc->nz", logits.unflatten(-1, (config.variables, -1)).log_softmax(-1), one
+        )
 
     inputs = [one * each if kept else one for each in (kept or (1, 1))]
     log_z1 = log_q(maps[0](x[:, :HALF]))
     log_z2 = (log_z1.unsqueeze(-1) + log_q(maps[1](inputs[0].flatten(1)))).logsumexp(1)
     pixels = maps[2](inputs[1].flatten(1))
     log_p = -torch.nn.functional.binary_cross_entropy_with_logits(
-        pixels.expand(len(x), -1, -1), x[:, None, HALF:].expand(-1, len(every), -1), reduction="none"
+        pixels.expand(len(x), -1, -1),
+        x[:, None, HALF:].expand(-1, len(every), -1),
+        reduction="none",
     ).sum(-1)
     return log_z2, log_p
 
 
 def enumerate_bound(network: ConditionalNetwork, x: Tensor) -> Tensor:
-    """The training objective for one path or two, over all paths and all that dropout may keep: []."""
+    """The training objective for one path or two, over all paths and all that dropout may keep:
+    [].
+    """
     config = network.config
     (rate,) = config.dropouts
     masks = list(itertools.product(range(2), repeat=2 * config.variables)) if rate else [()]
@@ -103,28 +121,48 @@ def enumerate_bound(network: ConditionalNetwork, x: Tensor) -> Tensor:
 
 
 def projected(network: ConditionalNetwork, gradients: Tensor) -> Tensor:
-    """[n, P] -> [n, maps x 16]: each parameter's gradient in 16 random directions, a test of few comparisons."""
+    """[n, P] -> [n, maps x 16]: each parameter's gradient in 16 random directions, a test of few
+    comparisons.
+    """
     parts = gradients.double().split([p.numel() for p in network.parameters()], -1)
     generator = torch.Generator().manual_seed(1)
-    directions = [torch.randn(part.shape[-1], 16, dtype=torch.float64, generator=generator) for part in parts]
-    return torch.cat([part @ way / way.shape[0] ** 0.5 for part, way in zip(parts, directions, strict=True)], -1)
+    directions = [
+        torch.randn(part.shape[-1], 16, dtype=torch.float64, generator=generator) for part in parts
+    ]
+    return torch.cat(
+        [part @ way / way.shape[0] ** 0.5 for part, way in zip(parts, directions, strict=True)], -1
+    )
 
 
 def sampled_gradients(network: ConditionalNetwork, x: Tensor, n: int = 3000) -> Tensor:
-    """n independent gradients of the loss, [n, P]: mapped, or one by one where the estimator cannot be mapped."""
+    """n independent gradients of the loss, [n, P]: mapped, or one by one where the estimator cannot
+    be mapped.
+    """
     settings = {"dropout": torch.tensor(DROPOUT)}
     if not network.estimator.vmappable:
         # the mean over copies of the images is an estimate too, and quicker than as many losses
         x = x.repeat(30, 1)
         losses = (network(total_loss, x, settings)[0] for _ in range(n // 15))
         return torch.stack(
-            [torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))]) for loss in losses]
+            [
+                torch.cat(
+                    [g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))]
+                )
+                for loss in losses
+            ]
         )
     layout = Layout.of(network)
-    weights = torch.cat([p.detach().flatten() for p in network.parameters()]).expand(n, -1).clone().requires_grad_()
+    weights = (
+        torch.cat([p.detach().flatten() for p in network.parameters()])
+        .expand(n, -1)
+        .clone()
+        .requires_grad_()
+    )
 
     def loss(vector: Tensor) -> Tensor:
-        return torch.func.functional_call(network, layout.unpack(vector), (total_loss, x, settings))[0]
+        return torch.func.functional_call(
+            network, layout.unpack(vector), (total_loss, x, settings)
+        )[0]
 
     return torch.autograd.grad(torch.vmap(loss, randomness="different")(weights).sum(), weights)[0]
 
@@ -138,7 +176,9 @@ def worst_deviation(config: Conditional, x: Tensor) -> float:
     return float(deviations(projected(network, sampled_gradients(network, x)), expected).max())
 
 
-@pytest.mark.parametrize("words", ["arsm", "arsm:pooled=True", "ars", "rloo:samples=3,live=1", "reinforce", "muprop"])
+@pytest.mark.parametrize(
+    "words", ["arsm", "arsm:pooled=True", "ars", "rloo:samples=3,live=1", "reinforce", "muprop"]
+)
 def test_all_maps_get_an_unbiased_gradient(words: str, images: Tensor) -> None:
     assert worst_deviation(replace(TINY, estimator=words), images) <= 1
 
@@ -176,7 +216,11 @@ def test_pseudo_samples_of_an_image_share_what_is_dropped(images: Tensor) -> Non
 
 def test_the_network_has_the_papers_shape_and_initialisation() -> None:
     network = ConditionalNetwork(Conditional())
-    assert [tuple(p.shape) for p in network.parameters() if p.ndim == 2] == [(200, 392), (200, 200), (392, 200)]
+    assert [tuple(p.shape) for p in network.parameters() if p.ndim == 2] == [
+        (200, 392),
+        (200, 200),
+        (392, 200),
+    ]
     assert network.encoder_size == 392 * 200 + 200 + 200 * 200 + 200
     for p in network.parameters():
         if p.ndim == 1:
@@ -186,21 +230,24 @@ def test_the_network_has_the_papers_shape_and_initialisation() -> None:
             assert 0.99 * limit < float(p.detach().abs().max()) <= limit
 
 
-def replicas_of(config: Conditional, images: Tensor, *, stacked: bool, dense: bool, compiled: bool = False) -> Replicas:
+def replicas_of(
+    config: Conditional, images: Tensor, *, stacked: bool, dense: bool, compiled: bool = False
+) -> Replicas:
     weights = initial_parameters(config, images)
-    settings = {"rate": torch.full((len(weights),), 1e-2), "dropout": torch.full((len(weights),), DROPOUT)}
+    settings = {
+        "rate": torch.full((len(weights),), 1e-2),
+        "dropout": torch.full((len(weights),), DROPOUT),
+    }
     network = config.model(dense=dense)
     return Replicas(
         network,
-        ConditionalNetwork.encode,
-        network.losses,
+        Objective(ConditionalNetwork.encode, network.losses, metrics=network.metrics),
         weights,
         images,
         settings,
         list(config.seeds),
         batch=5,
         watched=network.encoder_size,
-        metrics=network.metrics,
         stacked=stacked,
         compiled=compiled,
     )
@@ -214,8 +261,12 @@ def test_biases_may_begin_at_the_mean_image(tmp_path: Path) -> None:
         bias = Layout.of(network).unpack(row)["last.bias"]
         often = images[:, HALF:].float().mean(0).clamp(1e-3, 1 - 1e-3)
         torch.testing.assert_close(bias.sigmoid(), often)
-    zero, mean = (train(each)[0] for each in (replace(config, name="zero", pixel_bias="zero"), config))
-    for before, after in zip(read_run(zero).series("train")[1], read_run(mean).series("train")[1], strict=True):
+    zero, mean = (
+        train(each)[0] for each in (replace(config, name="zero", pixel_bias="zero"), config)
+    )
+    for before, after in zip(
+        read_run(zero).series("train")[1], read_run(mean).series("train")[1], strict=True
+    ):
         assert after[0] < before[0] - 50
 
 
@@ -235,35 +286,48 @@ def test_the_likelihood_in_pieces_comes_close_to_enumeration(stacked: bool, path
         networks.append(network)
     torch.manual_seed(0)
     task, generators = ConditionalNetwork.log_likelihood, probes(config, replicas, 0)
-    one, many = (multi_sample_bound(replicas, task, replicas.weights, x, s, generators) for s in (1, 3000))
+    one, many = (
+        multi_sample_bound(replicas, task, replicas.weights, x, s, generators) for s in (1, 3000)
+    )
     for r, network in enumerate(networks):
         with torch.no_grad():
             log_z2, log_p = log_probabilities(network, x.float())
         likelihood = -(log_z2 + log_p).logsumexp(-1).mean()
         bound = -(log_z2.exp() * log_p).sum(-1).mean()
         assert likelihood < bound - 2
-        assert float(many[r]) == pytest.approx(float(likelihood), abs=0.03 * float(bound - likelihood))
+        assert float(many[r]) == pytest.approx(
+            float(likelihood), abs=0.03 * float(bound - likelihood)
+        )
         assert float(one[r]) > float(likelihood) + 0.3 * float(bound - likelihood)
 
 
 @pytest.mark.parametrize("words", [*ESTIMATORS, "vimco"])
 def test_each_estimator_trains_in_turn_and_stacked(words: str) -> None:
     samples = 3 if words in ("vimco", "ars", "gumbel-softmax") else 1
-    config = replace(TINY, estimator=words, seeds=(0, 1), bound_samples=samples, dropouts=(DROPOUT,))
-    for stacked, dense in [(False, False), (False, True)] + [(True, True)] * arsm.estimator(words).vmappable:
+    config = replace(
+        TINY, estimator=words, seeds=(0, 1), bound_samples=samples, dropouts=(DROPOUT,)
+    )
+    for stacked, dense in [(False, False), (False, True)] + [(True, True)] * arsm.estimator(
+        words
+    ).vmappable:
         replicas = replicas_of(config, load_mnist().train[:10], stacked=stacked, dense=dense)
         start = replicas.parameters.detach().clone()
         metrics = replicas.epoch()
         assert int(replicas.state["step"]) == 2
         for r, parameters in enumerate(replicas.parameters.detach()):
             moved = replicas.layout.unpack(parameters - start[r])
-            assert all(float(moved[f"{name}.weight"].abs().max()) > 0 for name in ("first", "second", "last"))
+            assert all(
+                float(moved[f"{name}.weight"].abs().max()) > 0
+                for name in ("first", "second", "last")
+            )
         assert not metrics["not_finite"].any()
         assert bool((metrics["evaluations"] >= samples).all())
 
 
 def test_what_takes_turns_cannot_be_stacked() -> None:
-    replicas = replicas_of(replace(TINY, estimator="muprop"), load_mnist().train[:10], stacked=True, dense=True)
+    replicas = replicas_of(
+        replace(TINY, estimator="muprop"), load_mnist().train[:10], stacked=True, dense=True
+    )
     with pytest.raises(RuntimeError):
         replicas.epoch()
 
@@ -277,7 +341,9 @@ def test_the_stacked_bound_traces_without_a_break(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> None:
-    config = replace(TINY, root=tmp_path, seeds=(3, 4), rates=(3e-3, 1e-2), test_samples=10, averaging=0.9)
+    config = replace(
+        TINY, root=tmp_path, seeds=(3, 4), rates=(3e-3, 1e-2), test_samples=10, averaging=0.9
+    )
     folders = train(config)
     assert [folder.name for folder in folders] == ["arsm-rate0.003-seed-3", "arsm-rate0.01-seed-3"]
     for folder in folders:
@@ -297,7 +363,9 @@ def test_on_a_gpu_replicas_train_stacked_or_one_by_one(words: str, tmp_path: Pat
     assert all(loss[-1] < loss[0] for loss in train_loss)
     torch.rand(1, device="cuda")
     (again,) = train(replace(config, root=tmp_path / "again"))
-    torch.testing.assert_close(read_run(again).series("train")[1][0][0], train_loss[0][0], rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        read_run(again).series("train")[1][0][0], train_loss[0][0], rtol=1e-3, atol=0
+    )
 
 
 def test_a_picture_shows_image_half_and_completions(images: Tensor) -> None:
@@ -310,12 +378,21 @@ def test_a_picture_shows_image_half_and_completions(images: Tensor) -> None:
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"estimator": "vimco", "bound_samples": 2, "dropouts": (0.1, 0.2), "averaging": 0.9}
-    assert_goes_on_when_killed(replace(TINY, **options, schedule="cosine", measure_samples=1), tmp_path)
+    options: dict[str, Any] = {
+        "estimator": "vimco",
+        "bound_samples": 2,
+        "dropouts": (0.1, 0.2),
+        "averaging": 0.9,
+    }
+    assert_goes_on_when_killed(
+        replace(TINY, **options, schedule="cosine", measure_samples=1), tmp_path
+    )
 
 
 def test_a_resumed_run_keeps_the_best_weights_from_before(tmp_path: Path) -> None:
-    config = replace(TINY, estimator="vimco", bound_samples=2, rates=(0.3,), averaging=0.9, schedule="cosine")
+    config = replace(
+        TINY, estimator="vimco", bound_samples=2, rates=(0.3,), averaging=0.9, schedule="cosine"
+    )
     (whole,) = train(replace(config, root=tmp_path / "whole"))
     ((_, best, last),) = read_run(whole).series("validation")[1]
     assert best < last, "the second epoch must be the best for this test to say anything"
@@ -342,7 +419,9 @@ def test_a_resumed_run_keeps_the_best_weights_from_before(tmp_path: Path) -> Non
         ({"estimator": "exact", "bound_samples": 20}, "would enumerate"),
     ],
 )
-def test_impossible_options_are_refused_in_a_sentence(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_impossible_options_are_refused_in_a_sentence(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=words):
         train(replace(TINY, root=tmp_path, **changes))
     assert not any(tmp_path.iterdir())

@@ -30,7 +30,10 @@ CLOCKS = ("seconds", "learning_seconds", "cpu_seconds")
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     text = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in CLOCKS} for line in text]
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in CLOCKS}
+        for line in text
+    ]
 
 
 def test_cartpole_is_solved(tmp_path: Path) -> None:
@@ -48,12 +51,18 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
 
 
 def test_files_of_an_environment_named_with_its_module_have_plain_names(tmp_path: Path) -> None:
-    control = Control("gymnasium:CartPole-v1", methods=("a2c",), episodes=2, seeds=1, log_every=1, root=tmp_path)
+    control = Control(
+        "gymnasium:CartPole-v1", methods=("a2c",), episodes=2, seeds=1, log_every=1, root=tmp_path
+    )
     control.run(Console(quiet=True))
     (folder,) = (tmp_path / "control").iterdir()
     assert folder.name.startswith("gymnasium-CartPole-v1-a2c")
     (section,) = control_sections([read_run(folder)])
-    assert all(name.startswith("gymnasium-CartPole-v1") for figure in section.figures for name in figure.files)
+    assert all(
+        name.startswith("gymnasium-CartPole-v1")
+        for figure in section.figures
+        for name in figure.files
+    )
 
 
 def test_seeds_of_several_runs_are_one_row(tmp_path: Path) -> None:
@@ -63,22 +72,39 @@ def test_seeds_of_several_runs_are_one_row(tmp_path: Path) -> None:
         records = [read_run(folder) for folder in sorted(controls[0].root.glob("control/*"))]
         assert len(records) == len(controls)
         (section,) = control_sections(records)
-        return [(x.row, x.metric, list(x.values)) for x in section.results if "seconds" not in x.metric]
+        return [
+            (x.row, x.metric, list(x.values)) for x in section.results if "seconds" not in x.metric
+        ]
 
-    short = partial(Control, "CartPole-v1", methods=("a2c",), horizon=20, episodes=10, learning=Learning(entropy=0.5))
+    short = partial(
+        Control,
+        "CartPole-v1",
+        methods=("a2c",),
+        horizon=20,
+        episodes=10,
+        learning=Learning(entropy=0.5),
+    )
     whole = results(short(seeds=2, root=tmp_path / "whole"))
-    parts = results(short(seeds=1, root=tmp_path / "parts"), short(seeds=1, seed=1, root=tmp_path / "parts"))
+    parts = results(
+        short(seeds=1, root=tmp_path / "parts"), short(seeds=1, seed=1, root=tmp_path / "parts")
+    )
     assert whole == parts
     assert whole[0][0] == "a2c, adam 0.01, entropy 0.5"
-    assert "best average" not in {metric for _, metric, _ in whole}, "ten episodes have no average over a hundred"
+    assert "best average" not in {metric for _, metric, _ in whole}, (
+        "ten episodes have no average over a hundred"
+    )
 
 
 def test_how_far_seeds_are_is_said_where_one_is_not_finished(tmp_path: Path) -> None:
-    control = Control("CartPole-v1", ("a2c",), horizon=20, episodes=10, seeds=3, log_every=5, root=tmp_path)
+    control = Control(
+        "CartPole-v1", ("a2c",), horizon=20, episodes=10, seeds=3, log_every=5, root=tmp_path
+    )
     control.run(Console(quiet=True))
     (folder,) = control.runs()
     record = read_run(folder)
-    cut = replace(record, metrics=[line for line in record.metrics if line["seed"] < 2 or line["step"] < 10])
+    cut = replace(
+        record, metrics=[line for line in record.metrics if line["seed"] < 2 or line["step"] < 10]
+    )
     (whole,), (section,) = control_sections([record]), control_sections([cut])
     assert {x.row for x in whole.results} == {"a2c, adam 0.01"}
     assert {x.row for x in section.results} == {"a2c, adam 0.01 (5 to 10 of 10 episodes)"}
@@ -86,16 +112,30 @@ def test_how_far_seeds_are_is_said_where_one_is_not_finished(tmp_path: Path) -> 
 
 def test_runs_that_differ_in_their_length_alone_are_two_rows(tmp_path: Path) -> None:
     for episodes, seed in ((10, 0), (20, 1)):
-        Control("CartPole-v1", ("a2c",), horizon=20, episodes=episodes, seeds=1, seed=seed, root=tmp_path).run(
-            Console(quiet=True)
-        )
-    (section,) = control_sections([read_run(folder) for folder in sorted(tmp_path.glob("control/*"))])
-    assert {x.row for x in section.results} == {"a2c, adam 0.01, 10 episodes", "a2c, adam 0.01, 20 episodes"}
+        Control(
+            "CartPole-v1",
+            ("a2c",),
+            horizon=20,
+            episodes=episodes,
+            seeds=1,
+            seed=seed,
+            root=tmp_path,
+        ).run(Console(quiet=True))
+    (section,) = control_sections(
+        [read_run(folder) for folder in sorted(tmp_path.glob("control/*"))]
+    )
+    assert {x.row for x in section.results} == {
+        "a2c, adam 0.01, 10 episodes",
+        "a2c, adam 0.01, 20 episodes",
+    }
 
 
 def test_a_run_whose_iterations_are_longer_than_it_resumes_at_the_next_seed(tmp_path: Path) -> None:
     short = partial(Control, "CartPole-v1", ("arsm",), horizon=20, episodes=2, seeds=2, log_every=1)
-    whole, cut = (short(root=tmp_path / name, learning=Learning(episodes_an_iteration=5)) for name in ("whole", "cut"))
+    whole, cut = (
+        short(root=tmp_path / name, learning=Learning(episodes_an_iteration=5))
+        for name in ("whole", "cut")
+    )
     whole.run(Console(quiet=True))
     (folder,), (config,) = cut.runs(), cut.configs()
     for episodes in train(cut, config, folder.name):
@@ -107,11 +147,20 @@ def test_a_run_whose_iterations_are_longer_than_it_resumes_at_the_next_seed(tmp_
 
 def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
     grid = Control(
-        "CartPole-v0", methods=("a2c",), episodes=4, seeds=1, learning_rates=(0.001, 0.003, 0.01), root=tmp_path
+        "CartPole-v0",
+        methods=("a2c",),
+        episodes=4,
+        seeds=1,
+        learning_rates=(0.001, 0.003, 0.01),
+        root=tmp_path,
     )
     grid.run(Console(quiet=True))
     records = [read_run(folder) for folder in grid.runs()]
-    papers = [{x.paper for x in section.results} for n in (1, 3) for section in control_sections(records[:n])]
+    papers = [
+        {x.paper for x in section.results}
+        for n in (1, 3)
+        for section in control_sections(records[:n])
+    ]
     assert papers == [{None, 92.0}, {None}]
 
 
@@ -131,13 +180,27 @@ def test_a_run_folder_is_named_without_slashes_and_colons() -> None:
 
 
 def test_a_linear_policy_is_called_so(tmp_path: Path) -> None:
-    words = ["--environment", "CartPole-v1", "--horizon", "20", "--episodes", "4", "--seeds", "1", "--hidden"]
+    words = [
+        "--environment",
+        "CartPole-v1",
+        "--horizon",
+        "20",
+        "--episodes",
+        "4",
+        "--seeds",
+        "1",
+        "--hidden",
+    ]
     assert main(["control", *words, "--root", str(tmp_path)]) == 0
-    (section,) = control_sections([read_run(tmp_path / "control" / "CartPole-v1-arsm-adam-0.01-hidden-none")])
+    (section,) = control_sections(
+        [read_run(tmp_path / "control" / "CartPole-v1-arsm-adam-0.01-hidden-none")]
+    )
     assert {x.row for x in section.results} == {"arsm, adam 0.01, hidden none"}
 
 
-def test_encoders_and_environments_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_and_environments_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_rooms.py").write_text(
         "from gymnasium import register\n"
         'register("Room-v0", "tests.test_rl_spaces:Room")\n'
@@ -145,7 +208,16 @@ def test_encoders_and_environments_of_the_working_directory(tmp_path: Path, monk
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("unused")  # restores sys.path afterwards
-    words = ["--environment", "my_rooms:Room-v0", "--episodes", "2", "--seeds", "1", "--log-every", "1"]
+    words = [
+        "--environment",
+        "my_rooms:Room-v0",
+        "--episodes",
+        "2",
+        "--seeds",
+        "1",
+        "--log-every",
+        "1",
+    ]
     assert main(["control", *words, "--encoder", "my_rooms:where"]) == 0
     record = read_run(next((tmp_path / "runs" / "control").iterdir()))
     assert record.config["encoder"] == "my_rooms:where"
@@ -153,13 +225,30 @@ def test_encoders_and_environments_of_the_working_directory(tmp_path: Path, monk
     assert main(["control", *words, "--options", "is_slippery=False", "map_name=8x8"]) == 0
 
 
-WORDS = ["control", "--environment", "CartPole-v1", "--horizon", "40", "--seeds", "2", "--episodes", "60"]
+WORDS = [
+    "control",
+    "--environment",
+    "CartPole-v1",
+    "--horizon",
+    "40",
+    "--seeds",
+    "2",
+    "--episodes",
+    "60",
+]
 WORDS += ["--methods", "a2c", "--log-every", "7", "--checkpoint-every", "5"]
 
 
 def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
     assert main([*WORDS, "--root", str(tmp_path / "whole")]) == 0
-    command = [sys.executable, "-m", "arsm_experiments.cli", *WORDS, "--root", str(tmp_path / "killed")]
+    command = [
+        sys.executable,
+        "-m",
+        "arsm_experiments.cli",
+        *WORDS,
+        "--root",
+        str(tmp_path / "killed"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     name = "control/CartPole-v1-a2c-adam-0.01"
     killed = tmp_path / "killed" / name
@@ -183,6 +272,7 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--encoder", "encode"], "An encoder is named as MODULE:FUNCTION"),
         (["--options", "ram"], "An option of the environment is KEY=VALUE"),
         (["--methods", "armsm"], 'There is no estimator "armsm": did you mean "arsm"'),
+        (["--methods", "ppo"], 'There is no method "ppo": "proximal" is the nearest'),
         (["--environment", "Acrobot-v1", "--budget", "1"], "less than the 2 pseudo actions"),
         (["--episodes", "0"], "--episodes must be at least 1"),
         (["--gamma", "2"], "gamma must lie in (0, 1], but is 2.0."),
@@ -195,7 +285,9 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--methods", "relax:temperature=0.1"], "use ActionConditioned()"),
     ],
 )
-def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(
+    words: list[str], message: str, capsys: Any, tmp_path: Path
+) -> None:
     assert main(["control", *words, "--root", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -204,23 +296,37 @@ def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: Any, 
 
 
 def test_without_gymnasium_it_says_what_to_install(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['gymnasium'] = None; from arsm_experiments.cli import main; sys.exit(main())"
+    program = (
+        "import sys; sys.modules['gymnasium'] = None; from arsm_experiments.cli import main; "
+        "sys.exit(main())"
+    )
     command = [sys.executable, "-c", program, "control", "--root", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "Control needs gymnasium; install it with `pip install 'arsm[rl]'`.\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "Control needs gymnasium; install it with `pip install 'arsm[rl]'`.\n",
+    )
 
 
 def test_a_policy_as_gif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    control = Control(environment="CartPole-v1", horizon=20, episodes=2, seeds=1, gif=True, root=tmp_path)
+    control = Control(
+        environment="CartPole-v1", horizon=20, episodes=2, seeds=1, gif=True, root=tmp_path
+    )
     control.run(Console(quiet=True))
     (gif,) = tmp_path.glob("control/*/policy.gif")
     assert gif.read_bytes().startswith(b"GIF89a")
 
 
-def test_what_cannot_be_drawn_is_refused_before_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gymnasium.registry, "Undrawn-v0", EnvSpec("Undrawn-v0", WALK, max_episode_steps=5))
+def test_what_cannot_be_drawn_is_refused_before_it_is_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        gymnasium.registry, "Undrawn-v0", EnvSpec("Undrawn-v0", WALK, max_episode_steps=5)
+    )
     Control("Undrawn-v0").check()
-    with pytest.raises(ValueError, match=r"--gif cannot draw Undrawn-v0 \(.*render_mode.*\); fix that, or"):
+    with pytest.raises(
+        ValueError, match=r"--gif cannot draw Undrawn-v0 \(.*render_mode.*\); fix that, or"
+    ):
         Control("Undrawn-v0", gif=True).check()

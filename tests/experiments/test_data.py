@@ -7,14 +7,25 @@ import hashlib
 import struct
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from arsm_experiments import data
-from arsm_experiments.data import Mnist, draw, idx_bytes, load_mnist, pack, parse_idx, provenance, read_idx, unpack
+from arsm_experiments.data import (
+    Mnist,
+    draw,
+    idx_bytes,
+    load_mnist,
+    pack,
+    pack_sampled,
+    parse_idx,
+    provenance,
+    read_idx,
+    unpack,
+    unpack_sampled,
+)
 
 TRAIN_FILE = "train-images-idx3-ubyte"
 
@@ -35,7 +46,9 @@ def idx(grey: np.ndarray) -> bytes:
 
 def facts(packed: bytes = b"", train: bytes = b"") -> dict:
     digests = {"mnist.xz": packed, TRAIN_FILE: train}
-    return {"sha256": {name: hashlib.sha256(content).hexdigest() for name, content in digests.items()}}
+    return {
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in digests.items()}
+    }
 
 
 def test_the_parts_have_the_sizes_of_the_paper(mnist: Mnist) -> None:
@@ -58,7 +71,7 @@ def test_source_licence_and_checksums_are_recorded() -> None:
     recorded = provenance()
     assert "CC BY-SA 3.0" in recorded["licence"]
     assert "LeCun" in recorded["authors"]
-    assert set(recorded["sha256"]) == {*data.FILES, "mnist.xz"}
+    assert set(recorded["sha256"]) == {*data.FILES, "mnist.xz", "sampled.xz"}
 
 
 def test_packing_keeps_every_bit(grey: np.ndarray) -> None:
@@ -66,7 +79,9 @@ def test_packing_keeps_every_bit(grey: np.ndarray) -> None:
     assert np.array_equal(unpack(packed, facts(packed)), grey > 127)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-100], lambda b: b[:500] + bytes([b[500] ^ 1]) + b[501:]])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-100], lambda b: b[:500] + bytes([b[500] ^ 1]) + b[501:]]
+)
 def test_a_truncated_or_altered_packed_file_is_refused(damage) -> None:
     packed = (files("arsm_experiments") / "mnist" / "mnist.xz").read_bytes()
     with pytest.raises(ValueError, match=r"truncated or altered; install the package again\.$"):
@@ -74,7 +89,9 @@ def test_a_truncated_or_altered_packed_file_is_refused(damage) -> None:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_original_files_are_read_plain_and_zipped(tmp_path: Path, grey: np.ndarray, zipped: bool) -> None:
+def test_original_files_are_read_plain_and_zipped(
+    tmp_path: Path, grey: np.ndarray, zipped: bool
+) -> None:
     content = idx(grey)
     path = tmp_path / (TRAIN_FILE + (".gz" if zipped else ""))
     path.write_bytes(gzip.compress(content) if zipped else content)
@@ -82,7 +99,9 @@ def test_original_files_are_read_plain_and_zipped(tmp_path: Path, grey: np.ndarr
     assert np.array_equal(parse_idx(idx_bytes(tmp_path, TRAIN_FILE)), grey)
 
 
-def test_originals_that_are_altered_truncated_or_missing_are_refused(tmp_path: Path, grey: np.ndarray) -> None:
+def test_originals_that_are_altered_truncated_or_missing_are_refused(
+    tmp_path: Path, grey: np.ndarray
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds neither .* put one of them there"):
         load_mnist(folder=tmp_path)
     (tmp_path / TRAIN_FILE).write_bytes(idx(grey))
@@ -104,7 +123,9 @@ def test_sampled_pixels_are_on_as_often_as_they_are_bright() -> None:
     assert np.array_equal(on, draw(grey))
 
 
-def test_sampled_pixels_are_read_from_the_originals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_pixels_are_read_from_the_originals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grey = np.random.default_rng(1).integers(0, 256, (70_000, 1), dtype=np.uint8).repeat(784, 1)
     parts = dict(zip(data.FILES, np.split(grey, [60_000]), strict=True))
     monkeypatch.setattr(data, "read_idx", lambda folder, name, facts: parts[name])
@@ -115,7 +136,26 @@ def test_sampled_pixels_are_read_from_the_originals(tmp_path: Path, monkeypatch:
     assert not torch.equal(sampled.test, load_mnist(folder=tmp_path).test)
 
 
-@pytest.mark.parametrize("options", [{"binarize": False}, {"sampled": True}])
-def test_grey_values_need_the_originals(options: dict[str, Any]) -> None:
+def test_packing_keeps_every_drawn_pixel(grey: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "BLOCK", 7)  # several blocks, the last one smaller
+    packed = pack_sampled(grey)
+    recorded = {"sha256": {"sampled.xz": hashlib.sha256(packed).hexdigest()}}
+    images = (grey > 127).astype(np.uint8)
+    assert np.array_equal(unpack_sampled(packed, images, recorded), draw(grey))
+    with pytest.raises(ValueError, match=r"truncated or altered; install the package again\.$"):
+        unpack_sampled(packed[:-1], images, recorded)
+
+
+def test_the_sampled_pixels_of_the_package(mnist: Mnist) -> None:
+    """2.7% of all pixels differ from the thresholded ones, more on than off: faint strokes."""
+    sampled = load_mnist(sampled=True)
+    differ = [float((a != b).float().mean()) for a, b in zip(sampled, mnist, strict=True)]
+    assert all(0.026 < share < 0.029 for share in differ)
+    assert all(part.dtype == torch.uint8 and int(part.max()) == 1 for part in sampled)
+    border = sampled.train.view(-1, 28, 28)[:, 0]
+    assert float(border.float().mean()) < 1e-3
+
+
+def test_grey_values_need_the_originals() -> None:
     with pytest.raises(ValueError, match="name a folder"):
-        load_mnist(**options)
+        load_mnist(binarize=False)

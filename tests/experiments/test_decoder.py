@@ -1,4 +1,6 @@
-"""The decoder's likelihood as an operator: what it declares, how it maps, and its Triton kernels in the interpreter."""
+"""The decoder's likelihood as an operator: what it declares, how it maps, and its Triton kernels in
+the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ Given = tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor]
 
 
 def drawn(
-    replicas: int, queries: int, images: int, variables: int, categories: int, *sizes: int, scale: float = 1.0
+    replicas: int,
+    queries: int,
+    images: int,
+    variables: int,
+    categories: int,
+    *sizes: int,
+    scale: float = 1.0,
 ) -> Given:
     """Choices, their ln q, weights and biases between these sizes, and images of the last size."""
     generator = torch.Generator().manual_seed(0)
@@ -27,12 +35,24 @@ def drawn(
     widths = itertools.pairwise((variables * categories, *sizes))
     weights = [normal(outputs, inputs) / inputs**0.5 for inputs, outputs in widths]
     x = torch.rand(replicas, images, sizes[-1], generator=generator).round()
-    return z, normal(images, variables, categories).log_softmax(-1), weights, [normal(o) for o in sizes], x
+    return (
+        z,
+        normal(images, variables, categories).log_softmax(-1),
+        weights,
+        [normal(o) for o in sizes],
+        x,
+    )
 
 
 def one(given: Given, replica: int) -> Given:
     z, log_q, weights, biases, x = given
-    return z[replica], log_q[replica], [w[replica] for w in weights], [b[replica] for b in biases], x[replica]
+    return (
+        z[replica],
+        log_q[replica],
+        [w[replica] for w in weights],
+        [b[replica] for b in biases],
+        x[replica],
+    )
 
 
 def test_the_operator_is_the_networks_own_likelihood_less_ln_q() -> None:
@@ -54,7 +74,9 @@ def test_the_operator_maps_over_replicas() -> None:
     torch.library.opcheck(torch.ops.arsm_experiments.log_weight.default, given)
 
 
-@pytest.mark.parametrize("changes", [{}, {"kl": "analytic"}, {"layers": 2}, {"independent_decoder_sample": False}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kl": "analytic"}, {"layers": 2}, {"independent_decoder_sample": False}]
+)
 def test_a_loss_is_the_same_by_the_operator(changes: dict[str, object]) -> None:
     config = Vae(hidden=(20, 12), variables=3, categories=4, **changes)  # pyright: ignore[reportArgumentType]
     network, x = VaeNetwork(config, dense=True), torch.rand(6, 784).round()
@@ -67,12 +89,16 @@ def test_a_loss_is_the_same_by_the_operator(changes: dict[str, object]) -> None:
         found.append((loss, *torch.autograd.grad(loss, list(network.encoder.parameters()))))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
     if config.layers == 1 and config.independent_decoder_sample:  # all noise was prepared
-        again, _ = network.loss(x, network.encode(x), prepared | weights, torch.Generator().manual_seed(2))
+        again, _ = network.loss(
+            x, network.encode(x), prepared | weights, torch.Generator().manual_seed(2)
+        )
         assert torch.equal(again, found[1][0])
 
 
 def compare() -> None:
-    """The kernels against PyTorch: several programs everywhere, sizes that fill no block, large logits."""
+    """The kernels against PyTorch: several programs everywhere, sizes that fill no block, large
+    logits.
+    """
     from arsm_experiments import gpu_decoder, gpu_perceptron
 
     cases = (
@@ -80,9 +106,12 @@ def compare() -> None:
         drawn(1, 46, 4, 3, 8, 256, 136, 392, scale=3.0),
         drawn(3, 3, 1, 4, 2, 100),
     )
-    with mock.patch.object(gpu_perceptron, "_rounded", lambda x: x):  # the interpreter multiplies in float32
+    # the interpreter multiplies in float32
+    with mock.patch.object(gpu_perceptron, "_rounded", lambda x: x):
         for given in cases:
-            torch.testing.assert_close(gpu_decoder.log_weight(*given), log_weight(*given), rtol=1e-5, atol=1e-3)
+            torch.testing.assert_close(
+                gpu_decoder.log_weight(*given), log_weight(*given), rtol=1e-5, atol=1e-3
+            )
     print("equal")
 
 

@@ -1,4 +1,6 @@
-"""The perceptron as an operator: its gradient, how it maps, and its Triton kernels in the interpreter."""
+"""The perceptron as an operator: its gradient, how it maps, and its Triton kernels in the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def drawn(replicas: int, rows: int, *sizes: int) -> Given:
     rest = 0.2 * torch.randn(replicas, count + 16, generator=generator)
     weights, biases = [], []
     for inputs, outputs in itertools.pairwise(sizes):
-        weight, bias, rest = rest.split([inputs * outputs, outputs, rest.shape[1] - (inputs + 1) * outputs], 1)
+        weight, bias, rest = rest.split(
+            [inputs * outputs, outputs, rest.shape[1] - (inputs + 1) * outputs], 1
+        )
         weights.append(weight.view(replicas, outputs, inputs))
         biases.append(bias)
     return torch.randn(replicas, rows, sizes[0], generator=generator), weights, biases
@@ -41,7 +45,9 @@ def layer_by_layer(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Te
 @pytest.mark.parametrize("sizes", [(8, 12, 4), (8, 4), (4, 16, 8, 20)])
 def test_output_and_gradient_are_those_of_single_layers(sizes: tuple[int, ...]) -> None:
     x, weights, biases = drawn(3, 5, *sizes)
-    learned = [each.requires_grad_() for each in (*map(torch.clone, weights), *map(torch.clone, biases))]
+    learned = [
+        each.requires_grad_() for each in (*map(torch.clone, weights), *map(torch.clone, biases))
+    ]
     found = []
     for way in (perceptron, layer_by_layer):
         out = vmap(way)(x, learned[: len(weights)], learned[len(weights) :])
@@ -51,13 +57,19 @@ def test_output_and_gradient_are_those_of_single_layers(sizes: tuple[int, ...]) 
 
 def test_the_operators_are_declared_as_they_behave() -> None:
     x, weights, biases = drawn(2, 5, 8, 12, 4)
-    given = x, [w.clone().requires_grad_() for w in weights], [b.clone().requires_grad_() for b in biases]
+    given = (
+        x,
+        [w.clone().requires_grad_() for w in weights],
+        [b.clone().requires_grad_() for b in biases],
+    )
     torch.library.opcheck(torch.ops.arsm_experiments.perceptron.default, given)
     out = operators._by_pytorch(x, weights, biases)
     backward = torch.ops.arsm_experiments.perceptron_backward.default
     torch.library.opcheck(backward, (out[-1], [x, *out[:-1]], weights))
     one_x = vmap(perceptron, (None, 0, 0))(x[0], weights, biases)
-    torch.testing.assert_close(one_x[1], perceptron(x[0], [w[1] for w in weights], [b[1] for b in biases]))
+    torch.testing.assert_close(
+        one_x[1], perceptron(x[0], [w[1] for w in weights], [b[1] for b in biases])
+    )
 
 
 def test_only_rows_of_whole_sixteen_bytes_are_aligned() -> None:
@@ -83,8 +95,13 @@ def test_a_network_encodes_and_decodes_alike_by_the_operator() -> None:
         total = out[0].square().sum() + out[1].sum()
         found.append((*out, *torch.autograd.grad(total, list(network.parameters()))))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-    with mock.patch.object(VaeNetwork, "fused", True), mock.patch("arsm_experiments.vae.perceptron") as called:
-        dropping = VaeNetwork(Vae(hidden=(20, 12), dropouts=(0.5,), decoder_dropout=0.5), dense=True)
+    with (
+        mock.patch.object(VaeNetwork, "fused", True),
+        mock.patch("arsm_experiments.vae.perceptron") as called,
+    ):
+        dropping = VaeNetwork(
+            Vae(hidden=(20, 12), dropouts=(0.5,), decoder_dropout=0.5), dense=True
+        )
         z = torch.zeros(6, dropping.config.variables, dtype=torch.int64)
         dropping.encode(x, {"dropout": torch.tensor(0.5)})
         dropping.decode(z, {"decoder_dropout": torch.tensor(0.5)})

@@ -1,4 +1,6 @@
-"""Stacked replicas learn what single ones do; Adam, its schedule and averages; several processes."""
+"""Stacked replicas learn what single ones do; Adam, its schedule and averages; several
+processes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from arsm.noise import dirichlet
 from arsm.types import Noise
 from arsm_experiments.data import load_mnist
 from arsm_experiments.layout import Layout, pack
-from arsm_experiments.replicas import Replicas
+from arsm_experiments.replicas import Objective, Optimiser, Replicas
 from arsm_experiments.training.loop import check_finite, initial_parameters
 from arsm_experiments.vae import Vae, VaeNetwork
 from tests.experiments.training_runs import total_loss
@@ -38,18 +40,26 @@ class FixedNoise(arsm.Estimator):
     drawn: Noise
     unbiased = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Noise:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Noise:
         return self.drawn
 
-    def ask(self, logits: Tensor, noise: Noise) -> arsm.Queries:
+    def ask(self, logits: Tensor, noise: Noise) -> arsm.extend.Queries:
         return self.inner.ask(logits, noise)
 
-    def tell(self, logits: Tensor, queries: arsm.Queries, values: Tensor) -> Tensor:
+    def tell(self, logits: Tensor, queries: arsm.extend.Queries, values: Tensor) -> Tensor:
         return self.inner.tell(logits, queries, values)
 
 
 def make(
-    config: Vae, replicas: list[int], *, stacked: bool, estimator: Any = None, device: str = "cpu", **options: Any
+    config: Vae,
+    replicas: list[int],
+    *,
+    stacked: bool,
+    estimator: Any = None,
+    device: str = "cpu",
+    **options: Any,
 ) -> Replicas:
     module = VaeNetwork(config, dense=stacked or "compiled" in options).to(device)
     if estimator is not None:
@@ -57,8 +67,7 @@ def make(
     chosen, images = torch.tensor(replicas), load_mnist().train[:IMAGES]
     return Replicas(
         module,
-        VaeNetwork.encode,
-        module.losses,
+        Objective(VaeNetwork.encode, module.losses, module.prepare, module.metrics),
         initial_parameters(config, images)[chosen],
         images.to(device),
         {
@@ -72,8 +81,6 @@ def make(
         [config.seeds[r] for r in replicas],
         batch=config.batch,
         watched=module.encoder_size,
-        prepare=module.prepare,
-        metrics=module.metrics,
         stacked=stacked,
         **options,
     )
@@ -85,11 +92,16 @@ def test_an_epoch_trains_each_replica_on_every_image_once_in_an_order_of_its_own
     replicas = make(SMALL, [0, 1], stacked=True)
     taken = Replicas.next_batch
     batches: list[Tensor] = []
-    monkeypatch.setattr(Replicas, "next_batch", lambda self, where: batches.append(taken(self, where)) or batches[-1])
+    monkeypatch.setattr(
+        Replicas,
+        "next_batch",
+        lambda self, where: batches.append(taken(self, where)) or batches[-1],
+    )
     replicas.epoch()
     replicas.epoch()
     assert [batch.shape[1] for batch in batches] == [SMALL.batch] * (2 * IMAGES // SMALL.batch)
-    epochs = torch.cat(batches, 1).unflatten(1, (2, IMAGES)).flatten(0, 1)  # [replicas and epochs, images, 784]
+    # [replicas and epochs, images, 784]
+    epochs = torch.cat(batches, 1).unflatten(1, (2, IMAGES)).flatten(0, 1)
     numbers = (epochs.unsqueeze(2) == replicas.data.float()).all(-1).long().argmax(-1)
     assert torch.equal(numbers.sort(-1).values, torch.arange(IMAGES).expand(4, -1))
     assert len({tuple(order) for order in numbers.tolist()}) == 4
@@ -122,7 +134,9 @@ def test_stacked_replicas_under_fixed_noise_equal_single_runs(words: str) -> Non
     for r in range(3):
         alone = make(config, [r], stacked=False, estimator=estimator)
         own = [alone.epoch() for _ in range(2)]
-        torch.testing.assert_close(together.parameters[r], alone.parameters[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            together.parameters[r], alone.parameters[0], rtol=1e-4, atol=1e-5
+        )
         for many, one in zip(means, own, strict=True):
             torch.testing.assert_close(many["train"][r], one["train"][0], rtol=1e-5, atol=0)
             assert many["evaluations"][r] == one["evaluations"][0]
@@ -136,7 +150,9 @@ def test_replicas_one_by_one_are_bit_for_bit_what_they_are_alone() -> None:
         alone = make(config, [r], stacked=False)
         alone.epoch()
         assert torch.equal(together.parameters[r], alone.parameters[0])
-    assert not torch.equal(*(Layout.of(together.module).unpack(p)["encoder.0.weight"] for p in together.parameters[:2]))
+    assert not torch.equal(
+        *(Layout.of(together.module).unpack(p)["encoder.0.weight"] for p in together.parameters[:2])
+    )
 
 
 def test_every_replica_has_its_own_noise_and_order() -> None:
@@ -154,38 +170,56 @@ def test_every_replica_has_its_own_noise_and_order() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize(("schedule", "decay"), [("constant", 0.0), ("cosine", 0.0), ("cosine", 10.0)])
+@pytest.mark.parametrize(
+    ("schedule", "decay"), [("constant", 0.0), ("cosine", 0.0), ("cosine", 10.0)]
+)
 def test_adam_is_torchs_adam(schedule: Any, decay: float) -> None:
     config = exact(seeds=(0,), weight_decay=decay)
-    replicas = make(config, [0], stacked=False, schedule=schedule, total_steps=8, averaging=0.6)
+    replicas = make(
+        config, [0], stacked=False, optimiser=Optimiser(schedule, total_steps=8, averaging=0.6)
+    )
     reference = VaeNetwork(config)
     start = initial_parameters(config, replicas.data)[0]
-    for p, value in zip(reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True):
+    for p, value in zip(
+        reference.parameters(), Layout.of(reference).unpack(start).values(), strict=True
+    ):
         p.data.copy_(value)
-    matrices, biases = ([p for p in reference.parameters() if (p.ndim == 1) == bias] for bias in (False, True))
+    matrices, biases = (
+        [p for p in reference.parameters() if (p.ndim == 1) == bias] for bias in (False, True)
+    )
     groups = [{"params": matrices, "weight_decay": decay}, {"params": biases, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=RATES[0])
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 8)
     average, gradients = start, []
     for step in range(1, 9):
         if step % replicas.steps_per_epoch == 1:
-            replicas.order.copy_(torch.randperm(IMAGES, generator=torch.Generator().manual_seed(step)))
+            replicas.order.copy_(
+                torch.randperm(IMAGES, generator=torch.Generator().manual_seed(step))
+            )
         x = replicas.next_batch(replicas.order[0])
         replicas.train_step()
         optimiser.zero_grad()
         reference(total_loss, x, {})[0].backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None]).double())
+        gradients.append(
+            torch.cat(
+                [p.grad.flatten() for p in reference.parameters() if p.grad is not None]
+            ).double()
+        )
         optimiser.step()
         if schedule == "cosine":
             cosine.step()
         average = average.lerp(pack(reference), max(1 / step, 0.4))
-    torch.testing.assert_close(replicas.parameters[0].detach(), pack(reference), rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(
+        replicas.parameters[0].detach(), pack(reference), rtol=1e-4, atol=2e-6
+    )
     torch.testing.assert_close(replicas.weights[0], average, rtol=1e-4, atol=2e-6)
 
     weight = torch.tensor([0.999 ** (8 - i) for i in range(1, 9)], dtype=torch.float64)
     seen = torch.stack(gradients)[:, : replicas.watched]
     first, second = ((weight[:, None] * seen**n).sum(0) / weight.sum() for n in (1, 2))
-    torch.testing.assert_close(replicas.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        replicas.gradient_variance()[0], (second - first**2).mean(), rtol=1e-3, atol=0
+    )
 
 
 REGULARISED = {"input_dropout": 0.1, "decoder_dropout": 0.1, "weight_decay": 0.1}
@@ -198,7 +232,10 @@ REGULARISED = {"input_dropout": 0.1, "decoder_dropout": 0.1, "weight_decay": 0.1
         ("relax", True, {}),
         ("arsm", False, {}),
         ("arsm:pooled=True", True, REGULARISED),
-        *(pytest.param(words, False, {}, marks=pytest.mark.slow) for words in ("muprop", "rebar", "double-control")),
+        *(
+            pytest.param(words, False, {}, marks=pytest.mark.slow)
+            for words in ("muprop", "rebar", "double-control")
+        ),
     ],
 )
 def test_the_step_traces_without_a_break(
@@ -211,7 +248,9 @@ def test_the_step_traces_without_a_break(
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    replicas = make(replace(SMALL, estimator=words, **changes), [0, 1, 2], stacked=stacked, compiled=True)
+    replicas = make(
+        replace(SMALL, estimator=words, **changes), [0, 1, 2], stacked=stacked, compiled=True
+    )
     assert not replicas.epoch()["not_finite"].any()
     # all stacks share them: the code, the losses, the metrics, Adam, its scale and the slow moment
     assert len(graphs) == 5 + len(replicas._losses)
@@ -226,7 +265,10 @@ def test_learned_parts_learn(stacked: bool) -> None:
     replicas.epoch()
     for moved in replicas.parameters.detach() - start:
         parts = replicas.layout.unpack(moved)
-        assert all(bool((parts[f"learned.0.{name}"] != 0).any()) for name in ("hidden.weight", "out.weight"))
+        assert all(
+            bool((parts[f"learned.0.{name}"] != 0).any())
+            for name in ("hidden.weight", "out.weight")
+        )
 
 
 @pytest.mark.slow
@@ -241,7 +283,9 @@ def test_one_process_compiles_as_many_engines_as_it_likes(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
-    "options", [{"compiled": True}, {"steps_per_replay": 4}, {"compiled": True, "steps_per_replay": 2}], ids=str
+    "options",
+    [{"compiled": True}, {"steps_per_replay": 4}, {"compiled": True, "steps_per_replay": 2}],
+    ids=str,
 )
 def test_on_a_gpu_compiled_and_captured_epochs_equal_eager_ones(options: dict[str, Any]) -> None:
     eager = make(exact(), [0, 1, 2], stacked=True, device="cuda")
@@ -266,21 +310,24 @@ class TwoLosses(torch.nn.Module):
     def encode(self, x: Tensor, settings: dict[str, Tensor]) -> Tensor:
         return self.encoder(x)
 
-    def code_loss(self, x: Tensor, code: Tensor, settings: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def code_loss(
+        self, x: Tensor, code: Tensor, settings: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         return (code - x[:, 400:408]).square().mean(), {"code": code.mean()}
 
-    def decoder_loss(self, x: Tensor, code: Tensor, settings: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def decoder_loss(
+        self, x: Tensor, code: Tensor, settings: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         loss = (self.decoder(code) - x).square().mean()
         return loss, {"decoder": loss.detach()}
 
 
-def two_losses(device: str, **options: Any) -> Replicas:
+def two_losses(device: str, prepare: Any = None, **options: Any) -> Replicas:
     torch.manual_seed(0)
     modules = [TwoLosses() for _ in range(3)]
     return Replicas(
         modules[0].to(device),
-        TwoLosses.encode,
-        (TwoLosses.code_loss, TwoLosses.decoder_loss),
+        Objective(TwoLosses.encode, (TwoLosses.code_loss, TwoLosses.decoder_loss), prepare),
         torch.stack([pack(module.cpu()) for module in modules]),
         load_mnist().train[:IMAGES].to(device),
         {"rate": torch.tensor(RATES)},
@@ -295,12 +342,19 @@ class Prepared(TwoLosses):
     """Its decoder is shifted by twice its bias, which was computed beside the code."""
 
     def twice(self, images: int) -> dict[str, Tensor]:
-        return {"twice": 2 * self.decoder.bias, "images": torch.full_like(self.decoder.bias[:1], images)}
+        return {
+            "twice": 2 * self.decoder.bias,
+            "images": torch.full_like(self.decoder.bias[:1], images),
+        }
 
     def decoder_loss(self, x: Tensor, code: Tensor, settings: dict[str, Tensor]) -> tuple[Any, ...]:
         shift = settings.get("twice", 2 * self.decoder.bias.detach())
         y = self.decoder(code) + shift
-        return y, {"images": settings.get("images", x.new_zeros(1)).squeeze()}, (y.detach() - x) / x.numel()
+        return (
+            y,
+            {"images": settings.get("images", x.new_zeros(1)).squeeze()},
+            (y.detach() - x) / x.numel(),
+        )
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -308,7 +362,9 @@ def test_what_is_prepared_joins_the_settings_and_a_slope_replaces_its_loss(
     stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "TwoLosses", Prepared)
-    trained = [two_losses("cpu", stacked=stacked, prepare=prepare) for prepare in (None, Prepared.twice)]
+    trained = [
+        two_losses("cpu", stacked=stacked, prepare=prepare) for prepare in (None, Prepared.twice)
+    ]
     means = [replicas.epoch() for replicas in trained]
     assert torch.equal(trained[0].parameters, trained[1].parameters)
     assert float(means[1]["images"][0]) == trained[1].batch
@@ -330,10 +386,15 @@ def summed_decoder_loss(
 def test_the_second_loss_learns_from_the_code_and_does_not_change_it() -> None:
     both = two_losses("cpu", stacked=False)
     first_alone = two_losses("cpu", stacked=False)
-    first_alone._losses = [*first_alone._losses[:1], lambda *args: (args[1]["decoder.bias"].sum() * 0, {})]
+    first_alone._losses = [
+        *first_alone._losses[:1],
+        lambda *args: (args[1]["decoder.bias"].sum() * 0, {}),
+    ]
     start = both.parameters.clone()
     means = both.epoch(), first_alone.epoch()
-    assert torch.equal(both.parameters[:, : both.watched], first_alone.parameters[:, : both.watched])
+    assert torch.equal(
+        both.parameters[:, : both.watched], first_alone.parameters[:, : both.watched]
+    )
     assert torch.equal(means[0]["code"], means[1]["code"])
     assert torch.equal(start[:, both.watched :], first_alone.parameters[:, both.watched :])
     assert bool((both.parameters[:, both.watched :] != start[:, both.watched :]).any(-1).all())
@@ -341,20 +402,30 @@ def test_the_second_loss_learns_from_the_code_and_does_not_change_it() -> None:
 
 @pytest.mark.parametrize(
     "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+        ),
+    ],
 )
 def test_losses_side_by_side_learn_what_they_learn_in_turn(device: str) -> None:
     """On a GPU each loss and each unstacked replica has its own stream."""
     expected = two_losses(device, stacked=False)
     ways: list[dict[str, Any]] = [{"stacked": True}]
     if device == "cuda":
-        ways += [{"stacked": False, "steps_per_replay": 2}, {"stacked": True, "compiled": True, "steps_per_replay": 4}]
+        ways += [
+            {"stacked": False, "steps_per_replay": 2},
+            {"stacked": True, "compiled": True, "steps_per_replay": 4},
+        ]
     trained = [two_losses(device, **way) for way in ways]
     for _ in range(3):
         means = expected.epoch()
         for replicas in trained:
             torch.testing.assert_close(replicas.epoch(), means, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(replicas.parameters, expected.parameters, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(
+                replicas.parameters, expected.parameters, rtol=1e-3, atol=1e-5
+            )
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
@@ -368,10 +439,14 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 
 def worker(rank: int, folder: str) -> None:
-    """One of two processes: an epoch of the replicas, then DDP with the estimator inside the wrapped module."""
+    """One of two processes: an epoch of the replicas, then DDP with the estimator inside the
+    wrapped module.
+    """
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
     replicas = make(exact(), [0, 1, 2], stacked=False)
     means = replicas.epoch()
     x, noise = shared_batch()
@@ -379,7 +454,10 @@ def worker(rank: int, folder: str) -> None:
     model(x.chunk(2)[rank]).backward()
     gradients = [p.grad for p in model.parameters()]
     torch.save((replicas.state["first_moment"], means["train"], gradients), f"{folder}/{rank}.pt")
-    own = [torch.rand(8, generator=generator) for generator in make(SMALL, [0, 1, 2], stacked=False).noise_generators]
+    own = [
+        torch.rand(8, generator=generator)
+        for generator in make(SMALL, [0, 1, 2], stacked=False).noise_generators
+    ]
     torch.save(torch.stack(own), f"{folder}/noise-{rank}.pt")
     dist.destroy_process_group()
 
@@ -418,7 +496,9 @@ def test_two_processes_give_one_processs_gradients(tmp_path: Path) -> None:
     for moment, train, gradients in found:
         torch.testing.assert_close(moment, alone.state["first_moment"], rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(train, means["train"], rtol=1e-5, atol=0)
-        torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            gradients, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5
+        )
     assert torch.equal(found[0][0], found[1][0])
     drawn = torch.cat([torch.load(tmp_path / f"noise-{rank}.pt") for rank in range(2)])
     assert len(drawn.unique(dim=0)) == 6  # no two seeds or processes have the same noise

@@ -1,4 +1,6 @@
-"""Conditional MNIST's table: the 1,000-sample number beside the paper's, and the rows that belong there."""
+"""Conditional MNIST's table: the 1,000-sample number beside the paper's, and the rows that belong
+there.
+"""
 
 import csv
 from functools import partial
@@ -16,7 +18,9 @@ from tests.experiments.training_runs import TEST_GAP, rows_of
 
 TRAIN_GAP, MANY_GAP = 2.0, -3.0
 
-write_run = partial(training_runs.write_run, train_gap=TRAIN_GAP, evaluations=80.0, at_end={"best_test": MANY_GAP})
+write_run = partial(
+    training_runs.write_run, train_gap=TRAIN_GAP, evaluations=80.0, at_end={"best_test": MANY_GAP}
+)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +48,9 @@ def test_the_papers_figure_stands_beside_its_own_rows(
     assert many.values == [62.0 + MANY_GAP]
     assert (many.paper, many.paper_std) == (paper, 0.2 if paper == 58.3 else None)
     assert many.verdict == ("not like for like" if paper else None)
-    assert [cell.metric for cell in cells.values() if cell.paper is not None] == [many.metric] * (paper is not None)
+    assert [cell.metric for cell in cells.values() if cell.paper is not None] == [many.metric] * (
+        paper is not None
+    )
 
 
 def test_a_figure_of_fewer_samples_is_not_compared_with_the_papers(tmp_path: Path) -> None:
@@ -57,9 +63,13 @@ def test_a_figure_of_fewer_samples_is_not_compared_with_the_papers(tmp_path: Pat
 
 
 def test_the_first_seed_chooses_the_rate_and_every_seed_its_epoch(tmp_path: Path) -> None:
-    curves = {1e-4: [[70.0, 61.0, 64.0], [70.0, 66.0, 65.0]], 3e-4: [[70.0, 63.0, 62.0], [70.0, 60.0, 60.0]]}
+    curves = {
+        1e-4: [[70.0, 61.0, 64.0], [70.0, 66.0, 65.0]],
+        3e-4: [[70.0, 63.0, 62.0], [70.0, 60.0, 60.0]],
+    }
     records = [
-        write_run(tmp_path, Conditional(rates=(rate,), seeds=(0, 1)), validation) for rate, validation in curves.items()
+        write_run(tmp_path, Conditional(rates=(rate,), seeds=(0, 1)), validation)
+        for rate, validation in curves.items()
     ]
     (section,) = conditional_sections(records)
     (cells,) = rows_of(section).values()
@@ -73,19 +83,37 @@ def test_the_first_seed_chooses_the_rate_and_every_seed_its_epoch(tmp_path: Path
 
 def test_seeds_split_over_commands_are_one_row_of_their_section(tmp_path: Path) -> None:
     records = [
-        write_run(tmp_path, Conditional(name=name, seeds=seeds, dropouts=(dropout,)), [[70.0, 62.0 + seeds[0], 63.0]])
+        write_run(
+            tmp_path,
+            Conditional(name=name, seeds=seeds, dropouts=(dropout,)),
+            [[70.0, 62.0 + seeds[0], 63.0]],
+        )
         for name, dropout in (("", 0.0), ("recipe", 0.1))
         for seeds in ((0,), (1,))
     ]
     protocol, recipe = conditional_sections(records)
-    assert [section.title for section in (protocol, recipe)] == ["Conditional MNIST", "Conditional MNIST (recipe)"]
+    assert [section.title for section in (protocol, recipe)] == [
+        "Conditional MNIST",
+        "Conditional MNIST (recipe)",
+    ]
     for section, row in ((protocol, "arsm"), (recipe, "arsm, dropout 0.1")):
         assert list(rows_of(section)) == [row]
-        assert rows_of(section)[row]["test, 1,000 samples"].values == [62.0 + MANY_GAP, 63.0 + MANY_GAP]
+        assert rows_of(section)[row]["test, 1,000 samples"].values == [
+            62.0 + MANY_GAP,
+            63.0 + MANY_GAP,
+        ]
         assert len(section.records) == 2
     names = [record.name for record in records]
-    ends = ("rate0.0001", "rate0.0001-seed-1", "rate0.0001-dropout0.1", "rate0.0001-dropout0.1-seed-1")
-    assert names == [f"{start}arsm-{end}" for start, end in zip(["", "", "recipe-", "recipe-"], ends, strict=True)]
+    ends = (
+        "rate0.0001",
+        "rate0.0001-seed-1",
+        "rate0.0001-dropout0.1",
+        "rate0.0001-dropout0.1-seed-1",
+    )
+    assert names == [
+        f"{start}arsm-{end}"
+        for start, end in zip(["", "", "recipe-", "recipe-"], ends, strict=True)
+    ]
 
 
 def test_rows_stand_in_the_papers_order_and_recipes_apart(tmp_path: Path) -> None:
@@ -101,7 +129,13 @@ def test_rows_stand_in_the_papers_order_and_recipes_apart(tmp_path: Path) -> Non
     ]
     sections = conditional_sections([write_run(tmp_path, each, curve) for each in options])
     assert {section.title: list(rows_of(section)) for section in sections} == {
-        "Conditional MNIST": ["arsm", "muprop", "gumbel-softmax", "rloo:samples=46,live=1", "vimco, bound samples 8"],
+        "Conditional MNIST": [
+            "arsm",
+            "muprop",
+            "gumbel-softmax",
+            "rloo:samples=46,live=1",
+            "vimco, bound samples 8",
+        ],
         "Conditional MNIST (recipe)": ["arsm, dropout 0.1", "vimco, bound samples 8"],
     }
 
@@ -121,4 +155,8 @@ def test_the_page_and_the_table_have_the_numbers(tmp_path: Path) -> None:
     assert float(test["std"]) == pytest.approx(stdev(best), rel=1e-5)
     assert (test["seeds"], test["paper"]) == ("3", "58.3")
     for name in ("iterations", "seconds", "evaluations", "state"):
-        assert (tmp_path / "results" / "conditional" / f"protocol-{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (
+            (tmp_path / "results" / "conditional" / f"protocol-{name}.png")
+            .read_bytes()
+            .startswith(b"\x89PNG")
+        )

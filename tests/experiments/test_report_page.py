@@ -1,4 +1,6 @@
-"""The report's page in a real browser: it is complete, it asks the network for nothing, and its curves answer."""
+"""The report's page in a real browser: it is complete, it asks the network for nothing, and its
+curves answer.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     quiet = Console(quiet=True)
     Toy(
-        updates=UPDATES, trace_every=5, variance_samples=5, seeds=3, estimators=("exact", "ars", "arsm"), root=root
+        updates=UPDATES,
+        trace_every=5,
+        variance_samples=5,
+        seeds=3,
+        estimators=("exact", "ars", "arsm"),
+        root=root,
     ).run(quiet)
     kinds = ("reinforce", "arsm", "gumbel-softmax:temperature=0.5")
     Compare(problems=("toy-30",), estimators=kinds, samples=20, training=0, root=root).run(quiet)
@@ -73,13 +80,21 @@ def drawn_paths(page: Browser) -> int:
     return page.evaluate(plot("querySelectorAll('.scatterlayer .trace .lines path').length"))
 
 
-def test_all_of_the_page_is_drawn_without_a_request_or_a_complaint(page: Browser, runs: Path) -> None:
-    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+def test_all_of_the_page_is_drawn_without_a_request_or_a_complaint(
+    page: Browser, runs: Path
+) -> None:
+    page.evaluate(
+        "document.querySelectorAll('details').forEach((element) => { element.open = true; })"
+    )
     for place in range(page.evaluate("document.querySelectorAll('.plot').length")):
         one = f"document.querySelectorAll('.plot')[{place}]"
         page.evaluate(f"{one}.scrollIntoView({{behavior: 'instant'}})")
         page.wait_for(f"{one}.querySelector('.scatterlayer .trace') !== null")
-    requests = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
+    requests = [
+        e["params"]["request"]["url"]
+        for e in page.events
+        if e["method"] == "Network.requestWillBeSent"
+    ]
     assert requests == [(runs / "report.html").resolve().as_uri()]
     said = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
     assert [event for event in page.events if event["method"] in said] == []
@@ -87,7 +102,9 @@ def test_all_of_the_page_is_drawn_without_a_request_or_a_complaint(page: Browser
 
 def test_the_table_holds_the_numbers_of_the_run_folders(page: Browser, runs: Path) -> None:
     lines = "[...document.querySelectorAll('#toy-c-30-step-1 .wide tr')]"
-    table: list[list[str]] = page.evaluate(f"{lines}.map((row) => [...row.cells].map((cell) => cell.innerText))")
+    table: list[list[str]] = page.evaluate(
+        f"{lines}.map((row) => [...row.cells].map((cell) => cell.innerText))"
+    )
     header, *rows = table
     assert [row[0] for row in rows] == ["true gradient", "ARS", "ARSM"]
     for words, row in zip(("exact", "ars", "arsm"), rows, strict=True):
@@ -127,10 +144,14 @@ def test_a_double_click_in_the_legend_leaves_one_curve(page: Browser) -> None:
     wait_until_shown(page, 1, ["true gradient", "ARS", "ARSM"])
 
 
-@pytest.mark.parametrize(("axis", "key"), [("evaluation of f", "evaluations"), ("second", "seconds")])
+@pytest.mark.parametrize(
+    ("axis", "key"), [("evaluation of f", "evaluations"), ("second", "seconds")]
+)
 def test_the_axis_can_be_switched(page: Browser, runs: Path, axis: str, key: str) -> None:
     def arsm(what: str) -> list[float]:
-        return page.evaluate(plot(f"data.find((t) => t.name === 'ARSM' && t.x.length > 1 && !t.fill).{what}"))
+        return page.evaluate(
+            plot(f"data.find((t) => t.name === 'ARSM' && t.x.length > 1 && !t.fill).{what}")
+        )
 
     heights = arsm("y")
     assert page.evaluate(plot("layout.xaxis.title.text")) == "update"
@@ -155,7 +176,8 @@ def test_a_curve_says_its_numbers_under_the_mouse_and_can_be_zoomed(page: Browse
           const plot = document.querySelector('{TRACES} .plot'), box = plot.getBoundingClientRect();
           const {{ xaxis, yaxis }} = plot._fullLayout;
           const arsm = plot.data.find((t) => t.name === 'ARSM' && t.x.length > 1 && !t.fill);
-          const x = (i) => box.x + xaxis._offset + xaxis.d2p(arsm.x[i]), top = box.y + yaxis._offset;
+          const x = (i) => box.x + xaxis._offset + xaxis.d2p(arsm.x[i]);
+          const top = box.y + yaxis._offset;
           const point = [x(2), top + yaxis.d2p(arsm.y[2])], middle = top + yaxis._length / 2;
           return {{ point, middle, left: x(1), right: x(3) }};
         }})()"""
@@ -174,24 +196,41 @@ def test_a_curve_says_its_numbers_under_the_mouse_and_can_be_zoomed(page: Browse
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize(("width", "touch"), [(1300, False), (768, True), (375, True)])
-def test_the_page_fits_the_window_and_its_mode(page: Browser, width: int, touch: bool, dark: bool) -> None:
+def test_the_page_fits_the_window_and_its_mode(
+    page: Browser, width: int, touch: bool, dark: bool
+) -> None:
     page.show(width=width, height=812, dark=dark, touch=touch)
-    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+    page.evaluate(
+        "document.querySelectorAll('details').forEach((element) => { element.open = true; })"
+    )
     page.wait_for(f"innerWidth === {width}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.body.scrollWidth") <= width
     if width == 375:
-        assert page.evaluate("[...document.querySelectorAll('.wide')].some((e) => e.scrollWidth > e.clientWidth)")
-    page.wait_for(plot(f"data !== undefined && document.querySelector('{TRACES} .plot').clientWidth < {width}"))
-    colour = "getComputedStyle(document.querySelector('.plot .xtick text')).fill.match(/\\d+/g).map(Number)"
+        assert page.evaluate(
+            "[...document.querySelectorAll('.wide')].some((e) => e.scrollWidth > e.clientWidth)"
+        )
+    page.wait_for(
+        plot(
+            f"data !== undefined && document.querySelector('{TRACES} .plot').clientWidth < {width}"
+        )
+    )
+    colour = (
+        "getComputedStyle(document.querySelector('.plot .xtick "
+        "text')).fill.match(/\\d+/g).map(Number)"
+    )
     assert (fmean(page.evaluate(colour)) > 0.5 * 255) == dark
     columns: int = page.evaluate(plot("layout.xaxis2.domain[0] > 0.3 ? 2 : 1"))
     assert columns == (1 if width <= 768 else 2)
-    background: list[int] = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    background: list[int] = page.evaluate(
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    )
     assert (fmean(background) < 0.3 * 255) == dark
 
 
-TOO_WIDE = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth).length"
+TOO_WIDE = (
+    "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth).length"
+)
 
 
 def test_tables_fit_a_laptop(page: Browser) -> None:
@@ -206,7 +245,9 @@ def test_tables_of_the_published_runs_fit_a_laptop(browser: Browser, tmp_path: P
     Report(root=root, out=tmp_path / "report.html").run(Console(quiet=True))
     browser.show(width=1280)
     browser.open(tmp_path / "report.html")
-    browser.evaluate("document.querySelectorAll('details.still').forEach((element) => { element.open = true; })")
+    browser.evaluate(
+        "document.querySelectorAll('details.still').forEach((element) => { element.open = true; })"
+    )
     assert browser.evaluate("document.querySelectorAll('.wide').length") > 20
     assert browser.evaluate(TOO_WIDE) == 0
 
@@ -215,15 +256,21 @@ def test_paper_gets_every_open_figure_in_black(page: Browser) -> None:
     page.show(width=1300, dark=True)
     page.evaluate(
         """addEventListener("beforeprint", () => {
-          window.printed = [...document.querySelectorAll(".plot")].map((plot) => plot.data !== undefined);
+          const plots = [...document.querySelectorAll(".plot")];
+          window.printed = plots.map((plot) => plot.data !== undefined);
         })"""
     )
     assert page.call("Page.printToPDF")["data"]
     printed: list[bool] = page.evaluate("window.printed")
-    opened: list[bool] = page.evaluate("[...document.querySelectorAll('.plot')].map((p) => p.closest('details').open)")
+    opened: list[bool] = page.evaluate(
+        "[...document.querySelectorAll('.plot')].map((p) => p.closest('details').open)"
+    )
     assert any(opened)
     assert all(drawn for drawn, is_open in zip(printed, opened, strict=True) if is_open)
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     page.call("Emulation.setEmulatedMedia", media="print", features=dark)
-    assert page.evaluate("getComputedStyle(document.querySelector('.plot .legendtext')).fill") == "rgb(0, 0, 0)"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('.plot .legendtext')).fill")
+        == "rgb(0, 0, 0)"
+    )
     page.call("Emulation.setEmulatedMedia", media="", features=[])

@@ -1,4 +1,6 @@
-"""The VAE's tables: the learning rate that validation chose, and the numbers of each seed's best epoch."""
+"""The VAE's tables: the learning rate that validation chose, and the numbers of each seed's best
+epoch.
+"""
 
 import csv
 import json
@@ -24,18 +26,25 @@ STEPS_PER_EPOCH = 275
 TRAIN_GAP = -7.0
 
 write_run = partial(
-    training_runs.write_run, train_gap=TRAIN_GAP, evaluations=40.0, at_end={"best_test": 0.5, "bound": -10.0}
+    training_runs.write_run,
+    train_gap=TRAIN_GAP,
+    evaluations=40.0,
+    at_end={"best_test": 0.5, "bound": -10.0},
 )
 
 
 def test_the_first_seed_chooses_the_rate_at_its_best_epoch(tmp_path: Path) -> None:
-    # 2e-4 is best at the last epoch and 3e-4 on average, but the first seed was lowest at 1e-4, half way
+    # 2e-4 is best at the last epoch and 3e-4 on average, but the first seed was lowest at 1e-4,
+    # half way
     curves = {
         1e-4: [[120.0, 86.0, 99.0], [120.0, 95.0, 94.0]],
         2e-4: [[120.0, 90.0, 87.0], [120.0, 90.0, 87.0]],
         3e-4: [[120.0, 90.0, 88.0], [120.0, 80.0, 80.0]],
     }
-    records = [write_run(tmp_path, Vae(rates=(rate,), seeds=(0, 1)), validation) for rate, validation in curves.items()]
+    records = [
+        write_run(tmp_path, Vae(rates=(rate,), seeds=(0, 1)), validation)
+        for rate, validation in curves.items()
+    ]
     (section,) = vae_sections(records)
     (cells,) = rows_of(section).values()
     assert cells["learning rate"].values == [1e-4]
@@ -53,13 +62,19 @@ def test_the_first_seed_chooses_the_rate_at_its_best_epoch(tmp_path: Path) -> No
 def test_seeds_split_over_commands_are_one_row(tmp_path: Path) -> None:
     first = {2e-4: [120.0, 87.0, 88.0], 3e-4: [120.0, 86.0, 87.0], 4e-4: [120.0, 85.0, 89.0]}
     second = {3e-4: [[120.0, 70.0, 71.0]], 4e-4: [[119.0, 90.0, 88.0], [118.0, 84.0, 86.0]]}
-    parts = [write_run(tmp_path / "parts", Vae(rates=(rate,)), [curve]) for rate, curve in first.items()]
+    parts = [
+        write_run(tmp_path / "parts", Vae(rates=(rate,)), [curve]) for rate, curve in first.items()
+    ]
     parts += [
         write_run(tmp_path / "parts", Vae(rates=(rate,), seeds=(1, 2)[: len(curves)]), curves)
         for rate, curves in second.items()
     ]
     whole = [
-        write_run(tmp_path / "whole", Vae(rates=(rate,), seeds=tuple(range(1 + len(others)))), [curve, *others])
+        write_run(
+            tmp_path / "whole",
+            Vae(rates=(rate,), seeds=tuple(range(1 + len(others)))),
+            [curve, *others],
+        )
         for rate, curve in first.items()
         for others in [second.get(rate, [])]
     ]
@@ -81,7 +96,11 @@ def test_seeds_split_over_commands_are_one_row(tmp_path: Path) -> None:
 def test_seeds_of_another_precision_count_too(tmp_path: Path) -> None:
     records = [
         write_run(tmp_path, Vae(), [[120.0, 90.0, 90.5]]),
-        write_run(tmp_path, Vae(seeds=(1, 2), precision="bf16"), [[120.0, 91.0, 92.0], [120.0, 93.0, 92.5]]),
+        write_run(
+            tmp_path,
+            Vae(seeds=(1, 2), precision="bf16"),
+            [[120.0, 91.0, 92.0], [120.0, 93.0, 92.5]],
+        ),
     ]
     (section,) = vae_sections(records)
     (cells,) = rows_of(section).values()
@@ -89,7 +108,9 @@ def test_seeds_of_another_precision_count_too(tmp_path: Path) -> None:
 
 
 def test_a_run_from_before_a_setting_is_in_the_row_of_its_label(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path, Vae(seeds=(seed,)), [[120.0, 87.0, 88.0]]).folder for seed in (0, 1)]
+    folders = [
+        write_run(tmp_path, Vae(seeds=(seed,)), [[120.0, 87.0, 88.0]]).folder for seed in (0, 1)
+    ]
     header = json.loads((folders[0] / "config.json").read_text())
     del header["config"]["sampled_pixels"]
     (folders[0] / "config.json").write_text(json.dumps(header))
@@ -115,11 +136,15 @@ def test_seconds_are_those_of_all_commands_and_on_the_axis_a_seeds_own(tmp_path:
     assert series.x == [2.0 * epoch for epoch in (10, 500, 1000)]
 
 
-def test_seeds_behind_the_others_hold_their_row_back_but_not_the_choice_of_its_rate(tmp_path: Path) -> None:
+def test_seeds_behind_the_others_hold_their_row_back_but_not_the_choice_of_its_rate(
+    tmp_path: Path,
+) -> None:
     records = [
         write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 88.0, 89.0]], (10, 20, 500, 1000)),
         write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 95.0, 94.0, 87.0]], (10, 20, 500, 1000)),
-        write_run(tmp_path, Vae(rates=(3e-4,), seeds=(1, 2)), [[119.0, 96.0], [118.0, 119.0]], (10, 20)),
+        write_run(
+            tmp_path, Vae(rates=(3e-4,), seeds=(1, 2)), [[119.0, 96.0], [118.0, 119.0]], (10, 20)
+        ),
     ]
     (section,) = vae_sections(records)
     cells = rows_of(section)["arsm (20 epochs)"]
@@ -130,13 +155,19 @@ def test_seeds_behind_the_others_hold_their_row_back_but_not_the_choice_of_its_r
     assert "bound, 1,000 samples" not in cells
     for figure in section.figures[:2]:
         for panel in figure.panels:
-            assert all(len(series.x) == len(series.y) == 2 for view in panel.views.values() for series in view)
+            assert all(
+                len(series.x) == len(series.y) == 2
+                for view in panel.views.values()
+                for series in view
+            )
     line, dots, ring = section.figures[-1].panels[0].views["learning rate"]
     assert (line.y, dots.y, ring.y) == ([88.0, 87.0], [96.0, 118.0], [87.0])
 
 
 def test_an_unfinished_run_has_the_test_figure_of_its_best_epoch(tmp_path: Path) -> None:
-    record = write_run(tmp_path, Vae(seeds=(0, 1)), [[120.0, 90.0, 91.0], [120.0, 94.0, 92.0]], (10, 200, 300))
+    record = write_run(
+        tmp_path, Vae(seeds=(0, 1)), [[120.0, 90.0, 91.0], [120.0, 94.0, 92.0]], (10, 200, 300)
+    )
     (section,) = vae_sections([record])
     cells = rows_of(section)["arsm (300 epochs)"]
     assert cells["test"].values == [90.0 + TEST_GAP, 92.0 + TEST_GAP]
@@ -176,17 +207,28 @@ def test_the_papers_figures_stand_beside_its_own_rows(
 
 def test_the_papers_25_samples_and_two_layers_are_those_of_its_authors(tmp_path: Path) -> None:
     released = partial(
-        Vae, learned_temperature=True, kl="analytic", first_logit_fixed=False, independent_decoder_sample=False
+        Vae,
+        learned_temperature=True,
+        kl="analytic",
+        first_logit_fixed=False,
+        independent_decoder_sample=False,
     )
     printed = Vae(name="algorithm2", layers=2, first_logit_fixed=False, afresh=True)
-    straight, many = released("gumbel-softmax:hard=True", layers=2), released("25*gumbel-softmax:hard=True")
+    straight, many = (
+        released("gumbel-softmax:hard=True", layers=2),
+        released("25*gumbel-softmax:hard=True"),
+    )
     runs = [write_run(tmp_path, each, [[100.0, 90.0, 91.0]]) for each in (many, straight, printed)]
     one, section, same = vae_sections(runs)
     (cells,) = rows_of(one).values()
     assert (cells["train"].paper, cells["test"].paper) == (93.6, 95.9)
-    assert [cells["test"].paper for cells in (*rows_of(section).values(), *rows_of(same).values())] == [98.3, 89.5]
+    assert [
+        cells["test"].paper for cells in (*rows_of(section).values(), *rows_of(same).values())
+    ] == [98.3, 89.5]
     assert "without a run of ours" not in section.text
-    (alone,) = vae_sections([write_run(tmp_path / "alone", Vae("ars", layers=2), [[100.0, 90.0, 91.0]])])
+    (alone,) = vae_sections(
+        [write_run(tmp_path / "alone", Vae("ars", layers=2), [[100.0, 90.0, 91.0]])]
+    )
     assert "without a run of ours" in alone.text
 
 
@@ -208,7 +250,10 @@ def test_recipes_are_sections_of_their_own_without_the_papers_figures(tmp_path: 
     }
     recipe = sections[-1]
     assert all(result.paper is None for result in recipe.results)
-    assert "The paper also has, for test, without a run of ours: straight-through Gumbel-Softmax," in sections[1].text
+    assert (
+        "The paper also has, for test, without a run of ours: straight-through Gumbel-Softmax,"
+        in sections[1].text
+    )
     assert "without a run of ours" not in recipe.text
 
 
@@ -216,23 +261,39 @@ def test_curves_lie_over_iterations_and_over_evaluations_so_far(tmp_path: Path) 
     record = write_run(tmp_path, Vae(seeds=(0, 1)), [[120.0, 90.0, 89.0], [118.0, 92.0, 93.0]])
     (section,) = vae_sections([record])
     files = {name: axes for figure in section.figures for name, axes in figure.files.items()}
-    assert list(files) == ["1layer-iterations", "1layer-seconds", "1layer-evaluations", "1layer-state"]
+    assert list(files) == [
+        "1layer-iterations",
+        "1layer-seconds",
+        "1layer-evaluations",
+        "1layer-state",
+    ]
     steps = [epoch * STEPS_PER_EPOCH for epoch in (10, 500, 1000)]
-    evaluations = [200 * 275 * epochs for epochs in (10 * 40, 10 * 40 + 490 * 39, 10 * 40 + 490 * 39 + 500 * 38)]
+    evaluations = [
+        200 * 275 * epochs
+        for epochs in (10 * 40, 10 * 40 + 490 * 39, 10 * 40 + 490 * 39 + 500 * 38)
+    ]
     for name, places in (("iterations", steps), ("evaluations", evaluations)):
         (axis,) = files[f"1layer-{name}"]
         (series,) = section.figures[0].panels[1].views[axis]
         assert series.x == places
         assert series.y == [119.0, 91.0, 91.0]
     train, validation, test = section.figures[0].panels
-    assert [[level.y for level in panel.levels] for panel in (train, validation, test)] == [[82.0], [], [86.7]]
+    assert [[level.y for level in panel.levels] for panel in (train, validation, test)] == [
+        [82.0],
+        [],
+        [86.7],
+    ]
 
 
 def test_fresh_seeds_are_drawn_and_stand_beside_the_papers_figure(tmp_path: Path) -> None:
     records = [
         write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 86.0, 88.0]]),
         write_run(tmp_path, Vae(rates=(3e-4,)), [[120.0, 87.0, 88.0]]),
-        write_run(tmp_path, Vae(rates=(2e-4,), seeds=(7, 8), name="fresh"), [[120.0, 90.0, 91.0], [120.0, 92.0, 93.0]]),
+        write_run(
+            tmp_path,
+            Vae(rates=(2e-4,), seeds=(7, 8), name="fresh"),
+            [[120.0, 90.0, 91.0], [120.0, 92.0, 93.0]],
+        ),
     ]
     (section,) = vae_sections(records)
     (curve,) = section.figures[0].panels[1].views["iteration"]
@@ -242,11 +303,17 @@ def test_fresh_seeds_are_drawn_and_stand_beside_the_papers_figure(tmp_path: Path
     assert rows_of(section)["arsm"]["test"].paper == 86.7
     assert [record.name for record in section.records] == [record.name for record in records]
     assert "Rows show the fresh seeds" in section.text
-    (ring,) = (series for series in section.figures[-1].panels[0].views["learning rate"] if series.mark == "ring")
+    (ring,) = (
+        series
+        for series in section.figures[-1].panels[0].views["learning rate"]
+        if series.mark == "ring"
+    )
     assert list(ring.y) == [86.0]
 
 
-def test_fresh_seeds_at_another_rate_or_precision_are_a_section_of_their_own(tmp_path: Path) -> None:
+def test_fresh_seeds_at_another_rate_or_precision_are_a_section_of_their_own(
+    tmp_path: Path,
+) -> None:
     curve = [[120.0, 86.0, 88.0]]
     grid = write_run(tmp_path, Vae(rates=(2e-4,)), curve)
     for number, config in enumerate(
@@ -254,11 +321,16 @@ def test_fresh_seeds_at_another_rate_or_precision_are_a_section_of_their_own(tmp
     ):
         other = write_run(tmp_path / str(number), config, curve)
         sections = vae_sections([grid, other])
-        assert [[record.name for record in section.records] for section in sections] == [[grid.name], [other.name]]
+        assert [[record.name for record in section.records] for section in sections] == [
+            [grid.name],
+            [other.name],
+        ]
         assert [section.title for section in sections] == ["VAE, 1 layer", "VAE, 1 layer (fresh)"]
 
 
-def test_rows_above_the_scale_leave_the_curves_and_the_papers_lines_are_labelled(tmp_path: Path) -> None:
+def test_rows_above_the_scale_leave_the_curves_and_the_papers_lines_are_labelled(
+    tmp_path: Path,
+) -> None:
     records = [
         write_run(tmp_path, Vae(estimator, rates=(2e-4,)), [curve])
         for estimator, curve in {"arsm": [140.0, 86.0, 88.0], "ar": [200.0, 150.0, 140.0]}.items()
@@ -274,7 +346,9 @@ def test_rows_above_the_scale_leave_the_curves_and_the_papers_lines_are_labelled
 def test_the_rates_of_a_grid_are_compared(tmp_path: Path) -> None:
     records = [
         write_run(tmp_path, Vae(rates=(2e-4,)), [[120.0, 90.0, 92.0]]),
-        write_run(tmp_path, Vae(rates=(4e-4,), seeds=(1, 0)), [[120.0, 88.0, 94.0], [120.0, 89.0, 93.0]]),
+        write_run(
+            tmp_path, Vae(rates=(4e-4,), seeds=(1, 0)), [[120.0, 88.0, 94.0], [120.0, 89.0, 93.0]]
+        ),
     ]
     (section,) = vae_sections(records)
     best, last = section.figures[-1].panels
@@ -297,12 +371,20 @@ def test_the_page_and_the_table_have_all_commands_of_a_row(tmp_path: Path) -> No
         (record.folder / f"pictures-seed{record.config['seeds'][0]}.png").write_bytes(picture)
     Report(root=runs).run(Console(quiet=True))
     page = (runs / "report.html").read_text()
-    for text in (f"<strong>{first.name}</strong>", f"<strong>{second.name}</strong>", "seeds 1, 2", "another machine"):
+    for text in (
+        f"<strong>{first.name}</strong>",
+        f"<strong>{second.name}</strong>",
+        "seeds 1, 2",
+        "another machine",
+    ):
         assert text in page
     assert f"base64,{b64encode(b'first').decode()}" in page
     assert f"base64,{b64encode(b'second').decode()}" not in page
     (section,) = vae_sections([read_run(record.folder) for record in (first, second)])
-    table = {(row["row"], row["metric"]): row for row in csv.DictReader(results_csv([section]).splitlines())}
+    table = {
+        (row["row"], row["metric"]): row
+        for row in csv.DictReader(results_csv([section]).splitlines())
+    }
     test = table["VAE, 1 layer: arsm", "test"]
     assert (test["mean"], test["std"], test["seeds"]) == ("87.5", "1", "3")
     assert (test["hardware"], test["commit"]) == ("another machine", "another commit")
@@ -318,7 +400,14 @@ def test_the_page_and_the_table_have_the_numbers(tmp_path: Path) -> None:
     (record.folder / "pictures-seed0.png").write_bytes(picture)
     Report(root=tmp_path / "runs", export=tmp_path / "results").run(Console(quiet=True))
     page = (tmp_path / "runs" / "report.html").read_text()
-    for text in ("VAE, 1 layer", "87.5 ± 0.4", "paper 86.7, +0.8", "80.0 ± 0.4", "paper 82, -2.0", record.name):
+    for text in (
+        "VAE, 1 layer",
+        "87.5 ± 0.4",
+        "paper 86.7, +0.8",
+        "80.0 ± 0.4",
+        "paper 82, -2.0",
+        record.name,
+    ):
         assert text in page
     assert f"data:image/png;base64,{b64encode(picture).decode()}" in page
     with (tmp_path / "results" / "vae" / "table.csv").open() as file:
@@ -328,6 +417,9 @@ def test_the_page_and_the_table_have_the_numbers(tmp_path: Path) -> None:
     assert float(test["std"]) == pytest.approx(stdev(best), rel=1e-5)
     assert (test["seeds"], test["paper"]) == ("3", "86.7")
     session = record.sessions[-1]
-    assert (test["hardware"], test["commit"]) == (session["hardware"], short_commit(session["commit"]))
+    assert (test["hardware"], test["commit"]) == (
+        session["hardware"],
+        short_commit(session["commit"]),
+    )
     for name in ("1layer-iterations", "1layer-seconds", "1layer-evaluations", "1layer-state"):
         assert (tmp_path / "results" / "vae" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,6 @@
-"""What results/ holds: tables that the archived runs make again, figures that a page shows, and little else."""
+"""What results/ holds: tables that the archived runs make again, figures that a page shows, and
+little else.
+"""
 
 import csv
 import re
@@ -17,23 +19,40 @@ MOST = 9_000_000
 """Bytes of all tracked files."""
 
 
-@pytest.mark.parametrize("experiment", [name for name in CHAPTERS if name != "sequences"])  # it has its own records
+@pytest.mark.parametrize(
+    "experiment", [name for name in CHAPTERS if name != "sequences"]
+)  # it has its own records
 def test_the_runs_make_the_table_again(experiment: str, chapters: dict[str, Chapter]) -> None:
-    assert results_csv(chapters[experiment].sections) == (RESULTS / experiment / "table.csv").read_text()
+    assert (
+        results_csv(chapters[experiment].sections)
+        == (RESULTS / experiment / "table.csv").read_text()
+    )
 
 
 def test_every_run_and_table_names_a_clean_commit(records: list[Record]) -> None:
-    assert all(re.fullmatch("[0-9a-f]{7,40}", session["commit"]) for record in records for session in record.sessions)
-    tables = [path for path in RESULTS.glob("*/*.csv") if "commit" in path.read_text().partition("\n")[0].split(",")]
+    assert all(
+        re.fullmatch("[0-9a-f]{7,40}", session["commit"])
+        for record in records
+        for session in record.sessions
+    )
+    tables = [
+        path
+        for path in RESULTS.glob("*/*.csv")
+        if "commit" in path.read_text().partition("\n")[0].split(",")
+    ]
     assert len(tables) > 10
     for path in tables:
         with path.open() as file:
             commits = {row["commit"] for row in csv.DictReader(file)}
-        assert all(re.search("[0-9a-f]{7}", commit) and "dirty" not in commit for commit in commits), path
+        assert all(
+            re.search("[0-9a-f]{7}", commit) and "dirty" not in commit for commit in commits
+        ), path
 
 
 def tracked() -> list[Path]:
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False
+    )
     if listed.returncode:
         pytest.skip("This is no clone: nothing says which files are tracked.")
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
@@ -42,9 +61,14 @@ def tracked() -> list[Path]:
 def shown() -> set[Path]:
     """Every file that a page shows or links to."""
     folders = ("docs", "results", "benchmarks", "examples")
-    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+    pages = [
+        *ROOT.glob("*.md"),
+        *(page for folder in folders for page in (ROOT / folder).rglob("*.md")),
+    ]
     return {
-        (page.parent / target).resolve() for page in pages for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"(?:\]\(|src=\"|srcset=\")([^)#\s\"]+)", page.read_text())
     }
 
 
@@ -53,18 +77,30 @@ def test_a_clone_is_small() -> None:
 
 
 def test_only_figures_that_a_page_shows_are_tracked() -> None:
-    images = {path.resolve() for path in tracked() if RESULTS in path.parents and path.suffix in (".png", ".gif")}
+    images = {
+        path.resolve()
+        for path in tracked()
+        if RESULTS in path.parents and path.suffix in (".png", ".gif")
+    }
     assert len(images) > 10
     assert images <= shown()
 
 
 def test_every_figure_that_a_page_shows_comes_from_the_runs(chapters: dict[str, Chapter]) -> None:
-    made = {RESULTS / "overview.png"}
+    made = {RESULTS / "overview-light.png", RESULTS / "overview-dark.png"}
     for experiment, chapter in chapters.items():
         for section in chapter.sections:
-            made |= {RESULTS / experiment / f"{name}.png" for figure in section.figures for name in figure.files}
+            made |= {
+                RESULTS / experiment / f"{name}.png"
+                for figure in section.figures
+                for name in figure.files
+            }
             made |= {RESULTS / experiment / picture.name for picture in section.pictures}
     images = {path for path in shown() if RESULTS in path.parents and path.suffix == ".png"}
-    reported = {RESULTS, *(RESULTS / experiment for experiment in chapters)}  # the others have commands of their own
+    # the others have commands of their own
+    reported = {
+        RESULTS,
+        *(RESULTS / experiment for experiment in chapters),
+    }
     assert {path for path in images if path.parent in reported} <= made
     assert images & made

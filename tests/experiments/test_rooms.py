@@ -14,10 +14,15 @@ RULES = {
     "runs": (EXPERIMENTS, ("training", "replicas", "model", "report", "plans", "reproduce", "cli")),
     "training": (EXPERIMENTS, ("report", "plans", "reproduce", "cli")),
     **dict.fromkeys(EXPERIMENTS, ((), ("report", "plans", "reproduce"))),
-    **dict.fromkeys(("decoder", "gpu_decoder", "gpu_perceptron"), (EXPERIMENTS, ("training", "replicas", "model"))),
+    **dict.fromkeys(
+        ("decoder", "gpu_decoder", "gpu_perceptron"),
+        (EXPERIMENTS, ("training", "replicas", "model")),
+    ),
     "report": ((), ("plans", "reproduce", "cli")),
 }
-"""What each part must not import: storage and training know no experiment, an experiment does not know its report."""
+"""What each part must not import: storage and training know no experiment, an experiment does not
+know its report.
+"""
 
 
 def imports(path: Path) -> set[str]:
@@ -27,7 +32,9 @@ def imports(path: Path) -> set[str]:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
-        found |= {module.split(".")[1] for module in modules if module.startswith("arsm_experiments.")}
+        found |= {
+            module.split(".")[1] for module in modules if module.startswith("arsm_experiments.")
+        }
     return found
 
 

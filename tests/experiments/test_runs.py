@@ -24,13 +24,22 @@ def test_a_run_folder_holds_configuration_metrics_checkpoint_and_events(tmp_path
         assert run.step == 0
         run.log(1, {"loss": 0.5}, seed=7)
         run.log(1, {"loss": 1.5}, seed=8)
-        run.save(1, {"phi": torch.arange(3), "count": 4, "words": ["a"], "nested": {"x": torch.ones(1)}})
+        run.save(
+            1, {"phi": torch.arange(3), "count": 4, "words": ["a"], "nested": {"x": torch.ones(1)}}
+        )
     folder = tmp_path / "trial" / "one"
     found = read_run(folder)
     assert read_runs(tmp_path) == [found]
-    assert (found.experiment, found.name, found.group, found.label) == ("trial", "one", "sweep", "a run")
+    assert (found.experiment, found.name, found.group, found.label) == (
+        "trial",
+        "one",
+        "sweep",
+        "a run",
+    )
     assert found.config == {"rate": 0.1, "seed": 3, "sizes": [1, 2]}
-    assert {"started", "commit", "hardware", "torch", "python", "system"} == found.sessions[0].keys()
+    assert {"started", "commit", "hardware", "torch", "python", "system"} == found.sessions[
+        0
+    ].keys()
     assert found.series("loss") == ([1], [[0.5], [1.5]])
     assert found.series("absent") == ([], [])
     assert load_checkpoint(folder / "checkpoint.pt")["state"]["words"] == ["a"]
@@ -73,11 +82,18 @@ def test_a_resumed_run_of_seeds_in_turn_shows_each_step_once(tmp_path: Path) -> 
             run.log(step, {"loss": 0.5}, seed=1)
     events = EventAccumulator(str(tmp_path / "trial" / "one"))
     events.Reload()
-    assert [[e.step for e in events.Scalars(f"loss/{seed}")] for seed in (0, 1)] == [[1, 2, 3], [1, 2, 3]]
+    assert [[e.step for e in events.Scalars(f"loss/{seed}")] for seed in (0, 1)] == [
+        [1, 2, 3],
+        [1, 2, 3],
+    ]
 
 
-def seeds_run(root: Path, name: str, losses: dict[int, float], seconds: float = 0.0, rate: float = 0.1) -> Record:
-    with open_run(root, "trial", name, {"rate": rate, "seeds": list(losses), "seed": min(losses)}) as run:
+def seeds_run(
+    root: Path, name: str, losses: dict[int, float], seconds: float = 0.0, rate: float = 0.1
+) -> Record:
+    with open_run(
+        root, "trial", name, {"rate": rate, "seeds": list(losses), "seed": min(losses)}
+    ) as run:
         for seed, loss in losses.items():
             run.log(1, {"loss": loss}, seed)
     return replace(read_run(run.folder), seconds=seconds)
@@ -100,9 +116,16 @@ def test_runs_that_differ_in_their_seeds_only_are_one(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_ran_in_two_commands_counts_once(tmp_path: Path) -> None:
-    records = [seeds_run(tmp_path, "one", {0: 1.0, 1: 2.0}), seeds_run(tmp_path, "one-seed-1", {1: 2.5, 2: 3.0})]
+    records = [
+        seeds_run(tmp_path, "one", {0: 1.0, 1: 2.0}),
+        seeds_run(tmp_path, "one-seed-1", {1: 2.5, 2: 3.0}),
+    ]
     (found,) = merge_seeds(records, lambda r: r.config["rate"])
-    assert [(line["seed"], line["loss"]) for line in found.metrics] == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert [(line["seed"], line["loss"]) for line in found.metrics] == [
+        (0, 1.0),
+        (1, 2.0),
+        (2, 3.0),
+    ]
 
 
 def test_a_series_ends_where_the_first_seed_does(tmp_path: Path) -> None:
@@ -200,7 +223,9 @@ def test_a_finished_run_without_its_checkpoint_is_not_started_over(tmp_path: Pat
 def test_another_configuration_is_refused_by_its_fields(tmp_path: Path) -> None:
     with open_run(tmp_path, "trial", "one", CONFIG):
         pass
-    with pytest.raises(RunError, match=r"another rate \(0.1 there, 0.2 here\), width \(None there, 5 here\);"):
+    with pytest.raises(
+        RunError, match=r"another rate \(0.1 there, 0.2 here\), width \(None there, 5 here\);"
+    ):
         open_run(tmp_path, "trial", "one", {**CONFIG, "rate": 0.2, "width": 5}, resume=True)
 
 
@@ -210,7 +235,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, content: str | None)
     folder.mkdir(parents=True)
     if content is not None:
         (folder / "config.json").write_text(content)
-    with pytest.raises(RunError, match="is not a run folder" if content is None else "not one that this version"):
+    with pytest.raises(
+        RunError, match="is not a run folder" if content is None else "not one that this version"
+    ):
         open_run(tmp_path, "trial", "one", CONFIG, resume=True)
 
 
@@ -228,7 +255,9 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path, keep: int) -> None:
         run.save(1, {"x": torch.zeros(100)})
     path = tmp_path / "trial" / "one" / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(RunError, match=r"checkpoint.pt is damaged .* delete it to start this run again"):
+    with pytest.raises(
+        RunError, match=r"checkpoint.pt is damaged .* delete it to start this run again"
+    ):
         open_run(tmp_path, "trial", "one", CONFIG, resume=True)
 
 
@@ -257,7 +286,9 @@ def test_damaged_metrics_are_refused_by_their_line(tmp_path: Path, line: bytes) 
     path = run.folder / "metrics.jsonl"
     first, second, _ = path.read_bytes().split(b"\n")
     path.write_bytes(first + b"\n" + line + b" " * (len(second) - len(line)) + b"\n")
-    with pytest.raises(RunError, match=r"metrics.jsonl is damaged in line 2; .* or delete its folder"):
+    with pytest.raises(
+        RunError, match=r"metrics.jsonl is damaged in line 2; .* or delete its folder"
+    ):
         read_run(run.folder)
     again = open_run(tmp_path, "trial", "one", CONFIG, resume=True)
     with again, pytest.raises(RunError, match="damaged in line 2"):
@@ -284,7 +315,9 @@ def test_commit_is_that_of_the_source_not_of_a_repository_around_an_installation
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     assert provenance.provenance("cpu")["commit"] == head
     (tmp_path / ".gitignore").write_text("venv/\n")
     assert provenance.provenance("cpu")["commit"] is None

@@ -42,13 +42,17 @@ def play(root: Path, *, resume: bool = False, stop: int | None = None, **changes
 
 
 def without_seconds(record: Record) -> list[dict[str, float]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in record.metrics]
+    return [
+        {key: value for key, value in line.items() if key != "seconds"} for line in record.metrics
+    ]
 
 
 def test_the_problem_counts_categories_from_one() -> None:
     problem = Problem(30, 30.0)
     z = torch.tensor([[0], [29]])
-    torch.testing.assert_close(problem.f(z), torch.tensor([0.5 + 1 / 900, 0.5 + 1 / 30], dtype=torch.float64))
+    torch.testing.assert_close(
+        problem.f(z), torch.tensor([0.5 + 1 / 900, 0.5 + 1 / 30], dtype=torch.float64)
+    )
     torch.testing.assert_close(problem.f(arsm.one_hot(z, 30, torch.float64)), problem.f(z))
     uniform = problem.expected_reward(torch.zeros(2, 1, 30, dtype=torch.float64))
     torch.testing.assert_close(uniform, torch.full((2,), 0.5 + 31 / 2 / 900, dtype=torch.float64))
@@ -108,8 +112,13 @@ def test_seeds_have_noise_of_their_own(tmp_path: Path) -> None:
 
 
 def test_measuring_changes_no_update(tmp_path: Path) -> None:
-    rare, often = play(tmp_path / "rare", trace_every=30), play(tmp_path / "often", trace_every=3, variance_samples=4)
-    assert [values[-1] for values in rare.series("reward")[1]] == [values[-1] for values in often.series("reward")[1]]
+    rare, often = (
+        play(tmp_path / "rare", trace_every=30),
+        play(tmp_path / "often", trace_every=3, variance_samples=4),
+    )
+    assert [values[-1] for values in rare.series("reward")[1]] == [
+        values[-1] for values in often.series("reward")[1]
+    ]
 
 
 def test_a_relaxing_estimator_runs(tmp_path: Path) -> None:
@@ -123,23 +132,33 @@ def test_learned_parts_are_each_seeds_own_and_resume_bit_for_bit(tmp_path: Path)
     play(tmp_path / "stopped", estimator="relax", stop=15)
     resumed = play(tmp_path / "stopped", estimator="relax", resume=True)
     assert without_seconds(resumed) == without_seconds(whole)
-    states = [load_checkpoint(record.folder / "checkpoint.pt")["state"] for record in (resumed, whole)]
+    states = [
+        load_checkpoint(record.folder / "checkpoint.pt")["state"] for record in (resumed, whole)
+    ]
     one, other = (state["learned_parts"] for state in states)
     assert all(torch.equal(one[name], value) for name, value in other.items())
-    weights = [tuple(value.flatten().tolist()) for name, value in one.items() if name.endswith("out.weight")]
+    weights = [
+        tuple(value.flatten().tolist())
+        for name, value in one.items()
+        if name.endswith("out.weight")
+    ]
     assert len(weights) == len(set(weights)) == CONFIG["seeds"]
     assert len({values[-1] for values in whole.series("reward")[1]}) == CONFIG["seeds"]
 
 
 def test_learned_parts_learn_the_level_of_f(tmp_path: Path) -> None:
-    """Without them RELAX is REINFORCE, most of whose variance is f's level; with a step of 0 nothing else moves."""
+    """Without them RELAX is REINFORCE, most of whose variance is f's level; with a step of 0
+    nothing else moves.
+    """
     _, seeds = play(tmp_path, estimator="relax", step=0.0, variance_samples=100).series("variance")
     assert all(values[-1] < 0.1 * values[0] for values in seeds)
 
 
 def test_measuring_trains_no_learned_part(tmp_path: Path) -> None:
     rare, often = (play(tmp_path / str(n), estimator="relax", trace_every=n) for n in (30, 3))
-    assert [values[-1] for values in rare.series("reward")[1]] == [values[-1] for values in often.series("reward")[1]]
+    assert [values[-1] for values in rare.series("reward")[1]] == [
+        values[-1] for values in often.series("reward")[1]
+    ]
 
 
 @pytest.mark.parametrize("words", ["rebar", "double-control", "2*relax"])
@@ -159,11 +178,30 @@ def test_a_run_stopped_anywhere_ends_like_one_never_stopped(tmp_path: Path, stop
 
 def test_a_run_killed_midway_ends_like_one_never_killed(tmp_path: Path) -> None:
     """SIGKILL, which nothing can prepare for."""
-    words = ["--categories", "6", "--updates", "900", "--trace-every", "3", "--checkpoint-every", "50"]
+    words = [
+        "--categories",
+        "6",
+        "--updates",
+        "900",
+        "--trace-every",
+        "3",
+        "--checkpoint-every",
+        "50",
+    ]
     words += ["--variance-samples", "5", "--seeds", "2", "--estimators", "arsm"]
-    command = [sys.executable, "-m", "arsm_experiments.cli", "toy", *words, "--root", str(tmp_path / "killed")]
+    command = [
+        sys.executable,
+        "-m",
+        "arsm_experiments.cli",
+        "toy",
+        *words,
+        "--root",
+        str(tmp_path / "killed"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     name = "C6-step1-arsm"
     metrics = tmp_path / "killed" / "toy" / name / "metrics.jsonl"
     for _ in itertools.takewhile(lambda _: process.poll() is None, itertools.count()):
@@ -175,7 +213,12 @@ def test_a_run_killed_midway_ends_like_one_never_killed(tmp_path: Path) -> None:
     killed = read_run(metrics.parent)
     assert 120 < len(killed.metrics) < 2 * 301
 
-    options: dict[str, Any] = {"categories": (6,), "updates": 900, "trace_every": 3, "checkpoint_every": 50}
+    options: dict[str, Any] = {
+        "categories": (6,),
+        "updates": 900,
+        "trace_every": 3,
+        "checkpoint_every": 50,
+    }
     options |= {"variance_samples": 5, "seeds": 2, "estimators": ("arsm",)}
     Toy(**options, root=tmp_path / "killed", resume=True).run(Console(quiet=True))
     Toy(**options, root=tmp_path / "whole").run(Console(quiet=True))
@@ -190,11 +233,16 @@ def test_a_run_killed_midway_ends_like_one_never_killed(tmp_path: Path) -> None:
 
 
 def test_variances_at_the_start_lie_orders_apart(tmp_path: Path) -> None:
-    """At C = R = 30 and phi = 0, against ARSM: leave-one-out and ARS above it, REINFORCE 1e4, AR 1e6 and more."""
+    """At C = R = 30 and phi = 0, against ARSM: leave-one-out and ARS above it, REINFORCE 1e4, AR
+    1e6 and more.
+    """
     shared: dict[str, Any] = {"categories": 30, "r": 30.0, "updates": 1, "variance_samples": 100}
     words = ("arsm", "rloo", "ars", "reinforce", "ar")
     variance = {
-        w: torch.tensor(play(tmp_path, estimator=w, **shared).series("variance")[1])[:, 0].mean().item() for w in words
+        w: torch.tensor(play(tmp_path, estimator=w, **shared).series("variance")[1])[:, 0]
+        .mean()
+        .item()
+        for w in words
     }
     ratio = {w: variance[w] / variance["arsm"] for w in words}
     assert 4 < ratio["rloo"] < 20
@@ -207,9 +255,16 @@ def test_variances_at_the_start_lie_orders_apart(tmp_path: Path) -> None:
 def test_arsm_keeps_up_with_the_true_gradient_on_every_seed(tmp_path: Path) -> None:
     """The paper's toy in full: after 5,000 updates ARSM's gap is within 25% of the true gradient's.
 
-    REINFORCE and AR settle on a category early, most often on a wrong one; now and then luck makes it the best.
+    REINFORCE and AR settle on a category early, most often on a wrong one; now and then luck makes
+    it the best.
     """
-    shared: dict[str, Any] = {"categories": 30, "r": 30.0, "updates": 5000, "seeds": 10, "trace_every": 1000}
+    shared: dict[str, Any] = {
+        "categories": 30,
+        "r": 30.0,
+        "updates": 5000,
+        "seeds": 10,
+        "trace_every": 1000,
+    }
 
     def gaps(words: str) -> list[float]:
         _, seeds = play(tmp_path, estimator=words, **shared).series("reward")
@@ -222,7 +277,9 @@ def test_arsm_keeps_up_with_the_true_gradient_on_every_seed(tmp_path: Path) -> N
 
 
 def test_an_estimator_that_lacks_categories_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="references must lie between 1 and the 2 categories, but is 3"):
+    with pytest.raises(
+        ValueError, match="references must lie between 1 and the 2 categories, but is 3"
+    ):
         Toy(categories=(30, 2), estimators=("arsm", "arsm:references=3"), root=tmp_path).check()
 
 
@@ -240,12 +297,21 @@ def test_it_runs_on_a_gpu(estimator: str, tmp_path: Path) -> None:
         for step in steps:
             if step == 20 and not resume:
                 steps.close()
-    assert [line["step"] for line in read_run(tmp_path / "toy" / "gpu").metrics if line["seed"] == 0][-1] == 30
+    assert [
+        line["step"] for line in read_run(tmp_path / "toy" / "gpu").metrics if line["seed"] == 0
+    ][-1] == 30
 
 
 def test_equal_steps_run_once() -> None:
-    configs = list(Toy(categories=(30, 60), steps=("printed", "scaled", 2.0), estimators=("arsm",)).configs())
-    assert [(c["categories"], c["step"]) for c in configs] == [(30, 1.0), (30, 2.0), (60, 1.0), (60, 2.0)]
+    configs = list(
+        Toy(categories=(30, 60), steps=("printed", "scaled", 2.0), estimators=("arsm",)).configs()
+    )
+    assert [(c["categories"], c["step"]) for c in configs] == [
+        (30, 1.0),
+        (30, 2.0),
+        (60, 1.0),
+        (60, 2.0),
+    ]
 
 
 def test_folder_names_tell_runs_apart() -> None:

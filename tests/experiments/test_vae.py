@@ -15,7 +15,7 @@ from torch import Tensor
 import arsm
 from arsm_experiments.data import load_mnist
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.replicas import Layout, Replicas
+from arsm_experiments.replicas import Layout, Objective, Optimiser, Replicas
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.training import loop
@@ -49,12 +49,17 @@ def images() -> Tensor:
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_weights_added_up_are_the_product_with_one_hot(dropped: bool) -> None:
-    layer, z = torch.nn.Linear(12, 5), torch.randint(4, (7, 3), generator=torch.Generator().manual_seed(0))
+    layer, z = (
+        torch.nn.Linear(12, 5),
+        torch.randint(4, (7, 3), generator=torch.Generator().manual_seed(0)),
+    )
     kept = torch.rand(7, 3, 1) if dropped else None
     found = []
     for dense in (False, True):
         made = Vae().model(dense=dense).of_choices(layer, z, kept)
-        found.append((made.detach(), *torch.autograd.grad(made.square().sum(), list(layer.parameters()))))
+        found.append(
+            (made.detach(), *torch.autograd.grad(made.square().sum(), list(layer.parameters())))
+        )
         assert not Vae().model(dense=dense).of_choices(layer, z, kept, frozen=True).requires_grad
     torch.testing.assert_close(*found)
 
@@ -70,13 +75,17 @@ def enumerate_elbo(vae: VaeNetwork, x: Tensor) -> Tensor:
         paths = [[z1]] if config.layers == 1 else [[z1, z2.expand(len(x), -1)] for z2 in every]
         for zs in paths:
             logits = [log_q1] if config.layers == 1 else [log_q1, vae.encode_lower(z1)]
-            log_q = torch.stack([arsm.log_prob(phi, z).sum(-1) for phi, z in zip(logits, zs, strict=True)]).sum(0)
+            log_q = torch.stack(
+                [arsm.log_prob(phi, z).sum(-1) for phi, z in zip(logits, zs, strict=True)]
+            ).sum(0)
             total = total + log_q.exp() * (vae.log_joint(zs, x) - log_q)
     return total
 
 
 def gradients(vae: VaeNetwork, loss: Tensor) -> Tensor:
-    found = torch.autograd.grad(loss, list(vae.parameters()), allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(
+        loss, list(vae.parameters()), allow_unused=True, materialize_grads=True
+    )
     return torch.cat([g.flatten() for g in found])
 
 
@@ -87,7 +96,9 @@ def test_the_exact_loss_has_the_gradient_of_the_elbo(
     layers: Any, kl: Any, first_logit_fixed: bool, images: Tensor
 ) -> None:
     torch.manual_seed(0)
-    config = replace(TINY, estimator="exact", layers=layers, kl=kl, first_logit_fixed=first_logit_fixed)
+    config = replace(
+        TINY, estimator="exact", layers=layers, kl=kl, first_logit_fixed=first_logit_fixed
+    )
     vae = VaeNetwork(replace(config, independent_decoder_sample=False))
     loss, metrics = vae(total_loss, images, NO_SETTINGS)
     expected = -enumerate_elbo(vae, images).mean()
@@ -105,7 +116,9 @@ def test_the_exact_loss_has_the_gradient_of_the_elbo(
         {"kl": "analytic", "independent_decoder_sample": False},
     ],
 )
-def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, Any], images: Tensor) -> None:
+def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(
+    changes: dict[str, Any], images: Tensor
+) -> None:
     """2,000 losses; the suite's one false-alarm rate holds (`tests.statistics`)."""
     torch.manual_seed(0)
     vae = VaeNetwork(replace(TINY, hidden=(3,), **changes))
@@ -114,11 +127,18 @@ def test_the_arsm_loss_is_unbiased_for_encoder_and_decoder(changes: dict[str, An
         lower = sum(p.numel() for p in vae.lower_encoder.parameters())
         expected[vae.encoder_size - lower : vae.encoder_size] = 0
     layout = Layout.of(vae)
-    weights = torch.cat([p.detach().flatten() for p in vae.parameters()]).expand(2000, -1).clone().requires_grad_()
+    weights = (
+        torch.cat([p.detach().flatten() for p in vae.parameters()])
+        .expand(2000, -1)
+        .clone()
+        .requires_grad_()
+    )
     vae.dense = True
 
     def loss(vector: Tensor) -> Tensor:
-        return torch.func.functional_call(vae, layout.unpack(vector), (total_loss, images, NO_SETTINGS))[0]
+        return torch.func.functional_call(
+            vae, layout.unpack(vector), (total_loss, images, NO_SETTINGS)
+        )[0]
 
     losses = torch.vmap(loss, randomness="different")(weights)
     (samples,) = torch.autograd.grad(losses.sum(), weights)
@@ -131,8 +151,14 @@ def test_the_independent_sample_trains_the_decoder_and_nothing_else(images: Tens
     vae = VaeNetwork(replace(TINY, estimator="exact"))
     found = []
     for seed in (1, 2):
-        loss, _ = vae(total_loss, images, NO_SETTINGS, generator=torch.Generator().manual_seed(seed))
-        found.append(gradients(vae, loss).split([vae.encoder_size, sum(p.numel() for p in vae.decoder.parameters())]))
+        loss, _ = vae(
+            total_loss, images, NO_SETTINGS, generator=torch.Generator().manual_seed(seed)
+        )
+        found.append(
+            gradients(vae, loss).split(
+                [vae.encoder_size, sum(p.numel() for p in vae.decoder.parameters())]
+            )
+        )
     (encoder, decoder), (other_encoder, other_decoder) = found
     assert torch.equal(encoder, other_encoder)
     assert not torch.equal(decoder, other_decoder)
@@ -142,7 +168,8 @@ def test_the_encoder_has_the_papers_shape_and_initialisation() -> None:
     vae = VaeNetwork(Vae(layers=2, first_logit_fixed=False))
     shapes = [tuple(p.shape) for p in vae.parameters() if p.ndim == 2]
     assert shapes == [
-        (512, 784), (256, 512), (200, 256), (200, 200), (256, 200), (512, 256), (784, 512), (200, 200),
+        (512, 784), (256, 512), (200, 256), (200, 200),
+        (256, 200), (512, 256), (784, 512), (200, 200),
     ]  # fmt: skip
     for p in vae.parameters():
         if p.ndim == 1:
@@ -172,17 +199,25 @@ def test_as_released_the_first_encoder_takes_two_steps_and_the_second_none(stack
             else:
                 assert seen.any()
                 pace = 2 if name.startswith("encoder") else 1
-                torch.testing.assert_close(step[seen].abs(), torch.full_like(step[seen], pace), rtol=1e-3, atol=0)
+                torch.testing.assert_close(
+                    step[seen].abs(), torch.full_like(step[seen], pace), rtol=1e-3, atol=0
+                )
 
 
 def test_a_learned_temperature_begins_as_straight_through_gumbel_softmax() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, slope = (torch.randn(4, 3, 5, generator=generator) for _ in range(2))
     found = []
-    for estimator in (arsm.GumbelSoftmax(hard=True), LearnedTemperature(), arsm.Average(LearnedTemperature(), 1)):
+    for estimator in (
+        arsm.GumbelSoftmax(hard=True),
+        LearnedTemperature(),
+        arsm.Average(LearnedTemperature(), 1),
+    ):
         phi = logits.clone().requires_grad_()
         noise = torch.Generator().manual_seed(1)
-        out = arsm.estimate(estimator, phi, lambda z, w: (z * w).sum((-2, -1)), slope, generator=noise)
+        out = arsm.estimate(
+            estimator, phi, lambda z, w: (z * w).sum((-2, -1)), slope, generator=noise
+        )
         learned = list(estimator.learned.parameters())
         found.append((out.value.detach(), *torch.autograd.grad(out.value.sum(), [phi, *learned])))
     (value, grad), (same, same_grad, slow), _ = found
@@ -199,7 +234,9 @@ def test_a_learned_temperature_begins_as_straight_through_gumbel_softmax() -> No
 
 def test_a_temperature_is_trained_with_the_model(tmp_path: Path) -> None:
     words = "3*gumbel-softmax:hard=True"
-    config = replace(TINY, estimator=words, learned_temperature=True, layers=2, kl="analytic", root=tmp_path)
+    config = replace(
+        TINY, estimator=words, learned_temperature=True, layers=2, kl="analytic", root=tmp_path
+    )
     (folder,) = train(replace(config, independent_decoder_sample=False))
     state = load_checkpoint(folder / "checkpoint.pt")["state"]
     temperature = Layout.of(config.model()).unpack(state["parameters"][0])["learned.0.value"]
@@ -247,17 +284,14 @@ def replicas_of(config: Vae, images: Tensor, *, stacked: bool) -> Replicas:
     module = VaeNetwork(config, dense=stacked)
     return Replicas(
         module,
-        VaeNetwork.encode,
-        module.losses,
+        Objective(VaeNetwork.encode, module.losses, module.prepare, module.metrics),
         weights,
         images,
         rates,
         list(config.seeds),
         batch=1,
         watched=module.encoder_size,
-        prepare=module.prepare,
-        metrics=module.metrics,
-        paces=module.paces,
+        optimiser=Optimiser(paces=module.paces),
         stacked=stacked,
     )
 
@@ -268,18 +302,28 @@ def test_the_importance_weighted_bound_comes_close_to_the_likelihood(stacked: bo
     replicas = replicas_of(config, images, stacked=stacked)
     torch.manual_seed(0)
     generators = probes(config, replicas, 0)
-    bounds = multi_sample_bound(replicas, VaeNetwork.log_mean_weight, replicas.weights, images, 400, generators)
+    bounds = multi_sample_bound(
+        replicas, VaeNetwork.log_mean_weight, replicas.weights, images, 400, generators
+    )
     every = torch.tensor(list(itertools.product(range(3), repeat=2)))
     for r, seed in enumerate(config.seeds):
         vae = VaeNetwork(config)
-        for p, value in zip(vae.parameters(), replicas.layout.unpack(replicas.weights[r]).values(), strict=True):
+        for p, value in zip(
+            vae.parameters(), replicas.layout.unpack(replicas.weights[r]).values(), strict=True
+        ):
             p.data.copy_(value)
         x = images.float()
         with torch.no_grad():
-            likelihood = -torch.stack([vae.log_joint([z.expand(60, -1)], x) for z in every]).logsumexp(0).mean()
+            likelihood = (
+                -torch.stack([vae.log_joint([z.expand(60, -1)], x) for z in every])
+                .logsumexp(0)
+                .mean()
+            )
             elbo = -enumerate_elbo(vae, x).mean()
         assert likelihood < elbo, seed
-        assert float(bounds[r]) == pytest.approx(float(likelihood), abs=0.1 * float(elbo - likelihood))
+        assert float(bounds[r]) == pytest.approx(
+            float(likelihood), abs=0.1 * float(elbo - likelihood)
+        )
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -292,11 +336,15 @@ def test_measuring_stacked_replicas_finds_what_measuring_them_one_by_one_does(la
         generators = [torch.Generator().manual_seed(seed) for seed in config.seeds]
         torch.manual_seed(0)
         tasks = (VaeNetwork.diagnostics, VaeNetwork.negative_elbo, VaeNetwork.pictures)
-        found.append([replicas.run(task, replicas.weights, x, generators=generators) for task in tasks])
+        found.append(
+            [replicas.run(task, replicas.weights, x, generators=generators) for task in tasks]
+        )
     (one, elbo, pictures), (other, other_elbo, other_pictures) = found
     torch.testing.assert_close(one["entropy"], other["entropy"])
     # one sample per image: 2,000 of them agree far better than this
-    torch.testing.assert_close(one["pseudo_action_share"], other["pseudo_action_share"], rtol=0, atol=0.05)
+    torch.testing.assert_close(
+        one["pseudo_action_share"], other["pseudo_action_share"], rtol=0, atol=0.05
+    )
     torch.testing.assert_close(elbo / 2000, other_elbo / 2000, rtol=0, atol=1.0)
     assert torch.equal(pictures[:, 0], x)
     assert torch.equal(other_pictures[:, 0], x)
@@ -304,9 +352,14 @@ def test_measuring_stacked_replicas_finds_what_measuring_them_one_by_one_does(la
 
 
 def test_a_run_leaves_metrics_pictures_and_its_best_weights(tmp_path: Path) -> None:
-    config = replace(TINY, root=tmp_path, seeds=(3, 4), rates=(3e-3, 1e-2), bound_samples=20, averaging=0.9)
+    config = replace(
+        TINY, root=tmp_path, seeds=(3, 4), rates=(3e-3, 1e-2), bound_samples=20, averaging=0.9
+    )
     folders = train(config)
-    assert [folder.name for folder in folders] == ["1layer-arsm-rate0.003-seed-3", "1layer-arsm-rate0.01-seed-3"]
+    assert [folder.name for folder in folders] == [
+        "1layer-arsm-rate0.003-seed-3",
+        "1layer-arsm-rate0.01-seed-3",
+    ]
     for folder in folders:
         last = assert_whole(folder)
         assert {"best_test", "bound"} <= last.keys()
@@ -321,7 +374,9 @@ def test_a_sheet_has_its_images_side_by_side(tmp_path: Path) -> None:
         assert (picture.format, picture.mode, picture.size) == ("PNG", "L", (3 * 28, 2 * 28))
         for row, column, pixel in ((0, 0, 0), (1, 2, 783), (1, 0, 30)):
             y, x = divmod(pixel, 28)
-            assert picture.getpixel((28 * column + x, 28 * row + y)) == round(255 * float(sheet[row, column, pixel]))
+            assert picture.getpixel((28 * column + x, 28 * row + y)) == round(
+                255 * float(sheet[row, column, pixel])
+            )
 
 
 def test_sampled_pixels_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,11 +393,13 @@ def test_impossible_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"dropouts": (1.0,)}, r"must lie in \[0, 1\)"),
         ({"categories": 1}, "--categories must be at least 2"),
         ({"estimator": "armm"}, "did you mean"),
-        ({"sampled_pixels": True}, "--sampled-pixels needs grey values"),
         ({"afresh": True}, "--afresh needs two layers"),
         ({"as_released": True}, "--as-released needs two layers"),
         ({"decoder_dropout": 1.0}, r"--decoder-dropout must lie in \[0, 1\)"),
-        ({"decoder_dropout": 0.1, "independent_decoder_sample": False}, "--decoder-dropout needs the decoder's own"),
+        (
+            {"decoder_dropout": 0.1, "independent_decoder_sample": False},
+            "--decoder-dropout needs the decoder's own",
+        ),
         ({"weight_decay": -0.1}, "--weight-decay must be at least 0"),
         ({"learned_temperature": True}, '--learned-temperature is for "gumbel-softmax:hard=True"'),
     ]:
@@ -389,7 +446,9 @@ def test_another_configuration_is_not_resumed(tmp_path: Path) -> None:
 
 def test_the_likelihood_that_is_compiled_is_the_eager_one() -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.cat([torch.randn(5, 784, generator=generator) * 10, torch.zeros(1, 784)]).requires_grad_()
+    logits = torch.cat(
+        [torch.randn(5, 784, generator=generator) * 10, torch.zeros(1, 784)]
+    ).requires_grad_()
     x = torch.rand(6, 784, generator=generator).round()
     compiled = torch.compile(bernoulli, backend="eager", fullgraph=True)
     found, expected = compiled(logits, x), bernoulli(logits, x)

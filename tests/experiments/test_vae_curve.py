@@ -1,4 +1,6 @@
-"""The comparison of two training steps finds a difference where there is one, and none where there is none."""
+"""The comparison of two training steps finds a difference where there is one, and none where there
+is none.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from benchmarks import vae_curve
 def lines(old: Path, new: Path) -> dict[str, list[str]]:
     """The rows of the comparison by epoch."""
     return {
-        row[0]: row for line in vae_curve.compare(old, new).splitlines() if (row := line.split()) and row[0].isdigit()
+        row[0]: row
+        for line in vae_curve.compare(old, new).splitlines()
+        if (row := line.split()) and row[0].isdigit()
     }
 
 
@@ -34,10 +38,14 @@ def test_the_epoch_with_the_clearest_difference_is_shown(tmp_path: Path) -> None
 def test_a_run_repeats_and_saves_what_the_comparison_needs(tmp_path: Path) -> None:
     for name in ("first.pt", "second.pt"):
         replicas = vae_curve.build(seeds=2, images=200)
-        vae_curve.train(tmp_path / name, tmp_path / "weights.pt", epochs=2, series=2, replicas=replicas)
+        vae_curve.train(
+            tmp_path / name, tmp_path / "weights.pt", epochs=2, series=2, replicas=replicas
+        )
     rows = lines(tmp_path / "first.pt", tmp_path / "second.pt")
     assert [row[3:] for row in rows.values()] == [["0.0000", "±", "0.0000", "0.0"]] * 2
-    assert vae_curve.compare(tmp_path / "first.pt", tmp_path / "second.pt").endswith("relative difference 0.0e+00")
+    assert vae_curve.compare(tmp_path / "first.pt", tmp_path / "second.pt").endswith(
+        "relative difference 0.0e+00"
+    )
     run = torch.load(tmp_path / "first.pt", weights_only=True)
     assert not torch.equal(*run["curves"])  # series have different noise
     assert run["gradient"].norm() > 0

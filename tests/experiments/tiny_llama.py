@@ -1,4 +1,6 @@
-"""A random Llama of a few thousand weights with a tokenizer of characters, as folders of transformers."""
+"""A random Llama of a few thousand weights with a tokenizer of characters, as folders of
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ def tiny_tokenizer(*, chat: bool = True) -> Any:
     vocabulary = {character: number for number, character in enumerate([END, "<pad>", *CHARACTERS])}
     whole = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     whole.decoder = tokenizers.decoders.Fuse()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=whole, eos_token=END, pad_token="<pad>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=whole, eos_token=END, pad_token="<pad>"
+    )
     if chat:
         tokenizer.chat_template = (
-            "{% for m in messages %}U {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}A {% endif %}"
+            "{% for m in messages %}U "
+            "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}A {% endif %}"
         )
     return tokenizer
 

@@ -1,4 +1,6 @@
-"""Training looked at from outside: a model's loss, run folders made up for the report's tests and real ones."""
+"""Training looked at from outside: a model's loss, run folders made up for the report's tests and
+real ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ TEST_GAP = 0.25
 
 
 def total_loss(
-    model: Model, x: Tensor, settings: Mapping[str, Tensor], generator: torch.Generator | None = None
+    model: Model,
+    x: Tensor,
+    settings: Mapping[str, Tensor],
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A task: what has the gradient of the sum of the model's losses, and what they log."""
     code = model.encode(x, settings, generator)
@@ -40,7 +45,8 @@ def write_run(
 ) -> Record:
     """A run folder of one rate with these validation losses, one list per seed.
 
-    Train and test lie at a distance from validation, and so do the metrics `at_end` of a finished run from its best.
+    Train and test lie at a distance from validation, and so do the metrics `at_end` of a finished
+    run from its best.
     """
     (rate,), (dropout,) = options.rates, options.dropouts
     folder_name, config = options.folder_name(rate, dropout), options.config(rate, dropout)
@@ -75,16 +81,30 @@ def rows_of(section: Section) -> dict[str, dict[str, Result]]:
 
 
 def assert_whole(folder: Path) -> dict[str, Any]:
-    """Three measurements ten steps apart, falling, with all metrics, best weights and pictures; the last line."""
+    """Three measurements ten steps apart, falling, with all metrics, best weights and pictures; the
+    last line.
+    """
     record = read_run(folder)
     steps, train_loss = record.series("train")
     assert steps == [10, 20, 30]
     assert all(loss[-1] < loss[0] for loss in train_loss)
     last = record.metrics[-1]
-    expected = {"validation", "test", "entropy", "pseudo_action_share", "evaluations", "gradient_variance"}
+    expected = {
+        "validation",
+        "test",
+        "entropy",
+        "pseudo_action_share",
+        "evaluations",
+        "gradient_variance",
+    }
     assert expected <= last.keys()
     state = load_checkpoint(folder / "checkpoint.pt")["state"]
     _, validation = record.series("validation")
-    torch.testing.assert_close(state["best_validation"], torch.tensor([min(seed) for seed in validation]))
-    assert {path.name for path in folder.glob("*.png")} == {"pictures-seed3.png", "pictures-seed4.png"}
+    torch.testing.assert_close(
+        state["best_validation"], torch.tensor([min(seed) for seed in validation])
+    )
+    assert {path.name for path in folder.glob("*.png")} == {
+        "pictures-seed3.png",
+        "pictures-seed4.png",
+    }
     return last

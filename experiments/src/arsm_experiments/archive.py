@@ -22,9 +22,11 @@ from arsm_experiments.runs.reader import make_record
 
 @dataclass(frozen=True)
 class Archive:
-    """Add the run folders under ROOT to INTO/<experiment>.tar.xz, without their checkpoints; the folders stay.
+    """Add the run folders under ROOT to INTO/<experiment>.tar.xz, without their checkpoints; the
+    folders stay.
 
-    The same runs always make the same archive, byte for byte; numbers are cut to eight digits, to five if only drawn.
+    The same runs always make the same archive, byte for byte; numbers are cut to the digits that
+    tables and figures need.
     """
 
     root: Path = Path("runs")
@@ -32,12 +34,16 @@ class Archive:
     into: Path = Path("results/runs")
     """Folder of the archives."""
     replace: bool = False
-    """Replace archived runs of the same name; otherwise equal ones are skipped and different ones refused."""
+    """Replace archived runs of the same name; otherwise equal ones are skipped and different ones
+    refused.
+    """
 
     def check(self) -> None:
         """Refuse options that cannot run, before anything runs."""
         if not self.root.is_dir():
-            raise ValueError(f"There is no folder {self.root}; point --root at the run folders to add.")
+            raise ValueError(
+                f"There is no folder {self.root}; point --root at the run folders to add."
+            )
 
     def run(self, console: Console) -> None:
         """Read and check everything, then write each archive that changes."""
@@ -45,15 +51,23 @@ class Archive:
         for path in sorted(self.root.glob("*/*/config.json")):
             files = for_archive(read_folder(path.parent))
             record = make_record(path.parent, files)
-            found.setdefault(record.experiment, {})[record.name] = files | {"metrics.jsonl": shortened(record.metrics)}
+            found.setdefault(record.experiment, {})[record.name] = files | {
+                "metrics.jsonl": shortened(record.metrics)
+            }
         if not found:
-            raise RunError(f"There are no run folders under {self.root}; point --root at the run folders to add.")
+            raise RunError(
+                f"There are no run folders under {self.root}; point --root at the run folders to "
+                "add."
+            )
         self.into.mkdir(parents=True, exist_ok=True)
         merged = {experiment: self.merge(experiment, runs) for experiment, runs in found.items()}
         for experiment, runs in merged.items():
             archive = self.into / f"{experiment}{SUFFIX}"
             write_archive(archive, runs)
-            console.print(f"Wrote {archive}: {len(runs)} runs, {len(found[experiment])} of them from {self.root}.")
+            console.print(
+                f"Wrote {archive}: {len(runs)} runs, {len(found[experiment])} of them from "
+                f"{self.root}."
+            )
 
     def merge(self, experiment: str, runs: dict[str, Files]) -> dict[str, Files]:
         """The runs that the archive will hold."""
@@ -62,6 +76,7 @@ class Archive:
         changed = [name for name in runs if name in before and runs[name] != before[name]]
         if changed and not self.replace:
             raise RunError(
-                f"{archive} has other runs named {', '.join(changed)}; pass --replace to put these in their place."
+                f"{archive} has other runs named {', '.join(changed)}; pass --replace to put these "
+                "in their place."
             )
         return before | runs

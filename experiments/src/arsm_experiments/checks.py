@@ -14,7 +14,9 @@ from arsm.estimators import estimator
 
 
 def check_least(command: object, **least: int) -> None:
-    """Refuse options of a command, named by its fields, that are given and below their least values."""
+    """Refuse options of a command, named by its fields, that are given and below their least
+    values.
+    """
     for name, bound in least.items():
         values = getattr(command, name)
         for value in values if isinstance(values, tuple) else (values,):
@@ -26,7 +28,9 @@ def check_some(**options: Sequence[object]) -> None:
     """Refuse an option that was given no value."""
     for name, values in options.items():
         if not values:
-            raise ValueError(f"{_option(name)} needs at least one value; leave the option out for its default.")
+            raise ValueError(
+                f"{_option(name)} needs at least one value; leave the option out for its default."
+            )
 
 
 def check_positive(**options: Sequence[float]) -> None:
@@ -46,7 +50,9 @@ def check_asks(words: str, logits: Tensor) -> None:
 def check_device(device: str) -> None:
     """Refuse a device that this machine does not have."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {device} needs a GPU, but torch finds none; leave the option out.")
+        raise ValueError(
+            f"--device {device} needs a GPU, but torch finds none; leave the option out."
+        )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise ValueError(f"--device must be cpu, cuda or auto, but is {device}.")
 
@@ -60,7 +66,8 @@ def check_name(name: str) -> None:
     """Refuse a `--name` that would put a run folder elsewhere."""
     if "/" in name or os.sep in name:
         raise ValueError(
-            f"--name is the beginning of a folder's name and has no slash, but is {name}; --root says where."
+            f"--name is the beginning of a folder's name and has no slash, but is {name}; --root "
+            "says where."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import os
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import arsm
+from arsm.options import closest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,9 @@ class Refusal(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 if done, 2 for invalid options, 130 if interrupted, 141 if its output is closed."""
+    """Run one command. Returns 0 if done, 2 for invalid options, 130 if interrupted, 141 if its
+    output is closed.
+    """
     try:
         try:
             return run(sys.argv[1:] if arguments is None else list(arguments))
@@ -101,7 +103,9 @@ def commands() -> dict[str, type[Command]]:
 
 
 def parse(arguments: Sequence[str]) -> Command | None:
-    """The command that these words describe; None if they ask for the version or for help, which is printed."""
+    """The command that these words describe; None if they ask for the version or for help, which is
+    printed.
+    """
     if arguments[:1] == ["--version"]:
         print(f"arsm {arsm.__version__}")
         return None
@@ -110,9 +114,15 @@ def parse(arguments: Sequence[str]) -> Command | None:
 
         known = commands()
     except ModuleNotFoundError as missing:
-        sentence = f"The command line needs {missing.name}; install it with `pip install arsm-experiments`."
+        sentence = (
+            f"The command line needs {missing.name}; install it with `pip install "
+            "arsm-experiments`."
+        )
         if missing.name == "fcntl":
-            sentence = "The command line needs Linux or macOS; the library itself, `import arsm`, does not."
+            sentence = (
+                "The command line needs Linux or macOS; the library itself, `import arsm`, does "
+                "not."
+            )
         raise Refusal(sentence) from None
     if not arguments:
         raise Refusal(f"Name a command: {', '.join(known)}; `arsm --help` explains them.")
@@ -146,7 +156,8 @@ def execute(command: Command) -> None:
 
     from arsm_experiments.runs.files import RunError
 
-    console = Console(quiet=os.environ.get("RANK", "0") != "0")  # only one of several processes prints
+    # only one of several processes prints
+    console = Console(quiet=os.environ.get("RANK", "0") != "0")
     try:
         command.check()
     except (ValueError, TypeError) as error:
@@ -166,7 +177,9 @@ def print_tables(console: Console, experiment: Experiment) -> None:
     from arsm_experiments.runs.reader import read_run
 
     folders = list(experiment.runs())
-    for chapter in make_chapters([read_run(folder) for folder in folders]).values():
+    # a comparison has printed its own tables, which fit 80 columns
+    shown = [] if experiment.experiment == "compare" else folders
+    for chapter in make_chapters([read_run(folder) for folder in shown]).values():
         for section in chapter.sections:
             print_results(console, section)
     console.print(f"Run folders: {folders[0].parent}; `arsm report` makes a page from them.")
@@ -174,7 +187,9 @@ def print_tables(console: Console, experiment: Experiment) -> None:
 
 def wrapped(text: str) -> str:
     """Paragraphs, wrapped to at most 79 characters."""
-    return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), 79) for paragraph in text.split("\n\n"))
+    return "\n\n".join(
+        textwrap.fill(" ".join(paragraph.split()), 79) for paragraph in text.split("\n\n")
+    )
 
 
 def overview(known: Mapping[str, type[Command]]) -> str:
@@ -182,7 +197,9 @@ def overview(known: Mapping[str, type[Command]]) -> str:
     indent = " " * 15
     lines = [
         textwrap.fill(
-            f"  {name:<12} {(inspect.getdoc(command) or '').partition(chr(10))[0]}", 79, subsequent_indent=indent
+            f"  {name:<12} {(inspect.getdoc(command) or '').partition(chr(10))[0]}",
+            79,
+            subsequent_indent=indent,
         )
         for name, command in known.items()
     ]
@@ -214,20 +231,24 @@ def flag(name: str, value: Any) -> str:
 
 
 def command_words(command: Command) -> list[str]:
-    """The words to type for this command, without options at their defaults: the inverse of `parse`."""
+    """The words to type for this command, without options at their defaults: the inverse of
+    `parse`.
+    """
     words = [type(command).__name__.lower()]
     defaults = options(type(command)())
     for name, value in options(command).items():
         if value != defaults[name]:
-            values = () if isinstance(value, bool) else value if isinstance(value, tuple) else (value,)
+            values = (
+                () if isinstance(value, bool) else value if isinstance(value, tuple) else (value,)
+            )
             words += [flag(name, value), *map(str, values)]
     return words
 
 
 def hint(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the known word that was probably meant, or all of them."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f': did you mean "{near[0]}"?' if near else f"; there are {', '.join(known)}."
+    meant = closest(word, known)
+    return f"; there are {', '.join(known)}." if meant is None else f': did you mean "{meant}"?'
 
 
 def how_to_go_on(command: Command | None, arguments: Sequence[str]) -> str:
@@ -236,7 +257,10 @@ def how_to_go_on(command: Command | None, arguments: Sequence[str]) -> str:
     if resume is None:
         return ""
     words = arguments if resume else [*arguments, "--resume"]
-    return f" Everything up to the last checkpoint is kept; to continue: {shlex.join(['arsm', *words])}"
+    return (
+        " Everything up to the last checkpoint is kept; to continue: "
+        f"{shlex.join(['arsm', *words])}"
+    )
 
 
 if __name__ == "__main__":

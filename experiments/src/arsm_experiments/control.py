@@ -1,7 +1,8 @@
-"""Control by policy gradients: CartPole, Acrobot, LunarLander, or any Gymnasium environment that can branch.
+"""Control by policy gradients: CartPole, Acrobot, LunarLander, or any Gymnasium environment that
+can branch.
 
-Each method runs with several seeds, one after the other; one run folder per method and learning rate. Reference: Yin,
-Yue and Zhou, ARSM, ICML 2019, section 5.4.
+Each method runs with several seeds, one after the other; one run folder per method and learning
+rate. Reference: Yin, Yue and Zhou, ARSM, ICML 2019, section 5.4.
 """
 
 from __future__ import annotations
@@ -30,19 +31,38 @@ from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.runs.writer import Run, open_run
 
 if TYPE_CHECKING:  # gymnasium is optional: the other commands do not need it
-    from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient
+    from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient, Proximal
 
 WINDOW = 100
 """Number of true episodes in an average return."""
 PAPER_BUDGETS = {"CartPole-v0": 16, "CartPole-v1": 16, "Acrobot-v1": 64, "LunarLander-v3": 1024}
-SMALLEST = {"episodes": 1, "seeds": 1, "log_every": 1, "checkpoint_every": 1, "horizon": 1, "workers": 1}
+SMALLEST = {
+    "episodes": 1,
+    "seeds": 1,
+    "log_every": 1,
+    "checkpoint_every": 1,
+    "horizon": 1,
+    "workers": 1,
+}
 
 
-def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned:
-    """An estimator in words, or "a2c", "reinforce" (with a value baseline) or "relax" (action-conditioned)."""
-    from arsm.rl import ActionConditioned, ActorCritic
+def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned | Proximal:
+    """An estimator in words, or "a2c", "reinforce" (with a value baseline), "relax"
+    (action-conditioned) or "proximal" (generalized advantages).
+    """
+    from arsm.rl import ActionConditioned, ActorCritic, Proximal
 
-    baselines = {"a2c": ActorCritic(), "reinforce": ActorCritic(steps=None), "relax": ActionConditioned()}
+    if words == "ppo":
+        raise ValueError(
+            'There is no method "ppo": "proximal" is the nearest, and `benchmarks/agents.py` '
+            "compares it with Stable-Baselines3's PPO."
+        )
+    baselines = {
+        "proximal": Proximal(),
+        "a2c": ActorCritic(),
+        "reinforce": ActorCritic(steps=None),
+        "relax": ActionConditioned(),
+    }
     return baselines[words] if words in baselines else arsm.estimator(words)
 
 
@@ -54,9 +74,13 @@ class Control:
     """
 
     environment: str = "CartPole-v0"
-    """A Gymnasium environment with discrete actions; the paper has CartPole-v0, Acrobot-v1 and LunarLander."""
+    """A Gymnasium environment with discrete actions; the paper has CartPole-v0, Acrobot-v1 and
+    LunarLander.
+    """
     methods: tuple[str, ...] = ("arsm",)
-    """Estimators in words ("arsm", "ars", "rloo:samples=4"), "a2c", "reinforce" (with a value baseline) or "relax"."""
+    """Estimators in words ("arsm", "ars", "rloo:samples=4"), "a2c", "reinforce" (with a value
+    baseline) or "relax".
+    """
     learning_rates: tuple[float, ...] = (0.01,)
     """Learning rates; the paper tries 0.001, 0.003, 0.01 and 0.03."""
     optimizers: tuple[Literal["adam", "rmsprop"], ...] = ("adam",)
@@ -68,18 +92,24 @@ class Control:
     seed: int = 0
     """The first seed."""
     budget: int | None = None
-    """S_max, the maximum rollouts per true episode; None for the paper's 16, 64 or 1024 on its tasks, else 64."""
+    """S_max, the maximum rollouts per true episode; None for the paper's 16, 64 or 1024 on its
+    tasks, else 64.
+    """
     schedule: Literal["constant", "linear"] = "constant"
     """Constant learning rate, or linear decay to 0."""
     learning: tyro.conf.OmitArgPrefixes[Learning] = field(default_factory=Learning)
     horizon: int | None = None
     """Maximum steps per episode; None for the environment's own limit."""
     encoder: str = ""
-    """MODULE:FUNCTION that turns an observation into a vector; the working directory is searched too."""
+    """MODULE:FUNCTION that turns an observation into a vector; the working directory is searched
+    too.
+    """
     options: tuple[str, ...] = ()
     """Arguments of the environment, such as obs_type=ram."""
     engine: Literal["in-process", "pool", "ray"] = "in-process"
-    """Where rollouts are played: in this process, in worker processes (pool), or on a Ray cluster."""
+    """Where rollouts are played: in this process, in worker processes (pool), or on a Ray
+    cluster.
+    """
     workers: int | None = None
     """Number of workers; None for one per CPU."""
     address: str | None = None
@@ -104,15 +134,20 @@ class Control:
         try:
             importlib.import_module("arsm.rl.agent")
         except ModuleNotFoundError as missing:
-            raise ValueError(f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`.") from None
+            raise ValueError(
+                f"Control needs {missing.name}; install it with `pip install 'arsm[rl]'`."
+            ) from None
         from arsm.cluster import import_ray
         from arsm.rl import EnvironmentFailure
 
-        if os.getcwd() not in sys.path:  # an environment or an encoder may be defined in the working directory
+        # an environment or an encoder may be defined in the working directory
+        if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         check_least(self, **SMALLEST)
         check_name(self.name)
-        check_some(methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates)
+        check_some(
+            methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates
+        )
         for words in self.methods:
             method(words)
         if self.engine == "ray":
@@ -130,7 +165,10 @@ class Control:
         torch.set_num_threads(1)  # these tensors are too small to share among threads
         runs = self.runs()
         with progress_bars(console) as progress:
-            tasks = {folder: progress.add_task(folder.name, total=self.seeds * self.episodes) for folder in runs}
+            tasks = {
+                folder: progress.add_task(folder.name, total=self.seeds * self.episodes)
+                for folder in runs
+            }
             for folder, config in runs.items():
                 progress.reset(tasks[folder])  # its clock starts now
                 for done in train(self, config, folder.name):
@@ -140,7 +178,10 @@ class Control:
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders of this command, each with the settings that determine its results."""
-        return {self.root / "control" / folder_name(self.name, config): config for config in self.configs()}
+        return {
+            self.root / "control" / folder_name(self.name, config): config
+            for config in self.configs()
+        }
 
     def configs(self) -> Iterator[dict[str, Any]]:
         """The settings that determine each run's results."""
@@ -153,7 +194,9 @@ class Control:
                         "method": words,
                         "optimizer": optimizer,
                         "learning_rate": rate,
-                        "budget": paper_budget(self.environment) if self.budget is None else self.budget,
+                        "budget": paper_budget(self.environment)
+                        if self.budget is None
+                        else self.budget,
                         **{key: getattr(self, key) for key in common},
                         **dataclasses.asdict(self.learning),
                         **given,
@@ -166,7 +209,9 @@ def paper_budget(environment: str) -> int:
 
 
 def variant(config: dict[str, Any]) -> list[str]:
-    """The settings of a run that differ from the defaults, in words: "budget 256", "common random numbers"."""
+    """The settings of a run that differ from the defaults, in words: "budget 256", "common random
+    numbers".
+    """
     defaults = {"budget": paper_budget(config["environment"]), "schedule": "constant"}
     defaults |= dataclasses.asdict(Learning())
     words = []
@@ -182,13 +227,21 @@ def _setting(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"not {name}"
     values = value if isinstance(value, tuple) else (value,)
-    return " ".join([name, *(f"{x:g}" if isinstance(x, float) else str(x) for x in values or ("none",))])
+    return " ".join(
+        [name, *(f"{x:g}" if isinstance(x, float) else str(x) for x in values or ("none",))]
+    )
 
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
     """E.g. Acrobot-v1-arsm-adam-0.01, then the settings that differ from the defaults."""
     seed = [f"seed {config['seed']}"] if config["seed"] else []
-    words = (config["method"], config["optimizer"], f"{config['learning_rate']:g}", *variant(config), *seed)
+    words = (
+        config["method"],
+        config["optimizer"],
+        f"{config['learning_rate']:g}",
+        *variant(config),
+        *seed,
+    )
     plain = plain_name("-".join(words).replace(" ", "-"))
     return "-".join(filter(None, (prefix, plain_name(config["environment"]), plain)))
 
@@ -221,7 +274,9 @@ def named_function(words: str) -> Callable[[Any], Any]:
     """The function MODULE:FUNCTION."""
     module, colon, name = words.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name) if colon and module and name else None
+        found = (
+            getattr(importlib.import_module(module), name) if colon and module and name else None
+        )
     except (ImportError, AttributeError) as error:
         raise ValueError(f'The encoder "{words}" cannot be imported ({error}).') from None
     if not callable(found):
@@ -278,7 +333,11 @@ def train(control: Control, config: dict[str, Any], name: str) -> Iterator[int]:
         yield done
         for number in range(done // config["episodes"], config["seeds"]):
             seed = config["seed"] + number
-            engine = {"engine": control.engine, "workers": control.workers, "address": control.address}
+            engine = {
+                "engine": control.engine,
+                "workers": control.workers,
+                "address": control.address,
+            }
             agent = make_agent(config, seed, **engine)
             try:
                 for episodes in train_seed(control, config, run, agent, number):
@@ -287,7 +346,9 @@ def train(control: Control, config: dict[str, Any], name: str) -> Iterator[int]:
                 agent.close()
 
 
-def train_seed(control: Control, config: dict[str, Any], run: Run, agent: PolicyGradient, number: int) -> Iterator[int]:
+def train_seed(
+    control: Control, config: dict[str, Any], run: Run, agent: PolicyGradient, number: int
+) -> Iterator[int]:
     """Train one seed from its last checkpoint, or from the start; yields its episodes done."""
     from arsm.rl import EnvironmentFailure, WorkerFailure
 
@@ -299,15 +360,21 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
         progress = Progress(**saved["progress"])
 
     def save() -> None:
-        state = {"number": number, "agent": agent.state_dict(), "progress": dataclasses.asdict(progress)}
+        state = {
+            "number": number,
+            "agent": agent.state_dict(),
+            "progress": dataclasses.asdict(progress),
+        }
         # the last iteration may play more episodes than were left
         run.save(number * total + min(agent.episodes, total), state)
 
     def due(every: int, played: int) -> bool:
-        return agent.episodes >= total or agent.episodes // every > (agent.episodes - played) // every
+        return (
+            agent.episodes >= total or agent.episodes // every > (agent.episodes - played) // every
+        )
 
     try:
-        for iteration in agent.iterations(total - agent.episodes):
+        for iteration in agent.iterations(episodes=total - agent.episodes):
             progress.add(iteration)
             if due(config["log_every"], len(iteration.returns)):
                 run.log(agent.episodes, progress.metrics(iteration), config["seed"] + number)
@@ -316,7 +383,9 @@ def train_seed(control: Control, config: dict[str, Any], run: Run, agent: Policy
             yield agent.episodes
     except (EnvironmentFailure, WorkerFailure) as error:
         save()
-        raise RunError(f"{error} What was learned in {agent.episodes} episodes is kept in {run.folder}.") from error
+        raise RunError(
+            f"{error} What was learned in {agent.episodes} episodes is kept in {run.folder}."
+        ) from error
 
 
 def check_drawing(environment: str) -> None:
@@ -326,11 +395,15 @@ def check_drawing(environment: str) -> None:
     try:
         from PIL import Image
 
-        with contextlib.closing(gymnasium.make(environment, render_mode="rgb_array", max_episode_steps=-1)) as env:
+        with contextlib.closing(
+            gymnasium.make(environment, render_mode="rgb_array", max_episode_steps=-1)
+        ) as env:
             env.reset(seed=0)
             Image.fromarray(env.render())  # pyright: ignore[reportArgumentType]
     except Exception as error:
-        raise ValueError(f"--gif cannot draw {environment} ({error}); fix that, or leave --gif out.") from error
+        raise ValueError(
+            f"--gif cannot draw {environment} ({error}); fix that, or leave --gif out."
+        ) from error
 
 
 def write_gif(config: dict[str, Any], folder: Path) -> None:

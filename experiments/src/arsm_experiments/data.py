@@ -1,8 +1,10 @@
 """MNIST, binarized and packed inside the package, or read from its original files.
 
-`mnist/mnist.xz` holds the 60,000 training and 10,000 test images, one bit per pixel (on where the grey value exceeds
-127), compressed. `mnist/mnist.json` beside it names their source, their licence and the checksums of all files.
-`experiments/scripts/pack_mnist.py` makes both.
+`mnist/mnist.xz` holds the 60,000 training and 10,000 test images, one bit per pixel (on where the
+grey value exceeds 127), compressed. `mnist/sampled.xz` holds the pixels that differ when each one
+is drawn once with its grey value as the probability (`draw`). `mnist/mnist.json` beside them names
+their source, their licence and the checksums of all files. `experiments/scripts/pack_mnist.py`
+makes all.
 """
 
 from __future__ import annotations
@@ -38,30 +40,41 @@ class Mnist(NamedTuple):
     """[10000, 784]."""
 
 
-def load_mnist(binarize: bool = True, folder: str | Path | None = None, sampled: bool = False) -> Mnist:
-    """Read the images that ship with the package or, where a folder is named, its original idx or idx.gz files.
+def load_mnist(
+    binarize: bool = True, folder: str | Path | None = None, sampled: bool = False
+) -> Mnist:
+    """Read the images that ship with the package or, where a folder is named, its original idx or
+    idx.gz files.
 
-    `sampled` binarizes by drawing each pixel once, with its grey value as the probability, instead of the threshold.
+    `sampled` binarizes by drawing each pixel once, with its grey value as the probability, instead
+    of the threshold.
     """
     facts = provenance()
     if folder is None:
-        if not binarize or sampled:
+        if not binarize:
             raise ValueError(
-                "The images that ship with the package are binarized by the threshold; name a folder with the original "
-                "idx files to read grey values."
+                "The images that ship with the package are binarized; name a folder with the "
+                "original idx files to read grey values."
             )
-        images = unpack((files("arsm_experiments") / "mnist" / "mnist.xz").read_bytes(), facts)
+        packed = files("arsm_experiments") / "mnist"
+        images = unpack((packed / "mnist.xz").read_bytes(), facts)
+        if sampled:
+            images = unpack_sampled((packed / "sampled.xz").read_bytes(), images, facts)
     else:
         images = np.concatenate([read_idx(Path(folder), name, facts) for name in FILES])
         if binarize:
             images = (draw(images) if sampled else images > THRESHOLD).astype(np.uint8)
-    validation, train, test = torch.from_numpy(images).split([VALIDATION, TRAINING - VALIDATION, TESTING])
+    validation, train, test = torch.from_numpy(images).split(
+        [VALIDATION, TRAINING - VALIDATION, TESTING]
+    )
     return Mnist(train, validation, test)
 
 
 def draw(grey: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Each pixel on with probability grey / 255, the same draw every time."""
-    return np.random.Generator(np.random.PCG64(0)).integers(0, 255, grey.shape, dtype=np.uint8) < grey
+    return (
+        np.random.Generator(np.random.PCG64(0)).integers(0, 255, grey.shape, dtype=np.uint8) < grey
+    )
 
 
 def provenance() -> dict[str, Any]:
@@ -77,15 +90,81 @@ def pack(images: NDArray[np.uint8]) -> bytes:
 
 def unpack(packed: bytes, facts: dict[str, Any]) -> NDArray[np.uint8]:
     """The inverse of `pack`, [70000, 784] of 0 and 1; refuses what does not match its checksum."""
-    check(packed, facts["sha256"]["mnist.xz"], "The packed MNIST file mnist.xz", "install the package again")
+    check(
+        packed,
+        facts["sha256"]["mnist.xz"],
+        "The packed MNIST file mnist.xz",
+        "install the package again",
+    )
     bits = np.frombuffer(lzma.decompress(packed), np.uint8).reshape(-1, PIXELS // 8)
     return np.unpackbits(bits, axis=-1)
 
 
+# the literal coder of LZMA then models each of a byte's eight bits from those before it alone
+BITS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 0}]
+BLOCK = 10_000
+"""Images whose pixels are sorted together: more would save little and take much memory."""
+
+
+def by_neighbourhood(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The order of all pixels of images [N, 784] of 0 and 1 by the pattern of the 3 x 3 pixels
+    around them, [N * 784].
+
+    Grey pixels lie at the edges of strokes, so that the pattern tells how likely a drawn pixel
+    differs from the thresholded one: in this order equally likely ones are neighbours.
+    """
+    padded = np.pad(images.reshape(-1, 28, 28), ((0, 0), (1, 1), (1, 1))).astype(np.uint16)
+    pattern = np.zeros((len(images), 28, 28), np.uint16)
+    for row in range(3):
+        for column in range(3):
+            pattern = 2 * pattern + padded[:, row : row + 28, column : column + 28]
+    return np.argsort(pattern.ravel(), kind="stable")
+
+
+def pack_sampled(grey: NDArray[np.uint8]) -> bytes:
+    """Grey values [N, 784] -> the pixels in which `draw` differs from the threshold, compressed."""
+    images = (grey > THRESHOLD).astype(np.uint8)
+    differs = draw(grey) != images
+    bits = [
+        np.packbits(differs[start : start + BLOCK].ravel()[by_neighbourhood(block)])
+        for start in range(0, len(images), BLOCK)
+        for block in [images[start : start + BLOCK]]
+    ]
+    return lzma.compress(np.concatenate(bits).tobytes(), filters=BITS)
+
+
+def unpack_sampled(
+    packed: bytes, images: NDArray[np.uint8], facts: dict[str, Any]
+) -> NDArray[np.uint8]:
+    """The drawn pixels, from the thresholded images [N, 784]: the inverse of `pack_sampled`."""
+    check(
+        packed,
+        facts["sha256"]["sampled.xz"],
+        "The packed file of sampled pixels, sampled.xz,",
+        "install the package again",
+    )
+    bits = np.unpackbits(np.frombuffer(lzma.decompress(packed), np.uint8))
+    sampled = images.copy()
+    place = 0
+    for start in range(0, len(images), BLOCK):
+        block = sampled[start : start + BLOCK].reshape(-1)  # a view: pixels change in place
+        order = by_neighbourhood(images[start : start + BLOCK])
+        block[order] ^= bits[place : place + len(order)]
+        place += -(-len(order) // 8) * 8  # every block begins at a whole byte
+    return sampled
+
+
 def read_idx(folder: Path, name: str, facts: dict[str, Any]) -> NDArray[np.uint8]:
-    """One of MNIST's image files, `name` or `name`.gz, as [N, 784]; refuses what does not match its checksum."""
+    """One of MNIST's image files, `name` or `name`.gz, as [N, 784]; refuses what does not match its
+    checksum.
+    """
     content = idx_bytes(folder, name)
-    check(content, facts["sha256"][name], f"{name} in {folder}, unpacked,", "fetch it again from a mirror of MNIST")
+    check(
+        content,
+        facts["sha256"][name],
+        f"{name} in {folder}, unpacked,",
+        "fetch it again from a mirror of MNIST",
+    )
     return parse_idx(content)
 
 
@@ -95,7 +174,9 @@ def idx_bytes(folder: Path, name: str) -> bytes:
     if plain.exists():
         return plain.read_bytes()
     if not zipped.exists():
-        raise FileNotFoundError(f"{folder} holds neither {plain.name} nor {zipped.name}; put one of them there.")
+        raise FileNotFoundError(
+            f"{folder} holds neither {plain.name} nor {zipped.name}; put one of them there."
+        )
     try:
         return gzip.decompress(zipped.read_bytes())
     except (EOFError, OSError, zlib.error) as error:
@@ -105,7 +186,9 @@ def idx_bytes(folder: Path, name: str) -> bytes:
 
 
 def parse_idx(content: bytes) -> NDArray[np.uint8]:
-    """The images of an idx file, [N, 784]: a header of four big-endian integers, then one byte per pixel."""
+    """The images of an idx file, [N, 784]: a header of four big-endian integers, then one byte per
+    pixel.
+    """
     return np.frombuffer(content, np.uint8, offset=16).reshape(-1, PIXELS)
 
 
@@ -114,6 +197,6 @@ def check(content: bytes, expected: str, what: str, advice: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise ValueError(
-            f"{what} has SHA-256 {found[:12]}... instead of {expected[:12]}..., so it is truncated or altered; "
-            f"{advice}."
+            f"{what} has SHA-256 {found[:12]}... instead of {expected[:12]}..., so it is truncated "
+            f"or altered; {advice}."
         )

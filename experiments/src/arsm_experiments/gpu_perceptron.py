@@ -23,8 +23,9 @@ FORWARD = (
     {"BLOCK_N": 128, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 4, "num_stages": 4},
 )
 """For few and for many rows, as BACKWARD."""
-# With four warps, Triton uses the instructions for warp groups. They need TF32 operands that are contiguous along the
-# summed dimension. Here the operands are not, and transposing them costs more than the instructions save.
+# With four warps, Triton uses the instructions for warp groups. They need TF32 operands that are
+# contiguous along the summed dimension. Here the operands are not, and transposing them costs more
+# than the instructions save.
 BACKWARD = (
     {"BLOCK_N": 32, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 2, "num_stages": 4},
     {"BLOCK_N": 32, "BLOCK_O": 64, "BLOCK_I": 64, "num_warps": 2, "num_stages": 3},
@@ -35,11 +36,12 @@ BACKWARD = (
 def _rounded(x):
     """Round float32 to TF32.
 
-    A product of TF32 ignores the last 13 bits of its operands. Without rounding, it would be too small, by a relative
-    7e-4 on average.
+    A product of TF32 ignores the last 13 bits of its operands. Without rounding, it would be too
+    small, by a relative 7e-4 on average.
     """
     if x.dtype == tl.float32:
-        bits = tl.minimum(x.to(tl.int32, bitcast=True), 0x7FFFEFFF)  # nan, with all bits set, stays nan
+        # nan, with all bits set, stays nan
+        bits = tl.minimum(x.to(tl.int32, bitcast=True), 0x7FFFEFFF)
         x = (bits + 0x1000).to(tl.float32, bitcast=True)
     return x
 
@@ -57,7 +59,8 @@ def _layer(
 ):  # fmt: skip
     """out [R, N, O] = leaky(x weight^T + bias) from x [R, N, I], weight [R, O, I] and bias [R, O].
 
-    Tensors of three dimensions come as descriptors: what lies outside them reads as 0 and is not written.
+    Tensors of three dimensions come as descriptors: what lies outside them reads as 0 and is not
+    written.
     """
     at_o, at_n, replica = tl.program_id(0) * BLOCK_O, tl.program_id(1) * BLOCK_N, tl.program_id(2)
     total = tl.zeros([BLOCK_N, BLOCK_O], tl.float32)
@@ -65,7 +68,9 @@ def _layer(
         a, b = _block(x, replica, at_n, at_i), _block(weight, replica, at_o, at_i)
         total = tl.dot(_rounded(a), tl.trans(_rounded(b)), total)
     o = at_o + tl.arange(0, BLOCK_O)
-    total += tl.load(bias + replica.to(tl.int64) * BIAS_STRIDE + o, mask=o < OUTPUTS, other=0.0)[None, :]
+    total += tl.load(bias + replica.to(tl.int64) * BIAS_STRIDE + o, mask=o < OUTPUTS, other=0.0)[
+        None, :
+    ]
     total = tl.maximum(total, SLOPE * total)
     out.store([replica, at_n, at_o], tl.reshape(total.to(out.dtype), [1, BLOCK_N, BLOCK_O]))
 
@@ -98,7 +103,9 @@ def _grad_weight(
 
 
 @triton.jit
-def _grad_bias(grad_out, grad_bias, N, OUTPUTS, replica, at_o, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr):
+def _grad_bias(
+    grad_out, grad_bias, N, OUTPUTS, replica, at_o, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr
+):
     """A block of sum_n grad_out."""
     total, o = tl.zeros([BLOCK_O], tl.float32), at_o + tl.arange(0, BLOCK_O)
     for at_n in range(0, N, BLOCK_N):
@@ -109,9 +116,11 @@ def _grad_bias(grad_out, grad_bias, N, OUTPUTS, replica, at_o, BLOCK_N: tl.const
 @triton.jit
 def _layer_backward(
     grad_out, x, weight, grad_x, grad_weight, grad_bias, N, INPUTS, OUTPUTS,
-    HIDDEN: tl.constexpr, SLOPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    HIDDEN: tl.constexpr, SLOPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """From grad_out [R, N, O], the gradients of a layer's weight, of its bias and, if x is a hidden layer, of x.
+    """From grad_out [R, N, O], the gradients of a layer's weight, of its bias and, if x is a hidden
+    layer, of x.
 
     Each program computes one block of one of them.
     """
@@ -120,7 +129,20 @@ def _layer_backward(
     weight_blocks = tl.cdiv(OUTPUTS, BLOCK_O) * across
     if at < x_blocks:
         at_n, at_i = at // across * BLOCK_N, at % across * BLOCK_I
-        _grad_x(grad_out, x, weight, grad_x, OUTPUTS, replica, at_n, at_i, SLOPE, BLOCK_N, BLOCK_O, BLOCK_I)
+        _grad_x(
+            grad_out,
+            x,
+            weight,
+            grad_x,
+            OUTPUTS,
+            replica,
+            at_n,
+            at_i,
+            SLOPE,
+            BLOCK_N,
+            BLOCK_O,
+            BLOCK_I,
+        )
     elif at < x_blocks + weight_blocks:
         at -= x_blocks
         at_o, at_i = at // across * BLOCK_O, at % across * BLOCK_I
@@ -131,18 +153,25 @@ def _layer_backward(
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor, slope: float, blocks: Blocks) -> Tensor:
-    """leaky(x weight^T + bias) for contiguous x [R, N, I], with weight [R, O, I] and bias [R, O]."""
+    """leaky(x weight^T + bias) for contiguous x [R, N, I], with weight [R, O, I] and bias [R,
+    O].
+    """
     (replicas, rows, inputs), outputs = x.shape, weight.shape[-2]
     out = x.new_empty(replicas, rows, outputs)
-    _layer[(triton.cdiv(outputs, blocks["BLOCK_O"]), triton.cdiv(rows, blocks["BLOCK_N"]), replicas)](
-        _tiles(x, blocks, "NI"), _tiles(weight, blocks, "OI"), bias, _tiles(out, blocks, "NO"), inputs, outputs,
-        bias.stride(0), SLOPE=slope, **blocks,
+    tiles = triton.cdiv(outputs, blocks["BLOCK_O"]), triton.cdiv(rows, blocks["BLOCK_N"])
+    _layer[(*tiles, replicas)](
+        _tiles(x, blocks, "NI"), _tiles(weight, blocks, "OI"), bias, _tiles(out, blocks, "NO"),
+        inputs, outputs, bias.stride(0), SLOPE=slope, **blocks,
     )  # fmt: skip
     return out
 
 
-def layer_backward(grad_out: Tensor, x: Tensor, weight: Tensor, *, hidden: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the weight, of the bias and, if x is a hidden layer, of x, from grad_out [R, N, O]."""
+def layer_backward(
+    grad_out: Tensor, x: Tensor, weight: Tensor, *, hidden: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the weight, of the bias and, if x is a hidden layer, of x, from grad_out [R,
+    N, O].
+    """
     (replicas, rows, inputs), outputs = x.shape, weight.shape[-2]
     grad_weight, grad_bias = x.new_empty(weight.shape), x.new_empty(replicas, outputs)
     grad_x = torch.empty_like(x) if hidden else x
@@ -161,7 +190,15 @@ def perceptron(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[T
     """For tensors that all lead with *R."""
     blocks, found = FORWARD[x.shape[:-1].numel() >= MANY], [flat(x.contiguous(), 2)]
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True), 1):
-        found.append(layer(found[-1], flat(weight, 2), flat(bias, 1), SLOPE if i < len(weights) else 1.0, blocks))
+        found.append(
+            layer(
+                found[-1],
+                flat(weight, 2),
+                flat(bias, 1),
+                SLOPE if i < len(weights) else 1.0,
+                blocks,
+            )
+        )
     return [each.view(*x.shape[:-1], -1) for each in found[1:]]
 
 

@@ -1,6 +1,8 @@
-"""Names of methods for people: "rloo:samples=46,live=1, epochs 500" becomes "leave-one-out, 46 samples, 500 epochs".
+"""Names of methods for people: "rloo:samples=46,live=1, epochs 500" becomes "leave-one-out, 46
+samples, 500 epochs".
 
-Run folders and table.csv keep the words that a command takes; pages, legends and terminal tables show these names.
+Run folders and table.csv keep the words that a command takes; pages, legends and terminal tables
+show these names.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def heading(metric: str) -> str:
 
 
 def readable(label: str) -> str:
-    """A run's label, or an estimator as a command takes it, in readable words; other text is unchanged."""
+    """A run's label, or an estimator as a command takes it, in readable words; other text is
+    unchanged.
+    """
     words, comma, rest = re.fullmatch(r"(\S*?)(,?)( .*|)", label, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
     method = _method(words)
     if method is None:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# the rounding of matrix products depends on memory alignment: every replica starts at a multiple of 64 bytes
+# the rounding of matrix products depends on memory alignment: every replica starts at a multiple of
+# 64 bytes
 ALIGNMENT = 16
 
 
@@ -26,8 +27,12 @@ class Layout(NamedTuple):
     def unpack(self, vectors: Tensor) -> dict[str, Tensor]:
         """Views by name of vectors [..., P]."""
         sizes = [shape.numel() for shape in self.shapes]
-        parts = vectors.split([*sizes, vectors.shape[-1] - sum(sizes)], -1)[: len(sizes)]  # the rest is padding
-        shaped = (part.view((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True))
+        # the rest is padding
+        parts = vectors.split([*sizes, vectors.shape[-1] - sum(sizes)], -1)[: len(sizes)]
+        shaped = (
+            part.view((*part.shape[:-1], *shape))
+            for part, shape in zip(parts, self.shapes, strict=True)
+        )
         return dict(zip(self.names, shaped, strict=True))
 
 

@@ -23,21 +23,27 @@ class Temperature(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class LearnedTemperature(Estimator):
-    """f at the one-hot sample; its slope is propagated through the relaxed sample to the logits and to tau.
+    """f at the one-hot sample; its slope is propagated through the relaxed sample to the logits and
+    to tau.
 
-        z_k = argmin_i (ln pi_ki - phi_ki),    s_k = softmax((phi_k - ln pi_k) / tau),    g = ds/d(phi, tau)' df(z)/dz
+        z_k = argmin_i (ln pi_ki - phi_ki),    s_k = softmax((phi_k - ln pi_k) / tau),
+        g = ds/d(phi, tau)' df(z)/dz
 
-    The same as `arsm.GumbelSoftmax(hard=True)`, except that tau is trained as a parameter of the model, as the paper's
-    authors do.
+    The same as `arsm.GumbelSoftmax(hard=True)`, except that tau is trained as a parameter of the
+    model, as the paper's authors do.
     """
 
-    learned: nn.ModuleList = field(default_factory=lambda: nn.ModuleList([Temperature()]), repr=False)
+    learned: nn.ModuleList = field(
+        default_factory=lambda: nn.ModuleList([Temperature()]), repr=False
+    )
 
     unbiased = False
     needs_gradient = True
     pathwise = True
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Tensor:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """ln pi [*B, K, C]."""
         return race_noise(logits, generator, z)
 

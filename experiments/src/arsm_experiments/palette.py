@@ -23,5 +23,7 @@ def save(figure: Figure, path: Path, dpi: int = DPI) -> None:
     whole = io.BytesIO()
     figure.savefig(whole, dpi=dpi, format="png")
     picture = Image.open(whole).convert("RGB")
-    few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=ROUNDS, dither=Image.Dither.NONE)
+    few = picture.quantize(
+        COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=ROUNDS, dither=Image.Dither.NONE
+    )
     few.save(path, optimize=True)

@@ -2,9 +2,10 @@
 
     h_0 = x,    h_i = leaky(W_i h_{i-1} + b_i),    out = W h + b
 
-On a GPU, each layer is one kernel in the forward pass, including bias and leaky ReLU, and one in the backward pass. The
-latter computes the gradients of the weight, of the bias and of the layer below at the same time, because each of them
-alone is too small to fill the GPU. Products are in TF32.
+On a GPU, each layer is one kernel in the forward pass, including bias and leaky ReLU, and one in
+the backward pass. The latter computes the gradients of the weight, of the bias and of the layer
+below at the same time, because each of them alone is too small to fill the GPU. Products are in
+TF32.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ SLOPE = 0.2
 ALIGNMENT = 16
 """The kernels read rows that are multiples of this many bytes."""
 
-torch.library.define("arsm_experiments::perceptron", "(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor[]")
 torch.library.define(
-    "arsm_experiments::perceptron_backward", "(Tensor grad_out, Tensor[] inputs, Tensor[] weights) -> Tensor[]"
+    "arsm_experiments::perceptron", "(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor[]"
+)
+torch.library.define(
+    "arsm_experiments::perceptron_backward",
+    "(Tensor grad_out, Tensor[] inputs, Tensor[] weights) -> Tensor[]",
 )
 
 
@@ -47,15 +51,21 @@ def _by_pytorch(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[
     return found[1:]
 
 
-def _backward_by_pytorch(grad_out: Tensor, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    """The gradients of the weights, then of the biases, from grad_out and the input of every layer."""
+def _backward_by_pytorch(
+    grad_out: Tensor, inputs: list[Tensor], weights: list[Tensor]
+) -> list[Tensor]:
+    """The gradients of the weights, then of the biases, from grad_out and the input of every
+    layer.
+    """
     grad_weights, grad_biases = [], []
     for i in reversed(range(len(weights))):
         grad_weights.append(grad_out.mT @ inputs[i])
         grad_biases.append(grad_out.sum(-2))
         if i:
             below = grad_out @ weights[i]
-            grad_out = torch.ops.aten.leaky_relu_backward(below, inputs[i], SLOPE, self_is_result=True)
+            grad_out = torch.ops.aten.leaky_relu_backward(
+                below, inputs[i], SLOPE, self_is_result=True
+            )
     return [*reversed(grad_weights), *reversed(grad_biases)]
 
 
@@ -82,7 +92,9 @@ def _map(operator: Any) -> Any:
     return mapped
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], list[Tensor]], output: list[Tensor]) -> None:
+def _keep(
+    ctx: Any, inputs: tuple[Tensor, list[Tensor], list[Tensor]], output: list[Tensor]
+) -> None:
     x, weights, _ = inputs
     ctx.save_for_backward(x, *output[:-1], *weights)
 
@@ -100,7 +112,9 @@ for name, by_pytorch, on_gpu in (
 ):
     torch.library.impl(f"arsm_experiments::{name}", "cpu", by_pytorch)
     torch.library.impl(f"arsm_experiments::{name}", "cuda", on_gpu)
-    torch.library.register_vmap(f"arsm_experiments::{name}", _map(getattr(torch.ops.arsm_experiments, name)))
+    torch.library.register_vmap(
+        f"arsm_experiments::{name}", _map(getattr(torch.ops.arsm_experiments, name))
+    )
 torch.library.register_autograd("arsm_experiments::perceptron", _backward, setup_context=_keep)
 
 

@@ -10,7 +10,15 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 
@@ -27,7 +35,9 @@ class Throughput(ProgressColumn):
 
 
 class TimeLeft(TimeRemainingColumn):
-    """By the last few steps or, for a task that tells what was done `before` it began, by all steps since."""
+    """By the last few steps or, for a task that tells what was done `before` it began, by all steps
+    since.
+    """
 
     def render(self, task: Task) -> Text:
         if "before" not in task.fields:
@@ -42,7 +52,13 @@ class TimeLeft(TimeRemainingColumn):
 def columns() -> tuple[ProgressColumn, ...]:
     """What every bar shows."""
     description = TextColumn("{task.description}")
-    return (description, BarColumn(), MofNCompleteColumn(), Throughput(), TimeLeft(elapsed_when_finished=True))
+    return (
+        description,
+        BarColumn(),
+        MofNCompleteColumn(),
+        Throughput(),
+        TimeLeft(elapsed_when_finished=True),
+    )
 
 
 _outer: ContextVar[PlanBars | None] = ContextVar("_outer", default=None)
@@ -50,7 +66,9 @@ _outer: ContextVar[PlanBars | None] = ContextVar("_outer", default=None)
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[Progress]:
-    """One bar per task, with its throughput and the time left; inside `PlanBars.part` they are added to its display."""
+    """One bar per task, with its throughput and the time left; inside `PlanBars.part` they are
+    added to its display.
+    """
     outer = _outer.get()
     if outer is not None:
         yield outer
@@ -70,7 +88,9 @@ class PlanBars(Progress):
 
     @contextlib.contextmanager
     def part(self, description: str, *, runs: int, done: int) -> Iterator[None]:
-        """One experiment, whose bars stand for so many runs together, some of which were done before."""
+        """One experiment, whose bars stand for so many runs together, some of which were done
+        before.
+        """
         self._before, self._runs = self.tasks[0].completed - done, runs
         self._move_whole(description=description)
         token = _outer.set(self)

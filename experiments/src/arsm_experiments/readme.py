@@ -1,224 +1,177 @@
-"""Update the README's figure and table of results from results/: `python -m arsm_experiments.readme`."""
+"""Make the README's figure and all generated parts of pages again: `python -m
+arsm_experiments.readme`.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
 import re
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from arsm_experiments.labels import BEFORE, readable
+from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.palette import save
-from arsm_experiments.report.sections import number
+from arsm_experiments.report.pages import remake
 from arsm_experiments.runs.reader import read_runs
 
-ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "results"
-FIGURE = RESULTS / "overview.png"
-LEAST = 1e-8
-BEGIN, END = "<!-- results: make readme -->\n", "<!-- end of results -->"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RESULTS = Path(__file__).parents[3] / "results"
 
 
-class Task(NamedTuple):
-    """A line of the README's table: methods on one task, ranked, from the rows of one table.csv."""
+class Scheme(NamedTuple):
+    """Colours for light or dark pages."""
 
-    title: str
-    measure: str
-    experiment: str
-    metric: str
-    rows: str
-    """A pattern for the rows, whose last group is the method and its settings."""
-    higher: bool = False
-    """Whether higher is better."""
-    names: tuple[tuple[str, str], ...] = ()
-    """Methods to rename, as patterns and their replacements."""
-    paper: bool = False
-    """Whether the paper measured the same quantity on the same images."""
+    page: str
+    ink: str
+    grid: str
 
 
-PRINTED = r"(?!.*(?:budget|hidden|episodes an iteration))"
-"""Rows of control with the paper's network, budget and one episode per update."""
-SEQUENCES = (
-    (r"branch .*", "branching"),
-    (r"group .*", "leave-one-out"),
-    (r"grpo .*", "GRPO"),
-    (r"dr\. grpo .*", "Dr. GRPO"),
-    (r"vineppo .*", "VinePPO"),
-    (r"(token baseline|value head).*", r"\1"),
-    (r"likeliest.*", "likeliest answers"),
-)
-PYRO = ((r"arsm\.pyro\.ELBO, .*", "`arsm.pyro.ELBO`"), (r"(Trace\w+).*", r"Pyro's `\1`"))
-ROUTER = ((r"arsm\.choices, .*", "`arsm.choices`"), (r"RLOO.*by hand", "leave-one-out by hand"))
-SEARCH = ((r"arsm\.maximize", "`arsm.maximize`"), (r"annealing.*", "annealing"))
-NATS = "test -ELBO, nats"
-TWO_LAYERS = r"VAE, 2 layers(?: \(algorithm2\))?: ((?:(?!, ).)*)(?:, first logit fixed False.*)?"
-RETURN = "final return"
-TASKS = (
-    Task("One choice among 30", "expected reward", "toy", "E[f]", r"Toy, C = 30, step 1: (?!true)(.*)", True),
-    Task("Categorical VAE", NATS, "vae", "test", r"VAE, 1 layer: ((?:(?!, ).)*)", paper=True),
-    Task("Two-layer VAE", NATS, "vae", "test", TWO_LAYERS, paper=True),
-    Task("Regularised VAE", NATS, "vae", "test", r"VAE, 1 layer \(recipe\): (.*)"),
-    Task("Half a digit", "test -ln p, nats", "conditional", "test, 1,000 samples", r"Conditional MNIST: (.*)"),
-    Task("CartPole", RETURN, "control", "final average", rf"CartPole-v0: {PRINTED}(.*)", True),
-    Task("Acrobot", RETURN, "control", "final average", rf"Acrobot-v1: {PRINTED}(.*)", True),
-    Task("LunarLander", RETURN, "control", "final average", r"LunarLander-v3: (.*)", True),
-    Task(
-        "Language model sorting numbers",
-        "variance x tokens",
-        "sequences",
-        "the same, fresh prompts",
-        r"small_sorting, accuracy \S+ \(level 0.8\), (.*)",
-        names=SEQUENCES,
-    ),
-    Task(
-        "Pyro VAE",
-        "variance x time",
-        "pyro",
-        "variance x time / best of Pyro's",
-        r"Pyro VAE, K = 8, 550 steps: (?!.*same images)(.*)",
-        names=PYRO,
-    ),
-    Task("Mixture of experts", "accuracy", "router", "test accuracy", r"Router: (.*)", True, ROUTER),
-    Task("MAX-SAT", "clauses", "maximize", "best value after 3,000 evaluations", r"MAX-SAT: (.*)", True, SEARCH),
-)
-PLACES, KEPT = 4, ("ARSM", "leave-one-out")
-"""Methods per line, and those that are always shown."""
-
-
-class Entry(NamedTuple):
-    """The best row of one method."""
-
-    name: str
-    mean: float
-    spread: float
-    seeds: int
-
-
-def entries(task: Task) -> list[Entry]:
-    """The best row of every method, best first; single seeds are left out."""
-    sign = -1 if task.higher else 1
-    best: dict[str, Entry] = {}
-    for row in read_table(task):
-        matched = re.fullmatch(task.rows, row["row"])
-        if matched is not None and row["metric"] == task.metric and int(row["seeds"]) > 1:
-            entry = Entry(method(matched[1], task), float(row["mean"]), float(row["std"] or 0), int(row["seeds"]))
-            best[entry.name] = min(best.get(entry.name, entry), entry, key=lambda each: sign * each.mean)
-    return sorted(best.values(), key=lambda entry: sign * entry.mean)
-
-
-def read_table(task: Task) -> list[dict[str, str]]:
-    """The rows of the task's table.csv."""
-    return list(csv.DictReader((RESULTS / task.experiment / "table.csv").read_text().splitlines()))
-
-
-def method(label: str, task: Task) -> str:
-    """A method's name without its settings; pooled and straight-through ones are methods of their own."""
-    for pattern, replacement in task.names:
-        if re.fullmatch(pattern, label):
-            return re.sub(pattern, replacement, label)
-    name, *options = re.split(r"[:,]", label.partition(", ")[0].partition(" ")[0])
-    kept = [option for option in options if option in BEFORE]
-    words = ":".join([name, *kept])
-    return readable(words) if readable(words) != words else label
-
-
-def tied(entry: Entry, best: Entry) -> bool:
-    """Whether its mean is within two standard errors of the best."""
-    return abs(entry.mean - best.mean) <= 2 * math.hypot(*(e.spread / math.sqrt(e.seeds) for e in (entry, best)))
-
-
-def table() -> str:
-    """Tasks and methods as a Markdown table; the best method is bold, and so is every one that ties with it."""
-    lines = ["| task | measure | better | best first |", "|---|---|---|---|"]
-    for task in TASKS:
-        ranked = entries(task)
-        paper = in_paper(task) if task.paper else ""
-        words = []
-        for place, entry in enumerate(ranked):
-            if place < PLACES or entry.name in KEPT:
-                text = f"{entry.name} {number(entry.mean, entry.spread)}"
-                words.append(f"**{text}**" if tied(entry, ranked[0]) else text)
-                words[-1] += f" (paper {paper})" if paper and entry.name == "ARSM" else ""
-        title = f"[{task.title}](results/{task.experiment}/README.md)"
-        lines.append(f"| {title} | {task.measure} | {'higher' if task.higher else 'lower'} | {'; '.join(words)} |")
-    return "\n".join(lines) + "\n"
-
-
-def in_paper(task: Task) -> str:
-    """The paper's number for ARSM; empty if no run of ours has its settings."""
-    rows = [row for row in read_table(task) if row["metric"] == task.metric and row["paper"]]
-    matched = [(re.fullmatch(task.rows, row["row"]), row["paper"]) for row in rows]
-    papers = (paper for found, paper in matched if found is not None and method(found[1], task) == "ARSM")
-    return next(papers, "")
-
-
-SHOWN = {
-    "ar": ("AR", "#a9afba"),
-    "reinforce": ("REINFORCE", "#e0562b"),
-    "relax": ("RELAX", "#8a63c9"),
-    "ars": ("ARS", "#00a37a"),
-    "rloo": ("leave-one-out\nREINFORCE, 4 samples", "#b8860b"),
-    "arsm": ("ARSM", "#0074c2"),
-    "exact": ("true gradient", "#1c1f24"),
+SCHEMES = {
+    "light": Scheme("#ffffff", "#24292f", "#e8eaee"),
+    "dark": Scheme("#0d1117", "#e6edf3", "#2b3138"),
 }
-RUNS = ("reinforce", "relax", "rloo", "arsm")
-"""The estimators whose ten runs are drawn one by one."""
+OURS, RIVAL, OTHER = "#2f81d9", "#e0562b", "#b8860b"
+SHOWN = {
+    "reinforce": ("REINFORCE", RIVAL),
+    "rloo": ("leave-one-out, 4 samples", OTHER),
+    "arsm": ("ARSM", OURS),
+}
+NORMAL = 1.96
+"""Standard errors in half of a 95% interval."""
+BRANCH = "branch 32"
+"""The strategy that the figure shows."""
+TASKS = {"chain": ("sums in written steps", OURS), "countdown": ("countdown", OTHER)}
+VERDICTS = {"unbiased": OURS, "biased, no promise broken": "#9aa2ad", "not as documented": RIVAL}
+PACKAGES = (
+    "trl",
+    "verl",
+    "pyro",
+    "numpyro",
+    "storchastic",
+    "torch",
+    "genjax",
+    "stable-baselines3",
+    "torchrl",
+    "rlax",
+)
+"""Packages that the figure shows, in this order."""
 
 
-def figure() -> None:
-    """The toy problem: reward of each estimator by updates and by evaluations of f, and variance x evaluations."""
+def figure(results: Path = RESULTS) -> None:
+    """Three panels, for light and for dark pages: one choice, token credit, and the referee."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
-    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
-    style |= {"grid.color": "#e8eaee", "axes.titlelocation": "left", "axes.titlesize": 10}
-    runs = {record.name: record for record in read_runs(RESULTS / "runs") if record.experiment == "toy"}
-    with rc_context(style):  # pyright: ignore[reportArgumentType]
-        canvas = Canvas(figsize=(12, 3.2), layout="constrained")
-        by_update, by_evaluation, variance = canvas.subplots(1, 3)
-        for words, (name, colour) in SHOWN.items():
-            record = runs[f"C30-step1-{words}"]
-            steps, rewards = record.series("reward")
-            _, evaluations = record.series("evaluations")
-            if words == "exact":
-                for axes in (by_update, by_evaluation):
-                    x = steps if axes is by_update else evaluations[0]
-                    axes.plot(x, rewards[0], color=colour, linewidth=2, linestyle=(0, (1, 1.5)), label=name)
-                continue
-            for own, reward in zip(evaluations, rewards, strict=True) if words in RUNS else ():
-                by_update.plot(steps, reward, color=colour, linewidth=0.9, alpha=0.7)
-                by_evaluation.plot(own[1:], reward[1:], color=colour, linewidth=0.9, alpha=0.7)
-            # evaluations of the estimates between one measurement and the next
-            each = np.diff(np.mean(evaluations, 0)) / np.diff(steps)
-            cost = np.mean(record.series("variance")[1], 0)[1:] * each
-            cost[cost < LEAST] = np.nan  # all samples of a measurement were equal
-            variance.plot(steps[1:], cost, color=colour, linewidth=2.6 if words == "arsm" else 1.5, label=name)
-        by_update.set_title("Expected reward by updates, ten runs each")
-        by_update.set_xlim(0, 5000)
-        by_evaluation.set_title("The same runs by evaluations of f")
-        by_evaluation.set_xscale("log")
-        by_evaluation.set_xlim(50, 2e5)
-        variance.set_title("Variance x evaluations of an estimate")
-        variance.set_yscale("log")
-        variance.set_ylim(LEAST, 1)
-        variance.set_xlim(0, 5000)
-        for axes, label in ((by_update, "update"), (by_evaluation, "evaluation of f"), (variance, "update")):
-            axes.set_xlabel(label)
-        entries = dict(zip(*reversed(variance.get_legend_handles_labels()), strict=True))
-        entries |= dict(zip(*reversed(by_update.get_legend_handles_labels()), strict=True))
-        canvas.legend(entries.values(), entries.keys(), frameon=False, loc="outside right center")
-        save(canvas, FIGURE, dpi=150)
+    for name, scheme in SCHEMES.items():
+        style = {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlelocation": "left",
+            "axes.titlesize": 10,
+            "axes.facecolor": scheme.page,
+            "figure.facecolor": scheme.page,
+            "legend.facecolor": scheme.page,
+            "grid.color": scheme.grid,
+            **dict.fromkeys(
+                ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"),
+                scheme.ink,
+            ),
+        }
+        with rc_context(style):  # pyright: ignore[reportArgumentType]
+            canvas = Canvas(figsize=(12, 3.3), layout="constrained")
+            choice, tokens, referee = canvas.subplots(1, 3)
+            draw_choice(choice, results, scheme)
+            draw_tokens(tokens, results, scheme)
+            draw_referee(referee, results)
+            save(canvas, results / f"overview-{name}.png", dpi=130)
+
+
+def draw_choice(axes: Axes, results: Path, scheme: Scheme) -> None:
+    """Ten runs per estimator on the toy problem, beside the true gradient's."""
+    runs = {
+        record.name: record for record in read_runs(results / "runs") if record.experiment == "toy"
+    }
+    for words, (name, colour) in SHOWN.items():
+        steps, rewards = runs[f"C30-step1-{words}"].series("reward")
+        for place, reward in enumerate(rewards):
+            label = None if place else name
+            axes.plot(steps, reward, color=colour, linewidth=1, alpha=0.75, label=label)
+    steps, rewards = runs["C30-step1-exact"].series("reward")
+    dots = (0, (1, 1.5))
+    axes.plot(
+        steps, rewards[0], color=scheme.ink, linewidth=2, linestyle=dots, label="true gradient"
+    )
+    axes.set_title("One choice among 30: ten runs each")
+    axes.set_xlabel("update")
+    axes.set_ylabel("expected reward")
+    axes.set_xlim(0, 5000)
+    axes.grid(True)
+    axes.legend(framealpha=0.85, edgecolor="none", fontsize=8, loc="lower right")
+
+
+def draw_tokens(axes: Axes, results: Path, scheme: Scheme) -> None:
+    """Tokens that branching needs for the noise of the best group method, by accuracy."""
+    pattern = re.compile(rf"(\w+), level \S+ \(accuracy (\S+)\), {re.escape(BRANCH)}")
+    found: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
+    for row in read_table(results / "language_model"):
+        match = pattern.fullmatch(row["row"])
+        if match and row["metric"] == "variance x tokens / best rival":
+            half = NORMAL * float(row["std"]) / math.sqrt(int(row["seeds"]))
+            point = float(match[2]), float(row["mean"]), half
+            found[match[1]].append(point)
+    for task, (name, colour) in TASKS.items():
+        accuracy, ratio, half = zip(*sorted(found[task]), strict=True)
+        axes.errorbar(
+            accuracy, ratio, half, color=colour, marker="o", capsize=3, linewidth=1.5, label=name
+        )
+    axes.axhline(1, color=scheme.ink, linewidth=1, linestyle=":")
+    axes.text(0.87, 1.06, "best group", ha="right", fontsize=8)
+    axes.set_yscale("log")
+    axes.set_ylim(0.08, 9)
+    axes.set_yticks([0.1, 0.25, 0.5, 1, 2, 4], ["0.1", "0.25", "0.5", "1", "2", "4"])
+    axes.minorticks_off()
+    axes.set_xlim(0.05, 0.88)
+    axes.set_title("Token credit on SmolLM2: tokens for equal noise")
+    axes.set_xlabel("accuracy of the model")
+    axes.grid(True, axis="y")
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
+
+
+def draw_referee(axes: Axes, results: Path) -> None:
+    """Entries of each package by verdict."""
+    counts: dict[str, Counter[str]] = {package: Counter() for package in PACKAGES}
+    for row in read_table(results / "audit"):
+        package = row["row"].partition(":")[0]
+        # others did not run, or could not be judged
+        if package in counts and row["verdict"] in ("unbiased", "wrong"):
+            counts[package][kind(row)] += 1
+    left = [0] * len(PACKAGES)
+    for verdict, colour in VERDICTS.items():
+        width = [counts[package][verdict] for package in PACKAGES]
+        axes.barh(PACKAGES, width, left=left, color=colour, label=verdict)
+        left = [a + b for a, b in zip(left, width, strict=True)]
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.set_title("Gradients of released packages, refereed")
+    axes.set_xlabel("entries")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def read_table(folder: Path) -> list[dict[str, str]]:
+    """The rows of a folder's table."""
+    with (folder / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def main() -> None:
-    """Write the figure and the table."""
+    """Write the figure and the generated parts."""
     figure()
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    readme.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    remake(RESULTS)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Training R replicas of one model at once: seeds, learning rates, dropout rates.
 
-One tensor [R, P] holds all parameters, one row per replica, so Adam, averaging and checkpoints are a few operations on
-one tensor. Each replica has its own noise and its own order of the data, and learns exactly what it would learn alone.
+One tensor [R, P] holds all parameters, one row per replica, so Adam, averaging and checkpoints are
+a few operations on one tensor. Each replica has its own noise and its own order of the data, and
+learns exactly what it would learn alone.
 
-On a CPU the replicas are trained one after the other, eagerly, each with its own generator. With `stacked=True` one
-`torch.vmap` trains all of them at once. On a GPU both ways are compiled, and whole training steps, from picking the
-images to Adam, are captured in a CUDA graph: during an epoch the host only launches graphs. Independent work (separate
-replicas, the losses of one replica) overlaps there on separate streams.
+On a CPU the replicas are trained one after the other, eagerly, each with its own generator. With
+`stacked=True` one `torch.vmap` trains all of them at once. On a GPU both ways are compiled, and
+whole training steps, from picking the images to Adam, are captured in a CUDA graph: during an epoch
+the host only launches graphs. Independent work (separate replicas, the losses of one replica)
+overlaps there on separate streams.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ Task = Callable[..., Any]
 
 
 def compiles_slopes() -> bool:
-    """Whether this torch compiles estimators that differentiate f inside `tell`; 2.11 is the first to."""
+    """Whether this torch compiles estimators that differentiate f inside `tell`; 2.11 is the first
+    to.
+    """
     return hasattr(torch._dynamo.config, "trace_autograd_ops")
 
 
@@ -68,39 +72,70 @@ class Stack:
         return {name: piece.detach().requires_grad_() for name, piece in self.pieces.items()}
 
 
+@dataclass(frozen=True)
+class Objective:
+    """What a replica minimises: the sum of its losses.
+
+    Attributes:
+        encode: the first task of every loss: `encode(x, settings, generator=...) -> code`, a
+            tensor, for images x [B, D] and a dict of this replica's settings.
+        losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss
+            [], seen)`, or `(y, seen, slope)` with the loss's derivative in y, if its value is not
+            needed. Only the first loss has a gradient through the code; the others get it detached.
+        prepare: a task `prepare(generator=..., images=...) -> {name: tensors}`, if any, whose
+            result joins the settings of the losses; it runs without gradient, while the batch of so
+            many images is encoded.
+        metrics: `metrics(seen) -> {name: metric []}`, what to log of a loss, where it saw anything;
+            computed beside its backward pass.
+    """
+
+    encode: Task
+    losses: Sequence[Task]
+    prepare: Task | None = None
+    metrics: Callable[[Any], dict[str, Tensor]] = lambda seen: seen
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Adam's options that all replicas share.
+
+    Attributes:
+        schedule: the learning rate along `total_steps`.
+        averaging: decay of the moving average of the parameters, 0 for none.
+        paces: [P], relative learning rate of each parameter; None if all are equal.
+    """
+
+    schedule: Schedule = "constant"
+    total_steps: int = 0
+    averaging: float = 0.0
+    paces: Tensor | None = None
+
+
 class Replicas:
     """R replicas in training.
 
     Args:
         module: the model; `module(task, *args)` runs one of its tasks.
-        encode: the first task of every loss: `encode(x, settings, generator=...) -> code`, a tensor, for images
-            x [B, D] and a dict of this replica's settings.
-        losses: the tasks whose sum is minimised: `loss(x, code, settings, generator=...) -> (loss [], seen)`, or
-            `(y, seen, slope)` with the loss's derivative in y, if its value is not needed. Only the first loss has
-            a gradient through the code; the others get it detached.
+        objective: what is minimised.
         parameters: [R, P], made by `layout.pack`.
         data: uint8 [N, D].
-        settings: [R] each; must contain the learning rate, `rate`; `weight_decay` is AdamW's, of matrices only.
+        settings: [R] each; must contain the learning rate, `rate`; `weight_decay` is AdamW's, of
+            matrices only.
         seeds: R numbers, for the order of the data and the noise.
         batch: images per step, over all processes.
-        watched: number of leading parameters for the gradient's variance; must end at a parameter's end.
-        prepare: a task `prepare(generator=..., images=...) -> {name: tensors}`, if any, whose result joins the settings
-            of the losses; it runs without gradient, while the batch of so many images is encoded.
-        metrics: `metrics(seen) -> {name: metric []}`, what to log of a loss, where it saw anything; computed beside its
-            backward pass.
-        schedule: the learning rate along `total_steps`.
-        averaging: decay of the moving average of the parameters, 0 for none.
-        paces: [P], relative learning rate of each parameter; None if all are equal.
+        watched: number of leading parameters for the gradient's variance; must end at a parameter's
+            end.
+        optimiser: Adam's options.
         stacked: train all replicas in one vmap instead of one after the other.
-        compiled: compile the steps. Stacked and compiled replicas draw from torch's global generator.
+        compiled: compile the steps. Stacked and compiled replicas draw from torch's global
+            generator.
         steps_per_replay: steps in one CUDA graph, 0 for none; must divide the steps of an epoch.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        encode: Task,
-        losses: Sequence[Task],
+        objective: Objective,
         parameters: Tensor,
         data: Tensor,
         settings: Mapping[str, Tensor],
@@ -108,87 +143,129 @@ class Replicas:
         *,
         batch: int,
         watched: int,
-        prepare: Task | None = None,
-        metrics: Callable[[Any], dict[str, Tensor]] = lambda seen: seen,
-        schedule: Schedule = "constant",
-        total_steps: int = 0,
-        averaging: float = 0.0,
-        paces: Tensor | None = None,
+        optimiser: Optimiser | None = None,
         stacked: bool,
         compiled: bool = False,
         steps_per_replay: int = 0,
     ) -> None:
-        self.module, self.data = module, data
+        self.module = module
+        self.data = data
         self.device = data.device
         self.layout = Layout.of(module)
         self.settings = {name: value.to(self.device) for name, value in settings.items()}
-        self.watched, self.schedule, self.total_steps, self.averaging = watched, schedule, total_steps, averaging
+        self.watched = watched
         self.stacked = stacked
+        self.optimiser = optimiser or Optimiser()
+        paces = self.optimiser.paces
         self.paces = None if paces is None else padded(paces).to(self.device)
         decays = "weight_decay" in settings and bool(settings["weight_decay"].any())
         self.decaying = self._matrices() if decays else None
-        self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if batch % self.processes:
-            raise ValueError(f"A batch of {batch} cannot be shared by {self.processes} processes; choose a multiple.")
-        self.batch = batch
-        self.steps_per_epoch = data.shape[0] // batch
-        if self.steps_per_epoch == 0:
-            raise ValueError(f"A batch of {batch} is more than the {data.shape[0]} images; choose a smaller one.")
-        if steps_per_replay and self.steps_per_epoch % steps_per_replay:
-            raise ValueError(
-                f"steps_per_replay = {steps_per_replay} must divide the {self.steps_per_epoch} steps of an epoch."
-            )
-        replicas = parameters.shape[0]
+        self._share_batch(batch, steps_per_replay)
         self.parameters = parameters.to(self.device, torch.float32, copy=True)
-        self.state: dict[str, Tensor] = {
-            "first_moment": torch.zeros_like(self.parameters),
-            "second_moment": torch.zeros_like(self.parameters),
-            "slow_moment": torch.zeros_like(self.parameters[:, :watched]),
-            "average": self.parameters.clone() if averaging else self.parameters.new_empty(replicas, 0),
-            "step": torch.zeros((), dtype=torch.int64, device=self.device),
-        }
-        self.order = torch.zeros(replicas, data.shape[0], dtype=torch.int64, device=self.device)
-        # data order is the same in all processes, noise is not
-        self.order_generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
-        self.seeds = seeds
-        self.noise_generators = [torch.Generator(self.device) for _ in seeds]
-        self._seed_noise()
+        self.state = self._first_state()
+        self._seed(seeds)
         self.totals: dict[str, Tensor] = {}
+        replicas = parameters.shape[0]
         rows = [slice(None)] if stacked else range(replicas)
         self.stacks = [self._make_stack(where, own_noise=not compiled) for where in rows]
         self._ones = torch.ones(replicas, device=self.device)
         self._streams: dict[tuple[torch.cuda.Stream, str, int], torch.cuda.Stream] = {}
-        self._begin: Callable[..., Any] = partial(self._encode_next_batch, encode)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._make_steps(objective)
+        if compiled:
+            self._compile_steps()
+
+    def _share_batch(self, batch: int, steps_per_replay: int) -> None:
+        """Share the batch among the processes, and the epoch's steps among CUDA graphs."""
+        self.rank, self.processes = 0, 1
+        if dist.is_initialized():
+            self.rank, self.processes = dist.get_rank(), dist.get_world_size()
+        if batch % self.processes:
+            raise ValueError(
+                f"A batch of {batch} cannot be shared by {self.processes} processes; choose a "
+                "multiple."
+            )
+        images = self.data.shape[0]
+        self.batch = batch
+        self.steps_per_epoch = images // batch
+        if self.steps_per_epoch == 0:
+            raise ValueError(
+                f"A batch of {batch} is more than the {images} images; choose a smaller one."
+            )
+        if steps_per_replay and self.steps_per_epoch % steps_per_replay:
+            raise ValueError(
+                f"steps_per_replay = {steps_per_replay} must divide the {self.steps_per_epoch} "
+                "steps of an epoch."
+            )
+        self.steps_per_replay = steps_per_replay
+
+    def _first_state(self) -> dict[str, Tensor]:
+        """Adam's state before the first step."""
+        averaged = self.parameters.shape[1] if self.optimiser.averaging else 0
+        return {
+            "first_moment": torch.zeros_like(self.parameters),
+            "second_moment": torch.zeros_like(self.parameters),
+            "slow_moment": torch.zeros_like(self.parameters[:, : self.watched]),
+            "average": self.parameters[:, :averaged].clone(),
+            "step": torch.zeros((), dtype=torch.int64, device=self.device),
+        }
+
+    def _seed(self, seeds: list[int]) -> None:
+        """Each replica's order of the data, the same in all processes, and its noise, which is
+        not.
+        """
+        replicas, images = self.parameters.shape[0], self.data.shape[0]
+        self.seeds = seeds
+        self.order = torch.zeros(replicas, images, dtype=torch.int64, device=self.device)
+        self.order_generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
+        self.noise_generators = [torch.Generator(self.device) for _ in seeds]
+        self._seed_noise()
+
+    def _make_steps(self, objective: Objective) -> None:
+        """The parts of a training step."""
+        images = self.batch // self.processes
+        self._begin: Callable[..., Any] = partial(self._encode_next_batch, objective.encode)
         self._prepare: Callable[..., Any] | None = None
-        if prepare is not None:
-            self._prepare = partial(self._each, partial(prepare, images=batch // self.processes))
-        self._losses: list[Callable[..., Any]] = [partial(self._each, loss) for loss in losses]
-        self._metrics: Callable[[Any], dict[str, Tensor]] = torch.vmap(metrics) if stacked else metrics
+        if objective.prepare is not None:
+            self._prepare = partial(self._each, partial(objective.prepare, images=images))
+        self._losses: list[Callable[..., Any]] = [
+            partial(self._each, loss) for loss in objective.losses
+        ]
+        self._metrics: Callable[[Any], dict[str, Tensor]] = objective.metrics
+        if self.stacked:
+            self._metrics = torch.vmap(objective.metrics)
         self._scale: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]] = self._adam_scale
         self._update: Callable[..., None] = self._adam
         self._follow: Callable[..., None] = self._slow_moment
-        if compiled:
-            torch.compiler.reset()  # steps compiled earlier count against the limit
-            if compiles_slopes():
-                torch._dynamo.config.trace_autograd_ops = True
-            build = partial(torch.compile, fullgraph=True, dynamic=False)
-            self._begin, self._scale, self._metrics = build(self._begin), build(self._scale), build(self._metrics)
-            self._prepare = build(self._prepare) if self._prepare else None
-            self._losses = [build(loss) for loss in self._losses]
-            # the update reads every gradient where it lies
-            options = {"max_pointwise_cat_inputs": len(self.layout.names) + 1}
-            own: dict[str, Any] = {"options": options} if self.device.type == "cuda" else {}
-            self._update, self._follow = build(self._update, **own), build(self._follow, **own)
-        self.steps_per_replay = steps_per_replay
-        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def _compile_steps(self) -> None:
+        """Compile all parts of a training step."""
+        torch.compiler.reset()  # steps compiled earlier count against the limit
+        if compiles_slopes():
+            torch._dynamo.config.trace_autograd_ops = True
+        build = partial(torch.compile, fullgraph=True, dynamic=False)
+        self._begin = build(self._begin)
+        self._scale = build(self._scale)
+        self._metrics = build(self._metrics)
+        self._prepare = build(self._prepare) if self._prepare else None
+        self._losses = [build(loss) for loss in self._losses]
+        # the update reads every gradient where it lies
+        options = {"max_pointwise_cat_inputs": len(self.layout.names) + 1}
+        own: dict[str, Any] = {"options": options} if self.device.type == "cuda" else {}
+        self._update = build(self._update, **own)
+        self._follow = build(self._follow, **own)
 
     @property
     def weights(self) -> Tensor:
-        """[R, P]: the weights to evaluate: the moving average if there is one, else the parameters."""
-        return self.state["average"] if self.averaging else self.parameters
+        """[R, P]: the weights to evaluate: the moving average if there is one, else the
+        parameters.
+        """
+        return self.state["average"] if self.optimiser.averaging else self.parameters
 
     def epoch(self) -> dict[str, Tensor]:
-        """Train on all images once. Returns the mean of every metric, [R] each, still on the device."""
+        """Train on all images once. Returns the mean of every metric, [R] each, still on the
+        device.
+        """
         for row, generator in zip(self.order, self.order_generators, strict=True):
             row.copy_(torch.randperm(self.data.shape[0], generator=generator, device=self.device))
         if self.steps_per_replay and self._graph is None:
@@ -218,14 +295,19 @@ class Replicas:
             self.state["step"] += 1
 
     def next_batch(self, order: Tensor) -> Tensor:
-        """This process's share as float32: [R, B, D], or [B, D] of one replica, by the order [R, N] or [N]."""
+        """This process's share as float32: [R, B, D], or [B, D] of one replica, by the order [R, N]
+        or [N].
+        """
         share = self.batch // self.processes
         within = torch.arange(share, device=self.device) + self.rank * share
         position = self.state["step"] % self.steps_per_epoch * self.batch + within
         return self.data[order.index_select(-1, position)].float()
 
-    def run(self, task: Task, weights: Tensor, *args: Tensor, generators: list[torch.Generator]) -> Any:
-        """Run a task for every replica without gradients: weights [R, P], other tensors [R, ...]; results [R, ...].
+    def run(
+        self, task: Task, weights: Tensor, *args: Tensor, generators: list[torch.Generator]
+    ) -> Any:
+        """Run a task for every replica without gradients: weights [R, P], other tensors [R, ...];
+        results [R, ...].
 
         Stacked replicas draw from torch's global generator instead of `generators`.
         """
@@ -233,11 +315,15 @@ class Replicas:
             if self.stacked:
                 return self._each(task, None, self.layout.unpack(weights), *args)
             rows = zip(generators, weights, *args, strict=True)
-            found = [self._each(task, generator, self.layout.unpack(row), *own) for generator, row, *own in rows]
+            found = [
+                self._each(task, generator, self.layout.unpack(row), *own)
+                for generator, row, *own in rows
+            ]
             return _stack_results(found)
 
     def gradient_variance(self) -> Tensor:
-        """[R]: the mean over the watched parameters of v - m^2, moving averages of the gradient with decay 0.999.
+        """[R]: the mean over the watched parameters of v - m^2, moving averages of the gradient
+        with decay 0.999.
 
         v is Adam's own second moment, which has the same decay.
         """
@@ -249,7 +335,9 @@ class Replicas:
         return torch.stack([row.mean() for row in second - first.square()])
 
     def state_dict(self, replicas: slice) -> dict[str, Any]:
-        """Everything that the next epoch of these replicas depends on, except torch's global generator."""
+        """Everything that the next epoch of these replicas depends on, except torch's global
+        generator.
+        """
         return {
             "parameters": self.parameters[replicas].clone(),
             "step": self.state["step"].clone(),
@@ -263,7 +351,10 @@ class Replicas:
         self.state["step"].copy_(state["step"])
         for name in STATE:
             self.state[name][replicas].copy_(state[name])
-        for generators, saved in ((self.order_generators, state["order"]), (self.noise_generators, state["noise"])):
+        for generators, saved in (
+            (self.order_generators, state["order"]),
+            (self.noise_generators, state["noise"]),
+        ):
             for generator, own in zip(generators[replicas], saved, strict=True):
                 generator.set_state(own)
         if self.rank > 0:  # the saved states are those of the first process
@@ -296,11 +387,14 @@ class Replicas:
         with self._side_by_side("loss", len(self._losses)) as contexts:
             for loss, context in zip(self._losses, contexts, strict=True):
                 with context:
-                    found.append(self._learn(stack, loss, leaves, x, code, {**settings, **prepared}))
+                    found.append(
+                        self._learn(stack, loss, leaves, x, code, {**settings, **prepared})
+                    )
                 leaves, code = stack.leaves(), code.detach()
         gradients = [_sum(each) for each in zip(*found, strict=True)]
         gradients = [
-            p.new_zeros(p.shape) if g is None else g for p, g in zip(stack.pieces.values(), gradients, strict=True)
+            p.new_zeros(p.shape) if g is None else g
+            for p, g in zip(stack.pieces.values(), gradients, strict=True)
         ]
         if self.processes > 1:
             for gradient in gradients:
@@ -342,13 +436,23 @@ class Replicas:
         x = self.next_batch(order)
         return x, self._each(encode, generator, parameters, x, settings)
 
-    def _each(self, task: Task, generator: torch.Generator | None, parameters: dict[str, Tensor], *args: Any) -> Any:
+    def _each(
+        self,
+        task: Task,
+        generator: torch.Generator | None,
+        parameters: dict[str, Tensor],
+        *args: Any,
+    ) -> Any:
         """Run a task for the stacked replicas or for one, with these parameters by name."""
 
         def one(parameters: dict[str, Tensor], *args: Any) -> Any:
             return functional_call(self.module, parameters, (task, *args), {"generator": generator})
 
-        return torch.vmap(one, randomness="different")(parameters, *args) if self.stacked else one(parameters, *args)
+        return (
+            torch.vmap(one, randomness="different")(parameters, *args)
+            if self.stacked
+            else one(parameters, *args)
+        )
 
     def _count(self, where: slice | int, metrics: dict[str, Tensor]) -> None:
         for name in metrics:
@@ -359,21 +463,26 @@ class Replicas:
 
     def _matrices(self) -> Tensor:
         """[P]: 1 for the elements of matrices, 0 for those of vectors and for padding."""
-        parts = [torch.full((shape.numel(),), float(len(shape) > 1)) for shape in self.layout.shapes]
+        parts = [
+            torch.full((shape.numel(),), float(len(shape) > 1)) for shape in self.layout.shapes
+        ]
         return padded(torch.cat(parts)).to(self.device)
 
-    def _adam_scale(self, settings: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The step size, the epsilon of the denominator, the weight of the new value in the moving average, the decay.
+    def _adam_scale(
+        self, settings: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The step size, the epsilon of the denominator, the weight of the new value in the moving
+        average, the decay.
 
         Separate from `_adam`: compiled into it, they would be computed again for every parameter.
         """
         step = (self.state["step"] + 1).double()
         rate = settings["rate"].double()
-        if self.schedule == "cosine":
-            rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.total_steps))
+        if self.optimiser.schedule == "cosine":
+            rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.optimiser.total_steps))
         size = (rate * (1 - BETA2**step).sqrt() / (1 - BETA1**step)).float().unsqueeze(-1)
         small = (EPSILON * (1 - BETA2**step).sqrt()).float()
-        fresh = (1 / step).clamp_min(1 - self.averaging).float()
+        fresh = (1 / step).clamp_min(1 - self.optimiser.averaging).float()
         if self.decaying is None:
             return size, small, fresh, None
         return size, small, fresh, (rate * settings["weight_decay"]).float().unsqueeze(-1)
@@ -388,7 +497,9 @@ class Replicas:
         fresh: Tensor,
         decay: Tensor | None,
     ) -> None:
-        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, weight decay, and the average."""
+        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, weight decay, and the
+        average.
+        """
         flat = [each.flatten(parameters.ndim - 1) for each in gradients]
         padding = parameters.shape[-1] - sum(each.shape[-1] for each in flat)
         gradient = torch.cat([*flat, parameters.new_zeros((*parameters.shape[:-1], padding))], -1)
@@ -400,7 +511,7 @@ class Replicas:
         if decay is not None and self.decaying is not None:
             parameters.mul_(1 - decay * self.decaying)
         parameters.sub_((size * first).div_(second.sqrt().add_(small)))
-        if self.averaging:
+        if self.optimiser.averaging:
             average.lerp_(parameters, fresh)
 
     def _slow_moment(self, slow: Tensor, gradients: list[Tensor]) -> None:
@@ -411,7 +522,9 @@ class Replicas:
         slow.lerp_(torch.cat(watched, -1), 1 - BETA2)
 
     @contextmanager
-    def _side_by_side(self, what: str, count: int) -> Iterator[list[AbstractContextManager[object]]]:
+    def _side_by_side(
+        self, what: str, count: int
+    ) -> Iterator[list[AbstractContextManager[object]]]:
         """Contexts whose work overlaps on a GPU; work after the `with` waits for all of it."""
         first: list[AbstractContextManager[object]] = [nullcontext()]
         if self.device.type != "cuda":
@@ -419,7 +532,8 @@ class Replicas:
             return
         main = torch.cuda.current_stream(self.device)
         streams = [
-            self._streams.setdefault((main, what, number), torch.cuda.Stream(self.device)) for number in range(1, count)
+            self._streams.setdefault((main, what, number), torch.cuda.Stream(self.device))
+            for number in range(1, count)
         ]
         for stream in streams:
             stream.wait_stream(main)

@@ -1,9 +1,10 @@
 """The toy problem: one C-way variable whose rewards are almost equal.
 
-    maximise E[f(z)],    f(z) = 1/2 + z / (C R),    z in 1..C,    z ~ Cat(softmax(phi)),    phi_0 = 0
+    maximise E[f(z)],    f(z) = 1/2 + z / (C R),    z in 1..C,
+    z ~ Cat(softmax(phi)),    phi_0 = 0
 
-by plain gradient ascent, phi <- phi + step g, with one estimate g per update. Learned parts of an estimator take one
-Adam step per update. Reference: Yin, Yue and Zhou, ARSM, ICML 2019.
+by plain gradient ascent, phi <- phi + step g, with one estimate g per update. Learned parts of an
+estimator take one Adam step per update. Reference: Yin, Yue and Zhou, ARSM, ICML 2019.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ from arsm_experiments.runs.writer import open_run
 SHARE_DRAWS = 10
 LEARNED_PARTS_RATE = 0.01
 """Adam's rate: a network of 64 units learns the level of f, about 0.5, within about ten updates."""
-SMALLEST = {"categories": 2, "seeds": 1, "updates": 1, "variance_samples": 2, "trace_every": 1, "checkpoint_every": 1}
+SMALLEST = {
+    "categories": 2,
+    "seeds": 1,
+    "updates": 1,
+    "variance_samples": 2,
+    "trace_every": 1,
+    "checkpoint_every": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,9 @@ class Problem:
     r: float
 
     def f(self, z: Tensor) -> Tensor:
-        """[N, 1] int64, or relaxed [N, 1, C] -> [N] in float64: float32 can hardly tell neighbours apart at large C."""
+        """[N, 1] int64, or relaxed [N, 1, C] -> [N] in float64: float32 can hardly tell neighbours
+        apart at large C.
+        """
         number = torch.arange(1, self.categories + 1, dtype=torch.float64, device=z.device)
         value = z[:, 0].double() @ number if z.is_floating_point() else z[:, 0].double() + 1
         return 0.5 + value / (self.categories * self.r)
@@ -60,17 +70,20 @@ class Problem:
 
 
 def scaled_step(categories: int, r: float) -> float:
-    """C R / 900: the paper's step 1 at C = R = 30, and equally fast progress of the true gradient at any other C and R.
+    """C R / 900: the paper's step 1 at C = R = 30, and equally fast progress of the true gradient
+    at any other C and R.
 
-    With p ~ 1/C per category and rewards 1/R apart, the logits move by step / (C R) per update: this step keeps that
-    constant. The true gradient closes 96% of the gap in 5,000 updates at C = 30, 99.9% at 1,000 and 99.99% at 10,000.
+    With p ~ 1/C per category and rewards 1/R apart, the logits move by step / (C R) per update:
+    this step keeps that constant. The true gradient closes 96% of the gap in 5,000 updates at C =
+    30, 99.9% at 1,000 and 99.99% at 10,000.
     """
     return categories * r / 900
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Compare estimators on the paper's toy problem: maximise E[0.5 + z/(C R)] by stochastic gradient ascent.
+    """Compare estimators on the paper's toy problem: maximise E[0.5 + z/(C R)] by stochastic
+    gradient ascent.
 
     Writes one run folder per C, step size and estimator, with all seeds in it.
     """
@@ -80,11 +93,15 @@ class Toy:
     r: float = 30.0
     """R: rewards lie between 0.5 and 0.5 + 1/R."""
     steps: tuple[Literal["printed", "scaled"] | float, ...] = ("printed",)
-    """Step sizes: numbers, "printed" (1, the paper's) or "scaled" (C R / 900, which suits every C)."""
+    """Step sizes: numbers, "printed" (1, the paper's) or "scaled" (C R / 900, which suits every
+    C).
+    """
     updates: int = 5000
     """Number of gradient steps."""
     estimators: tuple[str, ...] = ("exact", "reinforce", "ar", "ars", "arsm", "rloo")
-    """Estimators, such as "arsm", "rloo:samples=8" or "4*reinforce"; "exact" is the true gradient."""
+    """Estimators, such as "arsm", "rloo:samples=8" or "4*reinforce"; "exact" is the true
+    gradient.
+    """
     seeds: int = 10
     """Independent runs per estimator, computed as one batch."""
     seed: int = 0
@@ -113,7 +130,9 @@ class Toy:
         check_name(self.name)
         check_least(self, **SMALLEST)
         check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
-        check_positive(r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)])
+        check_positive(
+            r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)]
+        )
         for words, categories in itertools.product(self.estimators, self.categories):
             check_asks(words, torch.zeros(1, categories))
         check_device(self.device)
@@ -138,14 +157,18 @@ class Toy:
 
     def runs(self) -> dict[Path, dict[str, Any]]:
         """The run folders of this command, each with the settings that determine its results."""
-        return {self.root / "toy" / folder_name(self.name, config): config for config in self.configs()}
+        return {
+            self.root / "toy" / folder_name(self.name, config): config for config in self.configs()
+        }
 
     def configs(self) -> Iterator[dict[str, Any]]:
         """The settings that determine each run's results."""
         common = ("r", "updates", "seeds", "seed", "variance_samples", "trace_every")
         for categories in self.categories:
             named = {"printed": 1.0, "scaled": scaled_step(categories, self.r)}
-            for step in dict.fromkeys(named[step] if isinstance(step, str) else step for step in self.steps):
+            for step in dict.fromkeys(
+                named[step] if isinstance(step, str) else step for step in self.steps
+            ):
                 for estimator in self.estimators:
                     yield {
                         "estimator": estimator,
@@ -157,7 +180,12 @@ class Toy:
 
 def folder_name(prefix: str, config: dict[str, Any]) -> str:
     """E.g. C30-step1-rloo-samples=4."""
-    parts = (prefix, f"C{config['categories']}", f"step{config['step']:g}", plain_name(config["estimator"]))
+    parts = (
+        prefix,
+        f"C{config['categories']}",
+        f"step{config['step']:g}",
+        plain_name(config["estimator"]),
+    )
     return "-".join(filter(None, parts))
 
 
@@ -180,17 +208,25 @@ def ascend(
     noise, probe = (torch.Generator(device).manual_seed(2 * config["seed"] + i) for i in range(2))
 
     label = "true gradient" if config["estimator"] == "exact" else config["estimator"]
-    with open_run(root, "toy", name, config, group=group, label=label, resume=resume, device=device) as run:
+    with open_run(
+        root, "toy", name, config, group=group, label=label, resume=resume, device=device
+    ) as run:
 
         def log(step: int) -> None:
-            measured = {key: value.tolist() for key, value in measure(estimators, phi, config, probe).items()}
+            measured = {
+                key: value.tolist()
+                for key, value in measure(estimators, phi, config, probe).items()
+            }
             measured["evaluations"] = evaluations.tolist()
             for seed in range(config["seeds"]):
                 run.log(step, {key: values[seed] for key, values in measured.items()}, seed)
 
         def save(step: int) -> None:
             generators = {"noise": noise.get_state(), "probe": probe.get_state()}
-            run.save(step, {"phi": phi, "evaluations": evaluations, **generators, **estimators.state_dict()})
+            run.save(
+                step,
+                {"phi": phi, "evaluations": evaluations, **generators, **estimators.state_dict()},
+            )
 
         if run.state is None:
             log(0)
@@ -234,29 +270,51 @@ class SeedEstimators:
             torch.manual_seed(config["seed"])
             shared = arsm.estimator(config["estimator"])
             learns = len(shared.learned) > 0
-            self.each = [arsm.estimator(config["estimator"]) for _ in range(config["seeds"])] if learns else [shared]
-            self.parts = nn.ModuleList(part for estimator in self.each for part in estimator.learned)
+            self.each = (
+                [arsm.estimator(config["estimator"]) for _ in range(config["seeds"])]
+                if learns
+                else [shared]
+            )
+            self.parts = nn.ModuleList(
+                part for estimator in self.each for part in estimator.learned
+            )
             if learns:  # they take their sizes from the first logits
                 phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
                 self.estimate(phi, torch.Generator())
         self.parts.to(device)
-        self.optimiser = torch.optim.Adam(self.parts.parameters(), LEARNED_PARTS_RATE) if learns else None
+        self.optimiser = (
+            torch.optim.Adam(self.parts.parameters(), LEARNED_PARTS_RATE) if learns else None
+        )
 
     def split(self, phi: Tensor) -> Iterator[tuple[arsm.Estimator, Tensor]]:
         """Each estimator with its rows of phi [S, 1, C]."""
         return zip(self.each, phi.chunk(len(self.each)), strict=True)
 
-    def estimate(self, phi: Tensor, generator: torch.Generator, *, learn: bool = False) -> SeedEstimate:
+    def estimate(
+        self, phi: Tensor, generator: torch.Generator, *, learn: bool = False
+    ) -> SeedEstimate:
         """Estimate dE[f]/dphi; with `learn`, also update the learned parts."""
         gradients, evaluations, losses = [], [], []
         for estimator, rows in self.split(phi):
-            with torch.set_grad_enabled(estimator.needs_gradient or (learn and self.optimiser is not None)):
+            with torch.set_grad_enabled(
+                estimator.needs_gradient or (learn and self.optimiser is not None)
+            ):
                 logits = rows.detach().requires_grad_(estimator.needs_gradient)
-                # f costs next to nothing: evaluating every query is faster than picking out the distinct ones
+                # f costs next to nothing: evaluating every query is faster than picking out the
+                # distinct ones
                 out = arsm.estimate(
-                    estimator, logits, self.problem.f, generator=generator, evaluation="dense", max_rows=None
+                    estimator,
+                    logits,
+                    self.problem.f,
+                    generator=generator,
+                    evaluation="dense",
+                    max_rows=None,
                 )
-                gradients.append(torch.autograd.grad(out.value.sum(), logits)[0] if out.grad is None else out.grad)
+                gradients.append(
+                    torch.autograd.grad(out.value.sum(), logits)[0]
+                    if out.grad is None
+                    else out.grad
+                )
             evaluations.append(out.info["distinct"])
             losses.append(out.estimator_loss)
         if learn and self.optimiser is not None:
@@ -270,7 +328,10 @@ class SeedEstimators:
         """Variance of one estimate, per component, measured from `samples` estimates: [S, 1, C]."""
         options: dict[str, Any] = {"samples": samples, "generator": generator, "max_rows": None}
         return torch.cat(
-            [gradient_variance(estimator, rows, self.problem.f, **options) for estimator, rows in self.split(phi)]
+            [
+                gradient_variance(estimator, rows, self.problem.f, **options)
+                for estimator, rows in self.split(phi)
+            ]
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,1 +1,3 @@
-"""The demo: one page that shows a choice, a latent code, a sequence task, an agent and the referee."""
+"""The demo: one page that shows a choice, a latent code, a sequence task, an agent and the
+referee.
+"""

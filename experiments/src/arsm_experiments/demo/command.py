@@ -20,7 +20,9 @@ from arsm_experiments.runs.files import write_atomically
 
 @dataclass(frozen=True)
 class Demo:
-    """Show a choice, a latent code, a sequence task, an agent and a wrong gradient on one page, in three minutes."""
+    """Show a choice, a latent code, a sequence task, an agent and a wrong gradient on one page, in
+    one and a half minutes.
+    """
 
     out: Path = Path("runs/demo.html")
     """The page to write."""
@@ -33,7 +35,8 @@ class Demo:
             raise ValueError(f"--scale must be positive and at most 10, but is {self.scale:g}.")
         if self.out.is_dir():
             raise ValueError(
-                f"--out must be a file, but {self.out} is a folder; name one such as {self.out}/demo.html."
+                f"--out must be a file, but {self.out} is a folder; name one such as "
+                f"{self.out}/demo.html."
             )
 
     def run(self, console: Console) -> None:
@@ -43,7 +46,12 @@ class Demo:
         with progress_bars(console) as bars:
             for name, make in PARTS.items():
                 bar = bars.add_task(name, total=100)
-                made.append(make(self.scale, lambda share, bar=bar: bars.update(bar, completed=round(100 * share))))
+                made.append(
+                    make(
+                        self.scale,
+                        lambda share, bar=bar: bars.update(bar, completed=round(100 * share)),
+                    )
+                )
                 bars.update(bar, completed=100)
         for part in made:
             console.print(f"[bold]{part.title}.[/] {part.found}", highlight=False)

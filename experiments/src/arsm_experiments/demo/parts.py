@@ -1,11 +1,11 @@
-"""The parts of the demo. Each one really runs, and its sentences are written from its own numbers."""
+"""The parts of the demo. Each one really runs, and its sentences are written from its own
+numbers.
+"""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -13,32 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
-from arsm import sequences
 from arsm.referee import PROBLEMS
 from arsm_experiments.data import load_mnist
+from arsm_experiments.demo.part import Part, Tick
 from arsm_experiments.demo.pictures import cart_pole, sheet
+from arsm_experiments.demo.sequence import sequence_task
 from arsm_experiments.labels import readable
 from arsm_experiments.report.figures import COLOURS, Figure, Level, Panel, Series, band
-from arsm_experiments.sequences.transformer import Transformer
-
-Tick = Callable[[float], None]
-"""Called with the fraction of a part that is done."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One section of the page."""
-
-    title: str
-    found: str
-    """One sentence, written from its numbers."""
-    code: str
-    """The code that the part shows."""
-    figures: Sequence[Figure] = ()
-    images: Sequence[tuple[str, str]] = ()
-    """Pictures as markup, each with a caption."""
-    printed: str = ""
-
 
 # ---------------------------------------------------------------- one choice
 
@@ -46,7 +27,9 @@ CATEGORIES, RUNS = 30, 10
 
 
 def one_choice(scale: float, tick: Tick) -> Part:
-    """The paper's first problem: 30 categories with almost equal rewards, ten runs per estimator."""
+    """The paper's first problem: 30 categories with almost equal rewards, ten runs per
+    estimator.
+    """
     updates = max(20, int(3000 * scale))
     reward = 0.5 + torch.arange(1, CATEGORIES + 1, dtype=torch.float64) / CATEGORIES**2
     series: dict[str, list[Series]] = {"update": [], "evaluation of f": []}
@@ -57,7 +40,9 @@ def one_choice(scale: float, tick: Tick) -> Part:
         logits = torch.zeros(RUNS, 1, CATEGORIES, dtype=torch.float64)
         curve, cost, spent = [], [], 0.0
         for update in range(updates):
-            out = arsm.estimate(estimator, logits.requires_grad_(), lambda z: reward[z[:, 0]], generator=generator)
+            out = arsm.estimate(
+                estimator, logits.requires_grad_(), lambda z: reward[z[:, 0]], generator=generator
+            )
             assert out.grad is not None
             logits = logits.detach() + out.grad
             spent += float(out.info["distinct"].double().mean())
@@ -73,7 +58,8 @@ def one_choice(scale: float, tick: Tick) -> Part:
         best = sum(int(row.argmax()) == CATEGORIES - 1 for row in logits[:, 0])
         reached[readable(name)] = best, spent / updates
     found = "; ".join(
-        f"{name} ends with the best category on top in {best} of {RUNS} runs, at {cost:.1f} evaluations per update"
+        f"{name} ends with the best category on top in {best} of {RUNS} runs, at {cost:.1f} "
+        "evaluations per update"
         for name, (best, cost) in reached.items()
     )
     panel = Panel("expected reward", series, levels=[Level("optimum", float(reward[-1]))])
@@ -81,7 +67,14 @@ def one_choice(scale: float, tick: Tick) -> Part:
         "One choice",
         f"Thirty categories, almost equal rewards. {found[0].upper() + found[1:]}.",
         "out = arsm.estimate(arsm.ARSM(), logits, lambda z: reward[z[:, 0]])\nout.value.backward()",
-        [Figure("Expected reward", f"Means of {RUNS} runs and their 10th to 90th percentile.", [panel], {})],
+        [
+            Figure(
+                "Expected reward",
+                f"Means of {RUNS} runs and their 10th to 90th percentile.",
+                [panel],
+                {},
+            )
+        ],
     )
 
 
@@ -111,7 +104,10 @@ class Autoencoder(nn.Module):
         """E[ln p(x | z)] - KL(q || uniform), [B]; the divergence is exact."""
         logits = self.encode(x)
         divergence = K * math.log(C) - arsm.entropy(logits).sum(-1)
-        return arsm.estimate(estimator, logits, self.log_likelihood, x, generator=generator).value - divergence
+        return (
+            arsm.estimate(estimator, logits, self.log_likelihood, x, generator=generator).value
+            - divergence
+        )
 
 
 def latent_code(scale: float, tick: Tick) -> Part:
@@ -140,101 +136,26 @@ def latent_code(scale: float, tick: Tick) -> Part:
         again = model.decode(model.encode(shown).argmax(-1)).sigmoid()
         prior = model.decode(torch.randint(C, (12, K), generator=generator)).sigmoid()
     caption = "Rows: test images, their reconstructions, and images decoded from random codes."
-    panel = Panel("-ELBO of 1,000 test images, nats", {"step": [Series("VAE", COLOURS[0], places, curve)]})
+    panel = Panel(
+        "-ELBO of 1,000 test images, nats", {"step": [Series("VAE", COLOURS[0], places, curve)]}
+    )
     return Part(
         "One latent code",
-        f"Each image becomes {K} choices among {C}. After {steps:,} steps the test -ELBO has gone from "
-        f"{curve[0]:.0f} to {curve[-1]:.0f} nats.",
+        f"Each image becomes {K} choices among {C}. After {steps:,} steps the test -ELBO has gone "
+        f"from {curve[0]:.0f} to {curve[-1]:.0f} nats.",
         "logits = encoder(x)  # [B, 20, 10]\n"
         "out = arsm.estimate(arsm.RLOO(8, ridge=1.0), logits, log_likelihood, x)\n"
         "(kl - out.value).mean().backward()",
         [Figure("Learning", "Lower is better.", [panel], {})],
-        [(sheet(torch.stack([shown, again, prior]), "digits, their reconstructions, and samples"), caption)],
+        [
+            (
+                sheet(
+                    torch.stack([shown, again, prior]), "digits, their reconstructions, and samples"
+                ),
+                caption,
+            )
+        ],
     )
-
-
-# ---------------------------------------------------------------- one sequence task
-
-DIGITS = 6
-SORT, END = 10, 11
-"""Tokens 0 to 9 are digits; SORT ends a question, END an answer."""
-
-
-def questions(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Prompts and their answers, both [N, DIGITS + 1]."""
-    digits = torch.randint(10, (count, DIGITS), generator=generator)
-    return F.pad(digits, (0, 1), value=SORT), F.pad(digits.sort(-1).values, (0, 1), value=END)
-
-
-def right(prompts: Tensor, tokens: Tensor) -> Tensor:
-    """1 for the sorted digits and the end, else 0: [R]."""
-    return (tokens == F.pad(prompts[:, :-1].sort(-1).values, (0, 1), value=END)).all(-1).float()
-
-
-def accuracy(model: Transformer) -> float:
-    """Fraction of right answers among 500 samples."""
-    generator = torch.Generator().manual_seed(1)
-    prompts, _ = questions(500, generator)
-    with torch.no_grad():
-        strategy = sequences.Branch(arsm.Reinforce())
-        out = sequences.estimate(strategy, model, prompts, right, max_tokens=DIGITS + 1, eos=END, generator=generator)
-    return float(out.rewards.mean())
-
-
-def sequence_task(scale: float, tick: Tick) -> Part:
-    """Sort digits: imitate until some answers are right, then learn only from right or wrong."""
-    imitation, tokens = max(5, int(100 * scale)), max(2000, int(90_000 * scale))
-    torch.manual_seed(0)
-    start = Transformer(12, 2 * DIGITS + 2, width=48, layers=2, heads=4)
-    optimiser, generator = torch.optim.Adam(start.parameters(), 2e-3), torch.Generator().manual_seed(0)
-    for step in range(imitation):
-        prompts, answers = questions(64, generator)
-        loss = F.cross_entropy(start.logits(prompts, answers).flatten(0, 1), answers.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        tick(0.2 * step / imitation)
-    first = accuracy(start)
-    strategies = {
-        "credit per token (branching)": (sequences.Branch(arsm.RLOO(8), budget=360), 72),
-        "credit per answer (leave-one-out)": (sequences.Group(8), 24),
-    }
-    curves, ends = [], {}
-    for place, (name, (strategy, batch)) in enumerate(strategies.items()):
-        model = copy.deepcopy(start)
-        spent, reached = _reward(model, strategy, batch, tokens, lambda x, p=place: tick(0.2 + 0.4 * (p + x)))
-        curves.append(Series(name, COLOURS[place], [0, *spent], [first, *reached]))
-        ends[name] = reached[-1]
-    (branching, token), (group, answer) = ends.items()
-    panel = Panel("share of right answers", {"generated token": curves})
-    return Part(
-        "One sequence task",
-        f"A transformer sorts {DIGITS} digits and is only told right or wrong. From {first:.0%} and with {tokens:,} "
-        f"generated tokens each, {branching} reaches {token:.0%}, {group} {answer:.0%}.",
-        "credit = sequences.Branch(arsm.RLOO(8), budget=360)\n"
-        "out = sequences.estimate(credit, model, prompts, reward, max_tokens=7, eos=END)\n"
-        "(-out.value.mean()).backward()",
-        [Figure("Learning", "Both at the same learning rate; one seed.", [panel], {})],
-    )
-
-
-def _reward(
-    model: Transformer, strategy: sequences.Strategy, batch: int, tokens: int, tick: Tick
-) -> tuple[list[float], list[float]]:
-    """Train by policy gradients for this many tokens. Returns tokens used and accuracy during training."""
-    generator, optimiser = torch.Generator().manual_seed(0), torch.optim.Adam(model.parameters(), 5e-4)
-    spent, shown = 0, []
-    while spent < tokens:
-        prompts, _ = questions(batch, generator)
-        out = sequences.estimate(strategy, model, prompts, right, max_tokens=DIGITS + 1, eos=END, generator=generator)
-        optimiser.zero_grad()
-        (-out.value.mean()).backward()
-        optimiser.step()
-        spent += int(out.info["generated"])
-        if not shown or spent >= min(tokens, shown[-1][0] + tokens / 9):
-            shown.append((float(spent), accuracy(model)))
-        tick(min(1.0, spent / tokens))
-    return [x for x, _ in shown], [y for _, y in shown]
 
 
 # ---------------------------------------------------------------- one agent
@@ -252,19 +173,27 @@ def one_agent(scale: float, tick: Tick) -> Part:
     agent.close()
     played = list(accumulate(len(record.returns) for record in history))
     means = [sum(record.returns) / len(record.returns) for record in history]
-    panel = Panel("return per episode, at most 300", {"episode": [Series("mean", COLOURS[0], played, means)]})
+    panel = Panel(
+        "return per episode, at most 300", {"episode": [Series("mean", COLOURS[0], played, means)]}
+    )
     captions = (
         f"before learning: {len(before)} steps until it falls",
-        f"after {played[-1]} episodes: {len(after)} steps" + (", the maximum" if len(after) == 300 else ""),
+        f"after {played[-1]} episodes: {len(after)} steps"
+        + (", the maximum" if len(after) == 300 else ""),
     )
     return Part(
         "One agent",
-        f"Go back to a state, take the action that was nearly taken, play on, compare: no critic. After {played[-1]} "
-        f"episodes ({history[-1].steps:,} simulator steps with rollouts) the pole stays up for {len(after)} steps "
-        f"instead of {len(before)}.",
-        f'agent = arsm.rl.PolicyGradient("CartPole-v1", arsm.RLOO(2), horizon=300)\nagent.learn(steps={steps:_})',
+        "The agent goes back to a state, takes the action that it nearly took, plays on from "
+        "there and compares the two returns; it needs no critic. "
+        f"After {played[-1]} episodes ({history[-1].steps:,} simulator steps with rollouts) the "
+        f"pole stays up for {len(after)} steps instead of {len(before)}.",
+        f'agent = arsm.rl.PolicyGradient("CartPole-v1", arsm.RLOO(2), '
+        f"horizon=300)\nagent.learn(steps={steps:_})",
         [Figure("Learning", "Mean return of the episodes in each update.", [panel], {})],
-        [(cart_pole(path, words), words) for path, words in zip((before, after), captions, strict=True)],
+        [
+            (cart_pole(path, words), words)
+            for path, words in zip((before, after), captions, strict=True)
+        ],
     )
 
 
@@ -301,7 +230,9 @@ def mended(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def referee(scale: float, tick: Tick) -> Part:
-    """A common mistake, a baseline that includes the sample itself, and what the audit says about it."""
+    """A common mistake, a baseline that includes the sample itself, and what the audit says about
+    it.
+    """
     samples = max(1024, int(4096 * scale))
     problems = [problem for problem in PROBLEMS if problem.role]
     torch.manual_seed(0)
@@ -311,25 +242,38 @@ def referee(scale: float, tick: Tick) -> Part:
     tick(1.0)
     series = [
         Series(
-            name, colour, [row.worst.relative for row in audit.rows if row.worst], range(len(audit.rows)), mark="dots"
+            name,
+            colour,
+            [row.worst.relative for row in audit.rows if row.worst],
+            range(len(audit.rows)),
+            mark="dots",
         )
-        for name, colour, audit in (("as written", COLOURS[1], wrong), ("corrected", COLOURS[0], better))
+        for name, colour, audit in (
+            ("as written", COLOURS[1], wrong),
+            ("corrected", COLOURS[0], better),
+        )
     ]
     names = [row.problem for row in wrong.rows]
     axis = "bias / half-width of its interval"
-    caption = "The worst entry of each problem, compared with enumeration; outside -1 to 1 is wrong."
+    caption = (
+        "The worst entry of each problem, compared with enumeration; outside -1 to 1 is wrong."
+    )
     finding = wrong.findings[0].sentence if wrong.findings else "Nothing found."
     return Part(
         "A wrong gradient, caught",
-        f"REINFORCE with the mean of four samples as its baseline: {wrong.verdict}. With the factor 4/3: "
-        f"{better.verdict}.",
+        f"REINFORCE with the mean of four samples as its baseline: {wrong.verdict}. With the "
+        f"factor 4/3: {better.verdict}.",
         "def loss(logits, f):\n"
         "    q = torch.distributions.Categorical(logits=logits)\n"
         "    z = q.sample((4,))\n"
         "    value = f(z).detach()\n"
         "    return ((value - value.mean(0)) * q.log_prob(z).sum(-1)).sum() / 4\n\n"
         "print(arsm.audit(loss))",
-        [Figure("Bias on small problems", caption, [Panel("bias", {axis: series}, names=names)], {})],
+        [
+            Figure(
+                "Bias on small problems", caption, [Panel("bias", {axis: series}, names=names)], {}
+            )
+        ],
         printed=finding,
     )
 

@@ -14,7 +14,8 @@ from arsm_experiments.report.toy import toy_sections
 from arsm_experiments.report.vae import vae_sections
 from arsm_experiments.runs.reader import Record
 
-# To add an experiment to the report, add an entry: its chapter's title, and a function from its runs to sections.
+# To add an experiment to the report, add an entry: its chapter's title, and a function from its
+# runs to sections.
 CHAPTERS: dict[str, tuple[str, Callable[[Sequence[Record]], list[Section]]]] = {
     "toy": ("Toy problem", toy_sections),
     "vae": ("Categorical VAE", vae_sections),

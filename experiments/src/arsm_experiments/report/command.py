@@ -10,6 +10,7 @@ from rich.console import Console
 
 from arsm_experiments.report.chapters import make_chapters
 from arsm_experiments.report.page import render
+from arsm_experiments.report.pages import remake
 from arsm_experiments.report.picture import save_figure
 from arsm_experiments.report.sections import Section, results_csv
 from arsm_experiments.runs.files import RunError, write_atomically
@@ -25,13 +26,16 @@ class Report:
     out: Path | None = None
     """Page to write; None for ROOT/report.html."""
     export: Path | None = None
-    """Also write table.csv and figures under EXPORT/<experiment>; if a README.md is there, only those that it shows."""
+    """Also write table.csv and figures under EXPORT/<experiment>, if a README.md is there only
+    those that it shows, and the generated parts of the pages.
+    """
 
     def check(self) -> None:
         """Refuse options that cannot run, before anything runs."""
         if not self.root.is_dir():
             raise ValueError(
-                f"There is no folder {self.root}; run an experiment first, or point --root at its run folders."
+                f"There is no folder {self.root}; run an experiment first, or point --root at its "
+                "run folders."
             )
 
     def run(self, console: Console) -> None:
@@ -39,22 +43,29 @@ class Report:
         chapters = make_chapters(read_runs(self.root))
         if not chapters:
             raise RunError(
-                f"There are no runs under {self.root}; run an experiment first, or point --root at its run folders."
+                f"There are no runs under {self.root}; run an experiment first, or point --root at "
+                "its run folders."
             )
         out = self.out or self.root / "report.html"
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, lambda file: file.write(render(list(chapters.values())).encode()))
-        runs = sum(len(section.records) for chapter in chapters.values() for section in chapter.sections)
+        runs = sum(
+            len(section.records) for chapter in chapters.values() for section in chapter.sections
+        )
         console.print(f"Wrote {out} from {runs} {'run' if runs == 1 else 'runs'}.")
         if self.export is not None:
             for experiment, chapter in chapters.items():
                 folder = self.export / experiment
                 export_sections(chapter.sections, folder)
                 console.print(f"Wrote {folder}.")
+            for page in remake(self.export):
+                console.print(f"Wrote the numbers of {page}.")
 
 
 def export_sections(sections: Sequence[Section], folder: Path) -> None:
-    """Write table.csv and the images that the folder's README.md shows, or all images if it has no README.md."""
+    """Write table.csv and the images that the folder's README.md shows, or all images if it has no
+    README.md.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "table.csv", lambda file: file.write(results_csv(sections).encode()))
     page = folder / "README.md"

@@ -18,7 +18,6 @@ COLUMNS = (
     ("bias", "bias"),
     ("bias that noise alone shows", "bias_error"),
     ("evaluations", "evaluations"),
-    ("ms", "milliseconds"),
 )
 
 
@@ -37,20 +36,30 @@ def _place(runs: Sequence[Record]) -> tuple[int, float]:
 
 
 def _section(runs: Sequence[Record]) -> Section:
-    """The first run names the problem; for the same estimator, a later run's numbers replace an earlier one's."""
+    """The first run names the problem; for the same estimator, a later run's numbers replace an
+    earlier one's.
+    """
     first, config = runs[0], runs[0].config
-    found = {run.config["estimators"][line["step"] - 1]: (run, line) for run in runs for line in run.metrics}
+    found = {
+        run.config["estimators"][line["step"] - 1]: (run, line)
+        for run in runs
+        for line in run.metrics
+    }
     ranked = sorted(found.items(), key=lambda each: each[1][1]["cost"])
     rows, variables, categories = config["shape"]
     text = (
-        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} evaluations per estimate. "
-        "Ranked by mean squared error x evaluations, which is variance x evaluations where there is no bias. "
-        "Only distinct evaluations count: equal samples cost one. Each evaluation of a relaxing estimator includes a "
-        f"gradient of f. Means and variances are from {config['samples']:,} estimates. Milliseconds are for one "
-        'estimate of all rows. "floor" is leave-one-out with the best additive control variate, fitted to f.'
+        f"K = {variables}, C = {categories:,}, {rows} rows of logits, {config['budget']} "
+        "evaluations per estimate. Ranked by mean squared error x evaluations, which is variance "
+        "x evaluations where there is no bias. Only distinct evaluations count: equal samples "
+        "cost one. Each evaluation of a relaxing estimator includes a gradient of f. Means and "
+        f"variances are from {config['samples']:,} estimates. "
+        '"floor" is leave-one-out with the best additive control variate, '
+        "fitted to f."
     )
     results = [
-        Result(_label(words), title, [line[key]], run) for words, (run, line) in ranked for title, key in COLUMNS
+        Result(_label(words), title, [line[key]], run)
+        for words, (run, line) in ranked
+        for title, key in COLUMNS
     ]
     panel = _ranking(first.label, [(words, line) for words, (_, line) in ranked])
     figure = Figure("The ranking", "Lower is better. Log scale.", [panel], {first.label: (COST,)})
@@ -75,5 +84,7 @@ def _ranking(title: str, named: Sequence[tuple[str, dict[str, float]]]) -> Panel
     series = []
     for kind, colour in KINDS.items():
         places = [place for place, (words, _) in enumerate(shown) if _kind(words) == kind]
-        series.append(Series(kind, colour, [shown[place][1] for place in places], places, mark="dots"))
+        series.append(
+            Series(kind, colour, [shown[place][1] for place in places], places, mark="dots")
+        )
     return Panel(title, {COST: series}, log="x", names=[words for words, _ in shown])

@@ -1,4 +1,6 @@
-"""Control's part of the report: the paper's curves, and when each method reached the task's completion line."""
+"""Control's part of the report: the paper's curves, and when each method reached the task's
+completion line.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def control_sections(records: Sequence[Record]) -> list[Section]:
     """One section per task, comparing the methods that ran on it."""
     ordered = sorted((r for r in records if r.metrics), key=_task)
     # several commands may share the seeds of one setting
-    return [_section(merge_seeds(list(runs), _alike, seconds=max)) for _, runs in groupby(ordered, key=_task)]
+    return [
+        _section(merge_seeds(list(runs), _alike, seconds=max))
+        for _, runs in groupby(ordered, key=_task)
+    ]
 
 
 def _task(record: Record) -> tuple[Any, ...]:
@@ -71,35 +76,53 @@ def _alike(record: Record) -> tuple[Any, ...]:
 
 def _section(records: list[Record]) -> Section:
     environment, horizon, group = _task(records[0])
-    slug = "-".join(filter(None, (group, plain_name(environment), f"h{horizon}" if horizon else "")))
+    slug = "-".join(
+        filter(None, (group, plain_name(environment), f"h{horizon}" if horizon else ""))
+    )
     line = completion_line(environment)
     levels = [Level("completion line", line)] if line is not None else []
     text = (
-        "Average return over the last 100 true episodes: the median over seeds, with the 10th to 90th percentile as a "
-        "band. "
+        "Average return over the last 100 true episodes: the median over seeds, with the 10th to "
+        "90th percentile as a band. "
         + (f"The dotted line is the task's completion line, {line:g}. " if line is not None else "")
-        + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged over all parameters."
+        + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged "
+        "over all parameters."
     )
     figures = []
     shown = best_settings(records)
     is_grid = len(records) > 2 * len(shown)
     if is_grid:
-        text += " The curves show each method's best setting, by the final average, then by the mean of the curve."
+        text += (
+            " The curves show each method's best setting, by the final average, then by the mean "
+            "of the curve."
+        )
         figures.append(_rates(records, slug, levels))
     else:
         shown = records
     labels = _labels(records)
-    colours = dict(zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True))
-    returns = Panel("average return", _views(shown, labels, colours, "average_return", AXES), levels=levels)
-    state = [Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE]
+    colours = dict(
+        zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True)
+    )
+    returns = Panel(
+        "average return", _views(shown, labels, colours, "average_return", AXES), levels=levels
+    )
+    state = [
+        Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE
+    ]
     along = Figure(
         "Along training",
         "Environment steps include rollouts, but not replays up to a branch.",
         [returns, *state],
         {f"{slug}-curves": tuple(AXES)},
     )
-    title = f"{environment}" + (f", {horizon} steps" if horizon else "") + (f" ({group})" if group else "")
-    results = [x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)]
+    title = (
+        f"{environment}"
+        + (f", {horizon} steps" if horizon else "")
+        + (f" ({group})" if group else "")
+    )
+    results = [
+        x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)
+    ]
     gifs = [Picture(r, file, labels[r.folder]) for r in records for file in r.pictures]
     return Section(title, text, records, results, [*figures, along], gifs, headline="seconds")
 
@@ -109,7 +132,9 @@ def best_settings(records: Sequence[Record]) -> list[Record]:
 
     def merit(record: Record) -> tuple[int, float]:
         averages = [s["average_return"] for s in seed_series(record)]
-        return round(np.mean([x[-1] for x in averages])), float(np.mean([x.mean() for x in averages]))
+        return round(np.mean([x[-1] for x in averages])), float(
+            np.mean([x.mean() for x in averages])
+        )
 
     best: dict[str, Record] = {}
     for record in records:
@@ -123,27 +148,41 @@ def _rates(records: Sequence[Record], slug: str, levels: Sequence[Level]) -> Fig
     for record in records:
         config = record.config
         final = np.median([s["average_return"][-1] for s in seed_series(record)])
-        found.setdefault(config["optimizer"], {}).setdefault(record.label, {})[config["learning_rate"]] = float(final)
+        found.setdefault(config["optimizer"], {}).setdefault(record.label, {})[
+            config["learning_rate"]
+        ] = float(final)
     names = list(dict.fromkeys(name for points in found.values() for name in points))
     colours = dict(zip(names, palette([name.partition(",")[0] for name in names]), strict=True))
     panels = []
     for optimizer, by_name in found.items():
         series = [
-            Series(name, colours[name], sorted(points), [points[rate] for rate in sorted(points)], mark="linked")
+            Series(
+                name,
+                colours[name],
+                sorted(points),
+                [points[rate] for rate in sorted(points)],
+                mark="linked",
+            )
             for name, points in by_name.items()
         ]
         title = f"final average return, {OPTIMIZERS[optimizer]}"
         panels.append(Panel(title, {"learning rate": series}, log="x", levels=levels))
-    return Figure("Settings", "The median over seeds.", panels, {f"{slug}-rates": ("learning rate",)})
+    return Figure(
+        "Settings", "The median over seeds.", panels, {f"{slug}-rates": ("learning rate",)}
+    )
 
 
 def _labels(records: Sequence[Record]) -> dict[Path, str]:
-    """A run's settings in words, by folder; with its length if others have the same, and progress if unfinished."""
+    """A run's settings in words, by folder; with its length if others have the same, and progress
+    if unfinished.
+    """
     plain = {}
     for record in records:
         config = record.config
         settings = record.label.removeprefix(config["method"])
-        plain[record.folder] = f"{config['method']}, {config['optimizer']} {config['learning_rate']:g}{settings}"
+        plain[record.folder] = (
+            f"{config['method']}, {config['optimizer']} {config['learning_rate']:g}{settings}"
+        )
     repeated = Counter(plain.values())
     found = {}
     for record in records:
@@ -152,20 +191,24 @@ def _labels(records: Sequence[Record]) -> dict[Path, str]:
             label += f", {record.config['episodes']:,} episodes"
         came_to = sorted({int(s["step"][-1]) for s in seed_series(record)})
         if came_to[0] < (whole := record.config["episodes"]):
-            label += (
-                f" ({' to '.join(f'{n:,}' for n in dict.fromkeys((came_to[0], came_to[-1])))} of {whole:,} episodes)"
-            )
+            ends = [f"{n:,}" for n in dict.fromkeys((came_to[0], came_to[-1]))]
+            label += f" ({' to '.join(ends)} of {whole:,} episodes)"
         found[record.folder] = label
     return found
 
 
 def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]]:
-    """Each seed's metrics as columns, at the lines that have `key`: a single gradient has no variance."""
+    """Each seed's metrics as columns, at the lines that have `key`: a single gradient has no
+    variance.
+    """
     by_seed: dict[int, list[dict[str, Any]]] = {}
     for line in record.metrics:
         if key != "log_variance" or line[key] > NO_VARIANCE:
             by_seed.setdefault(line["seed"], []).append(line)
-    return [{key: np.array([line[key] for line in lines]) for key in lines[0]} for lines in by_seed.values()]
+    return [
+        {key: np.array([line[key] for line in lines]) for key in lines[0]}
+        for lines in by_seed.values()
+    ]
 
 
 def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
@@ -177,14 +220,24 @@ def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
 def _results(record: Record, label: str, line: float | None, *, beside_paper: bool) -> list[Result]:
     seeds = seed_series(record)
     averages = [s["average_return"][s["step"] >= WINDOW] for s in seeds]
-    paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"]) if beside_paper else None
+    paper = (
+        PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"])
+        if beside_paper
+        else None
+    )
     rows: dict[str, list[float]] = {
         "final average": [float(s["average_return"][-1]) for s in seeds],
         "its median": [float(np.median([s["average_return"][-1] for s in seeds]))],
+        "its 10th percentile": [float(np.quantile([s["average_return"][-1] for s in seeds], 0.1))],
+        "its 90th percentile": [float(np.quantile([s["average_return"][-1] for s in seeds], 0.9))],
         "best average": [float(full.max()) for full in averages if len(full)],
-        "log variance": [float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")],
+        "log variance": [
+            float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")
+        ],
         "steps": [float(s["steps"][-1]) for s in seeds],
-        "steps played again": [float(s["replayed"][-1]) for s in seeds if s.get("replayed", [0])[-1]],
+        "steps played again": [
+            float(s["replayed"][-1]) for s in seeds if s.get("replayed", [0])[-1]
+        ],
         "seconds": [float(s["learning_seconds"][-1]) for s in seeds],
     }
     if line is not None:
@@ -194,15 +247,28 @@ def _results(record: Record, label: str, line: float | None, *, beside_paper: bo
         if solved:
             for name, key in (("episodes", "step"), ("seconds", "learning_seconds")):
                 rows[f"{name} to the line"] = [float(s[key][place]) for s, place in solved]
+    if not beside_paper:  # a grid chooses a setting by this metric alone
+        rows = {"final average": rows["final average"]}
     return [
-        Result(label, metric, values, record, paper if metric == "seconds" else None, like_for_like=False)
+        Result(
+            label,
+            metric,
+            values,
+            record,
+            paper if metric == "seconds" else None,
+            like_for_like=False,
+        )
         for metric, values in rows.items()
         if values
     ]
 
 
 def _views(
-    records: Sequence[Record], labels: dict[Path, str], colours: dict[Any, str], key: str, axes: dict[str, str]
+    records: Sequence[Record],
+    labels: dict[Path, str],
+    colours: dict[Any, str],
+    key: str,
+    axes: dict[str, str],
 ) -> dict[str, list[Series]]:
     """Each run's median over seeds and its spread, against each axis."""
     views: dict[str, list[Series]] = {axis: [] for axis in axes}
@@ -211,9 +277,13 @@ def _views(
         if not seeds or not any(s[key].any() for s in seeds):  # actor-critic has no pseudo actions
             continue
         for axis, x in axes.items():
-            # seeds have different steps and seconds: interpolate all of them at the same points, and hold
-            # finished ones at their last value
-            grid = np.linspace(min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200)
+            # seeds have different steps and seconds: interpolate all of them at the same points,
+            # and hold finished ones at their last value
+            grid = np.linspace(
+                min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200
+            )
             values = [np.interp(grid, s[x], s[key]).tolist() for s in seeds]
-            views[axis].append(band(labels[record.folder], colours[record.folder], grid.tolist(), values, "median"))
+            views[axis].append(
+                band(labels[record.folder], colours[record.folder], grid.tolist(), values, "median")
+            )
     return views

@@ -1,4 +1,6 @@
-"""Figures as data: panels, their series, and all text. `picture.py` and `interactive.py` draw them."""
+"""Figures as data: panels, their series, and all text. `picture.py` and `interactive.py` draw
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import numpy as np
 
 from arsm_experiments.labels import readable
 
-# Readable on white and on near-black, and at least 29 apart in CIE Lab (Okabe and Ito's set, extended).
+# Readable on white and on near-black, and at least 29 apart in CIE Lab (Okabe and Ito's set,
+# extended).
 COLOURS = (
     *("#0090d6", "#e0562b", "#00a37a", "#c765ac", "#b8860b"),
     *("#5560ff", "#66753a", "#b52ee8", "#ff5a78", "#7d6aa8", "#00b400", "#9c5448", "#f000b4"),
@@ -48,7 +51,9 @@ class Series:
 
     def at(self, places: Sequence[int]) -> Series:
         """Only the points at these indices."""
-        x, y, low, high = ([v[i] for i in places] if len(v) else () for v in (self.x, self.y, self.low, self.high))
+        x, y, low, high = (
+            [v[i] for i in places] if len(v) else () for v in (self.x, self.y, self.low, self.high)
+        )
         return replace(self, x=x, y=y, low=low, high=high)
 
     @property
@@ -93,23 +98,33 @@ class Panel:
     """Names of the heights 0, 1, 2..., from the top, for a categorical axis."""
 
     def drawn(self, axis: str) -> list[Series]:
-        """The series against an axis, without points that cannot be drawn: NaN, and 0 on a log scale.
+        """The series against an axis, without points that cannot be drawn: NaN, and 0 on a log
+        scale.
 
-        On a log scale, values below the floor count as 0: a line has a gap there, and a band that reaches there ends at
-        its line. Pieces of a line with only one point are left out.
+        On a log scale, values below the floor count as 0: a line has a gap there, and a band that
+        reaches there ends at its line. Pieces of a line with only one point are left out.
         """
         least = self.floor if self.log == "y" and self.floor is not None else 0.0
 
         def has_place(x: float, y: float) -> bool:
-            return math.isfinite(x) and math.isfinite(y) and {"": 1.0, "x": x, "y": y - least}[self.log] > 0
+            return (
+                math.isfinite(x)
+                and math.isfinite(y)
+                and {"": 1.0, "x": x, "y": y - least}[self.log] > 0
+            )
 
         def pieces(series: Series) -> list[Series]:
-            places = [i for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)) if has_place(x, y)]
+            places = [
+                i
+                for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
+                if has_place(x, y)
+            ]
             if self.log != "y" or series.mark != "line" or len(series.x) == 1:
                 return [series.at(places)]
             low = [low if low > least else y for low, y in zip(series.low, series.y, strict=False)]
             runs = [
-                [i for _, i in run] for _, run in itertools.groupby(enumerate(places), key=lambda own: own[1] - own[0])
+                [i for _, i in run]
+                for _, run in itertools.groupby(enumerate(places), key=lambda own: own[1] - own[0])
             ]
             long = [run for run in runs if len(run) > 1] or [[]]
             return [replace(series, low=low).at(run) for run in long]
@@ -140,17 +155,24 @@ class Figure:
     @property
     def legend(self) -> dict[str, str]:
         """Each name's colour."""
-        views = [series for panel in self.panels for view in panel.views.values() for series in view]
+        views = [
+            series for panel in self.panels for view in panel.views.values() for series in view
+        ]
         return {series.name: series.colour for series in views}
 
     def in_words(self) -> Figure:
         """The same figure with readable names instead of the words that a command takes."""
 
         def renamed(panel: Panel) -> Panel:
-            views = {axis: [replace(s, name=readable(s.name)) for s in view] for axis, view in panel.views.items()}
+            views = {
+                axis: [replace(s, name=readable(s.name)) for s in view]
+                for axis, view in panel.views.items()
+            }
             levels = [replace(level, name=readable(level.name)) for level in panel.levels]
             names = [readable(name) for name in panel.names]
-            return replace(panel, title=readable(panel.title), views=views, levels=levels, names=names)
+            return replace(
+                panel, title=readable(panel.title), views=views, levels=levels, names=names
+            )
 
         return replace(self, panels=[renamed(panel) for panel in self.panels])
 
@@ -172,7 +194,9 @@ def lines(words: str, letters: int) -> list[str]:
 
 
 def palette(methods: Sequence[str]) -> list[str]:
-    """A colour for each name; ARSM's is the same in every figure. Colours repeat if there are too few."""
+    """A colour for each name; ARSM's is the same in every figure. Colours repeat if there are too
+    few.
+    """
     first = methods.index("arsm") if "arsm" in methods else 0
     others = itertools.cycle(COLOURS[1:])
     return [COLOURS[0] if place == first else next(others) for place in range(len(methods))]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from arsm_experiments.labels import readable
+from arsm_experiments.report.welch import difference
 
 if TYPE_CHECKING:
     from arsm_experiments.report.sections import Result
@@ -43,12 +44,18 @@ def finding(results: Sequence[Result]) -> str:
     for row in rows:
         if row.row not in REFERENCES:
             rival = best_rows.get(_method(row), row)
-            best_rows[_method(row)] = max(rival, row, key=lambda r: r.mean if measure.higher else -r.mean)
+            best_rows[_method(row)] = max(
+                rival, row, key=lambda r: r.mean if measure.higher else -r.mean
+            )
     if not best_rows:
         return ""
-    ranked = sorted(best_rows.items(), key=lambda item: -item[1].mean if measure.higher else item[1].mean)
+    ranked = sorted(
+        best_rows.items(), key=lambda item: -item[1].mean if measure.higher else item[1].mean
+    )
     several = Counter(map(_method, rows))
-    names = [name + (f" ({_settings(name, row)})" if several[name] > 1 else "") for name, row in ranked]
+    names = [
+        name + (f" ({_settings(name, row)})" if several[name] > 1 else "") for name, row in ranked
+    ]
     best, *others = (row for _, row in ranked)
     extreme = "highest" if measure.higher else "lowest"
     words = [f"{names[0]} reaches a {measure.words} of {best.ours}"]
@@ -57,8 +64,14 @@ def finding(results: Sequence[Result]) -> str:
         words.append(f"{names[1]} follows with {others[0].ours}" + _apart(best, others[0]))
     place = next((place for place, (method, _) in enumerate(ranked) if "ARSM" in method), 0)
     if place > 1:
-        words.append(f"{names[place]} is number {place + 1} of {len(ranked)} with {ranked[place][1].ours}")
-    each = ", each at the best of its settings here" if others and any(several[name] > 1 for name, _ in ranked) else ""
+        words.append(
+            f"{names[place]} is number {place + 1} of {len(ranked)} with {ranked[place][1].ours}"
+        )
+    each = (
+        ", each at the best of its settings here"
+        if others and any(several[name] > 1 for name, _ in ranked)
+        else ""
+    )
     sentence = "; ".join(words) + each + "."
     return sentence[0].upper() + sentence[1:] + _beside_the_paper(rows)
 
@@ -76,23 +89,30 @@ def _settings(name: str, row: Result) -> str:
 def _measured(results: Sequence[Result]) -> tuple[Measure | None, list[Result]]:
     """The first measure that any row has, and the rows that have it."""
     for measure in MEASURES:
-        rows = [r for r in results if re.fullmatch(measure.pattern, r.metric) and math.isfinite(r.mean)]
+        rows = [
+            r for r in results if re.fullmatch(measure.pattern, r.metric) and math.isfinite(r.mean)
+        ]
         if rows:
             return measure, rows
     return None, []
 
 
 def _apart(best: Result, second: Result) -> str:
-    """Whether their means differ by two standard errors; empty if there is only one seed."""
+    """Whether Welch's 95% interval decides between them; empty if there is only one seed."""
     if best.std is None or second.std is None:
         return ""
-    noise = math.hypot(*(row.std / math.sqrt(len(row.values)) for row in (best, second) if row.std is not None))
-    return "" if abs(best.mean - second.mean) > 2 * noise else ", no difference within two standard errors"
+    found = difference(
+        best.mean, best.std, len(best.values), second.mean, second.std, len(second.values)
+    )
+    return "" if found.decided else ", undecided by Welch's 95% interval"
 
 
 def _beside_the_paper(rows: Sequence[Result]) -> str:
     verdicts = Counter(row.verdict for row in rows if row.papers)
     if not verdicts:
         return ""
-    counts = [f"{number} {'row' if number == 1 else 'rows'} {verdict}" for verdict, number in verdicts.most_common()]
+    counts = [
+        f"{number} {'row' if number == 1 else 'rows'} {verdict}"
+        for verdict, number in verdicts.most_common()
+    ]
     return f" Compared with the paper: {', '.join(counts)}."

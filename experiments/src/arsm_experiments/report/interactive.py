@@ -10,7 +10,17 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from arsm_experiments.report.figures import ENTRY, NEUTRAL, TITLE, Figure, Level, Panel, Series, grid, lines
+from arsm_experiments.report.figures import (
+    ENTRY,
+    NEUTRAL,
+    TITLE,
+    Figure,
+    Level,
+    Panel,
+    Series,
+    grid,
+    lines,
+)
 
 POINTS = 120
 """Maximum points per curve."""
@@ -39,16 +49,27 @@ WIDE, NARROW = Width(940, 3), Width(330, 1)
 
 
 def interactive(figure: Figure) -> dict[str, Any]:
-    """Data for the page's script: traces, buttons, and one layout for wide and one for narrow windows."""
+    """Data for the page's script: traces, buttons, and one layout for wide and one for narrow
+    windows.
+    """
     figure = figure.in_words()
-    traces = [trace for place, panel in enumerate(figure.panels) for trace in _panel_traces(panel, place)]
+    traces = [
+        trace for place, panel in enumerate(figure.panels) for trace in _panel_traces(panel, place)
+    ]
     traces = _with_legend(traces, figure)
     buttons = _buttons(figure) if len(figure.axes) > 1 else []
-    return {"data": traces, "buttons": buttons, "wide": _layout(figure, WIDE), "narrow": _layout(figure, NARROW)}
+    return {
+        "data": traces,
+        "buttons": buttons,
+        "wide": _layout(figure, WIDE),
+        "narrow": _layout(figure, NARROW),
+    }
 
 
 def _panel_traces(panel: Panel, place: int, axis: str = "") -> list[dict[str, Any]]:
-    """A panel's curves against an axis (the first if the panel does not have it), each preceded by its band."""
+    """A panel's curves against an axis (the first if the panel does not have it), each preceded by
+    its band.
+    """
     axis = axis if axis in panel.views else next(iter(panel.views))
     series = [each.thinned(POINTS) for each in panel.drawn(axis)]
     on = {"xaxis": f"x{number(place)}", "yaxis": f"y{number(place)}"}
@@ -73,9 +94,16 @@ def _series_traces(series: Series, panel: Panel, axis: str) -> list[dict[str, An
     x, y, low, high = (_rounded(values) for values in (series.x, series.y, series.low, series.high))
     made = []
     if any(len(each.low) for each in panel.views[axis]):
-        filled = {"fill": "toself", "fillcolor": series.colour + "26", "line": {"width": 0}, "mode": "lines"}
+        filled = {
+            "fill": "toself",
+            "fillcolor": series.colour + "26",
+            "line": {"width": 0},
+            "mode": "lines",
+        }
         made.append(
-            shared | filled | {"x": [*x, *x[::-1]] if low else [], "y": [*high, *low[::-1]], "hoverinfo": "skip"}
+            shared
+            | filled
+            | {"x": [*x, *x[::-1]] if low else [], "y": [*high, *low[::-1]], "hoverinfo": "skip"}
         )
     if panel.names:
         words = {"text": [html.escape(panel.names[int(place)]) for place in series.y]}
@@ -83,12 +111,19 @@ def _series_traces(series: Series, panel: Panel, axis: str) -> list[dict[str, An
     else:
         words = {"customdata": [list(ends) for ends in zip(low, high, strict=True)]}
         spread = " (%{customdata[0]:.5g} to %{customdata[1]:.5g})" if low else ""
-        said = f"<b>{name}</b><br>%{{y:.5g}}{spread}<br>%{{xaxis.title.text}} %{{x:,.6~g}}<extra></extra>"
+        said = (
+            f"<b>{name}</b><br>%{{y:.5g}}{spread}<br>%{{xaxis.title.text}} "
+            f"%{{x:,.6~g}}<extra></extra>"
+        )
     ring = series.mark == "ring"
     curve = {
         "mode": "+".join(["lines"] * series.line + ["markers"] * series.dots),
         "line": {"color": series.colour, "width": 2},
-        "marker": {"color": series.colour, "size": 13 if ring else 7, "symbol": "circle-open" if ring else "circle"},
+        "marker": {
+            "color": series.colour,
+            "size": 13 if ring else 7,
+            "symbol": "circle-open" if ring else "circle",
+        },
         "hovertemplate": said,
         "cliponaxis": not panel.names,
     }
@@ -119,12 +154,20 @@ def _with_legend(traces: list[dict[str, Any]], figure: Figure) -> list[dict[str,
     on = {"type": "scatter", "x": [None], "y": [None], "mode": "lines", "xaxis": "x", "yaxis": "y"}
     entries = [
         on
-        | {"name": "<br>".join(html.escape(line) for line in lines(name, ENTRY)), "legendgroup": name}
+        | {
+            "name": "<br>".join(html.escape(line) for line in lines(name, ENTRY)),
+            "legendgroup": name,
+        }
         | {"line": {"color": colour, "width": 3}}
         for name, colour in figure.legend.items()
     ]
     entries += [
-        on | {"name": html.escape(words), "legendgroup": words, "line": {"color": NEUTRAL, "width": 2, "dash": "dot"}}
+        on
+        | {
+            "name": html.escape(words),
+            "legendgroup": words,
+            "line": {"color": NEUTRAL, "width": 2, "dash": "dot"},
+        }
         for words in figure.meanings
     ]
     return [*entries, *traces]
@@ -134,7 +177,9 @@ def _with_legend(traces: list[dict[str, Any]], figure: Figure) -> list[dict[str,
 
 
 def _layout(figure: Figure, width: Width) -> dict[str, Any]:
-    """Panels in rows under their titles, below the legend and the buttons that choose the horizontal axis."""
+    """Panels in rows under their titles, below the legend and the buttons that choose the
+    horizontal axis.
+    """
     columns = min(grid(len(figure.panels))[1], width.columns)
     rows = [figure.panels[i : i + columns] for i in range(0, len(figure.panels), columns)]
     heights = [max(NAME * len(panel.names) or PANEL for panel in row) for row in rows]
@@ -142,7 +187,8 @@ def _layout(figure: Figure, width: Width) -> dict[str, Any]:
     inside = sum(heights) + sum(titles[1:]) + AXIS * (len(rows) - 1)
     longest = max(len(name) for panel in figure.panels for name in (*panel.names, ""))
     left = (int(LETTER * longest) + 16 if width == WIDE else 16) if longest else 46
-    entrywidth, legend = _legend(figure, width.pixels - left)  # in Plotly a legend is as wide as the panels
+    # in Plotly a legend is as wide as the panels
+    entrywidth, legend = _legend(figure, width.pixels - left)
     above = BUTTONS * (len(figure.axes) > 1) + legend
     margin = {"t": above + titles[0], "b": AXIS, "l": left, "r": 10, "autoexpand": False}
     whole = inside + margin["t"] + margin["b"]
@@ -162,14 +208,30 @@ def _layout(figure: Figure, width: Width) -> dict[str, Any]:
             "tracegroupgap": 0,
             "itemclick": "toggle",
             "itemdoubleclick": "toggleothers",
-            **{"x": 0, "xref": "container", "xanchor": "left", "yref": "container", "yanchor": "top"},
+            **{
+                "x": 0,
+                "xref": "container",
+                "xanchor": "left",
+                "yref": "container",
+                "yanchor": "top",
+            },
             "y": 1 - BUTTONS * (len(figure.axes) > 1) / whole,
             "bgcolor": "rgba(0,0,0,0)",
         },
         "updatemenus": [
             {
-                **{"type": "buttons", "direction": "right", "bgcolor": "rgba(0,0,0,0)", "pad": {"l": 0, "t": 0}},
-                **{"x": 0, "xanchor": "left", "y": 1 + (margin["t"] - 4) / inside, "yanchor": "top"},
+                **{
+                    "type": "buttons",
+                    "direction": "right",
+                    "bgcolor": "rgba(0,0,0,0)",
+                    "pad": {"l": 0, "t": 0},
+                },
+                **{
+                    "x": 0,
+                    "xanchor": "left",
+                    "y": 1 + (margin["t"] - 4) / inside,
+                    "yanchor": "top",
+                },
             }
         ]
         * (len(figure.axes) > 1),
@@ -194,8 +256,16 @@ def _layout(figure: Figure, width: Width) -> dict[str, Any]:
             }
             layout["annotations"].append(
                 {
-                    "text": "<b>" + "<br>".join(html.escape(line) for line in lines(panel.title, TITLE)) + "</b>",
-                    **{"x": 0, "xref": f"x{place} domain", "xanchor": "left", "align": "left", "showarrow": False},
+                    "text": "<b>"
+                    + "<br>".join(html.escape(line) for line in lines(panel.title, TITLE))
+                    + "</b>",
+                    **{
+                        "x": 0,
+                        "xref": f"x{place} domain",
+                        "xanchor": "left",
+                        "align": "left",
+                        "showarrow": False,
+                    },
                     **{"y": 1, "yref": f"y{place} domain", "yanchor": "bottom"},
                 }
             )
@@ -222,9 +292,18 @@ def _x_axis(panel: Panel, axis: str) -> dict[str, Any]:
 
 def _y_axis(panel: Panel, width: Width) -> dict[str, Any]:
     if panel.names:
-        where, room = ("outside", 0.5) if width == WIDE else ("inside top", 1.2)  # a name inside lies above its line
-        names = {"tickvals": list(range(len(panel.names))), "ticktext": [html.escape(name) for name in panel.names]}
-        return {"range": [len(panel.names) - 0.5, -room], "zeroline": False, "ticklabelposition": where, **names}
+        # a name inside lies above its line
+        where, room = ("outside", 0.5) if width == WIDE else ("inside top", 1.2)
+        names = {
+            "tickvals": list(range(len(panel.names))),
+            "ticktext": [html.escape(name) for name in panel.names],
+        }
+        return {
+            "range": [len(panel.names) - 0.5, -room],
+            "zeroline": False,
+            "ticklabelposition": where,
+            **names,
+        }
     heights = [y for view in panel.views for series in panel.drawn(view) for y in series.y]
     limits = {"minallowed": panel.floor, "maxallowed": panel.ceiling}
     if panel.log == "y":
@@ -236,8 +315,12 @@ def _y_axis(panel: Panel, width: Width) -> dict[str, Any]:
 def _scale(panel: Panel, which: str, values: Sequence[float]) -> dict[str, Any]:
     """Ticks: only decades on a long log scale; large numbers are written as 20k."""
     if panel.log != which:
-        return {"exponentformat": "SI" if any(abs(value) >= 10_000 for value in values) else "power"}
-    values = [value for value in values if panel.floor is None or which == "x" or value >= panel.floor]
+        return {
+            "exponentformat": "SI" if any(abs(value) >= 10_000 for value in values) else "power"
+        }
+    values = [
+        value for value in values if panel.floor is None or which == "x" or value >= panel.floor
+    ]
     decades = math.log10(max(values) / min(values)) if values else 0
     ticks = {"dtick": math.ceil(decades / 6)} if decades > 2 else {}
     return {"type": "log", "exponentformat": "power", **ticks}
@@ -261,7 +344,9 @@ def _buttons(figure: Figure) -> list[dict[str, Any]]:
                 layout[f"xaxis{number(panel_place)}.title.text"] = html.escape(axis)
                 layout |= {f"{which}axis{number(panel_place)}.autorange": True for which in "xy"}
             place += len(traces)
-        buttons.append({"label": html.escape(axis), "method": "update", "args": [moved, layout, places]})
+        buttons.append(
+            {"label": html.escape(axis), "method": "update", "args": [moved, layout, places]}
+        )
     return buttons
 
 

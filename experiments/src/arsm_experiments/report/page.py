@@ -1,4 +1,6 @@
-"""The report as one self-contained HTML page: text, tables, curves, pictures, and the script that draws them."""
+"""The report as one self-contained HTML page: text, tables, curves, pictures, and the script that
+draws them.
+"""
 
 from __future__ import annotations
 

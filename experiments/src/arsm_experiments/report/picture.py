@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arsm_experiments.palette import save
-from arsm_experiments.report.figures import ENTRY, NEUTRAL, TITLE, Figure, Panel, Series, grid, lines
+from arsm_experiments.report.figures import (
+    ENTRY,
+    NEUTRAL,
+    TITLE,
+    Figure,
+    Panel,
+    Series,
+    grid,
+    lines,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +32,9 @@ FEW = 4
 BAND = 0.16
 """Opacity of a band: several of them overlap."""
 SETTINGS = {
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
+    ),
     "grid.color": INK,
     "font.family": "sans-serif",
     "font.size": 9,
@@ -44,7 +55,12 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
     from matplotlib.lines import Line2D
 
     figure = figure.in_words()
-    drawn = [(panel, axis) for panel in figure.panels for axis in panel.views if axis in figure.files[name]]
+    drawn = [
+        (panel, axis)
+        for panel in figure.panels
+        for axis in panel.views
+        if axis in figure.files[name]
+    ]
     rows, columns = grid(len(drawn))
     height = max(2.7, *(0.17 * len(panel.names) + 0.8 for panel, _ in drawn))
     width = 6 if any(panel.names for panel, _ in drawn) else 4
@@ -62,7 +78,13 @@ def save_figure(figure: Figure, name: str, folder: Path) -> None:
         for place, (panel, axis) in enumerate(drawn, 1):
             draw_panel(canvas.add_subplot(rows, columns, place), panel, axis)
         handles = [
-            Line2D([], [], color=colour, label=words, linestyle=":" if words in figure.meanings else "-")
+            Line2D(
+                [],
+                [],
+                color=colour,
+                label=words,
+                linestyle=":" if words in figure.meanings else "-",
+            )
             for words, colour in entries.items()
         ]
         canvas.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
@@ -113,7 +135,9 @@ def _draw_series(axes: Axes, series: Series) -> None:
     if not len(series.x):
         return
     if len(series.low):
-        axes.fill_between(series.x, series.low, series.high, color=series.colour, alpha=BAND, linewidth=0)
+        axes.fill_between(
+            series.x, series.low, series.high, color=series.colour, alpha=BAND, linewidth=0
+        )
     axes.plot(
         np.asarray(series.x),
         np.asarray(series.y),

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -20,13 +19,14 @@ from rich.table import Table
 from arsm_experiments.labels import heading, readable
 from arsm_experiments.report.figures import Figure
 from arsm_experiments.report.findings import finding
+from arsm_experiments.report.welch import student_quantile
 from arsm_experiments.runs.reader import Record
 
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
 
 Verdict = Literal["better", "worse", "undecided", "noise unknown", "not like for like"]
-"""Our number compared with the paper's: "better" or "worse" if seeds alone do not explain the difference; "undecided"
-if there are too few seeds to tell."""
+"""Our number compared with the paper's: "better" or "worse" if seeds alone do not explain the
+difference; "undecided" if there are too few seeds to tell."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Result:
     paper_std: float | None = None
     """Its spread, if the paper gives one."""
     like_for_like: bool = True
-    """Whether the paper measured the same thing; not so for seconds on other hardware, or other images."""
+    """Whether the paper measured the same thing; not so for seconds on other hardware, or other
+    images.
+    """
 
     @property
     def name(self) -> str:
@@ -67,7 +69,9 @@ class Result:
 
     @property
     def papers(self) -> str:
-        """The paper's number, with its spread if it has one; empty if the paper measured something else."""
+        """The paper's number, with its spread if it has one; empty if the paper measured something
+        else.
+        """
         if not self.like_for_like:
             return ""
         spread = f" ± {self.paper_std:g}" if self.paper_std is not None else ""
@@ -90,8 +94,9 @@ class Result:
     def verdict(self) -> Verdict | None:
         """Whether our mean differs from the paper's number by more than chance, at the 5% level.
 
-        If the paper gives no spread, its number counts as one run with the spread of ours: the difference then
-        has variance std^2 (1 + 1/seeds), and Student's distribution gives its quantile.
+        If the paper gives no spread, its number counts as one run with the spread of ours: the
+        difference then has variance std^2 (1 + 1/seeds), and Student's distribution gives its
+        quantile.
         """
         if self.paper is None:
             return None
@@ -106,18 +111,10 @@ class Result:
         return "better" if self.mean < self.paper else "worse"
 
 
-def student_quantile(freedom: int, inside: float = 0.95) -> float:
-    """The number of standard errors around 0 that contains this fraction of Student's distribution.
-
-    With t = sqrt(freedom) tan(a) its density is proportional to cos(a)^(freedom - 1).
-    """
-    angles = np.linspace(0, np.pi / 2, 100_001)
-    mass = np.cumsum(np.cos(angles) ** (freedom - 1))
-    return float(math.sqrt(freedom) * np.tan(angles[np.searchsorted(mass, inside * mass[-1])]))
-
-
 def number(mean: float, spread: float | None = None) -> str:
-    """The mean to its spread's first digit, or four digits: 0.516 ± 0.008, 2.5e6 ± 8e4. Tiny spreads are omitted."""
+    """The mean to its spread's first digit, or four digits: 0.516 ± 0.008, 2.5e6 ± 8e4. Tiny
+    spreads are omitted.
+    """
     if not spread or not math.isfinite(mean + spread) or spread < 1e-5 * abs(mean):
         return _plain_exponent(f"{mean:.4g}")
     if 1e-4 <= abs(mean) < 1e5:
@@ -189,7 +186,9 @@ class Section:
         """This section's lines of the report's first table."""
         shown = [r for r in self.results if r.papers and r.metric == self.headline]
         words = self.headline_words or self.headline
-        lines = [Headline(f"{r.name}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown]
+        lines = [
+            Headline(f"{r.name}: {words}", r.papers, r.ours, r.difference, r.verdict) for r in shown
+        ]
         return [*lines, *self.claims]
 
 
@@ -205,7 +204,13 @@ def pivot(results: Iterable[Result]) -> tuple[list[str], list[tuple[str, list[Re
 def print_results(console: Console, section: Section) -> None:
     """A section's table on the terminal."""
     metrics, rows = pivot(section.results)
-    table = Table(title=section.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=section.title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("", no_wrap=True)
     for metric in metrics:
         table.add_column(escape(heading(metric)), justify="right", overflow="fold")
@@ -229,8 +234,20 @@ def results_csv(sections: Iterable[Section]) -> str:
             session = r.record.sessions[-1]
             spread = "" if r.std is None else f"{r.std:.6g}"
             paper = "" if r.paper is None else f"{r.paper:g}"
-            where = (f"{r.record.seconds:.1f}", session["hardware"], short_commit(session["commit"]))
+            where = (
+                f"{r.record.seconds:.1f}",
+                session["hardware"],
+                short_commit(session["commit"]),
+            )
             writer.writerow(
-                (f"{section.title}: {r.row}", r.metric, f"{r.mean:.6g}", spread, len(r.values), paper, *where)
+                (
+                    f"{section.title}: {r.row}",
+                    r.metric,
+                    f"{r.mean:.6g}",
+                    spread,
+                    len(r.values),
+                    paper,
+                    *where,
+                )
             )
     return out.getvalue()

@@ -19,6 +19,8 @@ TRACES = (
 )
 AXES = {"update": "step", "second": "seconds", "evaluation of f": "evaluations"}
 ON_THE_WAY = "variance / arsm's on the way"
+ON_THE_BEST = "seeds on the best category"
+"""Seeds that end with a probability above one half on the best category."""
 PAPERS = ("reinforce", "ar", "ars", "gumbel-softmax", "relax")
 """The estimators that the paper's figure compares ARSM with."""
 ENDS = (("first category", "first", COLOURS[1]), ("last category", "last", COLOURS[0]))
@@ -33,27 +35,38 @@ def toy_sections(records: Sequence[Record]) -> list[Section]:
 def _problem(record: Record) -> tuple[Any, ...]:
     """Settings that runs must share to be compared."""
     config = record.config
-    return config["categories"], config["step"], config["r"], config["updates"], config["seed"], record.group
+    return (
+        config["categories"],
+        config["step"],
+        config["r"],
+        config["updates"],
+        config["seed"],
+        record.group,
+    )
 
 
 def _section(records: list[Record]) -> Section:
     config = records[0].config
     group = records[0].group
-    problem = f"C = {config['categories']:,}, step {config['step']:.4g}" + (f" ({group})" if group else "")
+    problem = f"C = {config['categories']:,}, step {config['step']:.4g}" + (
+        f" ({group})" if group else ""
+    )
     records.sort(key=lambda r: _ORDER.get(r.config["estimator"], len(_ORDER)))
     colours = _colours(records)
     slug = f"{group}-" * bool(group) + f"C{config['categories']}-step{config['step']:g}"
     text = (
-        f"Maximise E[f(z)], f(z) = 1/2 + z/(C R), R = {config['r']:g}, by {config['updates']:,} updates with "
-        f"one estimate each. The optimum is {_optimum(config):.4f}. Lines are means over {config['seeds']} seeds, "
-        f"bands the 10th to 90th percentile. Variances are from {config['variance_samples']} estimates at each point. "
-        "The gap is the distance to the optimum at the end, relative to the true gradient's."
+        f"Maximise E[f(z)], f(z) = 1/2 + z/(C R), R = {config['r']:g}, by {config['updates']:,} "
+        f"updates with one estimate each. The optimum is {_optimum(config):.4f}. Lines are means "
+        f"over {config['seeds']} seeds, bands the 10th to 90th percentile. Variances are from "
+        f"{config['variance_samples']} estimates at each point. The gap is the distance to the "
+        "optimum at the end, relative to the true gradient's."
     )
     traces = [_traces(records, colours, title, key, log) for title, key, log in TRACES]
     figures = [
         Figure(
             "Along the updates",
-            "The dotted line is the optimum. The true gradient has no variance and is not drawn there.",
+            "The dotted line is the optimum. The true gradient has no variance and is not drawn "
+            "there.",
             traces,
             {f"{slug}-traces": ("update",)},
         )
@@ -62,10 +75,14 @@ def _section(records: list[Record]) -> Section:
         caption = f"{title} of the first and the last category, on each estimator's own scale."
         if key == "probability":
             caption = "The last category is the best one, the first the worst."
-        figures.append(Figure(title, caption, [_ends(r, key) for r in records], {f"{slug}-{key}": ("update",)}))
+        figures.append(
+            Figure(title, caption, [_ends(r, key) for r in records], {f"{slug}-{key}": ("update",)})
+        )
     results = _results(records)
     claims = _claims(config, results)
-    return Section(f"Toy, {problem}", text, records, results, figures, claims=claims, folded=_still(records))
+    return Section(
+        f"Toy, {problem}", text, records, results, figures, claims=claims, folded=_still(records)
+    )
 
 
 MOVED = 0.05
@@ -79,7 +96,10 @@ def _still(records: Sequence[Record]) -> str:
             first, last = fmean(_first(record, "reward")), fmean(_last(record, "reward"))
             way = (last - first) / (_optimum(record.config) - first)
             if way < MOVED:
-                return f"Little to see: with this step size even the true gradient goes only {way:.1%} of the way."
+                return (
+                    "Little to see: with this step size even the true gradient goes only "
+                    f"{way:.1%} of the way."
+                )
     return ""
 
 
@@ -105,7 +125,9 @@ def _optimum(config: dict[str, Any]) -> float:
 
 
 def _results(records: Sequence[Record]) -> list[Result]:
-    """Results of each run; its gap is relative to the true gradient's, its variance to ARSM's, if those were run."""
+    """Results of each run; its gap is relative to the true gradient's, its variance to ARSM's, if
+    those were run.
+    """
     by_words = {r.config["estimator"]: r for r in records}
     true, arsm = by_words.get("exact"), by_words.get("arsm")
     results = []
@@ -117,7 +139,10 @@ def _results(records: Sequence[Record]) -> list[Result]:
             row["variance / arsm's at the start"] = [x / start for x in _first(r, "variance")]
         if arsm is not None and (along := fmean(_average(arsm, "variance"))) > 0:
             row[ON_THE_WAY] = [x / along for x in _average(r, "variance")]
-        row["f calls an update"] = [x / max(1, r.metrics[-1]["step"]) for x in _last(r, "evaluations")]
+        row[ON_THE_BEST] = [float(sum(x > 0.5 for x in _last(r, "probability_last")))]
+        row["f calls an update"] = [
+            x / max(1, r.metrics[-1]["step"]) for x in _last(r, "evaluations")
+        ]
         row["seconds"] = [r.seconds]
         results.extend(Result(_label(r), metric, values, r) for metric, values in row.items())
     return results
@@ -150,17 +175,29 @@ def _claims(config: dict[str, Any], results: Sequence[Result]) -> list[Headline]
     if (config["categories"], config["step"], config["r"]) != (30, 1.0, 30.0):
         return []
     others = [
-        r.mean for r in results if r.metric == ON_THE_WAY and r.record.config["estimator"].split(":")[0] in PAPERS
+        r.mean
+        for r in results
+        if r.metric == ON_THE_WAY and r.record.config["estimator"].split(":")[0] in PAPERS
     ]
     if not others:
         return []
     what = "gradient variance of the paper's other estimators, ARSM = 1, lowest to highest"
-    return [Headline(what, "10 to 10,000", " to ".join(number(float(f"{x:.1g}")) for x in (min(others), max(others))))]
+    return [
+        Headline(
+            what,
+            "10 to 10,000",
+            " to ".join(number(float(f"{x:.1g}")) for x in (min(others), max(others))),
+        )
+    ]
 
 
-def _traces(records: Sequence[Record], colours: dict[Any, str], title: str, key: str, log: bool) -> Panel:
+def _traces(
+    records: Sequence[Record], colours: dict[Any, str], title: str, key: str, log: bool
+) -> Panel:
     views = {
-        axis: [band(_label(r), colours[r.folder], _mean(r, along), r.series(key)[1]) for r in records]
+        axis: [
+            band(_label(r), colours[r.folder], _mean(r, along), r.series(key)[1]) for r in records
+        ]
         for axis, along in AXES.items()
     }
     # a collapsed estimator has zero variance up to rounding: do not stretch the axis for it

@@ -19,9 +19,11 @@ Places = Callable[[Record], Sequence[Any]]
 HIGHEST = 1.5
 """Curves are drawn up to this many times the lowest loss."""
 PARTS = ("train", "validation", "test")
+CHOSE = "seeds that chose the rate"
+"""Seeds of a row that were also used to choose its learning rate: they flatter it."""
 SECONDS = (
-    "Seconds are for the whole command, which trains all its seeds and learning rates together, or the sum if a row's "
-    "seeds come from several commands."
+    "Seconds are for the whole command, which trains all its seeds and learning rates together, "
+    "or the sum if a row's seeds come from several commands."
 )
 
 
@@ -40,12 +42,16 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The label of the shown runs, with the epochs that all seeds have reached if one is unfinished."""
+        """The label of the shown runs, with the epochs that all seeds have reached if one is
+        unfinished.
+        """
         return label_of(self.shown)
 
     @property
     def shown(self) -> Record:
-        """The run of tables and curves: the fresh seeds if any, because the seeds that chose the rate flatter it."""
+        """The run of tables and curves: the fresh seeds if any, because the seeds that chose the
+        rate flatter it.
+        """
         return self.fresh or self.chosen
 
     @property
@@ -55,8 +61,12 @@ class Row:
         return f"{self.label}, rate {self.chosen.config['rate']:g}{fresh}"
 
     def at_best(self, key: str) -> list[float]:
-        """The metric at each seed's best validation, among the epochs that all seeds have reached."""
-        best = [min(range(len(seed)), key=seed.__getitem__) for seed in values(self.shown, "validation")]
+        """The metric at each seed's best validation, among the epochs that all seeds have
+        reached.
+        """
+        best = [
+            min(range(len(seed)), key=seed.__getitem__) for seed in values(self.shown, "validation")
+        ]
         return [seed[place] for seed, place in zip(values(self.shown, key), best, strict=True)]
 
 
@@ -72,11 +82,12 @@ def make_rows(
     *counts: str,
     fresh: Sequence[Record] = (),
 ) -> list[Row]:
-    """The estimators in the paper's order, then by name, each with its grid of rates and the chosen one.
+    """The estimators in the paper's order, then by name, each with its grid of rates and the chosen
+    one.
 
-    `paper` has a number by metric for each method, in its order. Seeds that ran in several commands are put together,
-    unless these commands differ in the numbers of samples named in `counts`. `fresh` are runs of seeds that were
-    trained after their rate had been chosen.
+    `paper` has a number by metric for each method, in its order. Seeds that ran in several commands
+    are put together, unless these commands differ in the numbers of samples named in `counts`.
+    `fresh` are runs of seeds that were trained after their rate had been chosen.
     """
 
     def place(record: Record) -> tuple[int, str]:
@@ -86,7 +97,9 @@ def make_rows(
         return record.label, *(record.config[key] for key in ("rate", *counts))
 
     ordered = sorted(merge_seeds(records, alike), key=place)
-    grids = [sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=place)]
+    grids = [
+        sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=place)
+    ]
     colours = palette([grid[0].config["estimator"] for grid in grids])
     trained_again = {(*alike(record), record.config["precision"]): record for record in fresh}
     rows = []
@@ -104,16 +117,26 @@ def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[
 
 
 def not_run(rows: Sequence[Row], paper: Mapping[str, Mapping[str, float]], metric: str) -> str:
-    """A sentence with those of the paper's numbers that no run of ours repeats; empty if there are none."""
+    """A sentence with those of the paper's numbers that no run of ours repeats; empty if there are
+    none.
+    """
     run = {method(row.chosen.config) for row in rows if row.paper}
-    absent = [f"{readable(words)} {row[metric]:g}" for words, row in paper.items() if words not in run]
-    return f" The paper also has, for {metric}, without a run of ours: {', '.join(absent)}." if absent else ""
+    absent = [
+        f"{readable(words)} {row[metric]:g}" for words, row in paper.items() if words not in run
+    ]
+    return (
+        f" The paper also has, for {metric}, without a run of ours: {', '.join(absent)}."
+        if absent
+        else ""
+    )
 
 
 def method(config: Mapping[str, Any]) -> str:
     """The estimator's words without its temperature, which the paper does not give."""
     name, _, options = config["estimator"].partition(":")
-    kept = [option for option in options.split(",") if option and not option.startswith("temperature=")]
+    kept = [
+        option for option in options.split(",") if option and not option.startswith("temperature=")
+    ]
     return ":".join(filter(None, (name, ",".join(kept))))
 
 
@@ -128,7 +151,9 @@ def own_curves(record: Record, key: str) -> list[list[float]]:
 
 
 def last(record: Record, key: str) -> list[float]:
-    """The metric at the last epoch that all seeds have reached; empty if one seed never measured it."""
+    """The metric at the last epoch that all seeds have reached; empty if one seed never measured
+    it.
+    """
     found = values(record, key)
     return [seed[-1] for seed in found] if len(found) == len(values(record, "epoch")) else []
 
@@ -143,31 +168,46 @@ def pictures(rows: Sequence[Row], what: str) -> list[Picture]:
 
 
 def figures(
-    rows: Sequence[Row], slug: str, objective: str, titles: Mapping[str, str], state: Sequence[tuple[str, str, bool]]
+    rows: Sequence[Row],
+    slug: str,
+    objective: str,
+    titles: Mapping[str, str],
+    state: Sequence[tuple[str, str, bool]],
 ) -> list[Figure]:
-    """The objective's curves, one panel per part; diagnostics of the network; the rates if there are several.
+    """The objective's curves, one panel per part; diagnostics of the network; the rates if there
+    are several.
 
     `state` has a panel's title, its metric, and whether it has a log scale.
     """
-    dotted = ", dotted lines the paper's numbers" if any(set(row.paper) & {*titles} for row in rows) else ""
-    again = " If one seed chose the rate, the curves show the fresh seeds that were trained afterwards."
+    dotted = (
+        ", dotted lines the paper's numbers"
+        if any(set(row.paper) & {*titles} for row in rows)
+        else ""
+    )
+    again = (
+        " If one seed chose the rate, the curves show the fresh seeds that were trained afterwards."
+    )
     again *= any(row.fresh is not None for row in rows)
     ceiling = _ceiling(rows)
     cut = _cut(rows, ceiling)
     made = [
         Figure(
             objective,
-            f"Lines are means over seeds, bands the 10th to 90th percentile{dotted}; the scale is logarithmic.{cut}"
-            f"{again} All seeds and learning rates of a command train together, so seconds are for all of them, with "
-            "compilation; the axis has the mean over seeds. Evaluations are distinct evaluations of f on all images so "
-            "far; for a relaxing estimator each one includes a gradient of f.",
-            [_panel(rows, title, part, log=True, ceiling=ceiling) for part, title in titles.items()],
+            f"Lines are means over seeds, bands the 10th to 90th percentile{dotted}; the scale is "
+            f"logarithmic.{cut}{again} All seeds and learning rates of a command train together, "
+            "so seconds are for all of them, with compilation; the axis has the mean over seeds. "
+            "Evaluations are distinct evaluations of f on all images so far; for a relaxing "
+            "estimator each one includes a gradient of f.",
+            [
+                _panel(rows, title, part, log=True, ceiling=ceiling)
+                for part, title in titles.items()
+            ],
             {f"{slug}-{name}": (axis,) for axis, name in zip(AXES, FILES, strict=True)},
         ),
         Figure(
             "Gradient variance and diagnostics of q",
-            "The variance is from moving averages of the gradient's moments (decay 0.999), averaged over the encoder's "
-            "parameters, on a log scale.",
+            "The variance is from moving averages of the gradient's moments (decay 0.999), "
+            "averaged over the encoder's parameters, on a log scale.",
             [_panel(rows, title, key, log) for title, key, log in state],
             {f"{slug}-state": ("iteration",)},
         ),
@@ -176,7 +216,8 @@ def figures(
         made.append(
             Figure(
                 "Learning rates",
-                f"Lines are the first seeds, whose lowest loss chose the rate (ring); dots are the other seeds.{cut}",
+                "Lines are the first seeds, whose lowest loss chose the rate (ring); dots are the "
+                f"other seeds.{cut}",
                 [_rates(rows, which, titles["validation"], ceiling) for which in ("best", "last")],
                 {f"{slug}-rates": ("learning rate",)},
             )
@@ -193,7 +234,9 @@ def _seconds(record: Record) -> list[float]:
 
 
 def _evaluations(record: Record) -> list[float]:
-    """Evaluations of f so far, mean over seeds; each measurement counts per image since the one before."""
+    """Evaluations of f so far, mean over seeds; each measurement counts per image since the one
+    before.
+    """
     steps, counts = record.series("evaluations")
     images = [record.config["batch"] * (after - before) for before, after in pairwise((0, *steps))]
     each = [fmean(seeds) for seeds in zip(*counts, strict=True)]
@@ -204,29 +247,47 @@ AXES: dict[str, Places] = {"iteration": _steps, "second": _seconds, "evaluation 
 FILES = ("iterations", "seconds", "evaluations")
 
 
-def _panel(rows: Sequence[Row], title: str, key: str, log: bool = False, ceiling: float | None = None) -> Panel:
-    below = [row for row in rows if ceiling is None or min(map(min, values(row.shown, key))) < ceiling]
+def _panel(
+    rows: Sequence[Row], title: str, key: str, log: bool = False, ceiling: float | None = None
+) -> Panel:
+    below = [
+        row for row in rows if ceiling is None or min(map(min, values(row.shown, key))) < ceiling
+    ]
     views = {
-        axis: [band(row.name, row.colour, places(row.shown), values(row.shown, key)) for row in below]
+        axis: [
+            band(row.name, row.colour, places(row.shown), values(row.shown, key)) for row in below
+        ]
         for axis, places in AXES.items()
     }
     levels = [
-        Level("paper", row.paper[key], row.colour, row.name, f"{row.paper[key]:g}") for row in below if key in row.paper
+        Level("paper", row.paper[key], row.colour, row.name, f"{row.paper[key]:g}")
+        for row in below
+        if key in row.paper
     ]
     return Panel(title, views, log="y" if log else "", ceiling=ceiling, levels=levels)
 
 
 def _ceiling(rows: Sequence[Row]) -> float | None:
-    """Where to cut the curves: rows far above the best one, and early epochs, would squeeze the rest."""
+    """Where to cut the curves: rows far above the best one, and early epochs, would squeeze the
+    rest.
+    """
     best = min(min(seed) for row in rows for seed in values(row.chosen, "validation"))
-    return HIGHEST * best if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best else None
+    return (
+        HIGHEST * best
+        if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best
+        else None
+    )
 
 
 def _cut(rows: Sequence[Row], ceiling: float | None) -> str:
     """A sentence that says what the scale cuts off; empty if nothing."""
     if ceiling is None:
         return ""
-    above = [readable(row.label) for row in rows if min(map(min, values(row.shown, "validation"))) >= ceiling]
+    above = [
+        readable(row.label)
+        for row in rows
+        if min(map(min, values(row.shown, "validation"))) >= ceiling
+    ]
     wholly = f", {', '.join(above)} entirely" if above else ""
     return f" The scale ends at {ceiling:.0f} nats; higher values are cut off{wholly}."
 
@@ -242,12 +303,20 @@ def _rates(rows: Sequence[Row], which: str, title: str, ceiling: float | None) -
         rates = [record.config["rate"] for record in row.grid]
         found = [[pick(seed) for seed in own_curves(record, "validation")] for record in row.grid]
         first = [seeds[0] for seeds in found]
-        others = [(rate, value) for rate, seeds in zip(rates, found, strict=True) for value in seeds[1:]]
+        others = [
+            (rate, value) for rate, seeds in zip(rates, found, strict=True) for value in seeds[1:]
+        ]
         chosen = rates.index(row.chosen.config["rate"])
         name = f"{label_of(row.chosen)}, rate {rates[chosen]:g}"
         series += [
             Series(name, row.colour, rates, first, mark="linked"),
-            Series(name, row.colour, [rate for rate, _ in others], [value for _, value in others], mark="dots"),
+            Series(
+                name,
+                row.colour,
+                [rate for rate, _ in others],
+                [value for _, value in others],
+                mark="dots",
+            ),
             Series(name, row.colour, [rates[chosen]], [first[chosen]], mark="ring"),
         ]
     if ceiling is not None and all(value < ceiling for own in series for value in own.y):

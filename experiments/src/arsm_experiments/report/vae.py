@@ -1,4 +1,6 @@
-"""The VAE's part of the report: the paper's table, each estimator at the learning rate that validation chose."""
+"""The VAE's part of the report: the paper's table, each estimator at the learning rate that
+validation chose.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,26 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from arsm_experiments.report.sections import Result, Section
-from arsm_experiments.report.training import PARTS, SECONDS, Row, figures, last, make_rows, not_run, pictures
+from arsm_experiments.report.training import (
+    CHOSE,
+    PARTS,
+    SECONDS,
+    Row,
+    figures,
+    last,
+    make_rows,
+    not_run,
+    pictures,
+)
 from arsm_experiments.runs.reader import Record
 
-AS_RELEASED = ", first logit fixed False, independent decoder sample False, kl analytic, learned temperature True"
+AS_RELEASED = (
+    ", first logit fixed False, independent decoder sample False, kl analytic, learned "
+    "temperature True"
+)
 """The authors' settings of straight-through Gumbel-Softmax, in a label."""
-# -ELBO (train, test) in nats by number of layers: Yin, Yue and Zhou, ARSM, ICML 2019, table 1 and section 5.2
+# -ELBO (train, test) in nats by number of layers: Yin, Yue and Zhou, ARSM, ICML 2019, table 1 and
+# section 5.2
 PAPER = {
     1: {
         "reinforce": (127.0, 127.6),
@@ -28,9 +44,11 @@ PAPER = {
         "arsm, first logit fixed False, afresh True": (78.3, 89.5),
     },
 }
-"""By estimator if it has the default settings, else by the whole label of the runs with the paper's settings."""
+"""By estimator if it has the default settings, else by the whole label of the runs with the paper's
+settings.
+"""
 FRESH = "fresh"
-"""The group of runs whose seeds were not used to choose the rate."""
+"""The group, or the end of its name, of runs whose seeds were not used to choose the rate."""
 STATE = (
     ("variance of the encoder's gradient", "gradient_variance", True),
     ("entropy of q(z | x) per variable (nats)", "entropy", False),
@@ -39,7 +57,9 @@ STATE = (
 
 
 def vae_sections(records: Sequence[Record]) -> list[Section]:
-    """One section per group and number of layers, the paper's protocol first; fresh seeds with the grid that chose."""
+    """One section per group and number of layers, the paper's protocol first; fresh seeds with the
+    grid that chose.
+    """
     ordered = sorted((r for r in records if r.metrics), key=_group)
     runs = {key: list(group) for key, group in groupby(ordered, key=_group)}
     labels = {record.label for record in ordered}
@@ -50,30 +70,44 @@ def vae_sections(records: Sequence[Record]) -> list[Section]:
     ]
     shown = {record.folder for section in sections for record in section.records}
     others = (
-        (layers, [r for r in own if r.folder not in shown]) for (group, layers), own in runs.items() if group == FRESH
+        (layers, [r for r in own if r.folder not in shown])
+        for (group, layers), own in runs.items()
+        if group == FRESH
     )
     return sections + [_section(FRESH, layers, own, [], labels) for layers, own in others if own]
 
 
 def _group(record: Record) -> tuple[str, int]:
-    return record.group, record.config["layers"]
+    """Group and layers; all groups of fresh seeds are one."""
+    group = FRESH if record.group.endswith(f"-{FRESH}") else record.group
+    return group, record.config["layers"]
 
 
-def _section(group: str, layers: int, records: list[Record], fresh: list[Record], labels: set[str]) -> Section:
-    paper = {words: {"train": train, "test": test} for words, (train, test) in PAPER[layers].items()}
+def _section(
+    group: str, layers: int, records: list[Record], fresh: list[Record], labels: set[str]
+) -> Section:
+    paper = {
+        words: {"train": train, "test": test} for words, (train, test) in PAPER[layers].items()
+    }
     rows = make_rows(records, paper, "bound_samples", fresh=fresh)
     again = [row.fresh for row in rows if row.fresh]
     slug = "-".join(filter(None, (group, f"{layers}layer")))
     title = f"VAE, {layers} layer{'s' * (layers > 1)}" + (f" ({group})" if group else "")
     config = rows[0].chosen.config
+    afterwards = "Rows show the fresh seeds that were trained at this rate afterwards, if any. "
     text = (
-        f"Binarized MNIST, K = {config['variables']}, C = {config['categories']} per layer, batches of "
-        f"{config['batch']}, Adam. -ELBO in nats, from one sample per image, mean and standard deviation over seeds. "
-        "The learning rate is the one at which the first seed's best validation loss was lowest. "
-        f"{'Rows show the fresh seeds that were trained at this rate afterwards, if any. ' * bool(again)}Train, "
-        "validation, test and the bound are those of each seed's epoch of best validation; train is the mean over "
-        f"that epoch's steps, with dropout where there is any. {SECONDS}"
-    ) + ("" if group else not_run(rows, {words: paper[words] for words in paper if words not in labels}, "test"))
+        f"Binarized MNIST, K = {config['variables']}, C = {config['categories']} per layer, "
+        f"batches of {config['batch']}, Adam. -ELBO in nats, from one sample per image, mean and "
+        "standard deviation over seeds. The learning rate is the one at which the first seed's "
+        "best validation loss was lowest. "
+        f"{afterwards if again else ''}Train, "
+        "validation, test and the bound are those of each seed's epoch of best validation; train "
+        f"is the mean over that epoch's steps, with dropout where there is any. {SECONDS}"
+    ) + (
+        ""
+        if group
+        else not_run(rows, {words: paper[words] for words in paper if words not in labels}, "test")
+    )
     titles = {part: f"-ELBO, {part} (nats)" for part in PARTS}
     return Section(
         title,
@@ -97,6 +131,12 @@ def _results(row: Row) -> list[Result]:
         "test": last(record, "best_test") or row.at_best("test"),
         "test, last epoch": last(record, "test"),
         f"bound, {record.config['bound_samples']:,} samples": last(record, "bound"),
+        CHOSE: [float(row.fresh is None and len(row.grid) > 1)],
+        "evaluations, last epoch": last(record, "evaluations"),
         "seconds": [record.seconds],
     }
-    return [Result(row.label, metric, seeds, record, row.paper.get(metric)) for metric, seeds in found.items() if seeds]
+    return [
+        Result(row.label, metric, seeds, record, row.paper.get(metric))
+        for metric, seeds in found.items()
+        if seeds
+    ]

@@ -23,7 +23,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise OSError(
-            f"{path} cannot be written: {error.strerror or error}; make room, or choose another --root."
+            f"{path} cannot be written: {error.strerror or error}; make room, or choose another "
+            "--root."
         ) from error
     beside.replace(path)
     sync_folder(path.parent)
@@ -39,5 +40,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def plain_name(words: str) -> str:
-    """An estimator's words as part of a folder's name: rloo-samples=4 for rloo:samples=4, 4xarsm for 4*arsm."""
-    return words.translate(str.maketrans({":": "-", ",": "-", "/": "-", "*": "x", " ": "", "^": ""}))
+    """An estimator's words as part of a folder's name: rloo-samples=4 for rloo:samples=4, 4xarsm
+    for 4*arsm.
+    """
+    return words.translate(
+        str.maketrans({":": "-", ",": "-", "/": "-", "*": "x", " ": "", "^": ""})
+    )

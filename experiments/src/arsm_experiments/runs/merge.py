@@ -15,8 +15,8 @@ def merge_seeds(
 ) -> list[Record]:
     """Merge all runs that are `alike`, that is, differ only in their seeds, into one record.
 
-    It is the record with the smallest seed, with the metrics and sessions of all; a seed that ran twice counts once.
-    `seconds` combines their seconds: the sum if they ran one after another.
+    It is the record with the smallest seed, with the metrics and sessions of all; a seed that ran
+    twice counts once. `seconds` combines their seconds: the sum if they ran one after another.
     """
     groups: dict[Hashable, list[Record]] = {}
     for record in records:

@@ -26,16 +26,24 @@ def provenance(device: torch.device | str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this source, with "-dirty" if changed since; None if installed or not under git."""
+    """The commit of this source, with "-dirty" if changed since; None if installed or not under
+    git.
+    """
     if "ARSM_COMMIT" in os.environ:  # for a copy of the source without its history
         return os.environ["ARSM_COMMIT"]
     here = Path(__file__).resolve()
     git = ["git", "-C", str(here.parent)]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        ignored = subprocess.run([*git, "check-ignore", "-q", str(here)], capture_output=True).returncode == 0
+        ignored = (
+            subprocess.run([*git, "check-ignore", "-q", str(here)], capture_output=True).returncode
+            == 0
+        )
         if not ignored:
             words = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-            return subprocess.run(words, capture_output=True, check=True, text=True).stdout.strip() or None
+            return (
+                subprocess.run(words, capture_output=True, check=True, text=True).stdout.strip()
+                or None
+            )
     return None
 
 
@@ -46,6 +54,9 @@ def _hardware(device: torch.device) -> str:
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+        name = next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+            name,
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {cores} cores"

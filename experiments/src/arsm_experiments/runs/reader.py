@@ -50,18 +50,24 @@ class Record:
         return found
 
     def series(self, key: str) -> tuple[list[int], list[list[float]]]:
-        """The metric at the steps that all seeds have reached: (steps, one list of values per seed)."""
+        """The metric at the steps that all seeds have reached: (steps, one list of values per
+        seed).
+        """
         by_seed = self.by_seed(key)
         steps = sorted(set.intersection(*(set(x) for x in by_seed.values()))) if by_seed else []
         return steps, [[values[step] for step in steps] for values in by_seed.values()]
 
 
 def read_runs(root: Path) -> list[Record]:
-    """All runs under root, by experiment and name; a folder takes precedence over an archived run of the same name."""
+    """All runs under root, by experiment and name; a folder takes precedence over an archived run
+    of the same name.
+    """
     found: dict[Path, Files] = {}
     for archive in sorted(root.glob(f"*{SUFFIX}")):
         runs = read_archive(archive)
-        found |= {root / archive.name.removesuffix(SUFFIX) / name: files for name, files in runs.items()}
+        found |= {
+            root / archive.name.removesuffix(SUFFIX) / name: files for name, files in runs.items()
+        }
     found |= {path.parent: read_folder(path.parent) for path in root.glob("*/*/config.json")}
     return [make_record(folder, found[folder]) for folder in sorted(found)]
 
@@ -95,7 +101,9 @@ def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
     except RunError:
         return False
     asked = json.loads(json.dumps(config))
-    return header.get("finished", False) and all(header["config"].get(key) == asked[key] for key in asked)
+    return header.get("finished", False) and all(
+        header["config"].get(key) == asked[key] for key in asked
+    )
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -107,15 +115,21 @@ def read_header(folder: Path) -> dict[str, Any]:
 def parse_header(folder: Path, content: bytes | None) -> dict[str, Any]:
     """Parse config.json; None means a folder without one."""
     if content is None:
-        raise RunError(f"{folder} is not a run folder: it has no config.json; choose another --root, or delete it.")
+        raise RunError(
+            f"{folder} is not a run folder: it has no config.json; choose another --root, or "
+            "delete it."
+        )
     try:
         header = json.loads(content)
-        if header["format"] != FORMAT or not {"experiment", "group", "label", "config", "sessions"} <= header.keys():
+        if (
+            header["format"] != FORMAT
+            or not {"experiment", "group", "label", "config", "sessions"} <= header.keys()
+        ):
             raise KeyError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(
-            f"{folder}/config.json is not one that this version of arsm writes; choose another --root, or delete the "
-            "folder."
+            f"{folder}/config.json is not one that this version of arsm writes; choose another "
+            "--root, or delete the folder."
         ) from None
     return header
 
@@ -130,14 +144,16 @@ def parse_metrics(path: Path, content: bytes) -> list[dict[str, Any]]:
                 raise KeyError
         except (ValueError, KeyError, AttributeError):
             raise RunError(
-                f"{path} is damaged in line {number}; resume the run if that line is newer than its checkpoint, or "
-                "delete its folder."
+                f"{path} is damaged in line {number}; resume the run if that line is newer than "
+                "its checkpoint, or delete its folder."
             ) from None
     return metrics
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint.pt written by `Run.save`: `step`, `state` and more, on the CPU."""
+    """The content of a checkpoint.pt written by `Run.save`: `step`, `state` and more, on the
+    CPU.
+    """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if checkpoint["format"] != FORMAT:
@@ -145,5 +161,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         return checkpoint
     except Exception:  # torch.load raises various exceptions for files that it cannot read
         raise RunError(
-            f"{path} is damaged or not one that this version of arsm writes; delete it to start this run again."
+            f"{path} is damaged or not one that this version of arsm writes; delete it to start "
+            "this run again."
         ) from None

@@ -25,7 +25,9 @@ NO_CHECKPOINT = {"step": 0, "seconds": 0.0, "metrics_bytes": 0, "rng": None, "st
 
 
 class Run:
-    """An open run folder, made by `open_run`; as a context manager it marks the run finished if nothing is raised."""
+    """An open run folder, made by `open_run`; as a context manager it marks the run finished if
+    nothing is raised.
+    """
 
     def __init__(self, folder: Path, header: dict[str, Any]) -> None:
         self.folder = folder
@@ -44,7 +46,10 @@ class Run:
         self._cut_metrics(checkpoint["metrics_bytes"])
         if checkpoint["rng"] is not None:
             torch.set_rng_state(checkpoint["rng"]["cpu"])
-            if torch.cuda.is_available() and len(checkpoint["rng"]["cuda"]) == torch.cuda.device_count():
+            if (
+                torch.cuda.is_available()
+                and len(checkpoint["rng"]["cuda"]) == torch.cuda.device_count()
+            ):
                 torch.cuda.set_rng_state_all(checkpoint["rng"]["cuda"])
 
     def __enter__(self) -> Run:
@@ -75,7 +80,8 @@ class Run:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Checkpoint a dict of tensors, numbers, strings, lists and dicts.
 
-        The state of torch's global generator is saved too; put those of your own generators into `state`.
+        The state of torch's global generator is saved too; put those of your own generators into
+        `state`.
         """
         os.fsync(self._metrics.fileno())
         checkpoint = {
@@ -90,7 +96,8 @@ class Run:
             "state": state,
         }
         whole = io.BytesIO()
-        torch.save(checkpoint, whole)  # not directly into the file: torch does not report a full disk
+        # not directly into the file: torch does not report a full disk
+        torch.save(checkpoint, whole)
         write_atomically(self.folder / "checkpoint.pt", lambda file: file.write(whole.getbuffer()))
         self._begin().flush()
 
@@ -104,7 +111,8 @@ class Run:
             except ModuleNotFoundError:
                 self._events = NoEvents()
             else:
-                for old in self.folder.glob("events.out.tfevents.*"):  # they may extend beyond the checkpoint
+                # they may extend beyond the checkpoint
+                for old in self.folder.glob("events.out.tfevents.*"):
                     old.unlink()
                 self._events = SummaryWriter(self.folder)
                 path = self.folder / "metrics.jsonl"
@@ -113,14 +121,16 @@ class Run:
         return self._events
 
     def _write_header(self) -> None:
-        write_atomically(self.folder / "config.json", lambda file: file.write(_pretty(self._header)))
+        write_atomically(
+            self.folder / "config.json", lambda file: file.write(_pretty(self._header))
+        )
 
     def _cut_metrics(self, size: int) -> None:
         found = self._metrics.seek(0, os.SEEK_END)
         if found < size:
             raise RunError(
-                f"{self.folder}/metrics.jsonl has {found} bytes, but its checkpoint was made after {size}; restore the "
-                "file, or start again under another --root."
+                f"{self.folder}/metrics.jsonl has {found} bytes, but its checkpoint was made after "
+                f"{size}; restore the file, or start again under another --root."
             )
         self._metrics.truncate(size)
         self._metrics.seek(size)
@@ -130,7 +140,9 @@ def add_events(events: SummaryWriter | NoEvents, line: Mapping[str, float]) -> N
     """A line of metrics for TensorBoard."""
     for key, value in line.items():
         if key not in ("step", "seed", "seconds"):
-            events.add_scalar(f"{key}/{line['seed']}" if "seed" in line else key, value, int(line["step"]))
+            events.add_scalar(
+                f"{key}/{line['seed']}" if "seed" in line else key, value, int(line["step"])
+            )
 
 
 class NoEvents:
@@ -156,33 +168,54 @@ def open_run(
 ) -> Run:
     """Create `root/experiment/name`; with `resume`, continue it if it exists.
 
-    `config` holds all settings that determine the results, including seeds, as JSON; resuming with different ones is
-    refused. `group` and `label` are the run's section and name in a report; see `Record`.
+    `config` holds all settings that determine the results, including seeds, as JSON; resuming with
+    different ones is refused. `group` and `label` are the run's section and name in a report; see
+    `Record`.
     """
     folder = root / experiment / name
     config = json.loads(json.dumps(config))
     session = provenance(device)
     if not folder.exists():
         words = {"group": group, "label": label or name}
-        header = {"format": FORMAT, "experiment": experiment, **words, "config": config, "sessions": [session]}
+        header = {
+            "format": FORMAT,
+            "experiment": experiment,
+            **words,
+            "config": config,
+            "sessions": [session],
+        }
         _create(folder, header)
         return Run(folder, header)
     if not resume:
         raise RunError(f"{folder} exists; pass --resume to continue it, or choose another --root.")
     header = read_header(folder)
     if header["experiment"] != experiment:
-        raise RunError(f"{folder} holds a run of {header['experiment']}, not of {experiment}; choose another --root.")
-    differ = sorted(k for k in {*config, *header["config"]} if config.get(k) != header["config"].get(k))
+        raise RunError(
+            f"{folder} holds a run of {header['experiment']}, not of {experiment}; choose another "
+            "--root."
+        )
+    differ = sorted(
+        k for k in {*config, *header["config"]} if config.get(k) != header["config"].get(k)
+    )
     if differ:
-        changes = ", ".join(f"{k} ({header['config'].get(k)} there, {config.get(k)} here)" for k in differ)
-        raise RunError(f"{folder} cannot be resumed with another {changes}; use its own, or choose another --root.")
+        changes = ", ".join(
+            f"{k} ({header['config'].get(k)} there, {config.get(k)} here)" for k in differ
+        )
+        raise RunError(
+            f"{folder} cannot be resumed with another {changes}; use its own, or choose another "
+            "--root."
+        )
     if header.get("finished") and not (folder / "checkpoint.pt").exists():
-        raise RunError(f"{folder} holds a finished run without its checkpoint; choose another --root.")
+        raise RunError(
+            f"{folder} holds a finished run without its checkpoint; choose another --root."
+        )
     return Run(folder, {**header, "sessions": [*header["sessions"], session]})
 
 
 def _create(folder: Path, header: dict[str, Any]) -> None:
-    """Create the folder with its config.json in one rename, so that no incomplete folder is ever seen."""
+    """Create the folder with its config.json in one rename, so that no incomplete folder is ever
+    seen.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as beside:
         made = Path(beside) / folder.name
@@ -203,5 +236,7 @@ def _lock(folder: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise RunError(f"{folder} is in use by another process; wait for it, or choose another --root.") from None
+        raise RunError(
+            f"{folder} is in use by another process; wait for it, or choose another --root."
+        ) from None
     return file

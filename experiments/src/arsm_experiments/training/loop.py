@@ -1,10 +1,12 @@
-"""Training: one run folder per learning rate and dropout rate, all replicas together, from checkpoints."""
+"""Training: one run folder per learning rate and dropout rate, all replicas together, from
+checkpoints.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from arsm.checks import NotFiniteError
 from arsm_experiments.checks import pick_device
 from arsm_experiments.data import Mnist, load_mnist
 from arsm_experiments.layout import pack
-from arsm_experiments.replicas import Replicas, compiles_slopes, seed_of
+from arsm_experiments.replicas import Objective, Optimiser, Replicas, compiles_slopes, seed_of
 from arsm_experiments.runs.writer import Run, open_run
 from arsm_experiments.training.pictures import save_sheet
 from arsm_experiments.training.processes import process_group, share_checkpoint
@@ -42,7 +44,8 @@ class Group:
 def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: None) -> list[Path]:
     """Train all replicas to the end, resuming from checkpoints. Returns the run folders.
 
-    A checkpoint holds the last weights and, as `best`, each replica's best weights on the validation images.
+    A checkpoint holds the last weights and, as `best`, each replica's best weights on the
+    validation images.
     """
     config.check()
     with contextlib.ExitStack() as stack:
@@ -58,56 +61,81 @@ def train(config: Training, on_epoch: Callable[[int], object] = lambda epoch: No
             if not dist.is_initialized() or dist.get_rank() == 0:
                 words = {"group": config.name, "label": config.label(own)}
                 options = {**words, "resume": config.resume, "device": place}
-                run = stack.enter_context(open_run(config.root, config.experiment, folder.name, own, **options))
+                run = stack.enter_context(
+                    open_run(config.root, config.experiment, folder.name, own, **options)
+                )
             step, state = share_checkpoint(run)
             groups.append(Group(run, own, step // steps_per_epoch, state))
-        # a process killed between two checkpoints leaves folders at different epochs: let the others catch up
+        # a process killed between two checkpoints leaves folders at different epochs: let the
+        # others catch up
         while unfinished := [group for group in groups if group.epoch < config.epochs]:
             start = min(group.epoch for group in unfinished)
-            until = min([group.epoch for group in unfinished if group.epoch > start], default=config.epochs)
-            train_together(config, [g for g in unfinished if g.epoch == start], until, data, on_epoch)
+            until = min(
+                [group.epoch for group in unfinished if group.epoch > start], default=config.epochs
+            )
+            train_together(
+                config, [g for g in unfinished if g.epoch == start], until, data, on_epoch
+            )
     return list(config.runs())
 
 
+def _set_up_gpu(config: Training, *, fresh: bool) -> None:
+    """Set the precision of products, and the noise of a fresh training."""
+    torch.set_float32_matmul_precision("highest" if config.precision == "float32" else "high")
+    if fresh:
+        # stacked replicas draw from the device's own generator, which a checkpoint restores
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
+        torch.cuda.manual_seed(seed_of(words))
+
+
+def _save_pictures(members: list[tuple[Group, int]], sheets: Iterable[Any]) -> None:
+    """Write each replica's pictures into its run folder, in the process that has one."""
+    for (group, seed), sheet in zip(members, sheets, strict=True):
+        if group.run is not None:
+            save_sheet(sheet, group.run.folder / f"pictures-seed{seed}.png")
+
+
 def train_together(
-    config: Training, groups: list[Group], until: int, data: Mnist, on_epoch: Callable[[int], object]
+    config: Training,
+    groups: list[Group],
+    until: int,
+    data: Mnist,
+    on_epoch: Callable[[int], object],
 ) -> None:
     """Train the replicas of these groups, all at one epoch, as one stack."""
     device = data.train.device
     on_gpu = device.type == "cuda"
     if on_gpu:
-        torch.set_float32_matmul_precision("highest" if config.precision == "float32" else "high")
-        if groups[0].epoch == 0:  # stacked replicas draw from the device's own generator, which a checkpoint restores
-            rank = dist.get_rank() if dist.is_initialized() else 0
-            words = f"device {config.seeds} {config.rates} {config.dropouts} {rank}"
-            torch.cuda.manual_seed(seed_of(words))
+        _set_up_gpu(config, fresh=groups[0].epoch == 0)
     members = [(group, seed) for group in groups for seed in config.seeds]
     count = len(config.seeds)
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
     module = config.model(dense=on_gpu).to(device)
-    # replicas that cannot be stacked run one after the other on a GPU too, inside the same CUDA graph
+    # replicas that cannot be stacked run one after the other on a GPU too, inside the same CUDA
+    # graph
     stacked = on_gpu and module.estimator.vmappable
-    settings = {name: torch.tensor([group.config[name] for group, _ in members]) for name in config.settings}
+    settings = {
+        name: torch.tensor([group.config[name] for group, _ in members]) for name in config.settings
+    }
     steps_per_epoch = len(data.train) // config.batch
     replicas = Replicas(
         module,
-        type(module).encode,
-        module.losses,
+        Objective(type(module).encode, module.losses, module.prepare, module.metrics),
         initial_parameters(config, data.train).repeat(len(groups), 1),
         data.train,
         settings,
         [seed for _, seed in members],
         batch=config.batch,
         watched=module.encoder_size,
-        prepare=module.prepare,
-        metrics=module.metrics,
-        schedule=config.schedule,
-        total_steps=config.epochs * steps_per_epoch,
-        averaging=config.averaging,
-        paces=module.paces,
+        optimiser=Optimiser(
+            config.schedule, config.epochs * steps_per_epoch, config.averaging, module.paces
+        ),
         stacked=stacked,
         compiled=stacked or (on_gpu and compiles_slopes()),
-        steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY) if on_gpu and not dist.is_initialized() else 0,
+        steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY)
+        if on_gpu and not dist.is_initialized()
+        else 0,
     )
     best = replicas.weights.clone()
     best_validation = torch.full((len(members),), torch.inf, device=device)
@@ -118,7 +146,10 @@ def train_together(
             best_validation[own].copy_(group.state["best_validation"])
 
     def checkpoint(own: slice) -> dict[str, Any]:
-        return replicas.state_dict(own) | {"best": best[own].clone(), "best_validation": best_validation[own].clone()}
+        return replicas.state_dict(own) | {
+            "best": best[own].clone(),
+            "best_validation": best_validation[own].clone(),
+        }
 
     for epoch in range(groups[0].epoch + 1, until + 1):
         try:
@@ -135,13 +166,18 @@ def train_together(
             best = torch.where(improved.unsqueeze(-1), replicas.weights, best)
             if epoch == config.epochs:
                 metrics = metrics | config.final_metrics(replicas, best, data, step)
-                for (group, seed), sheet in zip(members, config.pictures(replicas, best, data, step), strict=True):
-                    if group.run is not None:
-                        save_sheet(sheet, group.run.folder / f"pictures-seed{seed}.png")
+                sheets = config.pictures(replicas, best, data, step)
+                _save_pictures(members, sheets)
             check_finite(metrics.pop("not_finite"), epoch)
             for group, own in zip(groups, rows, strict=True):
                 if group.run is not None:
-                    log(group.run, step, epoch, config, {name: value[own].tolist() for name, value in metrics.items()})
+                    log(
+                        group.run,
+                        step,
+                        epoch,
+                        config,
+                        {name: value[own].tolist() for name, value in metrics.items()},
+                    )
                     group.run.save(step, checkpoint(own))
         on_epoch(epoch)
     for group, own in zip(groups, rows, strict=True):
@@ -166,10 +202,14 @@ def check_finite(not_finite: Tensor, epoch: int) -> None:
 
 def not_finite_in(epoch: int) -> FloatingPointError:
     """The error to raise; it says what to do."""
-    return FloatingPointError(f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate.")
+    return FloatingPointError(
+        f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate."
+    )
 
 
 def log(run: Run, step: int, epoch: int, config: Training, metrics: dict[str, list[float]]) -> None:
     """Write one line per seed; each metric is a list over seeds."""
     for i, seed in enumerate(config.seeds):
-        run.log(step, {"epoch": epoch, **{name: values[i] for name, values in metrics.items()}}, seed)
+        run.log(
+            step, {"epoch": epoch, **{name: values[i] for name, values in metrics.items()}}, seed
+        )

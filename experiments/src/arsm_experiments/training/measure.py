@@ -1,4 +1,6 @@
-"""Evaluating all replicas on the same images, with separate random numbers so that updates do not change."""
+"""Evaluating all replicas on the same images, with separate random numbers so that updates do not
+change.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,26 @@ def probes(config: Training, replicas: Replicas, step: int) -> list[torch.Genera
     return [torch.Generator(replicas.device).manual_seed(seed * 1_000_003 + step) for seed in seeds]
 
 
-def run_on(replicas: Replicas, task: Task, weights: Tensor, images: Tensor, generators: list[torch.Generator]) -> Any:
+def run_on(
+    replicas: Replicas,
+    task: Task,
+    weights: Tensor,
+    images: Tensor,
+    generators: list[torch.Generator],
+) -> Any:
     """Run a task for every replica on the same images [N, 784]."""
-    return replicas.run(task, weights, images.float().expand(weights.shape[0], -1, -1), generators=generators)
+    return replicas.run(
+        task, weights, images.float().expand(weights.shape[0], -1, -1), generators=generators
+    )
 
 
 def multi_sample_bound(
-    replicas: Replicas, task: Task, weights: Tensor, images: Tensor, samples: int, generators: list[torch.Generator]
+    replicas: Replicas,
+    task: Task,
+    weights: Tensor,
+    images: Tensor,
+    samples: int,
+    generators: list[torch.Generator],
 ) -> Tensor:
     """-E[ln 1/S sum_s w_s] over the images, in chunks of bounded memory: [R].
 

@@ -1,0 +1,73 @@
+"""The generated parts of the pages under results/ and of the README, written from the tables.
+
+A page marks each part by its name, and `arsm report --export` writes what is between the marks:
+
+    <!-- from the tables: NAME -->
+    ...
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from arsm_experiments.report.pages import (
+    agents,
+    claims,
+    compare,
+    conditional,
+    control,
+    language_model,
+    paper,
+    sequences,
+    tasks,
+    toy,
+    vae,
+)
+from arsm_experiments.report.pages.tables import Part, Tables
+from arsm_experiments.runs.files import write_atomically
+
+PAGES: dict[str, Mapping[str, Part]] = {
+    "toy/README.md": toy.PARTS,
+    "vae/README.md": vae.PARTS,
+    "conditional/README.md": conditional.PARTS,
+    "control/README.md": control.PARTS,
+    "compare/README.md": compare.PARTS,
+    "agents/README.md": agents.PARTS,
+    "sequences/README.md": sequences.PARTS,
+    "language_model/README.md": language_model.PARTS,
+    "README.md": paper.PARTS,
+    "beyond.md": {"tasks": tasks.table},
+    "../README.md": {
+        "claims": claims.claims,
+        "paper": paper.short,
+    },
+    "../docs/estimators.md": {"compare": compare.in_short},
+}
+"""The parts of each page by name; pages are relative to results/."""
+MARKED = re.compile(r"(<!-- from the tables: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str, parts: Mapping[str, Part], tables: Tables) -> str:
+    """The page with every marked part made again."""
+
+    def fill(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        return begin + parts[name](tables).rstrip("\n") + "\n" + end
+
+    return MARKED.sub(fill, page)
+
+
+def remake(results: Path) -> list[Path]:
+    """Write the marked parts of all pages beside these results; returns the pages that have any."""
+    tables = Tables(results)
+    made = []
+    for name, parts in PAGES.items():
+        page = results / name
+        if page.is_file() and MARKED.search(text := page.read_text()):
+            content = filled(text, parts, tables).encode()
+            write_atomically(page, lambda file, content=content: file.write(content))
+            made.append(page)
+    return made

@@ -1,0 +1,66 @@
+"""The README's three claims, with their numbers."""
+
+from __future__ import annotations
+
+import re
+
+from arsm_experiments.ecosystem.figure import kind
+from arsm_experiments.report.pages.tables import Tables
+
+BRANCH = "branch 32"
+ROW = re.compile(rf"(\w+), level \S+ \(accuracy (\S+)\), {BRANCH}")
+RATIO = "variance x tokens / best rival"
+SURE = 0.25
+"""Accuracy from which a model has something to build on."""
+
+
+def claims(tables: Tables) -> str:
+    """A list of three."""
+    return "\n".join((language_models(tables), referee(tables), estimators()))
+
+
+def language_models(tables: Tables) -> str:
+    """The range of ratios from some accuracy on, task by task."""
+    ratios: dict[str, list[tuple[float, float]]] = {}
+    for line in tables.lines("language_model/table.csv"):
+        found = ROW.fullmatch(line["row"])
+        if found and line["metric"] == RATIO and float(found[2]) >= SURE:
+            ratios.setdefault(found[1], []).append((float(found[2]), float(line["mean"])))
+    chain = sorted(ratios["chain"])
+    low, high = min(ratio for _, ratio in chain), max(ratio for _, ratio in chain)
+    ((_, countdown),) = ratios["countdown"]
+    return (
+        "- **Credit for every token of a language model.** Go back to a token, try what was nearly "
+        "chosen, compare. On SmolLM2-135M, on sums in written steps, this needs "
+        f"{low:.2f} to {high:.2f} of the best group method's tokens for the same noise at "
+        f"accuracies of {chain[0][0]:.2f} to {chain[-1][0]:.2f}; on countdown {countdown:.2f} "
+        "([measurements](results/language_model/README.md); "
+        "[inside TRL](docs/guides/trl.md): three lines)."
+    )
+
+
+def referee(tables: Tables) -> str:
+    """How many entries were judged, and how many are not as documented."""
+    lines = tables.lines("audit/table.csv")
+    judged = [line for line in lines if line["verdict"] in ("unbiased", "wrong")]
+    others = [line for line in judged if not line["row"].startswith("arsm:")]
+    packages = {line["row"].partition(":")[0].partition(" ")[0] for line in others}
+    broken = sum(kind(line) == "not as documented" for line in others)
+    return (
+        "- **Check any gradient.** Hand over a loss; the referee says whether its mean is right, "
+        f"and what is wrong. {len(others)} gradients of {len(packages)} released packages were "
+        f"judged so, TRL and verl among them: {broken} are not what their documentation says "
+        "([verdicts](results/audit/README.md); [yours](docs/guides/check_my_gradient.md))."
+    )
+
+
+def estimators() -> str:
+    """How many there are, and how many claim to be unbiased."""
+    import arsm
+
+    names = arsm.estimator_names()
+    return (
+        f"- **One function, {len(names)} estimators.** `arsm.estimate` takes any of them, for any "
+        "black-box f. Every claim of being unbiased is tested against enumeration "
+        "([list](docs/estimators.md); [which one?](docs/guides/choosing.md))."
+    )
