@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from arsm.noise import dirichlet
-from arsm.swap import pseudo_actions_reference
 
 NAMES = "ABCDE"
 COLOURS = ("#4477aa", "#cc4455", "#228833", "#997700", "#aa3377")
@@ -30,10 +29,22 @@ SEED = 27
 SWAP = (0, 4)
 
 
+def winners(log_pi: torch.Tensor) -> torch.Tensor:
+    """The winner of the race after each pair (c, j) exchanged its noise: [C] -> [C, C]."""
+    categories = len(LOGITS)
+    found = torch.empty(categories, categories, dtype=torch.int64)
+    for c in range(categories):
+        for j in range(categories):
+            swapped = log_pi.clone()
+            swapped[[c, j]] = log_pi[[j, c]]
+            found[c, j] = (swapped - LOGITS).argmin()
+    return found
+
+
 def draw(folder: Path) -> None:
     """Write both figures."""
     log_pi = dirichlet(LOGITS, torch.Generator().manual_seed(SEED))
-    pseudo = pseudo_actions_reference(LOGITS, log_pi)
+    pseudo = winners(log_pi)
     swapped = log_pi.clone()
     swapped[list(SWAP)] = log_pi[list(SWAP[::-1])]
     for scheme, ink in INK.items():
@@ -61,7 +72,9 @@ def draw(folder: Path) -> None:
 
 
 def shortened(svg: str) -> str:
-    """Without indentation, comments, names that nothing refers to, and decimals where they count least."""
+    """Without indentation, comments, names that nothing refers to, and decimals where they count
+    least.
+    """
     svg = re.sub(r"[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|DejaVuSans-", "", svg, flags=re.DOTALL)
     used = set(re.findall(r"#([\w-]+)", svg))
@@ -80,14 +93,31 @@ def race(axes: Axes, log_pi: torch.Tensor, before: torch.Tensor | None, ink: str
         y, x = -i, float(arrival[i])
         if before is not None and i in SWAP:
             old = float(before[i] - LOGITS[i])
-            axes.plot(old, y, "o", markersize=9, markerfacecolor="none", markeredgecolor=COLOURS[i], alpha=0.6)
+            axes.plot(
+                old,
+                y,
+                "o",
+                markersize=9,
+                markerfacecolor="none",
+                markeredgecolor=COLOURS[i],
+                alpha=0.6,
+            )
             axes.annotate(
-                "", (x, y), (old, y), arrowprops={"arrowstyle": "->", "color": ink, "shrinkA": 6, "shrinkB": 6}
+                "",
+                (x, y),
+                (old, y),
+                arrowprops={"arrowstyle": "->", "color": ink, "shrinkA": 6, "shrinkB": 6},
             )
         axes.plot(x, y, "o", markersize=9, color=COLOURS[i])
         if i == winner:
-            axes.annotate(f"{name} wins", (x, y), (8, 5), textcoords="offset points", color=ink, weight="bold")
-    axes.set(yticks=range(0, -len(NAMES), -1), yticklabels=list(NAMES), xlabel=r"arrival, $\ln\pi_i - \phi_i$")
+            axes.annotate(
+                f"{name} wins", (x, y), (8, 5), textcoords="offset points", color=ink, weight="bold"
+            )
+    axes.set(
+        yticks=range(0, -len(NAMES), -1),
+        yticklabels=list(NAMES),
+        xlabel=r"arrival, $\ln\pi_i - \phi_i$",
+    )
     axes.set(xlim=(-4.3, 0.2), ylim=(-len(NAMES) + 0.5, 0.7))
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -98,7 +128,14 @@ def table(axes: Axes, pseudo: torch.Tensor, ink: str) -> None:
         for j, winner in enumerate(row):
             edge = ink if {c, j} == set(SWAP) else "none"
             axes.add_patch(
-                Rectangle((j - 0.46, -c - 0.46), 0.92, 0.92, facecolor=COLOURS[winner], edgecolor=edge, lw=2)
+                Rectangle(
+                    (j - 0.46, -c - 0.46),
+                    0.92,
+                    0.92,
+                    facecolor=COLOURS[winner],
+                    edgecolor=edge,
+                    lw=2,
+                )
             )
             axes.text(j, -c, NAMES[winner], ha="center", va="center", color="white", weight="bold")
     axes.set(xticks=range(len(NAMES)), xticklabels=list(NAMES), xlabel="j")

@@ -1,12 +1,14 @@
 """With torch.distributions: variational inference whose exact answer can be enumerated.
 
-A dial shows the sum of five hidden switches, each in one of four positions, and some noise. The posterior over the
-positions is approximated by independent categoricals, as `torch.distributions` objects. The KL divergence from the
-prior is theirs, analytic; only E[ln p(x | z)] is estimated, from the distribution's own logits. With 4^5 = 1,024
-positions the evidence and the best ELBO are known, so that one sees how far each estimator gets.
+A dial shows the sum of five hidden switches, each in one of four positions, and some noise. The
+posterior over the positions is approximated by independent categoricals, as `torch.distributions`
+objects. The KL divergence from the prior is theirs, analytic; only E[ln p(x | z)] is estimated,
+from the distribution's own logits. With 4^5 = 1,024 positions the evidence and the best ELBO are
+known, so that one sees how far each estimator gets.
 
-Expect an ELBO of -4.60 from the exact gradient and, with seven evaluations, of -4.65 from leave-one-out and averaged
-REINFORCE, and -4.70 from ARSM, pooled or not. ln p(x) is -4.40, which independent choices cannot reach.
+Expect an ELBO of -4.60 from the exact gradient and, with seven evaluations, of -4.65 from
+leave-one-out and averaged REINFORCE, and -4.70 from ARSM, pooled or not. ln p(x) is -4.40, which
+independent choices cannot reach.
 
     python examples/distributions.py
 """
@@ -75,6 +77,8 @@ def main(steps: int = 1000) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1000)
     main(**vars(parser.parse_args()))

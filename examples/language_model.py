@@ -1,11 +1,14 @@
-"""A small language model learns to sort digits from right or wrong answers, with credit for every token.
+"""A small language model learns to sort digits from right or wrong answers, with credit for every
+token.
 
-The model is any causal model of transformers; this one is tiny and random. It first imitates answers until some of
-its own are right. Then its reward is 1 for a right answer and 0 for a wrong one. `Group(8)` samples eight answers per
-prompt and gives every token of an answer the same credit, as RLOO and GRPO do. `Branch(RLOO(4))` samples one answer,
-tries other tokens in its place at random steps, and gives each token its own. Both spend the same number of tokens.
+The model is any causal model of transformers; this one is tiny and random. It first imitates
+answers until some of its own are right. Then its reward is 1 for a right answer and 0 for a wrong
+one. `Group(8)` samples eight answers per prompt and gives every token of an answer the same credit,
+as RLOO and GRPO do. `Branch(RLOO(4))` samples one answer, tries other tokens in its place at random
+steps, and gives each token its own. Both spend the same number of tokens.
 
-Expect 0.74 of the answers to be right with credit for whole answers and 0.78 with credit for every token, from 0.37.
+Expect 0.74 of the answers to be right with credit for whole answers and 0.78 with credit for every
+token, from 0.37.
 
     pip install 'arsm[transformers]'
     python examples/language_model.py
@@ -13,6 +16,7 @@ Expect 0.74 of the answers to be right with credit for whole answers and 0.78 wi
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
 import time
@@ -48,7 +52,9 @@ def imitate(model: GPT2LMHeadModel, steps: int, generator: torch.Generator) -> N
     wrapped = sequences.Transformers(model)
     for _ in range(steps):
         prompts, answers = questions(64, generator)
-        loss = torch.nn.functional.cross_entropy(wrapped.logits(prompts, answers).flatten(0, 1), answers.flatten())
+        loss = torch.nn.functional.cross_entropy(
+            wrapped.logits(prompts, answers).flatten(0, 1), answers.flatten()
+        )
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -71,7 +77,9 @@ def accuracy(model: sequences.Model) -> float:
     return out.rewards.mean().item()
 
 
-def train(model: GPT2LMHeadModel, strategy: sequences.Strategy, prompts_per_update: int, tokens: int) -> float:
+def train(
+    model: GPT2LMHeadModel, strategy: sequences.Strategy, prompts_per_update: int, tokens: int
+) -> float:
     """Train by policy gradients for this many generated tokens; returns the accuracy."""
     wrapped = sequences.Transformers(model)
     generator = torch.Generator().manual_seed(0)
@@ -86,7 +94,12 @@ def train(model: GPT2LMHeadModel, strategy: sequences.Strategy, prompts_per_upda
         (-out.value.mean()).backward()
         optimiser.step()
         spent += int(out.info["generated"])
-        print(f"\r{spent:7} tokens, right {out.rewards.mean():.2f}", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r{spent:7} tokens, right {out.rewards.mean():.2f}",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
     print(file=sys.stderr)
     return accuracy(wrapped)
 
@@ -95,7 +108,13 @@ def main(imitation: int = 200, tokens: int = 120_000) -> dict[str, float]:
     """Returns the accuracy before training, and after training with each strategy."""
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=12, n_positions=2 * DIGITS + 2, n_embd=48, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=END
+        vocab_size=12,
+        n_positions=2 * DIGITS + 2,
+        n_embd=48,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=None,
+        eos_token_id=END,
     )
     start = GPT2LMHeadModel(config).eval()
     imitate(start, imitation, torch.Generator().manual_seed(0))
@@ -107,9 +126,17 @@ def main(imitation: int = 200, tokens: int = 120_000) -> dict[str, float]:
     for name, (strategy, prompts) in strategies.items():
         begun = time.time()
         reached[name] = train(copy.deepcopy(start), strategy, prompts, tokens)
-        print(f"{name}: {reached['start']:.2f} -> {reached[name]:.2f} right, {time.time() - begun:.0f} s")
+        print(
+            f"{name}: {reached['start']:.2f} -> {reached[name]:.2f} right, "
+            f"{time.time() - begun:.0f} s"
+        )
     return reached
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--imitation", type=int, default=200, help="steps of imitation at first")
+    parser.add_argument("--tokens", type=int, default=120_000, help="generated tokens of each")
+    main(**vars(parser.parse_args()))

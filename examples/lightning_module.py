@@ -1,15 +1,18 @@
-"""The estimate inside Lightning, with estimators that have learned parts and with those that have none.
+"""The estimate inside Lightning, with estimators that have learned parts and with those that have
+none.
 
-A `LightningModule` needs nothing special: `training_step` returns a loss made from `out.value`. Two more lines serve
-estimators that learn along with the model, such as RELAX: their parts are kept in the module, so that the optimiser,
-`.to(device)` and checkpoints find them, and `out.estimator_loss` joins the loss.
+A `LightningModule` needs nothing special: `training_step` returns a loss made from `out.value`. Two
+more lines serve estimators that learn along with the model, such as RELAX: their parts are kept in
+the module, so that the optimiser, `.to(device)` and checkpoints find them, and `out.estimator_loss`
+joins the loss.
 
-The model autoencodes 8 x 8 images of one horizontal and one vertical bar through four eight-way choices. There are 64
-such images, so that no model's -ELBO can be below ln 64 = 4.16 nats, and one that makes no use of its choices stays
-at 34.9. Lightning is optional: `pip install 'arsm[examples]'`.
+The model autoencodes 8 x 8 images of one horizontal and one vertical bar through four eight-way
+choices. There are 64 such images, so that no model's -ELBO can be below ln 64 = 4.16 nats, and one
+that makes no use of its choices stays at 34.9. Lightning is optional: `pip install
+'arsm[examples]'`.
 
-Expect 6.8 nats with pooled ARSM, 6.1 with leave-one-out REINFORCE at ARSM's 29 evaluations, and 8.6 with RELAX, which
-makes one.
+Expect 6.8 nats with pooled ARSM, 6.1 with leave-one-out REINFORCE at ARSM's 29 evaluations, and 8.6
+with RELAX, which makes one.
 
     python examples/lightning_module.py
 """
@@ -49,7 +52,8 @@ class Autoencoder(lightning.LightningModule):
         self.decoder = nn.Sequential(nn.Linear(K * C, 64), nn.ReLU(), nn.Linear(64, SIDE**2))
         self.estimator = estimator
         self.learned = estimator.learned  # empty for most
-        self.negative_elbo(estimator, bars())  # RELAX's network takes its size from the first logits
+        # RELAX's network takes its size from the first logits
+        self.negative_elbo(estimator, bars())
 
     def log_likelihood(self, z: Tensor, x: Tensor) -> Tensor:
         pixels = self.decoder(arsm.one_hot(z, C).flatten(-2))
@@ -96,7 +100,9 @@ def main(steps: int = 600, estimators: Sequence[str] = ESTIMATORS) -> dict[str, 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--estimators", nargs="+", default=ESTIMATORS)
     main(**vars(parser.parse_args()))

@@ -1,6 +1,8 @@
 """Many action variables at once: K knobs that pull on each other, turned by one joint action.
 
-A knob has five moves. ARSM's number of pseudo actions does not grow with K, and one rollout serves all K variables.
+A knob has five moves. ARSM's number of pseudo actions does not grow with K, and one rollout serves
+all K variables. Look at the return before and after, of 32 at most: expect about 9 before and 18
+after 200,000 steps with ARSM at K = 4.
 
     python examples/many_actions.py                # K = 4
     python examples/many_actions.py 16 1000000     # K = 16, a million steps
@@ -8,7 +10,7 @@ A knob has five moves. ARSM's number of pseudo actions does not grow with K, and
 
 from __future__ import annotations
 
-import sys
+import argparse
 from functools import partial
 from typing import Any
 
@@ -24,9 +26,11 @@ STEPS, MOVES = 32, 5
 
 
 class Knobs(gymnasium.Env[Any, Any]):
-    """Turn K knobs to their targets; every knob drags its neighbours on the ring along by half of its own move.
+    """Turn K knobs to their targets; every knob drags its neighbours on the ring along by half of
+    its own move.
 
-    The reward of a step is 1 minus the mean distance to the targets, so an episode earns at most 32.
+    The reward of a step is 1 minus the mean distance to the targets, so an episode earns at most
+    32.
     """
 
     def __init__(self, knobs: int = 4) -> None:
@@ -60,7 +64,9 @@ class Knobs(gymnasium.Env[Any, Any]):
 
 
 def main(knobs: int = 4, steps: int = 200_000) -> dict[str, tuple[float, float]]:
-    """Learn for some steps of the simulator with ARSM and with leave-one-out; the returns before and after."""
+    """Learn for some steps of the simulator with ARSM and with leave-one-out; the returns before
+    and after.
+    """
     torch.set_num_threads(1)
     reached = {}
     for estimator in (arsm.ARSM(), arsm.RLOO(2)):
@@ -69,11 +75,19 @@ def main(knobs: int = 4, steps: int = 200_000) -> dict[str, tuple[float, float]]
         agent.learn(steps=steps)
         after = agent.evaluate(30, deterministic=False)
         reached[type(estimator).__name__] = before, after.mean
-        print(f"K = {knobs}, {estimator}: {before:.1f} before, {after.mean:.1f} +- {after.standard_error:.1f} after")
+        print(
+            f"K = {knobs}, {estimator}: {before:.1f} before, {after.mean:.1f} +- "
+            f"{after.standard_error:.1f} after"
+        )
         print(f"  {agent.episodes} episodes and {agent.steps:,} steps")
         agent.close()
     return reached
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("knobs", type=int, nargs="?", default=4, help="K, at least 2")
+    parser.add_argument("steps", type=int, nargs="?", default=200_000, help="of the simulator")
+    main(**vars(parser.parse_args()))

@@ -1,15 +1,17 @@
 """A caller of one's own: credit for the decisions of a discrete-event simulation.
 
-One machine makes jobs of three kinds. Whenever it is free, a policy decides which kind comes next; a change of kind
-takes time to set up. `branch` plays a run, goes back to every decision, tries what the estimator asks for instead, and
-plays each of these branches to its end. It knows nothing about machines: any state with `score`, `over` and
-`after(action)` will do. docs/adding_a_caller.md explains it step by step.
+One machine makes jobs of three kinds. Whenever it is free, a policy decides which kind comes next;
+a change of kind takes time to set up. `branch` plays a run, goes back to every decision, tries what
+the estimator asks for instead, and plays each of these branches to its end. It knows nothing about
+machines: any state with `score`, `over` and `after(action)` will do. docs/adding_a_caller.md
+explains it step by step.
 
-Runs and branches share the arrivals and durations of their jobs, because a state holds them (common random numbers).
+Runs and branches share the arrivals and durations of their jobs, because a state holds them (common
+random numbers).
 
-Expect a job to take 6.7 units of time on average with ARSM and with leave-one-out REINFORCE, both by branching, and 6.8
-and 8.0 with leave-one-out and plain REINFORCE over whole runs. The best of three simple rules takes 7.1. Branching
-simulates at most 31,000 decisions here, the others 36,000.
+Expect a job to take 6.7 units of time on average with ARSM and with leave-one-out REINFORCE, both
+by branching, and 6.8 and 8.0 with leave-one-out and plain REINFORCE over whole runs. The best of
+three simple rules takes 7.1. Branching simulates at most 31,000 decisions here, the others 36,000.
 
     python examples/new_caller.py
 """
@@ -28,7 +30,7 @@ from arsm.question import attach, attach_paths, pose
 
 
 class State(Protocol):
-    """A moment of a simulation at which something must be decided. It never changes: to go back is to keep it."""
+    """A moment of a simulation at which something must be decided; it never changes."""
 
     @property
     def score(self) -> float: ...  # collected so far
@@ -44,7 +46,7 @@ Decision = tuple[int, Any, Tensor, Tensor]  # number of the run, state, logits [
 def play(
     starts: Sequence[State], policy: Policy, generator: torch.Generator | None = None
 ) -> tuple[Tensor, list[Decision]]:
-    """Play S simulations to their ends, side by side; returns their scores [S] and all decisions."""
+    """Play S simulations to their ends, side by side: their scores [S] and all decisions."""
     states, decisions = list(starts), []
     while going := [number for number, state in enumerate(states) if not state.over]:
         logits = policy([states[number] for number in going])
@@ -56,21 +58,26 @@ def play(
 
 
 def branch(
-    estimator: arsm.Estimator, starts: Sequence[State], policy: Policy, generator: torch.Generator | None = None
+    estimator: arsm.Estimator,
+    starts: Sequence[State],
+    policy: Policy,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, int]:
-    """Scores [B] of B runs, whose backward is the policy gradient, and the number of decisions that were simulated."""
+    """Scores [B] of B runs, whose backward is the policy gradient; the number of decisions."""
     needs = ("values_only", "mean", "given_sample", "independent_rows", "nothing_learned")
     require(estimator, "branch", *needs, subset=None)
     scores, decisions = play(starts, policy, generator)
     numbers, states, rows, actions = zip(*decisions, strict=True)
     run, logits = torch.tensor(numbers), torch.stack(rows)
 
-    # one row per decision, whichever run it belongs to; the estimator's noise is drawn given the action
+    # one row per decision, whichever run it belongs to; noise is drawn given the action
     question = pose(estimator, logits.detach(), z=torch.stack(actions), generator=generator)
     others = question.others()
     tried = zip(others.row.tolist(), others.point.squeeze(-1).tolist(), strict=True)
     with torch.no_grad():
-        other_scores, more = play([states[row].after(action) for row, action in tried], policy, generator)
+        other_scores, more = play(
+            [states[row].after(action) for row, action in tried], policy, generator
+        )
 
     # a decision is credited with the score that comes after it
     before = torch.tensor([state.score for state in states], dtype=torch.float64)
@@ -82,7 +89,10 @@ def branch(
 
 
 def whole(
-    estimator: arsm.Estimator, starts: Sequence[State], policy: Policy, generator: torch.Generator | None = None
+    estimator: arsm.Estimator,
+    starts: Sequence[State],
+    policy: Policy,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, int]:
     """The same without branches: each start is played n times, and a run is credited as a whole."""
     require(estimator, "whole", "mean", "paths", "one_weight")
@@ -117,14 +127,21 @@ class Machine(NamedTuple):
         arrival, duration = self.jobs[action][self.made[action]]
         end = self.now + duration + SET_UP * (action != self.kind)
         made = tuple(count + (kind == action) for kind, count in enumerate(self.made))
-        left = [jobs[count][0] for jobs, count in zip(self.jobs, made, strict=True) if count < len(jobs)]
+        left = [
+            jobs[count][0] for jobs, count in zip(self.jobs, made, strict=True) if count < len(jobs)
+        ]
         taken = (end - arrival) / sum(map(len, self.jobs))
-        return Machine(self.jobs, made, action, max(end, min(left, default=end)), self.score - taken)
+        return Machine(
+            self.jobs, made, action, max(end, min(left, default=end)), self.score - taken
+        )
 
     def waits(self) -> list[list[float]]:
         """By kind: how long its waiting jobs have waited, the oldest first."""
         kinds = zip(self.jobs, self.made, strict=True)
-        return [[self.now - arrival for arrival, _ in jobs[count:] if arrival <= self.now] for jobs, count in kinds]
+        return [
+            [self.now - arrival for arrival, _ in jobs[count:] if arrival <= self.now]
+            for jobs, count in kinds
+        ]
 
 
 def morning(random: Random) -> Machine:
@@ -138,7 +155,9 @@ def morning(random: Random) -> Machine:
 
 
 class Dispatcher(nn.Module):
-    """A small network; it sees the numbers of waiting jobs, the longest waits and the machine's kind."""
+    """A small network; it sees the numbers of waiting jobs, the longest waits and the machine's
+    kind.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +166,9 @@ class Dispatcher(nn.Module):
     def forward(self, states: Sequence[Machine]) -> Tensor:
         waits = [state.waits() for state in states]
         count = torch.tensor([[len(of_kind) for of_kind in waiting] for waiting in waits])
-        longest = torch.tensor([[max(of_kind, default=0.0) for of_kind in waiting] for waiting in waits])
+        longest = torch.tensor(
+            [[max(of_kind, default=0.0) for of_kind in waiting] for waiting in waits]
+        )
         kind = arsm.one_hot(torch.tensor([state.kind for state in states]), KINDS)
         logits = self.network(torch.cat([count / 10, longest / 10, kind], -1))
         return logits.masked_fill(count == 0, -torch.inf).unsqueeze(1)
@@ -170,7 +191,9 @@ def rule(preference: Callable[[Machine, int], float]) -> Policy:
 RULES = {
     "first come, first served": rule(lambda state, kind: state.waits()[kind][0]),
     "longest queue": rule(lambda state, kind: len(state.waits()[kind])),
-    "set up as rarely as possible": rule(lambda state, kind: JOBS * (kind == state.kind) + len(state.waits()[kind])),
+    "set up as rarely as possible": rule(
+        lambda state, kind: JOBS * (kind == state.kind) + len(state.waits()[kind])
+    ),
 }
 METHODS = {
     "branch, ARSM": (branch, arsm.ARSM(), 4),
@@ -182,7 +205,9 @@ METHODS = {
 
 
 def main(steps: int = 150) -> dict[str, float]:
-    """Train a policy with each method; returns the average time that a job takes, on days that were not trained on."""
+    """Train a policy with each method; returns the average time that a job takes, on days that were
+    not trained on.
+    """
     days = [morning(Random(f"test {number}")) for number in range(500)]
     reached = {name: -float(play(days, policy)[0].mean()) for name, policy in RULES.items()}
     for name, time in reached.items():
@@ -204,6 +229,8 @@ def main(steps: int = 150) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=150)
     main(**vars(parser.parse_args()))

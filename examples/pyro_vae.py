@@ -1,11 +1,12 @@
 """A categorical variational autoencoder in Pyro: only the loss of `SVI` changes.
 
-Eight six-way choices describe an image of MNIST. Model and guide are ordinary Pyro programs. The first loss is
-`arsm.pyro.ELBO` with leave-one-out REINFORCE over eight samples; its KL divergence from the prior is exact. The other
-two are Pyro's own, with eight particles, the second with a running average as its baseline. The images ship with
-`pip install arsm-experiments`.
+Eight six-way choices describe an image of MNIST. Model and guide are ordinary Pyro programs. The
+first loss is `arsm.pyro.ELBO` with leave-one-out REINFORCE over eight samples; its KL divergence
+from the prior is exact. The other two are Pyro's own, with eight particles, the second with a
+running average as its baseline. The images ship with `pip install arsm-experiments`.
 
-Expect a test -ELBO of 154 nats with arsm.pyro.ELBO, 187 with TraceGraph_ELBO and 192 with Trace_ELBO.
+Expect a test -ELBO of 154 nats with arsm.pyro.ELBO, 187 with TraceGraph_ELBO and 192 with
+Trace_ELBO.
 
     python examples/pyro_vae.py
 """
@@ -50,13 +51,16 @@ class VAE(nn.Module):
 
     def guide(self, x: Tensor) -> None:
         pyro.module("encoder", self.encoder)
-        baseline: Any = {"baseline": {"use_decaying_avg_baseline": True}}  # arsm.pyro.ELBO needs none
+        # arsm.pyro.ELBO needs none
+        baseline: Any = {"baseline": {"use_decaying_avg_baseline": True}}
         with pyro.plate("images", len(x)):
             logits = self.encoder(x).unflatten(-1, (K, C))
             pyro.sample("z", dist.Categorical(logits=logits).to_event(1), infer=baseline)
 
 
-def main(steps: int = 300, batch: int = 100, losses: Sequence[str] = tuple(LOSSES)) -> dict[str, float]:
+def main(
+    steps: int = 300, batch: int = 100, losses: Sequence[str] = tuple(LOSSES)
+) -> dict[str, float]:
     """Train one VAE per loss from the same weights; returns the test -ELBO, in nats per image."""
     data = load_mnist()
     test = data.test[:2000].float()
@@ -76,6 +80,8 @@ def main(steps: int = 300, batch: int = 100, losses: Sequence[str] = tuple(LOSSE
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     main(**vars(parser.parse_args()))

@@ -1,17 +1,21 @@
 """A 100,000-way choice: which item to show for a query, when only the shown item earns a reward.
 
-The policy is a softmax over 100,000 items; its logits are inner products of a learned embedding of the query with the
-items'. The reward of an item is unknown until it is shown, so evaluations of f are what counts. Two tables:
+The policy is a softmax over 100,000 items; its logits are inner products of a learned embedding of
+the query with the items'. The reward of an item is unknown until it is shown, so evaluations of f
+are what counts. Two tables:
 
-1. squared error x evaluations of each estimator at three policies: uniform, at the start of training, and trained;
-2. the exact expected reward after training with about eight evaluations per query, and with as many as ARSM needs.
+1. squared error x evaluations of each estimator at three policies: uniform, at the start of
+   training, and trained;
+2. the exact expected reward after training with about eight evaluations per query, and with as many
+   as ARSM needs.
 
-Do not use ARSM here. Expect leave-one-out REINFORCE and the unordered set, which draws its noise once
-instead of eight times, to be the best: about 0.02, 0.02 and 0.01 at the three policies, and a reward of 0.77 and 0.79
-after training, from 0.555. ARSM is as good per evaluation only at the uniform policy, where it evaluates all
-items for one estimate; at the other two it costs 60 to 120 times as much (with `--samples 200`), and it reaches 0.65
-with 4,400 evaluations per query. Four references instead of all bring its evaluations down to a handful, at 3 to 10
-times the cost of the best; it does not learn at all in this time.
+Do not use ARSM here. Expect leave-one-out REINFORCE and the unordered set, which draws its noise
+once instead of eight times, to be the best: about 0.02, 0.02 and 0.01 at the three policies, and a
+reward of 0.77 and 0.79 after training, from 0.555. ARSM is as good per evaluation only at the
+uniform policy, where it evaluates all items for one estimate; at the other two it costs 60 to 120
+times as much (with `--samples 200`), and it reaches 0.65 with 4,400 evaluations per query. Four
+references instead of all bring its evaluations down to a handful, at 3 to 10 times the cost of the
+best; it does not learn at all in this time.
 
     python examples/retrieval.py
 """
@@ -40,7 +44,9 @@ def queries(n: int) -> Tensor:
 
 
 class Catalogue:
-    """The items, and their relevance: closeness to the query after a rotation that the policy has to find."""
+    """The items, and their relevance: closeness to the query after a rotation that the policy has
+    to find.
+    """
 
     def __init__(self) -> None:
         self.items = F.normalize(torch.randn(C, D), dim=-1)
@@ -54,10 +60,16 @@ class Catalogue:
 
     def estimate(self, estimator: arsm.Estimator, query: Tensor, weight: Tensor) -> arsm.Estimate:
         """Estimate E[reward] for the queries [B, D], embedded by weight [D, D]."""
-        return arsm.estimate(estimator, self.logits(query, weight), self.reward, query, max_rows=None)
+        return arsm.estimate(
+            estimator, self.logits(query, weight), self.reward, query, max_rows=None
+        )
 
-    def gradient(self, estimator: arsm.Estimator, query: Tensor, weight: Tensor) -> tuple[Tensor, float]:
-        """An estimate of dE[reward]/dlogits [B, 1, C], and the evaluations per query that it needed."""
+    def gradient(
+        self, estimator: arsm.Estimator, query: Tensor, weight: Tensor
+    ) -> tuple[Tensor, float]:
+        """An estimate of dE[reward]/dlogits [B, 1, C], and the evaluations per query that it
+        needed.
+        """
         out = self.estimate(estimator, query, weight)
         assert out.grad is not None
         return out.grad, out.info["distinct"].double().mean().item()
@@ -71,7 +83,9 @@ def measure(catalogue: Catalogue, samples: int) -> None:
     policies = (torch.zeros(D, D), SCALE * torch.eye(D), SCALE * catalogue.rotation)
     query = queries(1)
     entropies = [arsm.entropy(catalogue.logits(query, weight)).item() for weight in policies]
-    print(f"{'policy with an entropy of':<38}" + "".join(f"{nats:>20.1f} nats" for nats in entropies))
+    print(
+        f"{'policy with an entropy of':<38}" + "".join(f"{nats:>20.1f} nats" for nats in entropies)
+    )
     for words in MEASURED:
         cells = []
         for weight in policies:
@@ -82,7 +96,9 @@ def measure(catalogue: Catalogue, samples: int) -> None:
                 errors[i] = (gradient - exact).square().sum()
                 evaluations += used / samples
             cost = errors * evaluations
-            cells.append(f"{cost.mean():.2g} ± {cost.std() / samples**0.5:.1g} at {evaluations:,.0f}")
+            cells.append(
+                f"{cost.mean():.2g} ± {cost.std() / samples**0.5:.1g} at {evaluations:,.0f}"
+            )
         print(f"{words:<38}" + "".join(f"{cell:>25}" for cell in cells), flush=True)
 
 
@@ -110,18 +126,29 @@ def main(steps: int = 60, samples: int = 30) -> dict[str, float]:
     """Print both tables; returns the expected reward before and after training."""
     torch.manual_seed(0)
     catalogue = Catalogue()
-    print(f"Squared error x evaluations (lower is better), at how many evaluations, from {samples} estimates:")
+    print(
+        f"Squared error x evaluations (lower is better), at how many evaluations, from {samples} "
+        "estimates:"
+    )
     measure(catalogue, samples)
     reached = {"untrained": expected_reward(catalogue, SCALE * torch.eye(D))}
-    print(f"Expected reward after {steps} steps of {QUERIES} queries, from {reached['untrained']:.3f}:")
+    print(
+        f"Expected reward after {steps} steps of {QUERIES} queries, from "
+        f"{reached['untrained']:.3f}:"
+    )
     for words in TRAINED:
         reached[words], evaluations = train(catalogue, arsm.estimator(words), steps)
-        print(f"{words:<38}{reached[words]:.3f} at {evaluations:,.0f} evaluations per query", flush=True)
+        print(
+            f"{words:<38}{reached[words]:.3f} at {evaluations:,.0f} evaluations per query",
+            flush=True,
+        )
     return reached
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--samples", type=int, default=30)
     main(**vars(parser.parse_args()))

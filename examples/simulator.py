@@ -1,14 +1,17 @@
 """A black-box simulator as f: a shop's stock, simulated in NumPy.
 
-Every weekday has one of 12 stock levels, up to which the shop orders in the evening. The goods arrive two days later,
-and demand is random, with a weekly rhythm. The seven levels of a week make 12^7 plans. f passes the plans to a NumPy
-function and turns the profits back into a tensor; a simulator needs nothing else.
+Every weekday has one of 12 stock levels, up to which the shop orders in the evening. The goods
+arrive two days later, and demand is random, with a weekly rhythm. The seven levels of a week make
+12^7 plans. f passes the plans to a NumPy function and turns the profits back into a tensor; a
+simulator needs nothing else.
 
-The demand is passed as context. All plans that an estimate compares then meet the same customers (common random
-numbers), and the estimate is still unbiased, because the demand does not depend on the plans.
+The demand is passed as context. All plans that an estimate compares then meet the same customers
+(common random numbers), and the estimate is still unbiased, because the demand does not depend on
+the plans.
 
-Expect a profit of 33.1 to 33.3 per day from ARSM, pooled ARSM and leave-one-out REINFORCE, and 31.3 from averaged
-REINFORCE, all at 67 simulations at most; the best level that is the same every day earns 29.6.
+Expect a profit of 33.1 to 33.3 per day from ARSM, pooled ARSM and leave-one-out REINFORCE, and 31.3
+from averaged REINFORCE, all at 67 simulations at most; the best level that is the same every day
+earns 29.6.
 
     python examples/simulator.py
 """
@@ -35,7 +38,9 @@ def draw_demand(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
 
 
 def simulate(plan: NDArray[np.int64], demand: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Average daily profit of plans [N, DAYS], as indices into LEVELS, under demand [N, WEEKS * DAYS]."""
+    """Average daily profit of plans [N, DAYS], as indices into LEVELS, under demand [N, WEEKS *
+    DAYS].
+    """
     stock, profit = np.full(len(plan), 20), np.zeros(len(plan))
     on_order = np.zeros((len(plan), LEAD), dtype=np.int64)
     for day in range(WEEKS * DAYS):
@@ -54,9 +59,13 @@ def f(z: Tensor, demand: Tensor) -> Tensor:
 
 
 def main(steps: int = 300) -> dict[str, float]:
-    """Learn a plan with each estimator; returns the daily profit of the most likely plan under fresh demand."""
+    """Learn a plan with each estimator; returns the daily profit of the most likely plan under
+    fresh demand.
+    """
     test_demand = draw_demand(np.random.default_rng(1), 2000)
-    constant = [simulate(np.full((2000, DAYS), level), test_demand).mean() for level in range(len(LEVELS))]
+    constant = [
+        simulate(np.full((2000, DAYS), level), test_demand).mean() for level in range(len(LEVELS))
+    ]
     reached = {"best constant level": float(max(constant))}
     for words in ESTIMATORS:
         torch.manual_seed(0)
@@ -66,7 +75,9 @@ def main(steps: int = 300) -> dict[str, float]:
         for _ in range(steps):
             demand = torch.from_numpy(draw_demand(rng, 4))
             optimiser.zero_grad()
-            out = arsm.estimate(arsm.estimator(words), logits.expand(4, -1, -1), f, demand, frozen=True)
+            out = arsm.estimate(
+                arsm.estimator(words), logits.expand(4, -1, -1), f, demand, frozen=True
+            )
             out.value.mean().backward()
             optimiser.step()
         plan = logits.argmax(-1).numpy()
@@ -77,6 +88,8 @@ def main(steps: int = 300) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     main(**vars(parser.parse_args()))

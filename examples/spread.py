@@ -1,13 +1,16 @@
-"""Several agents with one joint action: mpe2's spread task with 3 or 6 agents, a shared policy and a team reward.
+"""Several agents with one joint action: mpe2's spread task with 3 or 6 agents, a shared policy and
+a team reward.
 
-pip install -e '.[games]'
-python examples/spread.py            # 3 agents
-python examples/spread.py 6 120      # 6 agents, 120 seconds
+Look at the team's return before and after: it is negative, and closer to 0 is better.
+
+    pip install -e '.[games]'
+    python examples/spread.py            # 3 agents
+    python examples/spread.py 6 120      # 6 agents, 120 seconds
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from functools import partial
 from typing import Any
 
@@ -50,7 +53,9 @@ def main(agents: int = 3, seconds: float = 5.0) -> dict[str, Any]:
     agent.learn(seconds=seconds)
     after = agent.evaluate(20, deterministic=False)
     for name, found in (("before", before), ("after", after)):
-        print(f"{agents} agents, team return {name}: {found.mean:.1f} +- {found.standard_error:.1f}")
+        print(
+            f"{agents} agents, team return {name}: {found.mean:.1f} +- {found.standard_error:.1f}"
+        )
     seen, _ = spread(agents).reset(seed=0)
     actions = agent.predict(seen)
     print("joint action:", actions)
@@ -59,4 +64,9 @@ def main(agents: int = 3, seconds: float = 5.0) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("agents", type=int, nargs="?", default=3, help="number of agents")
+    parser.add_argument("seconds", type=float, nargs="?", default=5.0, help="of learning")
+    main(**vars(parser.parse_args()))

@@ -1,12 +1,14 @@
 """A categorical variational autoencoder on MNIST, in a plain PyTorch training loop.
 
-The encoder makes 32 four-way choices for every image. The decoder is inside f and learns by autograd; the encoder
-learns through the estimator; the KL divergence from the uniform prior is analytic, stays outside f, and needs no
-estimate at all. The images ship with `pip install arsm-experiments`.
+The encoder makes 32 four-way choices for every image. The decoder is inside f and learns by
+autograd; the encoder learns through the estimator; the KL divergence from the uniform prior is
+analytic, stays outside f, and needs no estimate at all. The images ship with `pip install
+arsm-experiments`.
 
-Every estimator starts from the same weights, sees the same images and may evaluate the decoder seven times per image.
-Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 139 with leave-one-out REINFORCE and 175 with averaged
-REINFORCE. A decoder that learns while the encoder does not gets to 206.
+Every estimator starts from the same weights, sees the same images and may evaluate the decoder
+seven times per image. Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 139 with
+leave-one-out REINFORCE and 175 with averaged REINFORCE. A decoder that learns while the encoder
+does not gets to 206.
 
     python examples/training_loop.py
 """
@@ -49,7 +51,9 @@ class VAE(nn.Module):
         return arsm.estimate(estimator, logits, self.log_likelihood, x).value - kl
 
 
-def train(estimator: arsm.Estimator, images: Tensor, test: Tensor, steps: int, batch: int) -> tuple[float, float]:
+def train(
+    estimator: arsm.Estimator, images: Tensor, test: Tensor, steps: int, batch: int
+) -> tuple[float, float]:
     """-ELBO on the test images before and after training."""
     torch.manual_seed(0)
     model = VAE()
@@ -68,11 +72,15 @@ def train(estimator: arsm.Estimator, images: Tensor, test: Tensor, steps: int, b
 
 @torch.no_grad()
 def evaluate(model: VAE, images: Tensor) -> float:
-    """-ELBO in nats from one sample per image, for which REINFORCE's single evaluation is enough."""
+    """-ELBO in nats from one sample per image, for which REINFORCE's single evaluation is
+    enough.
+    """
     return -model.elbo(arsm.Reinforce(), images.float()).mean().item()
 
 
-def main(steps: int = 600, batch: int = 100, estimators: Sequence[str] = ESTIMATORS) -> dict[str, float]:
+def main(
+    steps: int = 600, batch: int = 100, estimators: Sequence[str] = ESTIMATORS
+) -> dict[str, float]:
     """Train with each estimator; returns -ELBO on the test images."""
     data = load_mnist()
     reached = {}
@@ -84,7 +92,9 @@ def main(steps: int = 600, batch: int = 100, estimators: Sequence[str] = ESTIMAT
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--estimators", nargs="+", default=ESTIMATORS)

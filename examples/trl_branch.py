@@ -1,13 +1,15 @@
-"""A small language model learns to sort digits inside TRL: GRPOTrainer, then BranchTrainer with the same arguments.
+"""A small language model learns to sort digits inside TRL: GRPOTrainer, then BranchTrainer with the
+same arguments.
 
-The model is any causal model of transformers with rotary positions; this one is tiny and random. It first imitates
-answers until some of its own are right. Then its reward is 1 for a right answer and 0 for a wrong one. `GRPOTrainer`
-gives all tokens of an answer the same credit. `BranchTrainer` goes back to some tokens, lets the model answer from
-there with other tokens, and compares. `BranchTrainer` samples half as many answers, so that it generates no more tokens
-than `GRPOTrainer`, branches included.
+The model is any causal model of transformers with rotary positions; this one is tiny and random. It
+first imitates answers until some of its own are right. Then its reward is 1 for a right answer and
+0 for a wrong one. `GRPOTrainer` gives all tokens of an answer the same credit. `BranchTrainer` goes
+back to some tokens, lets the model answer from there with other tokens, and compares.
+`BranchTrainer` samples half as many answers, so that it generates no more tokens than
+`GRPOTrainer`, branches included.
 
-Expect 0.70 of the answers to be right with GRPOTrainer after 67,000 tokens and 0.79 with BranchTrainer after 53,000,
-from 0.57.
+Expect 0.70 of the answers to be right with GRPOTrainer after 67,000 tokens and 0.79 with
+BranchTrainer after 53,000, from 0.57.
 
     pip install 'arsm[trl]'
     python examples/trl_branch.py
@@ -15,6 +17,7 @@ from 0.57.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import random
 import tempfile
@@ -36,10 +39,16 @@ WORDS = ["<pad>", "<end>", "=", *"0123456789"]
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per digit; with a real model, `AutoTokenizer.from_pretrained`."""
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    plain = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")
+    )
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="<pad>", eos_token="<end>", unk_token="<pad>", padding_side="left"
+        tokenizer_object=plain,
+        pad_token="<pad>",
+        eos_token="<end>",
+        unk_token="<pad>",
+        padding_side="left",
     )
 
 
@@ -52,7 +61,12 @@ def policy() -> LlamaForCausalLM:
         "num_attention_heads": 4,
     }
     config = LlamaConfig(
-        vocab_size=len(WORDS), max_position_embeddings=32, pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes
+        vocab_size=len(WORDS),
+        max_position_embeddings=32,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        **sizes,
     )
     return LlamaForCausalLM(config)
 
@@ -62,7 +76,10 @@ def questions(count: int, seed: int) -> Dataset:
     draw = random.Random(seed)
     rows = [[draw.choice("0123456789") for _ in range(DIGITS)] for _ in range(count)]
     return Dataset.from_dict(
-        {"prompt": [" ".join([*row, "="]) for row in rows], "answer": [" ".join(sorted(row)) for row in rows]}
+        {
+            "prompt": [" ".join([*row, "="]) for row in rows],
+            "answer": [" ".join(sorted(row)) for row in rows],
+        }
     )
 
 
@@ -74,7 +91,10 @@ def right(completions: list[str], answer: list[str], **columns: Any) -> list[flo
 def imitate(model: LlamaForCausalLM, steps: int) -> None:
     """Cross-entropy on right answers."""
     data = questions(64 * steps, seed=1)
-    texts = [f"{prompt} {answer} <end>" for prompt, answer in zip(data["prompt"], data["answer"], strict=True)]
+    texts = [
+        f"{prompt} {answer} <end>"
+        for prompt, answer in zip(data["prompt"], data["answer"], strict=True)
+    ]
     ids = torch.tensor(tokenizer()(texts)["input_ids"])
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     for rows in ids.split(64):
@@ -92,7 +112,11 @@ def accuracy(model: Any) -> float:
     words, data = tokenizer(), questions(1000, seed=2)
     prompts = words(list(data["prompt"]), return_tensors="pt")
     ids = model.generate(
-        input_ids=prompts["input_ids"], do_sample=True, top_k=0, max_new_tokens=DIGITS + 1, pad_token_id=0
+        input_ids=prompts["input_ids"],
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=DIGITS + 1,
+        pad_token_id=0,
     )
     texts = words.batch_decode(ids[:, DIGITS + 1 :], skip_special_tokens=True)
     return sum(right(texts, data["answer"])) / len(texts)
@@ -120,14 +144,19 @@ def train(model: LlamaForCausalLM, *, branch: bool, updates: int) -> tuple[float
     data = questions(12 * updates, seed=3)
     arguments: dict[str, Any] = {"reward_funcs": right, "args": args, "train_dataset": data}
     if branch:
-        trainer = BranchTrainer(model, processing_class=tokenizer(), credit=arsm.RLOO(4), budget=1.0, **arguments)
+        trainer = BranchTrainer(
+            model, processing_class=tokenizer(), credit=arsm.RLOO(4), budget=1.0, **arguments
+        )
     else:
         trainer = GRPOTrainer(model, processing_class=tokenizer(), **arguments)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
     answers = args.per_device_train_batch_size
-    generated = sum(entry["completions/mean_length"] * answers + entry.get("credit/tokens", 0.0) for entry in logs)
+    generated = sum(
+        entry["completions/mean_length"] * answers + entry.get("credit/tokens", 0.0)
+        for entry in logs
+    )
     return accuracy(model), round(generated)
 
 
@@ -141,9 +170,17 @@ def main(imitation: int = 100, updates: int = 100) -> dict[str, float]:
         begun = time.time()
         reached[name], generated = train(copy.deepcopy(start), branch=branch, updates=updates)
         seconds = time.time() - begun
-        print(f"{name}: {reached['start']:.2f} -> {reached[name]:.2f} right, {generated} tokens, {seconds:.0f} s")
+        print(
+            f"{name}: {reached['start']:.2f} -> {reached[name]:.2f} right, {generated} tokens, "
+            f"{seconds:.0f} s"
+        )
     return reached
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--imitation", type=int, default=100, help="steps of imitation at first")
+    parser.add_argument("--updates", type=int, default=100, help="updates of each trainer")
+    main(**vars(parser.parse_args()))

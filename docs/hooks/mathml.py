@@ -1,4 +1,6 @@
-"""Formulas become MathML while the site is built, so that a page needs neither scripts nor a network."""
+"""Formulas become MathML while the site is built, so that a page needs neither scripts nor a
+network.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ THIN = "0.167em"
 
 def on_page_content(content: str, **_: object) -> str:
     """Replace each formula that pymdownx.arithmatex found."""
-    return FORMULA.sub(lambda found: formula(html.unescape(found[2]), display=found[1] == "div"), content)
+    return FORMULA.sub(
+        lambda found: formula(html.unescape(found[2]), display=found[1] == "div"), content
+    )
 
 
 def formula(latex: str, *, display: bool) -> str:
