@@ -29,15 +29,18 @@ COMMANDS = {
     "decoding": "tokens per second of decoding in slots beside transformers' generate",
     "update": "one update of a language model, by stage",
     "token_credit": "TRL's GRPOTrainer beside arsm.trl.BranchTrainer on two tasks",
+    "token_credit_smollm2": "the same two trainers on SmolLM2, for a GPU",
     "gpu_profile": "which kernels an estimate and a training step of the VAE launch on a GPU",
     "vae_curve": "whether a faster training step of the VAE trains alike",
 }
-"""Run one by one, as `python -m benchmarks.NAME`: most take an hour. Their results are under results/, and those of the
-last two in README.md."""
+"""Run one by one, as `python -m benchmarks.NAME`: most take an hour. Their results are under
+results/, and those of the last two in README.md."""
 
 
 def main() -> None:
-    commands = "\n".join(f"  python -m benchmarks.{name}: {what}" for name, what in COMMANDS.items())
+    commands = "\n".join(
+        f"  python -m benchmarks.{name}: {what}" for name, what in COMMANDS.items()
+    )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Time and memory, printed as tables.",
@@ -45,7 +48,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
-    names = parser.parse_args().names or [name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()]
+    names = parser.parse_args().names or [
+        name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()
+    ]
     for name in names:
         if name in COMMANDS:
             parser.error(f"{name} is a command of its own: python -m benchmarks.{name}.")

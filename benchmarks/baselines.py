@@ -1,4 +1,6 @@
-"""Stable-Baselines3's PPO and A2C for a number of CPU seconds; PPO with action masks; independent PPO for teams."""
+"""Stable-Baselines3's PPO and A2C for a number of CPU seconds; PPO with action masks; independent
+PPO for teams.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from stable_baselines3.common.callbacks import BaseCallback  # pyright: ignore[r
 from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize  # pyright: ignore[reportMissingImports]
 
+from benchmarks.agents_report import WINDOW
+
 FOR_EVER = 10**9
-WINDOW = 100
-"""Episodes of learning whose average return tells whether a task is solved."""
 OFTEN = 20
 
 
@@ -39,9 +41,17 @@ class UntilSpent(BaseCallback):
 
 
 def learn(
-    method: str, make: Callable[[], Any], options: dict[str, Any], seed: int, seconds: float, episodes: int, line: float
+    method: str,
+    make: Callable[[], Any],
+    options: dict[str, Any],
+    seed: int,
+    seconds: float,
+    episodes: int,
+    line: float,
 ) -> dict[str, Any]:
-    """Learn for these CPU seconds; the mean returns of episodes with sampled and with the likeliest actions."""
+    """Learn for these CPU seconds; the mean returns of episodes with sampled and with the likeliest
+    actions.
+    """
     begin = time.process_time()
     rest = {name: _schedule(value) for name, value in options.items()}
     count, normalize = rest.pop("environments", 8), rest.pop("normalize", False)
@@ -50,7 +60,9 @@ def learn(
         make = partial(Masked, make)
     team = not isinstance(probe := make(), gymnasium.Env)
     probe.close()
-    environment: Any = TeamVector(make, count) if team else make_vec_env(make, n_envs=count, seed=seed)
+    environment: Any = (
+        TeamVector(make, count) if team else make_vec_env(make, n_envs=count, seed=seed)
+    )
     if normalize:
         environment = VecNormalize(environment)
     model = kind("MlpPolicy", environment, seed=seed, device="cpu", **rest)
@@ -107,14 +119,18 @@ def _schedule_by_time(model: Any, begin: float, seconds: float) -> None:
     model._update_current_progress_remaining = update
 
 
-def play_singles(model: Any, make: Callable[[], Any], normalise: Any, episodes: int, likely: bool) -> list[float]:
+def play_singles(
+    model: Any, make: Callable[[], Any], normalise: Any, episodes: int, likely: bool
+) -> list[float]:
     """The returns of episodes, played in lock step."""
     envs = [make() for _ in range(episodes)]
     seen = [env.reset(seed=1_000_000 + number)[0] for number, env in enumerate(envs)]
     totals, playing = [0.0] * episodes, list(range(episodes))
     masked = isinstance(envs[0], Masked)
     while playing:
-        masks = {"action_masks": np.stack([envs[number].mask for number in playing])} if masked else {}
+        masks = (
+            {"action_masks": np.stack([envs[number].mask for number in playing])} if masked else {}
+        )
         shown = normalise(np.stack([seen[number] for number in playing]))
         actions, _ = model.predict(shown, deterministic=likely, **masks)
         over = set()
@@ -128,7 +144,9 @@ def play_singles(model: Any, make: Callable[[], Any], normalise: Any, episodes: 
     return totals
 
 
-def play_teams(model: Any, make: Callable[[], Any], normalise: Any, episodes: int, likely: bool) -> list[float]:
+def play_teams(
+    model: Any, make: Callable[[], Any], normalise: Any, episodes: int, likely: bool
+) -> list[float]:
     """The returns of episodes, summed over the agents."""
     env, totals = make(), []
     for number in range(episodes):
@@ -136,7 +154,9 @@ def play_teams(model: Any, make: Callable[[], Any], normalise: Any, episodes: in
         total = 0.0
         while env.agents:
             names = list(env.agents)
-            actions, _ = model.predict(np.stack([seen[name] for name in names]), deterministic=likely)
+            actions, _ = model.predict(
+                np.stack([seen[name] for name in names]), deterministic=likely
+            )
             seen, rewards, *_ = env.step(dict(zip(names, map(int, actions), strict=True)))
             total += float(sum(rewards.values()))
         totals.append(total)
@@ -145,7 +165,9 @@ def play_teams(model: Any, make: Callable[[], Any], normalise: Any, episodes: in
 
 
 class TeamVector(VecEnv):
-    """Every agent of every copy is an environment of its own: independent learners that share one network."""
+    """Every agent of every copy is an environment of its own: independent learners that share one
+    network.
+    """
 
     def __init__(self, make: Callable[[], Any], copies: int) -> None:
         self.copies = [make() for _ in range(copies)]
@@ -173,7 +195,9 @@ class TeamVector(VecEnv):
             given, paid, *_ = env.step(dict(zip(self.names, map(int, own), strict=True)))
             rows, over = [given[name] for name in self.names], not env.agents
             for row, name in zip(rows, self.names, strict=True):
-                infos.append({"terminal_observation": row, "TimeLimit.truncated": True} if over else {})
+                infos.append(
+                    {"terminal_observation": row, "TimeLimit.truncated": True} if over else {}
+                )
                 rewards.append(paid[name])
             seen += self._fresh(env) if over else rows
             dones += [over] * len(rows)
@@ -189,7 +213,9 @@ class TeamVector(VecEnv):
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         raise NotImplementedError
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
+    ) -> list[Any]:
         raise NotImplementedError
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:

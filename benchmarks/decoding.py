@@ -1,9 +1,10 @@
-"""Tokens per second of decoding in slots, beside transformers' own `generate`: `python -m benchmarks.decoding`.
+"""Tokens per second of decoding in slots, beside transformers' own `generate`: `python -m
+benchmarks.decoding`.
 
-The model has the shape of SmolLM2-135M and random weights in bfloat16; on a CPU, or with --small, a tiny one. Prompts
-of 40 tokens get 64 new ones. Every line is printed as soon as it is measured and written to a JSON file at the end;
-a variant that fails prints its traceback and leaves the others alone. Variants that compile run last, and are left out
-when the time is up.
+The model has the shape of SmolLM2-135M and random weights in bfloat16; on a CPU, or with --small, a
+tiny one. Prompts of 40 tokens get 64 new ones. Every line is printed as soon as it is measured and
+written to a JSON file at the end; a variant that fails prints its traceback and leaves the others
+alone. Variants that compile run last, and are left out when the time is up.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import torch
 from torch import Tensor
 
 from arsm.sequences import Decoding, Prefixes, Transformers
-from arsm.sequences.draws import draw
+from arsm.sequences.draws import draw_tokens
 from arsm.sequences.slots import Compiled, Rows, Slots, step
 from benchmarks.measure import hardware
 
 PROMPT = 40
 NEW = 64
 PER_STATE = 0.4
-"""Branches per state: an assumption, not a measurement. Random weights cannot tell how often 32 draws differ."""
+"""Branches per state: an assumption, not a measurement. Random weights cannot tell how often 32
+draws differ.
+"""
 
 
 class Bench:
@@ -101,7 +104,9 @@ class Bench:
 
     def prompts(self, rows: int) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(1)
-        return torch.randint(self.vocabulary, (rows, PROMPT), generator=generator, device=self.device)
+        return torch.randint(
+            self.vocabulary, (rows, PROMPT), generator=generator, device=self.device
+        )
 
     def record(self, name: str, measure: Callable[[], dict[str, Any]], needs: float = 0.0) -> None:
         """Measure one variant, if `needs` seconds are left."""
@@ -121,18 +126,25 @@ class Bench:
                 found["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
                 torch.cuda.empty_cache()
             found["seconds of this variant"] = time.perf_counter() - begun
-        found = {key: round(value, 4) if isinstance(value, float) else value for key, value in found.items()}
+        found = {
+            key: round(value, 4) if isinstance(value, float) else value
+            for key, value in found.items()
+        }
         self.records.append({"variant": name, **found})
         print(name, json.dumps(found), flush=True)
 
 
-def plain(bench: Bench, rows: int, draws: int = 1, compiled: Compiled | None = None) -> dict[str, Any]:
+def plain(
+    bench: Bench, rows: int, draws: int = 1, compiled: Compiled | None = None
+) -> dict[str, Any]:
     """Sample one sequence per row."""
     slots = Slots(Transformers(bench.model).slots(), rows, compiled=compiled)
     slots.timed = True
     prompts, row = bench.prompts(rows), torch.arange(rows, device=bench.device)
     generator = torch.Generator(bench.device).manual_seed(0)
-    first, later = bench.seconds(lambda: slots.sample(prompts, None, row, Decoding(NEW), draws, generator))
+    first, later = bench.seconds(
+        lambda: slots.sample(prompts, None, row, Decoding(NEW), draws, generator)
+    )
     calls = 4
     return {
         "rows": rows,
@@ -161,10 +173,16 @@ def parts(bench: Bench, rows: int) -> dict[str, Any]:
             state.uniform.uniform_()
             logits = decode(state.token, state.column, state.first).clone()
             if draws == 1:
-                found["forward"] = bench.milliseconds(lambda s=state: decode(s.token, s.column, s.first))
+                found["forward"] = bench.milliseconds(
+                    lambda s=state: decode(s.token, s.column, s.first)
+                )
                 found["noise"] = bench.milliseconds(lambda s=state: s.uniform.mul_(0.5))
-                found["softmax"] = bench.milliseconds(lambda x=logits: x.softmax(-1, dtype=torch.float32))
-            found[f"sampling {draws}"] = bench.milliseconds(lambda s=state, x=logits: draw(x, s.uniform))
+                found["softmax"] = bench.milliseconds(
+                    lambda x=logits: x.softmax(-1, dtype=torch.float32)
+                )
+            found[f"sampling {draws}"] = bench.milliseconds(
+                lambda s=state, x=logits: draw_tokens(x, s.uniform)
+            )
             found[f"step {draws}"] = bench.milliseconds(lambda s=state: step(decode, s, None, 1.0))
         some = torch.arange(max(1, rows // 16), device=bench.device)
         copied = cache.clone()
@@ -209,7 +227,9 @@ def attention(bench: Bench, rows: int) -> dict[str, Any]:
     return found
 
 
-def branches(bench: Bench, rows: int, prompts: int, compiled: Compiled | None = None) -> dict[str, Any]:
+def branches(
+    bench: Bench, rows: int, prompts: int, compiled: Compiled | None = None
+) -> dict[str, Any]:
     """Play another token to the end in PER_STATE of the states."""
     slots = Slots(Transformers(bench.model).slots(), rows, compiled=compiled)
     slots.timed = True
@@ -221,7 +241,9 @@ def branches(bench: Bench, rows: int, prompts: int, compiled: Compiled | None = 
     which, at = chosen.nonzero(as_tuple=True)
     prefixes = Prefixes(which, at, (true[which, at] + 1) % bench.vocabulary, true)
     tokens = int((NEW - prefixes.step).sum())
-    first, later = bench.seconds(lambda: slots.complete(given, None, prefixes, decoding, generator), 1)
+    first, later = bench.seconds(
+        lambda: slots.complete(given, None, prefixes, decoding, generator), 1
+    )
     calls = 2
     return {
         "rows": rows,
@@ -255,7 +277,12 @@ def generate(bench: Bench, rows: int, **options: Any) -> dict[str, Any]:
 
     assert call().shape == (rows, PROMPT + NEW)
     first, later = bench.seconds(call, 1)
-    return {"rows": rows, "tokens per second": rows * NEW / later, "second call, seconds": first, "seconds": later}
+    return {
+        "rows": rows,
+        "tokens per second": rows * NEW / later,
+        "second call, seconds": first,
+        "seconds": later,
+    }
 
 
 def copies(bench: Bench) -> dict[str, Any]:
@@ -276,11 +303,15 @@ def copies(bench: Bench) -> dict[str, Any]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/decoding.json"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="A tiny model, as on a CPU")
-    parser.add_argument("--seconds", type=float, default=230, help="Nothing is begun that would take longer in all")
+    parser.add_argument(
+        "--seconds", type=float, default=230, help="Nothing is begun that would take longer in all"
+    )
     parser.add_argument("--only", default="", help="Measure variants whose name contains this")
     options = parser.parse_args()
     small = options.small or options.device == "cpu"
@@ -303,7 +334,10 @@ def main() -> None:
     variants[f"generate {large}"] = (lambda: generate(bench, large), 20)
     if not small:
         variants["copies in bfloat16"] = (lambda: copies(bench), 0)
-        variants[f"slots {large}, compiled forward"] = (lambda: plain(bench, large, 1, "forward"), 60)
+        variants[f"slots {large}, compiled forward"] = (
+            lambda: plain(bench, large, 1, "forward"),
+            60,
+        )
         variants[f"generate {large}, static cache, compiled"] = (
             lambda: generate(bench, large, cache_implementation="static"),
             60,

@@ -1,8 +1,10 @@
-"""One estimate on a GPU: `python -m benchmarks.gpu` needs torch and arsm alone and takes about three minutes.
+"""One estimate on a GPU: `python -m benchmarks.gpu` needs torch and arsm alone and takes about
+three minutes.
 
-The kernels are first compared with the same operators in plain PyTorch on the CPU. Every time is that of noise,
-estimate and backward; f is a look-up. "eager" is the host's loop over kernels, "graph" a captured CUDA graph of the
-dense estimate, "compiled" is torch.compile(fullgraph=True), captured as well.
+The kernels are first compared with the same operators in plain PyTorch on the CPU. Every time is
+that of noise, estimate and backward; f is a look-up. "eager" is the host's loop over kernels,
+"graph" a captured CUDA graph of the dense estimate, "compiled" is torch.compile(fullgraph=True),
+captured as well.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +32,13 @@ def look_up(z: Tensor) -> Tensor:
     return z[:, 0].float()
 
 
-def step(estimator: arsm.Estimator, evaluation: str, **options: bool) -> Callable[[Tensor], Tensor]:
+def step(estimator: arsm.Estimator, evaluation: Any, **options: Any) -> Callable[[Tensor], Tensor]:
     """The estimate's value [*B] as a function of the logits."""
 
     def value(logits: Tensor) -> Tensor:
-        return arsm.estimate(estimator, logits, look_up, evaluation=evaluation, max_rows=None, **options).value  # pyright: ignore[reportArgumentType]
+        return arsm.estimate(
+            estimator, logits, look_up, evaluation=evaluation, max_rows=None, **options
+        ).value
 
     return value
 
@@ -59,7 +64,9 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def milliseconds(call: Callable[[], object], repetitions: int = 30) -> float:
-    """The median over repetitions, each from an idle GPU to an idle GPU for the host, or between events."""
+    """The median over repetitions, each from an idle GPU to an idle GPU for the host, or between
+    events.
+    """
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -119,11 +126,16 @@ def check(shape: tuple[int, ...], scale: float) -> str:
     repeated = merge(swap_all(logits.cuda(), log_pi.cuda()), f.cuda())
     same = torch.equal(here.can_win, there.can_win.cpu()) and torch.equal(here.z, there.z.cpu())
     worst = float((found.cpu() - expected).abs().max())
-    return f"winners equal: {same}, worst difference {worst:.1e}, repeats to the bit: {torch.equal(found, repeated)}"
+    return (
+        f"winners equal: {same}, worst difference {worst:.1e}, repeats to the bit: "
+        f"{torch.equal(found, repeated)}"
+    )
 
 
 def with_floor(ms: float, logits: Tensor) -> str:
-    """A time beside that of a copy of the logits, whose bytes any estimate must read and its gradient write."""
+    """A time beside that of a copy of the logits, whose bytes any estimate must read and its
+    gradient write.
+    """
     copy = torch.empty_like(logits)
     least = in_a_row(captured(lambda: copy.copy_(logits.detach())))
     return f"{ms:.3f} ms, {ms / least:.0f} times a copy of the logits ({least:.3f} ms)"
@@ -152,7 +164,10 @@ def operators(*shape: int) -> str:
     f = torch.rand(shape, device="cuda")
     order, merging = captured(lambda: swap_all(logits, log_pi)), captured(lambda: merge(swaps, f))
     noise = captured(lambda: dirichlet(logits))
-    return f"noise {in_a_row(noise):.3f} ms, order {in_a_row(order):.3f} ms, merge {in_a_row(merging):.3f} ms"
+    return (
+        f"noise {in_a_row(noise):.3f} ms, order {in_a_row(order):.3f} ms, merge "
+        f"{in_a_row(merging):.3f} ms"
+    )
 
 
 def a_million(how: str, scale: float) -> str:
@@ -166,7 +181,9 @@ def a_million(how: str, scale: float) -> str:
 def small(words: str) -> str:
     logits = torch.randn(64, 1, 10, device="cuda", requires_grad=True)
     ms, frozen = (
-        milliseconds(lambda x=x: backward(step(arsm.estimator(words), "packed", frozen=x), logits), 100)
+        milliseconds(
+            lambda x=x: backward(step(arsm.estimator(words), "packed", frozen=x), logits), 100
+        )
         for x in (False, True)
     )
     by_hand = milliseconds(lambda: leave_one_out(logits.detach()), 100)
@@ -174,9 +191,14 @@ def small(words: str) -> str:
 
 
 def least() -> str:
-    """What any eager estimate does: draw noise, evaluate f at z and elsewhere, wait once, run its own backward."""
+    """What any eager estimate does: draw noise, evaluate f at z and elsewhere, wait once, run its
+    own backward.
+    """
     logits = torch.randn(64, 1, 10, device="cuda", requires_grad=True)
-    z, gradient = torch.zeros(128, 1, dtype=torch.int64, device="cuda"), torch.ones_like(logits.detach())
+    z, gradient = (
+        torch.zeros(128, 1, dtype=torch.int64, device="cuda"),
+        torch.ones_like(logits.detach()),
+    )
 
     def call() -> None:
         logits.grad = None
@@ -190,8 +212,13 @@ def least() -> str:
 
 def resolution() -> str:
     """A uniform number drawn in a compiled graph must not be one of float32's."""
-    u = torch.compile(lambda x: uniforms(x, 1_000), fullgraph=True)(torch.zeros(64, 1, 4, device="cuda"))
-    return f"{float((u.float().double() == u).double().mean()):.4f} of the uniforms are float32's (0 is right)"
+    u = torch.compile(lambda x: uniforms(x, 1_000), fullgraph=True)(
+        torch.zeros(64, 1, 4, device="cuda")
+    )
+    return (
+        f"{float((u.float().double() == u).double().mean()):.4f} of the uniforms are float32's "
+        "(0 is right)"
+    )
 
 
 def compiles(words: str, variables: int, categories: int) -> str:
@@ -202,7 +229,9 @@ def compiles(words: str, variables: int, categories: int) -> str:
     noise = estimator.noise(logits)
 
     def value(logits: Tensor, noise: object) -> Tensor:
-        out = arsm.estimate(estimator, logits, look_up, noise=noise, evaluation="dense", max_rows=None)
+        out = arsm.estimate(
+            estimator, logits, look_up, noise=noise, evaluation="dense", max_rows=None
+        )
         return out.value
 
     results = []
@@ -216,8 +245,16 @@ def compiles(words: str, variables: int, categories: int) -> str:
 
 def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
-    for shape, scale in [((64, 1, 100), 1.0), ((8, 1, 50_257), 0.0), ((8, 1, 50_257), 4.0), ((1, 1, 1_000_000), 1.0)]:
-        report(f"check {list(shape)}, logits of scale {scale:g}", lambda shape=shape, scale=scale: check(shape, scale))
+    for shape, scale in [
+        ((64, 1, 100), 1.0),
+        ((8, 1, 50_257), 0.0),
+        ((8, 1, 50_257), 4.0),
+        ((1, 1, 1_000_000), 1.0),
+    ]:
+        report(
+            f"check {list(shape)}, logits of scale {scale:g}",
+            lambda shape=shape, scale=scale: check(shape, scale),
+        )
     report("noise drawn in a compiled graph", resolution)
     for words in ("arsm", "ars", "rloo"):
         report(f"[64, 1, 10] {words}, eager", lambda words=words: small(words))
@@ -230,7 +267,10 @@ def main() -> None:
         report(f"[256, 1, 50257] {words}", lambda scale=scale: large_vocabulary(scale))
         report(f"[1, 1, 1000000] {words}", lambda scale=scale: a_million("compiled", scale))
     for evaluation in ("packed", "dense"):
-        report(f"[256, 1, 50257] arsm, eager, {evaluation}", lambda how=evaluation: large_vocabulary_eager(how))
+        report(
+            f"[256, 1, 50257] arsm, eager, {evaluation}",
+            lambda how=evaluation: large_vocabulary_eager(how),
+        )
     for words, variables, categories in [
         ("arsm", 1, 10),
         ("arsm", 1, 10_000),

@@ -1,4 +1,5 @@
-"""Which kernels an estimate and a VAE step launch on a GPU: `python -m benchmarks.gpu_profile FILE`.
+"""Which kernels an estimate and a VAE step launch on a GPU: `python -m benchmarks.gpu_profile
+FILE`.
 
 Writes names, counts and times of all kernels to FILE and prints one line per case.
 """
@@ -19,7 +20,17 @@ from arsm import kernels as arsm_kernels
 from arsm.noise import dirichlet
 from arsm.univariate import merge, swap_all
 from arsm_experiments.vae import Vae
-from benchmarks.gpu import backward, captured, check, in_a_row, large_vocabulary, milliseconds, report, small, step
+from benchmarks.gpu import (
+    backward,
+    captured,
+    check,
+    in_a_row,
+    large_vocabulary,
+    milliseconds,
+    report,
+    small,
+    step,
+)
 from benchmarks.vae import make
 
 REPETITIONS = 10
@@ -59,7 +70,10 @@ def check_pairs() -> str:
         generator = torch.Generator().manual_seed(0)
         logits = scale * torch.randn(200, variables, categories, generator=generator)
         log_pi = dirichlet(logits, generator)
-        here, there = arsm_kernels.pairs(logits, log_pi), arsm_kernels.pairs(logits.cuda(), log_pi.cuda())
+        here, there = (
+            arsm_kernels.pairs(logits, log_pi),
+            arsm_kernels.pairs(logits.cuda(), log_pi.cuda()),
+        )
         same += [torch.equal(x, y.cpu()) for x, y in zip(here, there, strict=True)]
     return f"equal: {all(same)}"
 
@@ -72,7 +86,10 @@ def operators(file: TextIO, *shape: int) -> str:
     f = torch.rand(shape, device="cuda")
     write(file, f"order {list(shape)}", kernels(lambda: swap_all(logits, log_pi)))
     write(file, f"merge {list(shape)}", kernels(lambda: merge(swaps, f)))
-    times = [in_a_row(captured(call)) for call in (lambda: swap_all(logits, log_pi), lambda: merge(swaps, f))]
+    times = [
+        in_a_row(captured(call))
+        for call in (lambda: swap_all(logits, log_pi), lambda: merge(swaps, f))
+    ]
     return f"order {times[0]:.3f} ms, merge {times[1]:.3f} ms"
 
 
@@ -96,7 +113,9 @@ def eager(file: TextIO, words: str) -> str:
 def vae_step(file: TextIO, count: int) -> str:
     """A training step on images of MNIST, compiled and captured."""
     torch.set_float32_matmul_precision("high")
-    replicas = make(replace(Vae(), precision="bf16"), count, "cuda", 10_000, compiled=True, steps_per_replay=5)
+    replicas = make(
+        replace(Vae(), precision="bf16"), count, "cuda", 10_000, compiled=True, steps_per_replay=5
+    )
     replicas.epoch()
     graph = replicas._graph
     assert graph is not None
@@ -110,7 +129,10 @@ def main() -> None:
     with Path(sys.argv[1]).open("w") as file:
         for shape in ((300, 4, 20), (64, 1, 100), (8, 1, 50_257), (1, 1, 1_000_000)):
             for scale in (1.0, 4.0):
-                report(f"check {list(shape)}, logits of scale {scale:g}", lambda x=(shape, scale): check(*x))
+                report(
+                    f"check {list(shape)}, logits of scale {scale:g}",
+                    lambda x=(shape, scale): check(*x),
+                )
         report("check pairs", check_pairs)
         for words in ("arsm", "rloo"):
             report(f"[64, 1, 10] {words}, eager", lambda words=words: eager(file, words))

@@ -1,12 +1,14 @@
-"""Less noise for the same steps: four ways to change the rollouts of in-state leave-one-out, on three environments.
+"""Less noise for the same steps: four ways to change the rollouts of in-state leave-one-out, on
+three environments.
 
     python -m benchmarks.less_noise                    # five seeds, one worker per processor
     python -m benchmarks.less_noise --seeds 2 --ways "common random numbers" "cut after 16 steps"
 
-The variance is the trace of the gradient's covariance at one policy, which common random numbers made with a third of
-the steps; times the steps of an iteration it is comparable between ways that play more and fewer. The return is that of
-50 episodes after equal steps of the simulator, rollouts included. The environments are none of those that
-`benchmarks.agents` reports. All ways but the first have common random numbers.
+The variance is the trace of the gradient's covariance at one policy, which common random numbers
+made with a third of the steps; times the steps of an iteration it is comparable between ways that
+play more and fewer. The return is that of 50 episodes after equal steps of the simulator, rollouts
+included. The environments are none of those that `benchmarks.agents` reports. All ways but the
+first have common random numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import arsm
 from arsm import policy
 from arsm.rl import ActorCritic, PolicyGradient
-from arsm.rl.learners import Batch, Loss, Single, Tries
+from arsm.rl.learners import Loss, Single, Tries, TrueEpisodes
 from arsm.rl.networks import mlp
 from benchmarks.agents import work
 from benchmarks.agents_report import read
@@ -39,15 +41,24 @@ from benchmarks.measure import table
 
 ITERATIONS = 60
 ENVIRONMENTS: dict[str, tuple[Callable[[], Any], int | None, int]] = {
-    "CliffWalking, slippery": (partial(gymnasium.make, "CliffWalking-v1", is_slippery=True), 200, 300_000),
-    "LunarLander, wind": (partial(gymnasium.make, "LunarLander-v3", enable_wind=True), 500, 300_000),
+    "CliffWalking, slippery": (
+        partial(gymnasium.make, "CliffWalking-v1", is_slippery=True),
+        200,
+        300_000,
+    ),
+    "LunarLander, wind": (
+        partial(gymnasium.make, "LunarLander-v3", enable_wind=True),
+        500,
+        300_000,
+    ),
     "Knobs, K = 6": (partial(Knobs, 6), None, 100_000),
 }
 """Environment, horizon, and steps to learn for."""
 
 
 class ControlVariate(Single):
-    """A learned h(s, a) = sum_k h_k(s, a_k) taken off the returns, and the gradient of its expectation put back.
+    """A learned h(s, a) = sum_k h_k(s, a_k) taken off the returns, and the gradient of its
+    expectation put back.
 
         g_t = sum_k d/dphi_k E[h_k(s_t, a_k)] + g_t(R - h),    which is unbiased for every h
 
@@ -57,21 +68,28 @@ class ControlVariate(Single):
     def __init__(self, estimator: arsm.Estimator, agent: PolicyGradient) -> None:
         self.estimator, self.shape = estimator, agent._logits_shape
         generator = torch.Generator().manual_seed(agent.settings.seed)
-        self.network = mlp(agent.environment.observations, agent.settings.hidden, math.prod(self.shape), generator)
+        self.network = mlp(
+            agent.environment.observations, agent.settings.hidden, math.prod(self.shape), generator
+        )
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return list(self.network.parameters())
 
-    def gradient(self, batch: Batch, rollouts: policy.Rollouts, tries: Tries) -> tuple[Tensor, Loss]:
+    def gradient(
+        self, batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries
+    ) -> tuple[Tensor, Loss]:
         true = torch.cat([part.pose().queries.points[0] for part in rollouts.parts])
         h = self.network(batch.observations).unflatten(-1, self.shape)
         own, tried = (
-            x.gather(-1, a.unsqueeze(-1)).sum((-2, -1)) for x, a in ((h, true), (h[rollouts.step], rollouts.action))
+            x.gather(-1, a.unsqueeze(-1)).sum((-2, -1))
+            for x, a in ((h, true), (h[rollouts.step], rollouts.action))
         )
         loss = ((own - batch.returns).square().sum() + (tried - tries.returns).square().sum()) / 2
         h, probabilities = h.detach(), batch.logits.softmax(-1)
         exact = probabilities * (h - (probabilities * h).sum(-1, keepdim=True))
-        rest = batch.gradient(self.estimator, rollouts, batch.returns - own.detach(), tries.returns - tried.detach())
+        rest = batch.gradient(
+            self.estimator, rollouts, batch.returns - own.detach(), tries.returns - tried.detach()
+        )
         return exact + rest, lambda: loss
 
 
@@ -82,15 +100,21 @@ whole = partial(PolicyGradient, estimator=arsm.RLOO(2))
 def with_control_variate(**arguments: Any) -> PolicyGradient:
     agent = whole(**arguments)
     agent.learner = ControlVariate(arsm.RLOO(2), agent)
-    agent._optimizers.append(torch.optim.Adam(agent.learner.parameters(), lr=agent.settings.learning_rate))
+    agent._optimizers.append(
+        torch.optim.Adam(agent.learner.parameters(), lr=agent.settings.learning_rate)
+    )
     return agent
 
 
 class Kept(PolicyGradient):
-    """Steps are kept with probabilities that fall with what a rollout from there costs, rho_t ~ (T - t)^(-1/2)."""
+    """Steps are kept with probabilities that fall with what a rollout from there costs, rho_t ~ (T
+    - t)^(-1/2).
+    """
 
-    def _plan(self, batch: Batch, generator: torch.Generator) -> policy.Rollouts:
-        left = torch.cat([torch.arange(length, 0, -1, dtype=torch.float64) for length in batch.lengths])
+    def _plan(self, batch: TrueEpisodes, generator: torch.Generator) -> policy.Rollouts:
+        left = torch.cat(
+            [torch.arange(length, 0, -1, dtype=torch.float64) for length in batch.lengths]
+        )
         budget = self._budget(len(batch.lengths))
         assert budget is not None
         keep = left.rsqrt()
@@ -98,7 +122,11 @@ class Kept(PolicyGradient):
             keep = (keep * budget / keep.sum()).clamp(max=1.0)
         logits = batch.logits.unsqueeze(0)
         return policy.plan(
-            self.learner.estimator, logits, batch.actions.unsqueeze(0), keep=keep.unsqueeze(0), generator=generator
+            self.learner.estimator,
+            logits,
+            batch.actions.unsqueeze(0),
+            keep=keep.unsqueeze(0),
+            generator=generator,
         )
 
 
@@ -124,7 +152,9 @@ class Job:
 
 
 def measure(job: Job) -> dict[str, float]:
-    """The variance, the steps per iteration at which it was measured, and the return after training."""
+    """The variance, the steps per iteration at which it was measured, and the return after
+    training.
+    """
     torch.set_num_threads(1)
     environment, horizon, _ = ENVIRONMENTS[job.environment]
     made = {"environment": environment, "horizon": horizon, "seed": job.seed}
@@ -141,7 +171,8 @@ def measure(job: Job) -> dict[str, float]:
         return len(gradients) < ITERATIONS
 
     agent.learn(episodes=10**9, callback=keep, progress=False)
-    half = torch.stack(gradients[ITERATIONS // 2 :])  # the scale of the rewards has settled, and a critic has learned
+    # the scale of the rewards has settled, and a critic has learned
+    half = torch.stack(gradients[ITERATIONS // 2 :])
     learner = WAYS[job.way](**made)
     learner.learn(steps=job.training, progress=False)
     found = {
@@ -159,13 +190,29 @@ def write(folder: Path) -> None:
     lines, rows = read(folder / "less_noise.jsonl"), []
     with (folder / "less_noise.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["row", "metric", "mean", "std", "seeds", "paper", "steps", "hardware", "commit"])
+        writer.writerow(
+            ["row", "metric", "mean", "std", "seeds", "paper", "steps", "hardware", "commit"]
+        )
         for environment in dict.fromkeys(line["environment"] for line in lines):
-            for way in [way for way in WAYS if any((environment, way) == (x["environment"], x["way"]) for x in lines)]:
-                own = [line for line in lines if (line["environment"], line["way"]) == (environment, way)]
-                place = ["; ".join(sorted({line[name] for line in own})) for name in ("hardware", "commit")]
+            for way in [
+                way
+                for way in WAYS
+                if any((environment, way) == (x["environment"], x["way"]) for x in lines)
+            ]:
+                own = [
+                    line
+                    for line in lines
+                    if (line["environment"], line["way"]) == (environment, way)
+                ]
+                place = [
+                    "; ".join(sorted({line[name] for line in own}))
+                    for name in ("hardware", "commit")
+                ]
                 noise = np.array([line["variance"] * line["played"] for line in own])
-                returns, steps = np.array([line["return"] for line in own]), np.mean([line["played"] for line in own])
+                returns, steps = (
+                    np.array([line["return"] for line in own]),
+                    np.mean([line["played"] for line in own]),
+                )
                 for metric, values, count in (
                     ("variance x steps", noise, steps),
                     ("return", returns, own[0]["training"]),
@@ -185,7 +232,13 @@ def write(folder: Path) -> None:
                     )
                 error = returns.std(ddof=1) / math.sqrt(len(own)) if len(own) > 1 else math.nan
                 rows.append(
-                    [environment, way, f"{steps:.0f}", f"{np.median(noise):.3g}", f"{returns.mean():.1f} ± {error:.1f}"]
+                    [
+                        environment,
+                        way,
+                        f"{steps:.0f}",
+                        f"{np.median(noise):.3g}",
+                        f"{returns.mean():.1f} ± {error:.1f}",
+                    ]
                 )
     header = ["environment", "way", "steps per iteration", "variance x steps, median", "return"]
     print(table("In-state RLOO(2)", header, rows))
@@ -194,7 +247,13 @@ def write(folder: Path) -> None:
 def main() -> None:
     """Run what is not done yet, then write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.less_noise", description=__doc__)
-    parser.add_argument("--environments", nargs="*", choices=[*ENVIRONMENTS], default=[*ENVIRONMENTS], metavar="NAME")
+    parser.add_argument(
+        "--environments",
+        nargs="*",
+        choices=[*ENVIRONMENTS],
+        default=[*ENVIRONMENTS],
+        metavar="NAME",
+    )
     parser.add_argument("--ways", nargs="*", choices=[*WAYS], default=[*WAYS], metavar="WAY")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps to learn for")

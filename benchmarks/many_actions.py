@@ -1,12 +1,14 @@
-"""How the gradient's variance and the return change with the number of action variables, at equal rollouts.
+"""How the gradient's variance and the return change with the number of action variables, at equal
+rollouts.
 
-    python -m benchmarks.many_actions                  # K = 2 to 32, five seeds, one worker per processor
+    python -m benchmarks.many_actions    # K = 2 to 32, five seeds, one worker per processor
     python -m benchmarks.many_actions --knobs 2 4 --seeds 2 --steps 20000
 
-The problem is `Knobs` of examples/many_actions.py. Every method but A2C plays at most 128 rollouts per true episode.
-The variance is the trace of the gradient's covariance at the untrained policy, over 100 iterations; times the steps of
-an iteration it is comparable between methods that play more and fewer. The return is that of 50 episodes after the
-same number of steps of the simulator, rollouts included.
+The problem is `Knobs` of examples/many_actions.py. Every method but A2C plays at most 128 rollouts
+per true episode. The variance is the trace of the gradient's covariance at the untrained policy,
+over 100 iterations; times the steps of an iteration it is comparable between methods that play more
+and fewer. The return is that of 50 episodes after the same number of steps of the simulator,
+rollouts included.
 """
 
 from __future__ import annotations
@@ -53,9 +55,13 @@ class Job:
 
 
 def measure(job: Job) -> dict[str, float]:
-    """The variance, the steps per iteration at which it was measured, and the return after training."""
+    """The variance, the steps per iteration at which it was measured, and the return after
+    training.
+    """
     torch.set_num_threads(1)
-    make = partial(PolicyGradient, partial(Knobs, job.knobs), METHODS[job.method], seed=job.seed, budget=BUDGET)
+    make = partial(
+        PolicyGradient, partial(Knobs, job.knobs), METHODS[job.method], seed=job.seed, budget=BUDGET
+    )
     agent = make(episodes_an_iteration=1)
     parameters = list(agent.network.parameters())
     kept, gradients = parameters_to_vector(parameters).detach().clone(), []
@@ -65,7 +71,8 @@ def measure(job: Job) -> dict[str, float]:
         vector_to_parameters(kept, parameters)
 
     agent.learn(episodes=ITERATIONS, callback=keep, progress=False)
-    half = torch.stack(gradients[ITERATIONS // 2 :])  # the scale of the rewards has settled, and a critic has learned
+    # the scale of the rewards has settled, and a critic has learned
+    half = torch.stack(gradients[ITERATIONS // 2 :])
     played = (agent.steps + agent.replayed) / ITERATIONS
     agent.close()
     learner = make()
@@ -87,12 +94,28 @@ def write(folder: Path) -> None:
             variance, played, returns = (
                 np.array([line[name] for line in own]) for name in ("variance", "played", "return")
             )
-            metrics = {"variance": variance, "variance x steps": variance * played, "return": returns}
-            place = ["; ".join(sorted({line[name] for line in own})) for name in ("hardware", "commit")]
+            metrics = {
+                "variance": variance,
+                "variance x steps": variance * played,
+                "return": returns,
+            }
+            place = [
+                "; ".join(sorted({line[name] for line in own})) for name in ("hardware", "commit")
+            ]
             for metric, values in metrics.items():
                 spread = float(values.std(ddof=1)) if len(values) > 1 else ""
                 steps = own[0]["training"] if metric == "return" else f"{played.mean():.0f}"
-                writer.writerow([f"K = {knobs}: {method}", metric, values.mean(), spread, len(values), steps, *place])
+                writer.writerow(
+                    [
+                        f"K = {knobs}: {method}",
+                        metric,
+                        values.mean(),
+                        spread,
+                        len(values),
+                        steps,
+                        *place,
+                    ]
+                )
             cells = (f"{values.mean():.4g}" for values in metrics.values())
             rows.append([str(knobs), method, f"{played.mean():.0f}", *cells])
     header = ["K", "method", "steps per iteration", "variance", "variance x steps", "return"]
@@ -104,7 +127,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.many_actions", description=__doc__)
     parser.add_argument("--knobs", type=int, nargs="*", default=[2, 4, 8, 16, 32])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200_000, help="steps of the simulator per training run")
+    parser.add_argument(
+        "--steps", type=int, default=200_000, help="steps of the simulator per training run"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path, default=Path("results/agents"))
     chosen = parser.parse_args()

@@ -36,9 +36,12 @@ def seconds(x: float) -> str:
 
 
 def interleaved(
-    calls: dict[str, Callable[[], object]], repetitions: int, clock: Callable[[], float] = time.perf_counter
+    calls: dict[str, Callable[[], object]],
+    repetitions: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time the calls alternately, so that a busy moment of the machine affects all of them; the first round warms up.
+    """Time the calls alternately, so that a busy moment of the machine affects all of them; the
+    first round warms up.
 
     With one thread, `time.process_time` excludes the time of other processes on a shared machine.
     """
@@ -54,7 +57,9 @@ def interleaved(
 
 def peak_memory() -> int:
     """Peak memory of this process in bytes (Linux); `ru_maxrss` would include its parent's."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
+    (line,) = (
+        x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -70,11 +75,17 @@ def hardware() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return (
+        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}"
+    )
 
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> str:
     """Columns of text."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in [header, *rows]
+    ]
     return "\n".join([title, *(line.rstrip() for line in lines), ""])

@@ -1,7 +1,9 @@
-"""Overhead of an estimator: forward and backward with an f that costs nothing, compared with other libraries.
+"""Overhead of an estimator: forward and backward with an f that costs nothing, compared with other
+libraries.
 
-Storchastic replaces functions of torch when it is imported, which slows everything down, so it runs in its own
-process, alternating with torch's `gumbel_softmax` there. Times are CPU times of one thread.
+Storchastic replaces functions of torch when it is imported, which slows everything down, so it runs
+in its own process, alternating with torch's `gumbel_softmax` there. Times are CPU times of one
+thread.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from benchmarks.measure import Timing, in_subprocess, interleaved, table
 ROWS, VARIABLES, CATEGORIES = 200, 20, 10
 REPETITIONS = 30
 BASE = "torch: gumbel_softmax"
-ESTIMATORS = (*arsm.estimator_names(), "arsm:pooled=True", "rloo:samples=46", "rloo:samples=46,live=1")
+ESTIMATORS = (
+    *arsm.estimator_names(),
+    "arsm:pooled=True",
+    "rloo:samples=46",
+    "rloo:samples=46,live=1",
+)
 SMALL = (64, 1, 10)
 MISSING = "not installed; `pip install -e '.[benchmarks]'` adds it"
 
@@ -63,7 +70,9 @@ def leave_one_out(logits: Tensor, samples: int = 4) -> None:
 def torch_calls(logits: Tensor) -> dict[str, Call]:
     return {
         BASE: partial(relax, partial(F.gumbel_softmax, tau=0.5), logits),
-        "torch: gumbel_softmax, hard": partial(relax, partial(F.gumbel_softmax, tau=0.5, hard=True), logits),
+        "torch: gumbel_softmax, hard": partial(
+            relax, partial(F.gumbel_softmax, tau=0.5, hard=True), logits
+        ),
     }
 
 
@@ -80,7 +89,9 @@ def storchastic_calls(logits: Tensor) -> dict[str, Call]:
 
     methods = {
         "storchastic: GumbelSoftmax": GumbelSoftmax("z", initial_temperature=0.5),
-        "storchastic: ScoreFunction, 4 samples": ScoreFunction("z", n_samples=4, baseline_factory="batch_average"),
+        "storchastic: ScoreFunction, 4 samples": ScoreFunction(
+            "z", n_samples=4, baseline_factory="batch_average"
+        ),
     }
 
     def run(method: Callable[..., Tensor]) -> None:
@@ -113,7 +124,10 @@ def ours(logits: Tensor) -> tuple[dict[str, Call], dict[str, int], dict[str, str
 
 def storchastic() -> tuple[dict[str, Timing], Timing]:
     """Timings in a separate process, with torch's `gumbel_softmax` for comparison."""
-    times = {name: Timing(*values) for name, values in json.loads(in_subprocess("benchmarks.overhead")).items()}
+    times = {
+        name: Timing(*values)
+        for name, values in json.loads(in_subprocess("benchmarks.overhead")).items()
+    }
     return times, times.pop(BASE)
 
 
@@ -124,7 +138,10 @@ def time_storchastic() -> None:
     calls = {BASE: torch_calls(logits)[BASE], **storchastic_calls(logits)}
     print(
         json.dumps(
-            {name: astuple(timing) for name, timing in interleaved(calls, REPETITIONS, time.process_time).items()}
+            {
+                name: astuple(timing)
+                for name, timing in interleaved(calls, REPETITIONS, time.process_time).items()
+            }
         )
     )
 
@@ -175,7 +192,9 @@ def main() -> None:
         [name, str(asked.get(name, "")), str(timing), f"{relative[name]:.1f}"]
         for name, timing in sorted(times.items(), key=lambda item: relative[item[0]])
     ]
-    title = f"Forward and backward without f, B = {ROWS}, K = {VARIABLES}, C = {CATEGORIES}, one thread"
+    title = (
+        f"Forward and backward without f, B = {ROWS}, K = {VARIABLES}, C = {CATEGORIES}, one thread"
+    )
     header = ["estimator", "evaluations asked", "median (range)", "times gumbel_softmax"]
     print(table(title, header, rows), end="")
     print(*(f"{name}: {line}" for name, line in lines.items()), sep="\n", end="\n\n")

@@ -1,4 +1,5 @@
-"""python -m benchmarks.processes: `arsm.maximize` with an f of 10 ms, in this process and in several.
+"""python -m benchmarks.processes: `arsm.maximize` with an f of 10 ms, in this process and in
+several.
 
 f takes 10 ms of a core. Every way evaluates the same points, which is checked.
 """
@@ -40,15 +41,22 @@ def main(workers: tuple[int, ...] = (1, 2), evaluations: int = 480) -> None:
             list(processes.map(f, [torch.zeros(1)] * 4 * number))  # started and imported
             same, spent = timed(processes.map)
         assert torch.equal(points, same), "the points depend on the processes"
-        rows.append([f"{number} process{'es' * (number > 1)}", seconds(spent), f"{serial / spent:.2f}"])
+        rows.append(
+            [f"{number} process{'es' * (number > 1)}", seconds(spent), f"{serial / spent:.2f}"]
+        )
     where = provenance("cpu")
     print(where["hardware"], where["commit"])
-    title = f"{evaluations} evaluations of 10 ms by arsm.maximize, 16 per round; the same points every time"
+    title = (
+        f"{evaluations} evaluations of 10 ms by arsm.maximize, 16 per round; the same points "
+        "every time"
+    )
     print(table(title, ["f runs", "time", "times faster"], rows))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--evaluations", type=int, default=480)
     options = parser.parse_args()

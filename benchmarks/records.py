@@ -1,4 +1,6 @@
-"""Records of runs: JSON lines in a file compressed by xz, to which a run is added as soon as it is finished."""
+"""Records of runs: JSON lines in a file compressed by xz, to which a run is added as soon as it is
+finished.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Other optimisers of discrete black boxes, each asked for 16 points at a time: annealing, Optuna, nevergrad, CatCMA.
+"""Other optimisers of discrete black boxes, each asked for 16 points at a time: annealing, Optuna,
+nevergrad, CatCMA.
 
 A rival is a function of a `Budget`, which it asks for values until that raises `Spent`.
 """
@@ -23,24 +24,27 @@ class Spent(Exception):
 
 
 class Budget:
-    """Values of a black box, up to a number of distinct points; a point asked for again costs nothing.
+    """Values of a black box, up to a number of distinct points; a point asked for again costs
+    nothing, unless the optimiser must do without a cache.
 
-    An optimiser that asks for three times as many points as it may evaluate is stopped: it repeats itself.
+    An optimiser that asks for three times as many points as it may evaluate is stopped: it repeats
+    itself.
     """
 
     def __init__(self, box: BlackBox, evaluations: int) -> None:
         self.box, self.evaluations = box, evaluations
+        self.cached = True
         self.asked = 0
         self.values: dict[bytes, float] = {}
         self.best: list[float] = []
-        """After each distinct evaluation."""
+        """After each evaluation."""
 
     def __call__(self, z: Array) -> Array:
         """[N, K] -> [N], the points in the order in which they count."""
         z = np.ascontiguousarray(z, dtype=np.int64)
         self.asked += len(z)
         for row, value in zip(z, self.box.f(z), strict=True):
-            if row.tobytes() not in self.values:
+            if row.tobytes() not in self.values or not self.cached:
                 self.values[row.tobytes()] = float(value)
                 self.best.append(max(float(value), self.best[-1] if self.best else -math.inf))
                 if len(self.best) == self.evaluations:
@@ -71,7 +75,9 @@ def neighbours(rng: np.random.Generator, sizes: Array, z: Array) -> Array:
 
 
 def cooling(budget: Budget, scale: float) -> float:
-    """A temperature that falls from the values' spread to a hundredth of it, geometrically in the budget."""
+    """A temperature that falls from the values' spread to a hundredth of it, geometrically in the
+    budget.
+    """
     return scale * 0.01 ** (len(budget.best) / budget.evaluations)
 
 
@@ -84,12 +90,16 @@ def annealing_chains(budget: Budget, seed: int) -> None:
     while True:
         moved = neighbours(rng, sizes, z)
         proposed = budget(moved)
-        accept = rng.random(PARALLEL) < np.exp(np.minimum(0, (proposed - value) / cooling(budget, scale)))
+        accept = rng.random(PARALLEL) < np.exp(
+            np.minimum(0, (proposed - value) / cooling(budget, scale))
+        )
         z, value = np.where(accept[:, None], moved, z), np.where(accept, proposed, value)
 
 
 def annealing_speculative(budget: Budget, seed: int) -> None:
-    """One Metropolis chain: 16 neighbours of its state are evaluated together, and the first accepted one is taken."""
+    """One Metropolis chain: 16 neighbours of its state are evaluated together, and the first
+    accepted one is taken.
+    """
     rng, sizes = np.random.default_rng(seed), np.array(budget.box.sizes)
     start = uniform(rng, budget.box.sizes, PARALLEL)
     values = budget(start)
@@ -98,15 +108,19 @@ def annealing_speculative(budget: Budget, seed: int) -> None:
     while True:
         moved = neighbours(rng, sizes, np.repeat(z[None], PARALLEL, 0))
         proposed = budget(moved)
-        accept = rng.random(PARALLEL) < np.exp(np.minimum(0, (proposed - value) / cooling(budget, scale)))
+        accept = rng.random(PARALLEL) < np.exp(
+            np.minimum(0, (proposed - value) / cooling(budget, scale))
+        )
         if accept.any():
             z, value = moved[accept.argmax()], proposed[accept.argmax()]
 
 
 def optuna_tpe(budget: Budget, seed: int) -> None:
-    """Optuna's tree-structured Parzen estimator, with the constant liar that its manual asks for in parallel.
+    """Optuna's tree-structured Parzen estimator, with the constant liar that its manual asks for in
+    parallel.
 
-    It reads all earlier points again for each new one; here a finished one is read once, which gives the same points.
+    It reads all earlier points again for each new one; here a finished one is read once, which
+    gives the same points.
     """
     import optuna  # pyright: ignore[reportMissingImports]
 
@@ -142,12 +156,18 @@ def optuna_tpe(budget: Budget, seed: int) -> None:
 
 
 def nevergrad(name: str, budget: Budget, seed: int) -> None:
-    """One of nevergrad's optimisers over an array of integers, a hundred times faster than over `Choice`."""
+    """One of nevergrad's optimisers over an array of integers, a hundred times faster than over
+    `Choice`.
+    """
     import nevergrad as ng  # pyright: ignore[reportMissingImports]
 
     warnings.filterwarnings("ignore", module="nevergrad")
     largest = np.array(budget.box.sizes) - 1
-    array = ng.p.Array(init=largest / 2).set_bounds(np.zeros(len(largest)), largest).set_integer_casting()
+    array = (
+        ng.p.Array(init=largest / 2)
+        .set_bounds(np.zeros(len(largest)), largest)
+        .set_integer_casting()
+    )
     array.random_state = np.random.RandomState(seed)
     optimiser = ng.optimizers.registry[name](array, budget=budget.evaluations, num_workers=PARALLEL)
     while True:
@@ -157,10 +177,11 @@ def nevergrad(name: str, budget: Budget, seed: int) -> None:
             optimiser.tell(point, -value)
 
 
-def catcma(budget: Budget, seed: int) -> None:
+def catcma(cached: bool, budget: Budget, seed: int) -> None:
     """CatCMA with margin, of the authors' `cmaes`, in generations of 16."""
     from cmaes import CatCMAwM  # pyright: ignore[reportMissingImports]
 
+    budget.cached = cached
     optimiser = CatCMAwM(c_space=list(budget.box.sizes), population_size=PARALLEL, seed=seed)
     while True:
         asked = [optimiser.ask() for _ in range(PARALLEL)]
@@ -175,8 +196,9 @@ RIVALS: dict[str, Callable[[Budget, int], None]] = {
     "Optuna TPE": optuna_tpe,
     "nevergrad NGOpt": partial(nevergrad, "NGOpt"),
     "nevergrad (1+1)": partial(nevergrad, "DiscreteOnePlusOne"),
-    "CatCMA": catcma,
+    "CatCMA": partial(catcma, True),
+    "CatCMA without a cache": partial(catcma, False),
 }
 
-ANYTIME = {"random search", "Optuna TPE", "nevergrad (1+1)", "CatCMA"}
+ANYTIME = {"random search", "Optuna TPE", "nevergrad (1+1)", "CatCMA", "CatCMA without a cache"}
 """Those that do not use their budget: a long run's first evaluations are those of a short run."""

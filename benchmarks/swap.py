@@ -1,4 +1,6 @@
-"""The pseudo actions of many variables: the pairwise table against one argmin per pair, eager and compiled."""
+"""The pseudo actions of many variables: the pairwise table against one argmin per pair, eager and
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def main() -> None:
     )
     base = times["one argmin per pair"].median
     rows = [
-        [name, str(timing), "" if name == "share" else f"{base / timing.median:.1f}"] for name, timing in times.items()
+        [name, str(timing), "" if name == "share" else f"{base / timing.median:.1f}"]
+        for name, timing in times.items()
     ]
     title = f"Pseudo actions, B = {ROWS}, K = {VARIABLES}, C = {CATEGORIES}"
     print(table(title, ["way", "median (range)", "argmins / this"], rows))

@@ -1,4 +1,6 @@
-"""ARSM of one variable: one estimate against the table of all pairs, and its growth up to a million categories."""
+"""ARSM of one variable: one estimate against the table of all pairs, and its growth up to a million
+categories.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def linear(z: Tensor) -> Tensor:
 
 
 def by_table(logits: Tensor, log_pi: Tensor) -> Tensor:
-    """g_c = sum_j (F_cj - mean_m F_mj) (1/C - pi_j) over the C x C table, BLOCK rows of it at a time."""
+    """g_c = sum_j (F_cj - mean_m F_mj) (1/C - pi_j) over the C x C table, BLOCK rows of it at a
+    time.
+    """
     categories = len(logits)
     race = run_race(logits, log_pi)
     theta, with_z = threshold(race), swap_with(race, race.z).long()
@@ -50,30 +54,51 @@ def compare() -> str:
     log_pi = dirichlet(logits, torch.Generator().manual_seed(0))
 
     def estimate() -> Tensor | None:
-        return arsm.estimate(arsm.ARSM(), logits, linear, noise=log_pi.unsqueeze(0), max_rows=None).grad
+        return arsm.estimate(
+            arsm.ARSM(), logits, linear, noise=log_pi.unsqueeze(0), max_rows=None
+        ).grad
 
     found = estimate()
     torch.testing.assert_close(found, by_table(logits, log_pi), rtol=0, atol=1e-9 * COMPARED)
     times = interleaved(
-        {"table": lambda: by_table(logits, log_pi), "estimate": lambda: [estimate() for _ in range(BURST)]},
+        {
+            "table": lambda: by_table(logits, log_pi),
+            "estimate": lambda: [estimate() for _ in range(BURST)],
+        },
         5,
         time.process_time,
     )
     table_time, burst = times["table"], times["estimate"]
     one = Timing(burst.median / BURST, burst.low / BURST, burst.high / BURST)
     ratio = table_time.median / one.median
-    rows = [["C x C table", str(table_time)], ["arsm.estimate", str(one)], ["ratio", f"{ratio:.0f}"]]
-    return table(f"One ARSM estimate, C = {COMPARED:,}, one thread", ["way", "median (range)"], rows)
+    rows = [
+        ["C x C table", str(table_time)],
+        ["arsm.estimate", str(one)],
+        ["ratio", f"{ratio:.0f}"],
+    ]
+    return table(
+        f"One ARSM estimate, C = {COMPARED:,}, one thread", ["way", "median (range)"], rows
+    )
 
 
 def grow() -> str:
-    """Noise, estimate and backward, each size in its own process; equal logits need f at every category."""
+    """Noise, estimate and backward, each size in its own process; equal logits need f at every
+    category.
+    """
     rows = []
     for categories in GROWTH:
         result = json.loads(in_subprocess("benchmarks.univariate", str(categories)))
         timing = Timing(*result["seconds"])
         memory = f"{result['bytes'] / 1e6:,.0f} MB"
-        rows.append([f"{categories:,}", str(timing), seconds(timing.median / categories), memory, str(result["asked"])])
+        rows.append(
+            [
+                f"{categories:,}",
+                str(timing),
+                seconds(timing.median / categories),
+                memory,
+                str(result["asked"]),
+            ]
+        )
     header = ["C", "median (range)", "per category", "peak memory added", "evaluations of f"]
     return table("Noise, estimate and backward, one thread", header, rows)
 
@@ -93,7 +118,13 @@ def measure(categories: int) -> str:
     before = peak_memory()
     timing = interleaved({"step": lambda: step(categories)}, 7, time.process_time)["step"]
     added = peak_memory() - before
-    return json.dumps({"seconds": [timing.median, timing.low, timing.high], "bytes": added, "asked": step(categories)})
+    return json.dumps(
+        {
+            "seconds": [timing.median, timing.low, timing.high],
+            "bytes": added,
+            "asked": step(categories),
+        }
+    )
 
 
 def main() -> None:

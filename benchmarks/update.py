@@ -1,10 +1,11 @@
 """One update of a language model, by stage: `python -m benchmarks.update`.
 
-The model has the shape of SmolLM2-135M and random weights in float32; on a CPU, or with --small, a tiny one. Its last
-normalisation is scaled so that 32 draws of a state hold 0.4 others than the true token on average, as SmolLM2's do at
-an accuracy of about 0.8 on sums of four numbers. Sampling runs in bfloat16 copies on a GPU, the credit in bfloat16 by
-autocast. Prompts have 40 tokens and answers 64. The memory is what an update needs beyond weights, gradients and the
-optimiser's state. The target for an update is generated tokens / 50,000 + 0.4 seconds.
+The model has the shape of SmolLM2-135M and random weights in float32; on a CPU, or with --small, a
+tiny one. Its last normalisation is scaled so that 32 draws of a state hold 0.4 others than the true
+token on average, as SmolLM2's do at an accuracy of about 0.8 on sums of four numbers. Sampling runs
+in bfloat16 copies on a GPU, the credit in bfloat16 by autocast. Prompts have 40 tokens and answers
+64. The memory is what an update needs beyond weights, gradients and the optimiser's state. The
+target for an update is generated tokens / 50,000 + 0.4 seconds.
 """
 
 from __future__ import annotations
@@ -41,9 +42,16 @@ def make(device: str, small: bool) -> Any:
     }
     shape |= {"num_key_value_heads": 3, "vocab_size": 49152, "rope_theta": 100000.0}
     if small:
-        shape = {"hidden_size": 36, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
+        shape = {
+            "hidden_size": 36,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+        }
         shape |= {"num_key_value_heads": 1, "vocab_size": 300}
-    config = transformers.LlamaConfig(**shape, tie_word_embeddings=True, max_position_embeddings=2048)
+    config = transformers.LlamaConfig(
+        **shape, tie_word_embeddings=True, max_position_embeddings=2048
+    )
     torch.manual_seed(0)
     model: Any = transformers.LlamaForCausalLM(config)
     return model.to(device).eval()
@@ -54,9 +62,12 @@ def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
     return (tokens % 2 == 0).double().mean(-1)
 
 
-def others_per_state(model: sequences.Transformers, prompts: Tensor, options: dict[str, Any]) -> float:
+def others_per_state(
+    model: sequences.Transformers, prompts: Tensor, options: dict[str, Any]
+) -> float:
     draws = 32
-    strategy = Branch(arsm.RLOO(draws), budget=draws - 1)  # samples everything, plays hardly anything
+    # samples everything, plays hardly anything
+    strategy = Branch(arsm.RLOO(draws), budget=draws - 1)
     shorter: dict[str, Any] = options | {"max_tokens": 16}
     out = sequences.estimate(strategy, model, prompts[:64], reward, **shorter)
     assert out.credit is not None
@@ -64,8 +75,12 @@ def others_per_state(model: sequences.Transformers, prompts: Tensor, options: di
     return float((tokens[..., 1:] != tokens[..., :-1]).double().sum(-1).mean())
 
 
-def calibrate(module: Any, model: sequences.Transformers, prompts: Tensor, options: dict[str, Any]) -> float:
-    """Scale the last normalisation until states are as sure as they should be; return the others per state."""
+def calibrate(
+    module: Any, model: sequences.Transformers, prompts: Tensor, options: dict[str, Any]
+) -> float:
+    """Scale the last normalisation until states are as sure as they should be; return the others
+    per state.
+    """
     weight = module.model.norm.weight
     low, high = 0.0, 12.0  # of the logarithm of the scale
     found = 0.0
@@ -81,8 +96,26 @@ def calibrate(module: Any, model: sequences.Transformers, prompts: Tensor, optio
 
 
 def update(
-    strategy: Any, model: sequences.Transformers, optimiser: Any, prompts: Tensor, options: dict[str, Any], cuda: bool
+    strategy: Any,
+    model: sequences.Transformers,
+    optimiser: Any,
+    prompts: Tensor,
+    options: dict[str, Any],
+    cuda: bool,
+    judge: sequences.Reward = reward,
 ) -> dict[str, float]:
+    """One update; the time of the reward `judge` is reported apart."""
+    judged = 0.0
+
+    def timed(prompts: Tensor, tokens: Tensor) -> Tensor:
+        nonlocal judged
+        wait()
+        begun = time.perf_counter()
+        rewards = judge(prompts, tokens)
+        wait()
+        judged += time.perf_counter() - begun
+        return rewards
+
     wait = torch.cuda.synchronize if cuda else lambda: None
     held = 0
     if cuda:
@@ -92,9 +125,10 @@ def update(
     wait()
     start = time.perf_counter()
     with autocast:
-        out = sequences.estimate(strategy, model, prompts, reward, **options)
+        out = sequences.estimate(strategy, model, prompts, timed, **options)
     wait()
     played = time.perf_counter()
+    start += judged
     (-out.value.mean()).backward()
     wait()
     credited = time.perf_counter()
@@ -106,6 +140,7 @@ def update(
     found = {
         "tokens": tokens,
         "rollouts": int(out.info["rollouts"]),
+        "rewards, seconds": judged,
         "sample and play, seconds": played - start,
         "tokens per second": tokens / (played - start),
         "credit, seconds": credited - played,
@@ -115,7 +150,9 @@ def update(
         "mean mismatch": float(out.info["mean_mismatch"]),
     }
     if cuda:
-        found["peak above weights, gradients and optimiser, GB"] = (torch.cuda.max_memory_allocated() - held) / GB
+        found["peak above weights, gradients and optimiser, GB"] = (
+            torch.cuda.max_memory_allocated() - held
+        ) / GB
     return found
 
 
@@ -143,7 +180,8 @@ def main() -> None:
     records: dict[str, Any] = {"hardware": hardware(), "torch": torch.__version__}
     records["others per state"] = calibrate(module, model, prompts, options)
     print("others per state", records["others per state"], flush=True)
-    optimiser = torch.optim.AdamW(module.parameters(), lr=0.0, fused=cuda)  # measures, and changes nothing
+    # measures, and changes nothing
+    optimiser = torch.optim.AdamW(module.parameters(), lr=0.0, fused=cuda)
     cases = {
         "Branch(RLOO(32)), all prompts": (Branch(arsm.RLOO(32)), prompts),
         "Branch(RLOO(8)), all prompts": (Branch(arsm.RLOO(8)), prompts),

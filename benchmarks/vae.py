@@ -1,8 +1,9 @@
 """A training step of the categorical VAE: its time compared with that of its matrix products.
 
-CPU: a whole ARSM step, its matrix products alone, and the straightforward way, one decoder call for every swap. GPU:
-eager, compiled and captured in a CUDA graph, for 1 and 15 replicas, beside the floor: the step's operations at the rate
-that a large product of matrices reaches on the same machine.
+CPU: a whole ARSM step, its matrix products alone, and the straightforward way, one decoder call for
+every swap. GPU: eager, compiled and captured in a CUDA graph, for 1 and 15 replicas, beside the
+floor: the step's operations at the rate that a large product of matrices reaches on the same
+machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 import arsm
 from arsm.noise import dirichlet
 from arsm_experiments.data import PIXELS, load_mnist
-from arsm_experiments.replicas import Replicas
+from arsm_experiments.replicas import Objective, Replicas
 from arsm_experiments.training.loop import initial_parameters
 from arsm_experiments.vae import SLOPE, Vae, VaeNetwork, bernoulli, linear_layers, log_q
 from benchmarks.measure import interleaved, table
@@ -46,16 +47,13 @@ def make(config: Vae, replicas: int, device: str, images: int, **options: bool |
     zeros, data = torch.zeros(replicas), load_mnist().train[:images]
     return Replicas(
         module,
-        VaeNetwork.encode,
-        module.losses,
+        Objective(VaeNetwork.encode, module.losses, module.prepare, module.metrics),
         initial_parameters(config, data),
         data.to(device),
         {"rate": zeros + config.rates[0], "dropout": zeros, "input_dropout": zeros},
         list(config.seeds),
         batch=config.batch,
         watched=module.encoder_size,
-        prepare=module.prepare,
-        metrics=module.metrics,
         stacked=stacked,
         **options,  # pyright: ignore[reportArgumentType]
     )
@@ -65,7 +63,9 @@ def make(config: Vae, replicas: int, device: str, images: int, **options: bool |
 
 
 def matrix_products(config: Vae) -> Callable[[], None]:
-    """The products of one step: the decoder on all swaps; both networks on the batch, forward and backward."""
+    """The products of one step: the decoder on all swaps; both networks on the batch, forward and
+    backward.
+    """
     encoder, decoder = (
         [
             (layer, torch.randn(CHUNK, layer.in_features))
@@ -91,7 +91,9 @@ def matrix_products(config: Vae) -> Callable[[], None]:
 
 
 def swap_loop(config: Vae, x: Tensor) -> Callable[[], None]:
-    """The straightforward way: one argmin and one decoder call for every swap, then the formula and Adam."""
+    """The straightforward way: one argmin and one decoder call for every swap, then the formula and
+    Adam.
+    """
     module = VaeNetwork(config)
     optimiser = torch.optim.Adam(module.parameters(), lr=config.rates[0])
     c = config.categories
@@ -137,7 +139,13 @@ def on_cpu(config: Vae) -> None:
     times = interleaved(calls, REPETITIONS)
     floor = times["its matrix products"].median
     rows = [[name, str(timing), f"{timing.median / floor:.2f}"] for name, timing in times.items()]
-    print(table(f"VAE step on a CPU, batch {config.batch}", ["way", "median (range)", "times the products"], rows))
+    print(
+        table(
+            f"VAE step on a CPU, batch {config.batch}",
+            ["way", "median (range)", "times the products"],
+            rows,
+        )
+    )
 
 
 # ---------------------------------------------------------------- GPU
@@ -145,7 +153,9 @@ def on_cpu(config: Vae) -> None:
 
 def floor(config: Vae, replicas: int) -> float:
     """Seconds for the step's operations at the rate of large products in the same precision."""
-    encoder, decoder = (sum(a * b for a, b in itertools.pairwise(sizes)) for sizes in widths(config))
+    encoder, decoder = (
+        sum(a * b for a, b in itertools.pairwise(sizes)) for sizes in widths(config)
+    )
     trained = 3 * 2 * config.batch * (encoder + decoder)
     evaluated = 2 * config.batch * (swaps(config) + 1) * decoder
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
@@ -191,8 +201,12 @@ def on_gpu(config: Vae) -> None:
         chosen = replace(config, precision=precision)
         least = floor(chosen, replicas)
         for way, options in WAYS.items():
-            seconds = step_seconds(make(chosen, replicas, "cuda", images=11_000, **options), epochs=5)
-            rows.append([precision, str(replicas), way, f"{1e3 * seconds:.3f}", f"{seconds / least:.1f}"])
+            seconds = step_seconds(
+                make(chosen, replicas, "cuda", images=11_000, **options), epochs=5
+            )
+            rows.append(
+                [precision, str(replicas), way, f"{1e3 * seconds:.3f}", f"{seconds / least:.1f}"]
+            )
             print("  ".join(rows[-1]), flush=True)
     title = f"VAE step on {torch.cuda.get_device_name()}, batch {config.batch}"
     print(table(title, ["precision", "replicas", "way", "ms", "times the floor"], rows))

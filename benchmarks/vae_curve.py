@@ -1,10 +1,12 @@
-"""Does a faster training step train alike? `python -m benchmarks.vae_curve RUN.pt` trains, with two files it compares.
+"""Does a faster training step train alike? `python -m benchmarks.vae_curve RUN.pt` trains, with two
+files it compares.
 
-A run trains 15 seeds of the VAE with ARSM on 10,000 images of MNIST for 100 epochs, in series with different
-noise. Then it averages the gradient over as many epochs at fixed weights, which the first run saves (--weights FILE).
-Run it at two commits, copying this file to the older one if needed: the losses should agree within their errors.
-Short and many series find differences of the first epochs (--epochs 20 --series 14); --precision float32 is the
-reference for rounding. A killed run keeps the series that it finished.
+A run trains 15 seeds of the VAE with ARSM on 10,000 images of MNIST for 100 epochs, in series with
+different noise. Then it averages the gradient over as many epochs at fixed weights, which the first
+run saves (--weights FILE). Run it at two commits, copying this file to the older one if needed: the
+losses should agree within their errors. Short and many series find differences of the first epochs
+(--epochs 20 --series 14); --precision float32 is the reference for rounding. A killed run keeps the
+series that it finished.
 """
 
 from __future__ import annotations
@@ -32,11 +34,15 @@ def build(precision: Precision = "bf16", seeds: int = SEEDS, images: int = IMAGE
     torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     on_gpu = torch.cuda.is_available()
     options = {"compiled": True, "steps_per_replay": 5} if on_gpu else {}
-    return make(replace(Vae(), precision=precision), seeds, "cuda" if on_gpu else "cpu", images, **options)
+    return make(
+        replace(Vae(), precision=precision), seeds, "cuda" if on_gpu else "cpu", images, **options
+    )
 
 
 def restart(replicas: Replicas, start: dict[str, Any], seed: int) -> None:
-    """From these weights, with new noise: on a GPU that of torch's generator, else that of each replica's own."""
+    """From these weights, with new noise: on a GPU that of torch's generator, else that of each
+    replica's own.
+    """
     replicas.load_state_dict(slice(None), start)
     torch.manual_seed(seed)
     for number, generator in enumerate(replicas.noise_generators):
@@ -70,7 +76,10 @@ def train(out: Path, weights: Path, epochs: int, series: int, replicas: Replicas
         losses(replicas, fresh, min(FEW, epochs), 0)
         save(replicas.state_dict(slice(None)), weights)
     start = torch.load(weights, weights_only=True)
-    save({"curves": torch.stack(curves), "gradient": mean_gradient(replicas, start, epochs, series)}, out)
+    save(
+        {"curves": torch.stack(curves), "gradient": mean_gradient(replicas, start, epochs, series)},
+        out,
+    )
 
 
 def save(found: dict[str, Any], path: Path) -> None:
@@ -82,7 +91,8 @@ def save(found: dict[str, Any], path: Path) -> None:
 def compare(old: Path, new: Path) -> str:
     a, b = (torch.load(path, weights_only=True) for path in (old, new))
     series = min(len(each["curves"]) for each in (a, b))
-    before, after = (each["curves"][:series].transpose(0, 1).flatten(1) for each in (a, b))  # [epochs, runs]
+    # [epochs, runs]
+    before, after = (each["curves"][:series].transpose(0, 1).flatten(1) for each in (a, b))
     difference = (after - before).mean(1)
     error = (after - before).std(1) / before.shape[1] ** 0.5
     ratio = (difference / error).nan_to_num(0.0)
@@ -99,7 +109,10 @@ def compare(old: Path, new: Path) -> str:
         if e + 1 in shown
     ]
     header = ["epoch", "old", "sd of runs", "new - old", "in errors"]
-    title = f"-ELBO of {before.shape[1]} runs; shown is also the epoch where the two are the most errors apart"
+    title = (
+        f"-ELBO of {before.shape[1]} runs; shown is also the epoch where the two are the most "
+        "errors apart"
+    )
     lines = [table(title, header, rows)]
     if "gradient" in a and "gradient" in b:
         gradient = (b["gradient"] - a["gradient"]).norm() / a["gradient"].norm()
@@ -108,8 +121,12 @@ def compare(old: Path, new: Path) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="+", help="the run to write, or an old and a new one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "files", type=Path, nargs="+", help="the run to write, or an old and a new one"
+    )
     parser.add_argument("--weights", type=Path, default=Path("weights.pt"))
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--series", type=int, default=3)

@@ -1,8 +1,9 @@
-"""A training step of the VAE with each estimator, one replica: `python -m benchmarks.vae_estimators [ESTIMATOR ...]`.
+"""A training step of the VAE with each estimator, one replica: `python -m benchmarks.vae_estimators
+[ESTIMATOR ...]`.
 
-It needs a GPU. The estimators compile in separate processes, all at once. When all are ready, they run one after the
-other, each alone on the GPU, for some hundred steps of the graph that training replays. Prints one line of JSON per
-estimator; takes about a minute and a half.
+It needs a GPU. The estimators compile in separate processes, all at once. When all are ready, they
+run one after the other, each alone on the GPU, for some hundred steps of the graph that training
+replays. Prints one line of JSON per estimator; takes about a minute and a half.
 """
 
 from __future__ import annotations
@@ -43,13 +44,17 @@ CONFIGS = (
 
 
 def time_step(config: Vae, ready: Any, start: Any, alone: Any) -> None:
-    """Compile, report that, wait for the start and for the lock, and print milliseconds per step."""
+    """Compile, report that, wait for the start and for the lock, and print milliseconds per
+    step.
+    """
     import torch
 
     from benchmarks.vae import make, step_seconds
 
     torch.set_float32_matmul_precision("high")
-    replicas = make(replace(config, precision="bf16"), 1, "cuda", IMAGES, compiled=True, steps_per_replay=5)
+    replicas = make(
+        replace(config, precision="bf16"), 1, "cuda", IMAGES, compiled=True, steps_per_replay=5
+    )
     replicas.epoch()
     torch.cuda.synchronize()
     ready.release()
@@ -65,13 +70,18 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     ready, start, alone = context.Semaphore(0), context.Event(), context.Lock()
     chosen = [config for config in CONFIGS if not sys.argv[1:] or config.estimator in sys.argv[1:]]
-    workers = [context.Process(target=time_step, args=(config, ready, start, alone)) for config in chosen]
+    workers = [
+        context.Process(target=time_step, args=(config, ready, start, alone)) for config in chosen
+    ]
     for worker in workers:
         worker.start()
     deadline = time.monotonic() + PATIENCE
     late = sum(not ready.acquire(timeout=max(0.0, deadline - time.monotonic())) for _ in workers)
     if late:
-        print(f"{late} of {len(workers)} had not compiled within {PATIENCE:g} s: beside them, times are longer.")
+        print(
+            f"{late} of {len(workers)} had not compiled within {PATIENCE:g} s: beside them, times "
+            "are longer."
+        )
     start.set()
     for worker in workers:
         worker.join()

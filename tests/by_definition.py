@@ -1,4 +1,6 @@
-"""The estimators by their definitions, one row of the batch at a time, in float64 and without haste."""
+"""The estimators by their definitions, one row of the batch at a time, in float64 and without
+haste.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,37 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from arsm.swap import pseudo_actions_reference
+from arsm.noise import fixed_point
 
 Function = Callable[[Tensor], Tensor]
 """int64 [N, K] -> [N]."""
 
 
+def pseudo_actions(logits: Tensor, log_pi: Tensor) -> Tensor:
+    """z^{c<->j} for all c and j, one race per pair: [..., C] -> [..., C, C]."""
+    phi, a = fixed_point(logits, log_pi)
+    categories = a.shape[-1]
+    rows = []
+    for c in range(categories):
+        for j in range(categories):
+            order = list(range(categories))
+            order[c], order[j] = j, c
+            rows.append((a[..., order] - phi).argmin(-1))
+    return torch.stack(rows, -1).unflatten(-1, (categories, categories))
+
+
+def arsm_of_table(f: Tensor, log_pi: Tensor) -> Tensor:
+    """g_kc = sum_j (F_cj - mean_m F_mj) (1/C - pi_kj): f [*B, C, C], ln pi [*B, K, C]
+    -> [*B, K, C].
+    """
+    f, pi = f.double(), log_pi.double().exp()
+    centred = f - f.mean(-2, keepdim=True)
+    return torch.einsum("...cj,...kj->...kc", centred, 1 / f.shape[-1] - pi)
+
+
 def pseudo_vectors(logits: Tensor, log_pi: Tensor) -> Tensor:
     """z^{c<->j}: logits [K, C] -> [C, C, K]."""
-    return pseudo_actions_reference(logits, log_pi).permute(1, 2, 0)
+    return pseudo_actions(logits, log_pi).permute(1, 2, 0)
 
 
 def at(f: Function, z: Tensor) -> Tensor:
@@ -30,15 +54,21 @@ def mean_over_references(f: Tensor, pi: Tensor, references: list[int]) -> Tensor
     return torch.stack(columns).mean(0)
 
 
-def arsm(logits: Tensor, log_pi: Tensor, f: Function, references: list[int] | None = None) -> Tensor:
+def arsm(
+    logits: Tensor, log_pi: Tensor, f: Function, references: list[int] | None = None
+) -> Tensor:
     """ARSM, over all references or some: [K, C] -> [K, C]."""
     table = at(f, pseudo_vectors(logits, log_pi))
     chosen = list(range(logits.shape[-1])) if references is None else references
     return torch.stack([mean_over_references(table, pi, chosen) for pi in log_pi.double().exp()])
 
 
-def pooled_arsm(logits: Tensor, log_pi: Tensor, f: Function, references: list[int] | None = None) -> Tensor:
-    """ARSM with, for variable k, the mean over z and all distinct pairs that gave it the same value."""
+def pooled_arsm(
+    logits: Tensor, log_pi: Tensor, f: Function, references: list[int] | None = None
+) -> Tensor:
+    """ARSM with, for variable k, the mean over z and all distinct pairs that gave it the same
+    value.
+    """
     variables, categories = logits.shape
     pseudo = pseudo_vectors(logits, log_pi)
     table = at(f, pseudo)
@@ -62,14 +92,16 @@ def ars(logits: Tensor, log_pi: Tensor, references: Tensor, f: Function) -> Tens
     """ARS with one reference per variable: references [K]."""
     variables, categories = logits.shape
     pseudo = pseudo_vectors(logits, log_pi)
-    swapped = torch.stack([pseudo[:, int(references[k]), k] for k in range(variables)], -1)  # [C, K]
+    # [C, K]
+    swapped = torch.stack([pseudo[:, int(references[k]), k] for k in range(variables)], -1)
     values = at(f, swapped)
     pi = log_pi.double().exp()[torch.arange(variables), references]
     return (1 - categories * pi).unsqueeze(-1) * (values - values.mean())
 
 
 def ridge_rloo(logits: Tensor, z: Tensor, f: Tensor, eta: float) -> Tensor:
-    """n ridge regressions with an intercept, each without one sample, and the gradient of their average prediction.
+    """n ridge regressions with an intercept, each without one sample, and the gradient of their
+    average prediction.
 
     logits [K, C], z [n, K], f [n] -> [K, C].
     """

@@ -1,4 +1,6 @@
-"""What tests by hand share: random numbers, an f, its exact gradient, and noise that makes given samples."""
+"""What tests by hand share: random numbers, an f, its exact gradient, and noise that makes given
+samples.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.draws import Draws
+from arsm.draws import SampleNoise
 from tests.problems import interacting
 
 
@@ -34,12 +36,18 @@ def exact(logits: Tensor, theta: Tensor) -> arsm.Estimate:
     return arsm.estimate(arsm.Exact(), logits, cosine, theta)
 
 
-def given(z: Tensor) -> Draws:
+def given(z: Tensor) -> SampleNoise:
     """The noise of estimators that need samples alone, which makes these: [*B, n, K]."""
-    return Draws(torch.empty((*z.shape[:-2], 0, z.shape[-1]), dtype=torch.float64), z)
+    return SampleNoise(torch.empty((*z.shape[:-2], 0, z.shape[-1]), dtype=torch.float64), z)
 
 
 def noise_for(estimator: arsm.Estimator, logits: Tensor, log_pi: Tensor) -> Any:
-    """This race's noise [*B, K, C], or just its winner for an estimator that needs samples alone."""
+    """This race's noise [*B, K, C], or just its winner for an estimator that needs samples
+    alone.
+    """
     needs = estimator.noise(logits)
-    return given(arsm.argmin_sample(logits, log_pi).unsqueeze(-2)) if isinstance(needs, Draws) else log_pi
+    return (
+        given(arsm.extend.argmin_sample(logits, log_pi).unsqueeze(-2))
+        if isinstance(needs, SampleNoise)
+        else log_pi
+    )

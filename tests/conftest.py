@@ -5,7 +5,8 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)  # pytest -n runs as many processes as there are cores
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored in what they start in the background
+# shells have it ignored in what they start in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("arsm", deadline=None, derandomize=True)
 settings.load_profile("arsm")
 

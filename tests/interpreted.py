@@ -1,7 +1,7 @@
 """The Triton kernels, run by Triton's interpreter on a CPU, against the operators in plain PyTorch.
 
-A program of its own, since Triton reads TRITON_INTERPRET when it is imported: `TRITON_INTERPRET=1 python -m
-tests.interpreted`.
+A program of its own, since Triton reads TRITON_INTERPRET when it is imported: `TRITON_INTERPRET=1
+python -m tests.interpreted`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ import arsm
 from arsm import kernels
 from arsm.categorical import one_hot
 from arsm.distinct import share
-from arsm.draws import draw
+from arsm.draws import sample_noise
 from arsm.kernels import (
-    Found,
-    Packed,
     eager,
     gpu_few,
     gpu_merge,
@@ -38,15 +36,13 @@ from arsm.kernels import (
     gpu_pairs,
     gpu_queries,
     gpu_rank,
+    gpu_tell,
 )
 from arsm.noise import dirichlet
-from arsm.question import Distinct, _distinct, _from_distinct
-from arsm.references import Swapped, by_category, swap_references, tell_references
+from arsm.references import by_category, compare_swaps, swap_references
 from arsm.sampling import inverse_sample
 from arsm.scores import leave_one_out
 from arsm.swap import merge_pairs, pair_table, run_race
-from arsm.types import Queries
-from arsm.univariate import swap_all
 from tests.races import Drawn, races
 
 
@@ -65,36 +61,14 @@ def compare(logits: Tensor, log_pi: Tensor, dtype: torch.dtype = torch.float64) 
         assert torch.equal(found, can_win)
         # categories first in memory, or rows of a wider tensor
         if merge is gpu_merge.merge:
-            other = torch.sub(*merge(logits, log_pi, ahead, *ordered, F.pad(f, (1, 0)).to(dtype)[:, 1:])).to(dtype)
+            other = torch.sub(
+                *merge(logits, log_pi, ahead, *ordered, F.pad(f, (1, 0)).to(dtype)[:, 1:])
+            ).to(dtype)
         else:
             other = merge(logits, log_pi, f.to(dtype).mT.contiguous().mT)
-        torch.testing.assert_close(other, gradient.to(dtype), rtol=0, atol=1e-11 if dtype == torch.float64 else 1e-5)
-    if len(ways) > 1:
-        one = logits.unsqueeze(-2)
-        compare_found(
-            gpu_few.ask(one, log_pi.unsqueeze(-2)), *by_category(first_three[:, :1], can_win.unsqueeze(-2)), one
+        torch.testing.assert_close(
+            other, gradient.to(dtype), rtol=0, atol=1e-11 if dtype == torch.float64 else 1e-5
         )
-
-
-def compare_found(found: Found, points: Tensor, same_as: Tensor, logits: Tensor) -> None:
-    """The same queries, with weights that sum to 1, and the same packed ones."""
-    assert torch.equal(found.points, points)
-    assert found.same_as is not None
-    assert torch.equal(found.same_as, same_as)
-    assert float(found.weight.sum()) == 1
-    if found.packed is not None:
-        queries = Queries(points, points[0], same_as, found.weight)
-        compare_packed_with(found.packed, _distinct(queries, logits), bool(logits.isfinite().all()))
-
-
-def compare_packed_with(packed: Packed, expected: Distinct, finite: bool) -> None:
-    """The same queries asked, and what is said of them."""
-    z, row, place, _ = packed
-    assert packed.read() == (expected.total, expected.live, finite)
-    assert torch.equal(z[: expected.total], expected.z)
-    assert torch.equal(row[: expected.total], expected.row)
-    if expected.place is not None:
-        assert torch.equal(place, expected.place.long())
 
 
 @settings(max_examples=8, deadline=None, database=None, phases=[Phase.generate])
@@ -116,96 +90,63 @@ def compare_races(drawn: Drawn) -> None:
             f = torch.randn(table.shape[:-1], generator=generator, dtype=dtype)
             wanted = merge_pairs((f - f[0]).double(), drawn.log_pi.double())
             found = gpu_pairs.merge_pairs(f, drawn.log_pi).double()
-            mapped = gpu_pairs.merge_pairs(f.movedim(0, outer).contiguous(), drawn.log_pi, outer).double()
+            mapped = gpu_pairs.merge_pairs(
+                f.movedim(0, outer).contiguous(), drawn.log_pi, outer
+            ).double()
             assert torch.equal(found, mapped)
-            torch.testing.assert_close(found, wanted, rtol=0, atol=rounding * float(f.abs().max()) * f.shape[0])
+            torch.testing.assert_close(
+                found, wanted, rtol=0, atol=rounding * float(f.abs().max()) * f.shape[0]
+            )
 
 
 def compare_queries(drawn: Drawn) -> None:
-    """Swaps with references, and queries by category, shared and packed."""
+    """Swaps with references, queries by category, and the gradient."""
     logits, log_pi = drawn  # [B, K, C]
     variables, categories = logits.shape[-2:]
     generator = torch.Generator().manual_seed(0)
     references = torch.randint(categories, (*logits.shape[:-2], 2, variables), generator=generator)
-    (asked, *expected), (found, *others) = (
-        swap(logits, log_pi, references) for swap in (swap_references, gpu_few.swap_with)
-    )
-    for one, other in zip(expected, others, strict=True):
+    expected = swap_references(logits, log_pi, references)
+    found = gpu_few.swap_references(logits, log_pi, references)
+    for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one.to(other.dtype), rtol=0, atol=1e-12)
-    z, (pseudo, weight) = asked.points[0], expected
-    points = torch.cat([z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
-    queries = Queries(points, z, share(points), asked.weight, Swapped(weight, pseudo, None))
+    z, pseudo, weight = expected
     if variables == 1:
-        assert asked.same_as is not None
-        compare_found(found, asked.points, asked.same_as, logits)
-        queries = Queries(asked.points, z, asked.same_as, asked.weight, queries.aux, first_for_rest=True)
-        compare_packed(queries)
         won = torch.rand(logits.shape, generator=generator) < 0.5
         for one, other in zip(by_category(z, won), gpu_queries.by_category(z, won), strict=True):
             assert torch.equal(one, other)
-    else:
-        assert torch.equal(found.points[0], z)
-    f = torch.randn(queries.same_as.shape, dtype=torch.float64, generator=generator)
-    told = kernels.compare_swaps(f, pseudo.long(), weight, torch.float64)
-    torch.testing.assert_close(told, tell_references(logits, queries, f, pooled=False), rtol=0, atol=1e-12)
-    points = points[:7]
-    same_as = gpu_queries.share(points)
-    assert torch.equal(same_as, share(points))
-    compare_packed(Queries(points, z, same_as, torch.ones(3)))
+    count = 1 + (1 if variables == 1 else 2) * categories
+    f = torch.randn(count, *z.shape[:-1], dtype=torch.float64, generator=generator)
+    told = gpu_tell.compare_swaps(f, pseudo.long(), weight, torch.float64)
+    torch.testing.assert_close(
+        told, compare_swaps(f, pseudo, weight, torch.float64), rtol=0, atol=1e-12
+    )
 
 
 def compare_samples(logits: Tensor, count: int) -> None:
-    """Samples of logits [B, K, C], as queries, and leave-one-out."""
+    """Samples of logits [B, K, C], and leave-one-out."""
     generator = torch.Generator().manual_seed(0)
-    noise = draw(logits, count, generator)
+    noise = sample_noise(logits, count, generator)
     z = inverse_sample(logits, noise.uniform)
-    assert torch.equal(gpu_queries.sample(logits, noise.uniform), z)
+    assert torch.equal(gpu_queries.inverse_sample(logits, noise.uniform), z)
     points = z.movedim(-2, 0).contiguous()
-    if logits.shape[-2] == 1:
-        uniform = noise.uniform.movedim(-2, 0).contiguous()
-        compare_found(gpu_queries.ask_samples(logits, uniform, 2), points, share(points), logits)
     f = torch.randn(points.shape[:-1], generator=generator, dtype=torch.float64)
     expected = leave_one_out(points, f, logits.shape[-1], torch.float64)
-    found = kernels.leave_one_out(points, f, logits.shape[-1], torch.float64)
+    found = gpu_tell.leave_one_out(points, f, logits.shape[-1], torch.float64)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def compare_tiles() -> None:
-    """More rows than a program holds at once: one program for all of them, which packs, or several."""
+    """More rows than a program holds at once."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(150, 1, 4, generator=generator)
-    drawn = Drawn(logits, dirichlet(logits, generator))
-    swaps = swap_all(*drawn)
-    for steps in (gpu_queries.STEPS, 0):
-        with mock.patch.object(gpu_queries, "STEPS", steps):
-            found = gpu_few.ask(*drawn)
-            assert (found.packed is None) == (steps == 0)
-            compare_found(found, *by_category(swaps.z, swaps.can_win), logits)
-            compare_samples(logits, 3)
-            compare_queries(drawn)
-
-
-def compare_packed(queries: Queries) -> None:
-    """The same queries asked, and the same values found."""
-    logits = torch.zeros(3, 700)
-    expected, batch = _distinct(queries, logits), queries.same_as.ndim - 1
-    live = queries.weight.shape[0] * queries.same_as[0].numel()
-    for worst in (0.0, -torch.inf, torch.inf, torch.nan):
-        logits[2, 699] = worst
-        packed = kernels.pack(queries.points.flatten(0, batch), queries.same_as, live, logits)
-        compare_packed_with(packed, expected, worst == 0)
-    values, count = torch.randn(expected.total, dtype=torch.float64), expected.live
-    found, finite = gpu_queries.spread(values[:count], values[count:], packed, queries.same_as.shape)
-    assert finite
-    assert torch.equal(found, _from_distinct([values], expected, queries.same_as))
-    for at, worst in ((0, torch.inf), (-1, torch.nan)):
-        values[at] = worst
-        assert not gpu_queries.spread(values, values, packed, queries.same_as.shape)[1]
-        values[at] = 0
+    compare_samples(logits, 3)
+    compare_queries(Drawn(logits, dirichlet(logits, generator)))
 
 
 def compare_estimates(words: str, *shape: int) -> None:
-    """The same numbers from the same noise, by way of the kernels that an eager estimate uses on a GPU."""
+    """The same numbers from the same noise, by way of the kernels that an eager estimate uses on a
+    GPU.
+    """
     estimator, results = arsm.estimator(words), []
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -216,7 +157,11 @@ def compare_estimates(words: str, *shape: int) -> None:
         theta, phi = weight.clone().requires_grad_(), logits.clone().requires_grad_()
         with mock.patch.object(kernels, "on_gpu", lambda _, on_gpu=on_gpu: on_gpu):
             out = arsm.estimate(
-                estimator, phi, lambda z, own: (one_hot(z, shape[-1]) * own).sum((-2, -1)), theta, noise=noise
+                estimator,
+                phi,
+                lambda z, own: (one_hot(z, shape[-1]) * own).sum((-2, -1)),
+                theta,
+                noise=noise,
             )
             out.value.square().sum().backward()
             estimator.noise(logits, generator)
@@ -232,11 +177,17 @@ def check_errors() -> None:
             for value in (torch.nan, torch.inf):
                 logits[2, 0, 1] = value
                 with pytest.raises(arsm.NotFiniteError, match=r"logits\[2, 0, 1\]"):
-                    arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
+                    arsm.estimate(
+                        arsm.estimator(words), logits, lambda z: pytest.fail("f was called")
+                    )
                 logits[2, 0, 1] = 0
         for wrong in (torch.nan, torch.inf):
             with pytest.raises(arsm.NotFiniteError, match=r"z = \[2\]"):
-                arsm.estimate(arsm.Exact(), logits, lambda z, wrong=wrong: torch.where(z[:, 0] == 2, wrong, 1.0))
+                arsm.estimate(
+                    arsm.Exact(),
+                    logits,
+                    lambda z, wrong=wrong: torch.where(z[:, 0] == 2, wrong, 1.0),
+                )
 
 
 @triton.jit
@@ -246,7 +197,9 @@ def _exponentials(bits, out, BLOCK: tl.constexpr):
 
 
 def check_exponential() -> None:
-    """Random integers become the quantiles of Exp(1) that they stand for, to rounding, from the smallest on."""
+    """Random integers become the quantiles of Exp(1) that they stand for, to rounding, from the
+    smallest on.
+    """
     for integer, dtype in ((torch.int32, torch.float32), (torch.int64, torch.float64)):
         size = 8 * integer.itemsize
         powers = [2**k - 1 for k in range(size)]
@@ -255,19 +208,27 @@ def check_exponential() -> None:
         _exponentials[(1,)](bits, found, BLOCK=len(bits))  # pyright: ignore[reportArgumentType]
         for i, x in zip(bits.tolist(), found.tolist(), strict=True):
             v = Fraction(2 * (i if i >= 0 else -1 - i) + 1, 2 ** (size + 1))
-            assert x == pytest.approx(-math.log1p(-v) if i >= 0 else -math.log(v), rel=2 * torch.finfo(dtype).eps)
+            assert x == pytest.approx(
+                -math.log1p(-v) if i >= 0 else -math.log(v), rel=2 * torch.finfo(dtype).eps
+            )
 
 
 def check_noise(dtype: torch.dtype, categories: int) -> None:
-    """Rows of ln pi, all different, that a generator repeats and that have the right distribution."""
+    """Rows of ln pi, all different, that a generator repeats and that have the right
+    distribution.
+    """
     generator = torch.Generator()
     one, again, other = (
-        gpu_noise.log_dirichlet(torch.empty(3, categories, dtype=dtype), generator.manual_seed(seed)).double()
+        gpu_noise.log_dirichlet(
+            torch.empty(3, categories, dtype=dtype), generator.manual_seed(seed)
+        ).double()
         for seed in (0, 0, 1)
     )
     assert torch.equal(one, again)
     assert torch.stack([one, other]).unique().numel() > 5.9 * categories
-    torch.testing.assert_close(one.exp().sum(-1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        one.exp().sum(-1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-5
+    )
     # C pi has the distribution function 1 - (1 - x/C)^(C-1)
     uniform = 1 - (1 - one.exp().flatten().sort().values) ** (categories - 1)
     assert (uniform - torch.linspace(0, 1, len(uniform))).abs().max() < 1.6 / len(uniform) ** 0.5
@@ -275,7 +236,9 @@ def check_noise(dtype: torch.dtype, categories: int) -> None:
 
 @contextlib.contextmanager
 def backwards() -> Iterator[None]:
-    """Run the programs of each launch in the opposite order, the first dimension fastest: a GPU may choose any."""
+    """Run the programs of each launch in the opposite order, the first dimension fastest: a GPU may
+    choose any.
+    """
     builder = interpreter.interpreter_builder
     real = builder.set_grid_idx
 
@@ -289,7 +252,9 @@ def backwards() -> Iterator[None]:
 
 
 def main() -> None:
-    """Few categories of every kind, a long order, many chunks, crowded buckets, long chunks and parts of the rows."""
+    """Few categories of every kind, a long order, many chunks, crowded buckets, long chunks and
+    parts of the rows.
+    """
     compare_races()
     check_exponential()
     generator = torch.Generator().manual_seed(0)
@@ -299,13 +264,24 @@ def main() -> None:
     logits = torch.randn(2, 3_000, generator=generator)
     logits[:, :2] += 9
     compare(logits, dirichlet(logits, generator))
-    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_rank.PER_COPY, gpu_merge.ALONG = 64, 1_500, tl.constexpr(100), 32
-    for scale, dtype, programs in ((0.0, torch.float32, 8_192), (1.0, torch.float16, 6), (4.0, torch.float64, 3)):
+    kernels.BUCKETS, gpu_merge.AT_ONCE, gpu_rank.PER_COPY, gpu_merge.ALONG = (
+        64,
+        1_500,
+        tl.constexpr(100),
+        32,
+    )
+    for scale, dtype, programs in (
+        (0.0, torch.float32, 8_192),
+        (1.0, torch.float16, 6),
+        (4.0, torch.float64, 3),
+    ):
         gpu_order.PROGRAMS = gpu_merge.PROGRAMS = programs
         logits = scale * torch.randn(2, 1_100, generator=generator).to(dtype)
         values = torch.float64 if scale else torch.float32
         with backwards() if scale else contextlib.nullcontext():
-            compare(logits.masked_fill(logits > 1, -torch.inf), dirichlet(logits, generator), values)
+            compare(
+                logits.masked_fill(logits > 1, -torch.inf), dirichlet(logits, generator), values
+            )
         check_noise(values, 1_100)
         check_noise(values, 300)
         few = logits[:, :15].double()
@@ -313,10 +289,26 @@ def main() -> None:
             compare_samples(few.reshape(shape), count)
     peaked = torch.randn(2, 1_100, generator=generator)
     peaked[:, :2] += 8
-    for turns, takers in ((4, 99), (1024, 99), (1024, 4)):  # few chunks of the order, many, and several per program
-        with mock.patch.multiple(gpu_merge, TURNS=turns, TAKERS=takers, AT_ONCE=1 << 20), backwards():
+    # few chunks of the order, many, and several per program
+    for turns, takers in (
+        (4, 99),
+        (1024, 99),
+        (1024, 4),
+    ):
+        with (
+            mock.patch.multiple(gpu_merge, TURNS=turns, TAKERS=takers, AT_ONCE=1 << 20),
+            backwards(),
+        ):
             compare(peaked, dirichlet(peaked, torch.Generator().manual_seed(5)))
-    for words in ("arsm", "ars", "rloo", "rloo:samples=5,live=2", "arsm:references=2", "arsm:pooled=True", "reinforce"):
+    for words in (
+        "arsm",
+        "ars",
+        "rloo",
+        "rloo:samples=5,live=2",
+        "arsm:references=2",
+        "arsm:pooled=True",
+        "reinforce",
+    ):
         compare_estimates(words, 5, 1, 4)
         compare_estimates(words, 3, 2, 3)
     compare_estimates("arsm", 2, 1, 40)

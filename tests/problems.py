@@ -1,7 +1,8 @@
 """Small problems whose gradient is known by enumeration.
 
-A problem has R rows, each with logits [K, C] and parameters theta [P] of its own; theta travels as context, so that
-every sample has its own gradient in theta too. f is smooth in one-hot z, so that relaxing estimators fit.
+A problem has R rows, each with logits [K, C] and parameters theta [P] of its own; theta travels as
+context, so that every sample has its own gradient in theta too. f is smooth in one-hot z, so that
+relaxing estimators fit.
 """
 
 from __future__ import annotations
@@ -89,7 +90,12 @@ def shifted(z: Tensor, theta: Tensor) -> Tensor:
 
 
 def _problem(
-    name: str, seed: int, rows: int, variables: int, categories: int, function: Callable[[Tensor, Tensor], Tensor]
+    name: str,
+    seed: int,
+    rows: int,
+    variables: int,
+    categories: int,
+    function: Callable[[Tensor, Tensor], Tensor],
 ) -> Problem:
     return Problem(
         name,

@@ -1,4 +1,6 @@
-"""Hypothesis strategies: logits and noise of all the kinds that a race can meet, and a rounding bound."""
+"""Hypothesis strategies: logits and noise of all the kinds that a race can meet, and a rounding
+bound.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class Drawn(NamedTuple):
     logits: Tensor
     """[*B, K, C]."""
     log_pi: Tensor
-    """[*B, K, C]; on a coarse grid it is no Dirichlet sample, which neither the race nor the sums ask for."""
+    """[*B, K, C]; on a coarse grid it is no Dirichlet sample, which neither the race nor the sums
+    ask for.
+    """
 
     @property
     def total_weight(self) -> float:
@@ -66,8 +70,9 @@ def races(draw: st.DrawFn, max_variables: int = 6, max_categories: int = 40) -> 
 def rounding(terms: int, total_weight: float, largest: float, dtype: torch.dtype) -> float:
     """How far two ways of computing a gradient may differ.
 
-    Either sums `terms` products of f - f(z), at most 2 max|f|, with weights of absolute sum W, after one mean over as
-    many values of f: at most 4 terms max|f| W eps for each of the two sums of the fast form and for the centring,
-    plus a few eps for f and the weights themselves. 16 (terms + 4) covers both sides.
+    Either sums `terms` products of f - f(z), at most 2 max|f|, with weights of absolute sum W,
+    after one mean over as many values of f: at most 4 terms max|f| W eps for each of the two sums
+    of the fast form and for the centring, plus a few eps for f and the weights themselves. 16
+    (terms + 4) covers both sides.
     """
     return 16 * (terms + 4) * torch.finfo(dtype).eps * max(total_weight, 1) * largest

@@ -65,13 +65,19 @@ class Entry:
     fits: Callable[[int, int], bool] = any_size
     """The (K, C) that it is made for."""
     target: Callable[[Tensor, Tensor], Tensor] = expectation
-    """What it estimates, from the probabilities [Z] and values [Z] of all z; differentiable in both."""
+    """What it estimates, from the probabilities [Z] and values [Z] of all z; differentiable in
+    both.
+    """
 
     def make(self, variables: int, categories: int) -> arsm.Estimator:
         """The estimator, with the same initial parameters every time."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return arsm.estimator(self.how) if isinstance(self.how, str) else self.how(variables, categories)
+            return (
+                arsm.estimator(self.how)
+                if isinstance(self.how, str)
+                else self.how(variables, categories)
+            )
 
 
 ROSTER: list[Entry] = [
@@ -105,7 +111,9 @@ ROSTER: list[Entry] = [
     Entry("carms", "carms"),
     Entry("2 draws of carms", "2*carms:samples=3,live=1"),
     Entry("unordered set", "unordered-set:samples=2", fits=several_categories),
-    Entry("unordered set, all categories", lambda K, C: arsm.UnorderedSet(C), fits=several_categories),
+    Entry(
+        "unordered set, all categories", lambda K, C: arsm.UnorderedSet(C), fits=several_categories
+    ),
     Entry("2 draws of unordered set", "2*unordered-set:samples=2", fits=several_categories),
     Entry("exact plus sampled", "exact-plus-sampled", fits=several_categories),
     Entry("exact plus one sampled", "exact-plus-sampled:samples=1", fits=several_categories),
@@ -134,5 +142,8 @@ ROSTER: list[Entry] = [
     Entry("2 draws of rebar", "2*rebar"),
     Entry("relax", "relax"),
     Entry("relax, a random control", relax_with_a_random_control),
-    Entry("2 draws of relax, a random control", lambda K, C: arsm.Average(relax_with_a_random_control(K, C), 2)),
+    Entry(
+        "2 draws of relax, a random control",
+        lambda K, C: arsm.Average(relax_with_a_random_control(K, C), 2),
+    ),
 ]

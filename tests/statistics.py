@@ -4,8 +4,8 @@ An estimate with independent samples x_1..x_n of mean mu passes if every compone
 
     |mean(x) - mu| <= CRITICAL * std(x) / sqrt(n) + ROUNDING * max|x|
 
-CRITICAL is the normal quantile at which COMPARISONS two-sided tests together raise a false alarm with probability
-FALSE_ALARM (Bonferroni). The last term is for components without variance.
+CRITICAL is the normal quantile at which COMPARISONS two-sided tests together raise a false alarm
+with probability FALSE_ALARM (Bonferroni). The last term is for components without variance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ SAMPLES = 1 << 15
 
 
 def deviations(samples: Tensor, mean: Tensor) -> Tensor:
-    """|mean(x) - mu| as a multiple of what passes: samples [n, ...], mean [...] -> [...]; above 1 is a rejection."""
+    """|mean(x) - mu| as a multiple of what passes: samples [n, ...], mean [...] -> [...]; above 1
+    is a rejection.
+    """
     error = (samples.mean(0) - mean).abs()
     allowed = CRITICAL * samples.std(0) / samples.shape[0] ** 0.5 + ROUNDING * samples.abs().amax(0)
     return torch.where(error == 0, 0.0, error / allowed)

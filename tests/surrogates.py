@@ -23,8 +23,12 @@ def leave_one_out(values: Tensor) -> Tensor:
     return (values - values.mean(0)) * n / (n - 1)
 
 
-def group(advantage: Callable[[Tensor], Tensor], samples: int = 4, temperature: float = 1.0) -> Loss:
-    """The usual surrogate with torch.distributions: advantages of n samples times their log-probability."""
+def group(
+    advantage: Callable[[Tensor], Tensor], samples: int = 4, temperature: float = 1.0
+) -> Loss:
+    """The usual surrogate with torch.distributions: advantages of n samples times their
+    log-probability.
+    """
 
     def loss(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         distribution = Categorical(logits=logits)
@@ -37,7 +41,9 @@ def group(advantage: Callable[[Tensor], Tensor], samples: int = 4, temperature: 
 
 
 def by_estimator(words: str) -> Loss:
-    return lambda logits, f: arsm.estimate(arsm.estimator(words), logits, f, max_rows=None).value.sum()
+    return lambda logits, f: arsm.estimate(
+        arsm.estimator(words), logits, f, max_rows=None
+    ).value.sum()
 
 
 CORRECT: dict[str, Loss] = {
@@ -46,7 +52,9 @@ CORRECT: dict[str, Loss] = {
     "score function, fixed baseline": group(lambda f: f - 0.4, 1),
     "leave-one-out, 2 samples": group(leave_one_out, 2),
     "leave-one-out, 4 samples": group(leave_one_out, 4),
-    "leave-one-out, rows of the batch": group(lambda f: f - (f.sum(1) - f) / max(1, f.shape[1] - 1), 1),
+    "leave-one-out, rows of the batch": group(
+        lambda f: f - (f.sum(1) - f) / max(1, f.shape[1] - 1), 1
+    ),
     "half of the samples as the baseline": group(
         lambda f: 2 * (f - f[:2].mean(0)) * torch.tensor([[0], [0], [1], [1]]), 4
     ),

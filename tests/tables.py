@@ -1,7 +1,7 @@
 """Sequence models so small that all their sequences can be enumerated.
 
-The first token of a prompt names the row of the batch, and every row has a table of its own: one backward pass gives as
-many independent gradients as there are prompts.
+The first token of a prompt names the row of the batch, and every row has a table of its own: one
+backward pass gives as many independent gradients as there are prompts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
-from arsm.sequences.ends import Ends, live_tokens, padding
+from arsm.sequences.ends import Ends, Stop, forbid_ends, live_tokens, padding
 
 CODES = 29
 
@@ -54,9 +54,16 @@ class Setting:
     ragged: bool = False
     banned: int | None = None
     kl: float = 0.0
+    min_tokens: int = 0
+    stop: Stop | None = None
+
+    def live(self, tokens: Tensor) -> Tensor:
+        return live_tokens(tokens, self.eos, self.stop, self.min_tokens)
 
     def prompts(self, rows: int) -> tuple[Tensor, Tensor | None]:
-        """[rows, 3]: the row's number, then the same content for all, or two of different lengths in turn."""
+        """[rows, 3]: the row's number, then the same content for all, or two of different lengths
+        in turn.
+        """
         prompts = torch.tensor([0, 2, 1]).repeat(rows, 1)
         prompts[:, 0] = torch.arange(rows)
         if not self.ragged:
@@ -73,16 +80,22 @@ class Setting:
         table.table = 0.3 * table.table.detach()
         return sequences.Recompute(table)
 
-    def log_p(self, model: sequences.Model, prompts: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
-        logits = model.logits(prompts, tokens) if mask is None else model.logits(prompts, tokens, mask)
-        log_p = (logits / self.temperature).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        return torch.where(live_tokens(tokens, self.eos), log_p, 0).sum(-1)
+    def log_p(
+        self, model: sequences.Model, prompts: Tensor, mask: Tensor | None, tokens: Tensor
+    ) -> Tensor:
+        logits = (
+            model.logits(prompts, tokens) if mask is None else model.logits(prompts, tokens, mask)
+        )
+        allowed = forbid_ends(logits, torch.arange(tokens.shape[1]), self.eos, self.min_tokens)
+        log_p = (allowed / self.temperature).log_softmax(-1)
+        log_p = log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return torch.where(self.live(tokens), log_p, 0).sum(-1)
 
     def exact(self) -> Tensor:
         """dE[return]/dtable of rows 0 and 1, by enumeration: [2, CODES, V]."""
         every = torch.tensor(list(product(range(self.vocabulary), repeat=self.max_tokens)))
-        live = live_tokens(every, self.eos)
-        if self.eos is not None:
+        live = self.live(every)
+        if self.eos is not None or self.stop is not None:
             every = every.masked_fill(~live, padding(self.eos)).unique(dim=0)
         table = Table(2, self.vocabulary, banned=self.banned)
         model, prompts, mask = sequences.Recompute(table), *self.prompts(2)
@@ -100,7 +113,9 @@ class Setting:
             total = total + (log_p.exp() * value).sum()
         return torch.autograd.grad(total, table.table)[0]
 
-    def estimates(self, strategy: sequences.Strategy, rows: int, seed: int = 5, **options: object) -> Tensor:
+    def estimates(
+        self, strategy: sequences.Strategy, rows: int, seed: int = 5, **options: object
+    ) -> Tensor:
         """[rows // 2, 2, CODES, V] independent estimates."""
         table = Table(rows, self.vocabulary, banned=self.banned)
         prompts, mask = self.prompts(rows)
@@ -110,7 +125,9 @@ class Setting:
             prompts,
             reward,
             max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
             eos=self.eos,
+            stop=self.stop,
             temperature=self.temperature,
             mask=mask,
             reference=self.reference(rows) if self.kl else None,

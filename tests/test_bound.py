@@ -1,4 +1,6 @@
-"""The multi-sample bound through layers against enumeration, under the suite's one false-alarm rate."""
+"""The multi-sample bound through layers against enumeration, under the suite's one false-alarm
+rate.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ ROWS = 1 << 14
 
 def log_q(zs: Sequence[Tensor], logits: Sequence[Tensor]) -> Tensor:
     """[N]: of whole paths."""
-    each = [arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]
+    each = [
+        arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)
+    ]
     return torch.stack(each).sum(0)
 
 
 def truth(network: Network, f: Callable[..., Tensor]) -> tuple[Tensor, ...]:
     """E[ln 1/2 (exp f_1 + exp f_2)] and its gradient in all parameters, over all pairs of paths."""
     parameters = tuple(p.requires_grad_() for p in network.parameters())
-    paths = torch.tensor(list(itertools.product(*(range(c) for k, c in network.sizes for _ in range(k)))))
+    paths = torch.tensor(
+        list(itertools.product(*(range(c) for k, c in network.sizes for _ in range(k))))
+    )
     zs = list(paths.split([k for k, _ in network.sizes], -1))
     rows = tuple(p.expand(len(paths), *p.shape) for p in parameters)
     logits = [network.layer(t, zs[:t], *rows) for t in range(len(zs))]
@@ -41,12 +47,16 @@ def truth(network: Network, f: Callable[..., Tensor]) -> tuple[Tensor, ...]:
 
 def deviation(network: Network, f: Callable[..., Tensor]) -> float:
     """Of value and gradients, the largest."""
-    parameters = tuple(p.repeat(ROWS, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
+    parameters = tuple(
+        p.repeat(ROWS, *(1,) * p.ndim).requires_grad_() for p in network.parameters()
+    )
     generator = torch.Generator().manual_seed(1)
     out = estimate_bound(arsm.VIMCO(samples=2), network.layers, f, *parameters, generator=generator)
     samples = (out.value.detach(), *torch.autograd.grad(out.value.sum(), parameters))
     expected = truth(network, network.f)
-    return max(float(deviations(found, mean).max()) for found, mean in zip(samples, expected, strict=True))
+    return max(
+        float(deviations(found, mean).max()) for found, mean in zip(samples, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("network", [TWO, THREE], ids=["two", "three"])
@@ -56,7 +66,9 @@ def test_all_parameters_get_the_gradient_of_the_bound(network: Network) -> None:
 
 def test_a_log_q_without_its_graph_is_caught() -> None:
     """In a bound of several samples that part of the gradient is not zero in the mean."""
-    assert deviation(TWO, lambda zs, logits, *p: TWO.f(zs, [phi.detach() for phi in logits], *p)) > 1
+    assert (
+        deviation(TWO, lambda zs, logits, *p: TWO.f(zs, [phi.detach() for phi in logits], *p)) > 1
+    )
 
 
 def test_one_layer_is_vimco() -> None:
@@ -64,13 +76,19 @@ def test_one_layer_is_vimco() -> None:
     parameters = tuple(p.repeat(5, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
     out = estimate_bound(arsm.VIMCO(samples=3), network.layers, network.f, *parameters)
     logits = network.layer(0, [], *parameters)
-    queries = arsm.Queries(out.z.movedim(1, 0), out.z, torch.arange(3).expand(5, 3).T, torch.ones(3))
+    queries = arsm.extend.Queries(
+        out.z.movedim(1, 0), out.z, torch.arange(3).expand(5, 3).T, torch.ones(3)
+    )
     rows = tuple(p.repeat(3, *(1,) * (p.ndim - 1)) for p in parameters)
-    values = network.f([out.z.movedim(1, 0).flatten(0, 1)], [logits.repeat(3, 1, 1)], *rows).view(3, 5)
+    values = network.f([out.z.movedim(1, 0).flatten(0, 1)], [logits.repeat(3, 1, 1)], *rows).view(
+        3, 5
+    )
     torch.testing.assert_close(out.value, arsm.VIMCO(samples=3).value(queries, values))
     signals = arsm.VIMCO(samples=3).tell(logits, queries, values.detach())
     assert signals is not None
-    expected = torch.autograd.grad((out.value.detach() + values.logsumexp(0)).sum(), logits, retain_graph=True)[0]
+    expected = torch.autograd.grad(
+        (out.value.detach() + values.logsumexp(0)).sum(), logits, retain_graph=True
+    )[0]
     assert out.info["distinct"].tolist() == [3] * 5
     total = torch.autograd.grad(out.value.sum(), parameters)[0]
     (by_definition,) = torch.autograd.grad(logits, parameters[0], grad_outputs=signals + expected)
@@ -91,7 +109,9 @@ def test_layers_and_f_may_write_into_their_samples() -> None:
         return run
 
     def estimated(layers: Any, f: Any) -> tuple[Tensor, ...]:
-        out = estimate_bound(arsm.VIMCO(3), layers, f, *parameters, generator=torch.Generator().manual_seed(0))
+        out = estimate_bound(
+            arsm.VIMCO(3), layers, f, *parameters, generator=torch.Generator().manual_seed(0)
+        )
         return out.value, out.z, *torch.autograd.grad(out.value.sum(), parameters)
 
     def f(zs: list[Tensor], logits: list[Tensor], *parameters: Tensor) -> Tensor:
@@ -106,16 +126,25 @@ def test_values_of_the_wrong_shape_are_refused_in_a_sentence() -> None:
     values: list[tuple[Any, str]] = [(torch.zeros(4, 1), r"torch.float32 \[4, 1\]"), (0.5, "float")]
     for value, words in values:
         with pytest.raises(ValueError, match=rf"one value per path, \[4\], but returned {words}"):
-            estimate_bound(arsm.VIMCO(samples=2), [lambda zs: torch.zeros(2, 1, 3)], lambda zs, phi, v=value: v)
+            estimate_bound(
+                arsm.VIMCO(samples=2), [lambda zs: torch.zeros(2, 1, 3)], lambda zs, phi, v=value: v
+            )
 
 
 @pytest.mark.parametrize(
-    "estimate", [partial(estimate_bound, arsm.VIMCO(2)), partial(arsm.estimate_layers, arsm.RLOO(2))]
+    "estimate",
+    [partial(estimate_bound, arsm.VIMCO(2)), partial(arsm.estimate_layers, arsm.RLOO(2))],
 )
-@pytest.mark.parametrize("context", [(torch.zeros(()),), (torch.zeros(4), torch.zeros(5)), ([1, 2],)], ids=str)
+@pytest.mark.parametrize(
+    "context", [(torch.zeros(()),), (torch.zeros(4), torch.zeros(5)), ([1, 2],)], ids=str
+)
 def test_context_that_has_no_rows_is_refused_in_a_sentence(estimate: Any, context: Any) -> None:
     with pytest.raises(ValueError, match=r"Context \d must be a tensor .*, but is"):
-        estimate([lambda zs, *context: torch.zeros(4, 2, 3)], lambda zs, phi, *context: zs[0].sum(-1).float(), *context)
+        estimate(
+            [lambda zs, *context: torch.zeros(4, 2, 3)],
+            lambda zs, phi, *context: zs[0].sum(-1).float(),
+            *context,
+        )
 
 
 def test_rows_whose_logits_or_values_are_not_finite_are_flagged() -> None:
@@ -144,9 +173,14 @@ def test_what_estimate_layers_refuses_is_refused_here() -> None:
         estimate_bound(arsm.VIMCO(2), [], f)
     with pytest.raises(TypeError, match="a list of functions that return logits"):
         estimate_bound(arsm.VIMCO(2), torch.zeros(2, 2, 3), f)  # pyright: ignore[reportArgumentType]
-    top, whole = (lambda zs: torch.zeros(2, 2, 3)), (lambda zs: torch.zeros(4 if zs else 2, 2, 3).long())
+    top, whole = (
+        (lambda zs: torch.zeros(2, 2, 3)),
+        (lambda zs: torch.zeros(4 if zs else 2, 2, 3).long()),
+    )
     for layers in ([whole], [top, whole]):
-        with pytest.raises(TypeError, match=r"logits must be a floating tensor .* convert them with \.float"):
+        with pytest.raises(
+            TypeError, match=r"logits must be a floating tensor .* convert them with \.float"
+        ):
             estimate_bound(arsm.VIMCO(2), layers, f)
     with pytest.raises(ValueError, match=r"Layer 0 must return logits"):
         estimate_bound(arsm.VIMCO(2), [lambda zs: torch.zeros(2, 6)], f)

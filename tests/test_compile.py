@@ -22,7 +22,9 @@ def make_model(variables: int, categories: int, seed: int = 0) -> nn.ModuleDict:
     return nn.ModuleDict(
         {
             "encoder": nn.Linear(5, variables * categories),
-            "decoder": nn.Sequential(nn.Linear(variables * categories, 7), nn.Tanh(), nn.Linear(7, 5)),
+            "decoder": nn.Sequential(
+                nn.Linear(variables * categories, 7), nn.Tanh(), nn.Linear(7, 5)
+            ),
         }
     ).double()
 
@@ -30,7 +32,9 @@ def make_model(variables: int, categories: int, seed: int = 0) -> nn.ModuleDict:
 class Loss(nn.Module):
     """A small variational model: noise and data in, the negative mean value out."""
 
-    def __init__(self, estimator: arsm.Estimator, variables: int, categories: int, seed: int = 0) -> None:
+    def __init__(
+        self, estimator: arsm.Estimator, variables: int, categories: int, seed: int = 0
+    ) -> None:
         super().__init__()
         self.estimator, self.shape = estimator, (variables, categories)
         self.model = make_model(variables, categories, seed)
@@ -41,7 +45,9 @@ class Loss(nn.Module):
 
     def forward(self, x: Tensor, noise: Noise) -> Tensor:
         logits = self.model["encoder"](x).unflatten(-1, self.shape)
-        out = arsm.estimate(self.estimator, logits, self.f, x, noise=noise, evaluation="dense", max_rows=None)
+        out = arsm.estimate(
+            self.estimator, logits, self.f, x, noise=noise, evaluation="dense", max_rows=None
+        )
         return -out.value.mean()
 
 
@@ -51,7 +57,9 @@ def inputs(loss: Loss, seed: int) -> tuple[Tensor, Noise]:
     return x, loss.estimator.noise(torch.zeros(ROWS, *loss.shape, dtype=torch.float64), generator)
 
 
-def gradients(loss: nn.Module, call: Callable[..., Tensor], x: Tensor, noise: Noise) -> list[Tensor]:
+def gradients(
+    loss: nn.Module, call: Callable[..., Tensor], x: Tensor, noise: Noise
+) -> list[Tensor]:
     value = call(x, noise)
     return [value.detach(), *torch.autograd.grad(value, list(loss.parameters()))]
 
@@ -68,11 +76,16 @@ CASES = [
 
 # "aot_eager" traces everything and generates no code, in a tenth of the time
 BACKENDS = [("aot_eager", case) for case in CASES]
-BACKENDS += [pytest.param("inductor", case, marks=() if case == CASES[1] else pytest.mark.slow) for case in CASES]
+BACKENDS += [
+    pytest.param("inductor", case, marks=() if case == CASES[1] else pytest.mark.slow)
+    for case in CASES
+]
 
 
 @pytest.mark.parametrize(("backend", "case"), BACKENDS)
-def test_one_graph_with_the_same_numbers_and_no_second_compilation(backend: str, case: tuple[str, int, int]) -> None:
+def test_one_graph_with_the_same_numbers_and_no_second_compilation(
+    backend: str, case: tuple[str, int, int]
+) -> None:
     torch.compiler.reset()
     words, variables, categories = case
     loss = Loss(arsm.estimator(words), variables, categories)
@@ -80,7 +93,9 @@ def test_one_graph_with_the_same_numbers_and_no_second_compilation(backend: str,
     for seed in range(3):
         with torch.compiler.set_stance("default" if seed == 0 else "fail_on_recompile"):
             found = gradients(loss, compiled, *inputs(loss, seed))
-        torch.testing.assert_close(found, gradients(loss, loss, *inputs(loss, seed)), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            found, gradients(loss, loss, *inputs(loss, seed)), rtol=1e-10, atol=1e-12
+        )
 
 
 def fitting_loss(entry: Entry, seed: int = 0) -> Loss:
@@ -103,5 +118,8 @@ def test_replicas_mapped_are_replicas_one_by_one(entry: Entry) -> None:
     if replicas[0].estimator.vmappable:
         torch.testing.assert_close(vmap(value)(parameters, *stacked), values)
     for i, loss in enumerate(replicas):
-        found = [values[i].detach(), *(by_parameter[name][i].detach() for name, _ in loss.named_parameters())]
+        found = [
+            values[i].detach(),
+            *(by_parameter[name][i].detach() for name, _ in loss.named_parameters()),
+        ]
         torch.testing.assert_close(found, expected[i], rtol=1e-10, atol=1e-12)

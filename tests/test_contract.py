@@ -1,4 +1,6 @@
-"""The contract of an estimator: nothing is asked for that is not declared, and a given sample is the true one."""
+"""The contract of an estimator: nothing is asked for that is not declared, and a given sample is
+the true one.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Wrapper(arsm.Estimator):
     def __repr__(self) -> str:
         return repr(self.inner)
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Any:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Any:
         return self.inner.noise(logits, generator, z)
 
     def ask(self, logits: Tensor, noise: Any) -> Queries:
@@ -74,13 +78,28 @@ class Wrapper(arsm.Estimator):
 
 
 def test_the_wrapper_forwards_all_that_is_declared() -> None:
-    declared = {name for name in (*vars(arsm.Estimator), *arsm.Estimator.__annotations__) if not name.startswith("_")}
-    assert declared == {*MEMBERS, "noise", "ask", "tell", "weights", "value", "most_queries", "within"}
+    declared = {
+        name
+        for name in (*vars(arsm.Estimator), *arsm.Estimator.__annotations__)
+        if not name.startswith("_")
+    }
+    assert declared == {
+        *MEMBERS,
+        "noise",
+        "ask",
+        "tell",
+        "weights",
+        "value",
+        "most_queries",
+        "within",
+    }
 
 
 def f(z: Tensor) -> Tensor:
     """Of one-hot, relaxed or integer z of 3 categories; not a sum of one term per variable."""
-    x = (arsm.one_hot(z, 3, torch.float64).flatten(1) * torch.arange(1.0, 1 + 3 * z.shape[1])).sum(-1)
+    x = (arsm.one_hot(z, 3, torch.float64).flatten(1) * torch.arange(1.0, 1 + 3 * z.shape[1])).sum(
+        -1
+    )
     return x.sin() + 0.1 * x.square()
 
 
@@ -95,7 +114,9 @@ def one_variable(name: str) -> bool:
     return name in ("unordered-set", "exact-plus-sampled")
 
 
-def outcome(run: Callable[[arsm.Estimator], list[Tensor]], estimator: arsm.Estimator) -> list[Tensor] | str:
+def outcome(
+    run: Callable[[arsm.Estimator], list[Tensor]], estimator: arsm.Estimator
+) -> list[Tensor] | str:
     """What comes back, or the sentence that refuses."""
     torch.manual_seed(0)
     try:
@@ -141,7 +162,11 @@ def by_bound(estimator: arsm.Estimator) -> list[Tensor]:
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 1, 3)
     generator = torch.Generator().manual_seed(1)
     out = estimate_bound(
-        estimator, layers_of(weight), lambda zs, logits, x: f(torch.cat(zs, 1)), x, generator=generator
+        estimator,
+        layers_of(weight),
+        lambda zs, logits, x: f(torch.cat(zs, 1)),
+        x,
+        generator=generator,
     )
     return [out.value.detach(), *torch.autograd.grad(out.value.sum(), weight)]
 
@@ -151,7 +176,11 @@ def by_policy(estimator: arsm.Estimator) -> list[Tensor]:
     logits = torch.linspace(-1, 1, 12, dtype=torch.float64).view(2, 2, 1, 3)
     actions = arsm.sample(logits, generator)
     plan = policy.plan(estimator, logits, actions, budget=20, generator=generator)
-    return [policy.gradient(estimator, logits, plan, f_of(actions.squeeze(-1)), f_of(plan.action.squeeze(-1)))]
+    return [
+        policy.gradient(
+            estimator, logits, plan, f_of(actions.squeeze(-1)), f_of(plan.action.squeeze(-1))
+        )
+    ]
 
 
 def f_of(action: Tensor) -> Tensor:
@@ -161,7 +190,13 @@ def f_of(action: Tensor) -> Tensor:
 def by_compare(estimator: arsm.Estimator) -> list[Tensor]:
     logits = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 1, 3)
     (row,) = arsm.compare(
-        logits, f, budget=6, estimators=[estimator], samples=5, training=1, generator=torch.Generator().manual_seed(1)
+        logits,
+        f,
+        budget=6,
+        estimators=[estimator],
+        samples=5,
+        training=1,
+        generator=torch.Generator().manual_seed(1),
     )
     return [torch.tensor([row.evaluations, row.variance, row.bias])]
 
@@ -190,19 +225,25 @@ EPISODES = 20_000
 REFUSED = {
     "exact": "cannot start from a given sample",
     "vimco": "estimates a multi-sample bound",
-} | dict.fromkeys([name for name, kind in NAMES.items() if kind().needs_gradient], "needs f's derivative")
+} | dict.fromkeys(
+    [name for name, kind in NAMES.items() if kind().needs_gradient], "needs f's derivative"
+)
 
 
 @pytest.mark.parametrize("categories", range(2, 9))
 @pytest.mark.parametrize("name", NAMES)
-def test_in_an_episode_every_estimator_is_what_it_claims_or_refused_by_name(name: str, categories: int) -> None:
+def test_in_an_episode_every_estimator_is_what_it_claims_or_refused_by_name(
+    name: str, categories: int
+) -> None:
     """Actions are drawn outside; one step with a known reward for every action, by enumeration."""
     estimator = made(name)
     generator = torch.Generator().manual_seed(categories)
     row = torch.randn(1, categories, generator=generator, dtype=torch.float64)
     reward = torch.randn(categories, generator=generator, dtype=torch.float64) + 1
     logits = row.expand(EPISODES, 1, 1, categories)
-    actions = torch.multinomial(row.softmax(-1)[0], EPISODES, replacement=True, generator=generator).view(-1, 1, 1)
+    actions = torch.multinomial(
+        row.softmax(-1)[0], EPISODES, replacement=True, generator=generator
+    ).view(-1, 1, 1)
     if name == "ugc" and categories > 2:
         with pytest.raises(ValueError, match=f"2 categories, but these have {categories}"):
             policy.plan(estimator, logits, actions, generator=generator)
@@ -214,7 +255,9 @@ def test_in_an_episode_every_estimator_is_what_it_claims_or_refused_by_name(name
     if name == "exact-plus-sampled" and categories == 2:
         estimator = arsm.ExactPlusSampled(1, 1)
     plan = policy.plan(estimator, logits, actions, generator=generator)
-    found = policy.gradient(estimator, logits, plan, reward[actions].squeeze(-1), reward[plan.action].squeeze(-1))
+    found = policy.gradient(
+        estimator, logits, plan, reward[actions].squeeze(-1), reward[plan.action].squeeze(-1)
+    )
     exact = arsm.estimate(arsm.Exact(), row, lambda z: reward[z[:, 0]]).grad
     assert exact is not None
     assert bool(deviations(found.squeeze(1).double(), exact).max() < 1) == estimator.unbiased
@@ -234,7 +277,11 @@ def test_the_given_sample_is_the_first_query(name: str, dtype: torch.dtype) -> N
     z = z + (z >= 1)  # never the masked one
     estimator = arsm.estimator(name)
     queries = estimator.ask(logits, estimator.noise(logits, generator, z))
-    first = queries.points[0] if not queries.points.is_floating_point() else queries.z.reshape(400, -1, variables)[:, 0]
+    first = (
+        queries.points[0]
+        if not queries.points.is_floating_point()
+        else queries.z.reshape(400, -1, variables)[:, 0]
+    )
     assert torch.equal(first, z)
 
 
@@ -254,7 +301,9 @@ def test_a_sample_that_cannot_be_drawn_is_refused() -> None:
 class Deaf(arsm.RLOO):
     """Ignores the sample that it is given."""
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> arsm.Draws:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> arsm.extend.SampleNoise:
         return super().noise(logits, generator)
 
 
@@ -292,20 +341,24 @@ def test_an_estimator_of_ones_own_is_a_subclass() -> None:
         arsm.estimate(Stranger(), torch.zeros(3), f)  # pyright: ignore[reportArgumentType]
 
 
-# ---------------------------------------------------------------- nobody looks for what is not declared
+# ---------------------------------------------------------------- nobody looks for what is not
+# declared
 
 CLASSES = {kind.__name__ for kind in NAMES.values()} | {"Average", "Estimator"}
 SOURCES = [
     path
     for package in (Path(arsm.__file__).parent, Path(arsm_experiments.__file__).parent)
     for path in package.rglob("*.py")
-    if "estimators" not in path.parts and path.name not in ("types.py", "capabilities.py", "checks.py")
+    if "estimators" not in path.parts
+    and path.name not in ("types.py", "capabilities.py", "checks.py")
 ]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
 def test_no_caller_guesses(path: Path) -> None:
-    """No hasattr or getattr on estimators, and no isinstance on their classes, outside `estimators/`."""
+    """No hasattr or getattr on estimators, and no isinstance on their classes, outside
+    `estimators/`.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in ("hasattr", "getattr"):
@@ -316,11 +369,16 @@ def test_no_caller_guesses(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["arsm", "arsm:pooled=True", "ars", "ars-plus", "arsm-plus", "arsm:references=2", "rloo"]
+    "words",
+    ["arsm", "arsm:pooled=True", "ars", "ars-plus", "arsm-plus", "arsm:references=2", "rloo"],
 )
 @pytest.mark.parametrize("variables", [1, 2])
 def test_a_gradient_has_the_dtype_of_f_and_the_logits(words: str, variables: int) -> None:
     for dtype in (torch.float32, torch.float64):
-        out = arsm.estimate(arsm.estimator(words), torch.randn(5, variables, 4, dtype=dtype), lambda z: z[:, 0].float())
+        out = arsm.estimate(
+            arsm.estimator(words),
+            torch.randn(5, variables, 4, dtype=dtype),
+            lambda z: z[:, 0].float(),
+        )
         assert out.grad is not None
         assert out.grad.dtype == dtype

@@ -1,4 +1,6 @@
-"""MuProp, REBAR and RELAX: their formulas under fixed noise, what their losses reach, and that learning pays."""
+"""MuProp, REBAR and RELAX: their formulas under fixed noise, what their losses reach, and that
+learning pays.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def setting() -> tuple[Tensor, Tensor, Tensor]:
 
 def estimator(words: str) -> arsm.Estimator:
     """Float64, and with a control that is no constant."""
-    made = arsm.RELAX(Cubic(), temperature=0.4) if words.startswith("relax") else arsm.estimator(words)
+    made = (
+        arsm.RELAX(Cubic(), temperature=0.4) if words.startswith("relax") else arsm.estimator(words)
+    )
     made.learned.double()
     return made
 
@@ -64,12 +68,17 @@ def grad_of(made: arsm.Estimator, logits: Tensor, theta: Tensor, noise: Noise) -
 
 
 def by_definition(
-    logits: Tensor, log_pi: Tensor, f_at_z: Callable[[Tensor], Tensor], c: Callable[[Tensor], Tensor]
+    logits: Tensor,
+    log_pi: Tensor,
+    f_at_z: Callable[[Tensor], Tensor],
+    c: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """[f(z) - c(zeta~)] dln q(z) + dc(zeta) - dc(zeta~), one row of logits [K, C], by autograd on both noises.
+    """[f(z) - c(zeta~)] dln q(z) + dc(zeta) - dc(zeta~), one row of logits [K, C], by autograd on
+    both noises.
 
-    The exponential clocks T = E / p give zeta = -ln T; given their first, z, they are T~_z = E~_z and
-    T~_i = E~_i / p_i + E~_z, where tying the noises means E~_z = T_z and E~_i = p_i (T_i - T_z).
+    The exponential clocks T = E / p give zeta = -ln T; given their first, z, they are T~_z = E~_z
+    and T~_i = E~_i / p_i + E~_z, where tying the noises means E~_z = T_z and E~_i = p_i (T_i -
+    T_z).
     """
     phi = logits.clone().requires_grad_()
     p, exponential = phi.softmax(-1), 1.7 * log_pi.exp()
@@ -79,7 +88,12 @@ def by_definition(
     again = torch.where(clocks == first, first, p.detach() * (clocks.detach() - first))
     tied = torch.stack(
         [
-            torch.stack([again[k, i] if i == z[k] else again[k, i] / p[k, i] + first[k, 0] for i in range(C)])
+            torch.stack(
+                [
+                    again[k, i] if i == z[k] else again[k, i] / p[k, i] + first[k, 0]
+                    for i in range(C)
+                ]
+            )
             for k in range(K)
         ]
     )
@@ -98,9 +112,16 @@ def test_muprop_is_its_formula() -> None:
         (h,) = torch.autograd.grad(at_mean, p)
         z = torch.eye(C, dtype=p.dtype)[(log_pi[b] - logits[b]).argmin(-1)]
         p = p.detach()
-        residual = f(z.unsqueeze(0), theta[b : b + 1])[0] - at_mean - sum(h[k] @ (z[k] - p[k]) for k in range(K))
+        residual = (
+            f(z.unsqueeze(0), theta[b : b + 1])[0]
+            - at_mean
+            - sum(h[k] @ (z[k] - p[k]) for k in range(K))
+        )
         expected = torch.stack(
-            [residual * (z[k] - p[k]) + (torch.diag(p[k]) - torch.outer(p[k], p[k])) @ h[k] for k in range(K)]
+            [
+                residual * (z[k] - p[k]) + (torch.diag(p[k]) - torch.outer(p[k], p[k])) @ h[k]
+                for k in range(K)
+            ]
         )
         torch.testing.assert_close(grad[b], expected.detach())
 
@@ -144,7 +165,9 @@ def test_the_logits_get_the_estimate_and_nothing_else(words: str) -> None:
     made = estimator(words)
     out = arsm.estimate(made, logits, f, theta, noise=noise_for(made, logits, log_pi))
     assert out.grad is not None
-    torch.testing.assert_close(torch.autograd.grad(out.value.sum(), logits)[0], out.grad, rtol=0, atol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(out.value.sum(), logits)[0], out.grad, rtol=0, atol=0
+    )
 
 
 # ---------------------------------------------------------------- learned parts
@@ -191,7 +214,9 @@ def test_a_fixed_control_variate_has_nothing_to_learn() -> None:
     learned, fixed = estimator(WORDS[1]), estimator(WORDS[1])
     fixed.learned.requires_grad_(False)
     outs = [arsm.estimate(made, logits, f, theta, noise=log_pi) for made in (learned, fixed)]
-    assert [out.estimator_loss is not None and out.estimator_loss.requires_grad for out in outs] == [True, False]
+    assert [
+        out.estimator_loss is not None and out.estimator_loss.requires_grad for out in outs
+    ] == [True, False]
     torch.testing.assert_close(outs[0].grad, outs[1].grad)
 
 
@@ -216,14 +241,18 @@ def test_stacked_replicas_learn_as_each_would_alone(words: str) -> None:
     model(*given)  # learns its sizes
     for seed, parameter in enumerate(model.double().parameters()):
         parameter.data.copy_(normal(seed, *parameter.shape))
-    weights = {name: torch.stack([p, 2 * p]).detach().requires_grad_() for name, p in model.named_parameters()}
+    weights = {
+        name: torch.stack([p, 2 * p]).detach().requires_grad_()
+        for name, p in model.named_parameters()
+    }
 
     def loss(own: dict[str, Tensor]) -> Tensor:
         return torch.func.functional_call(model, own, given)
 
     stacked = torch.autograd.grad(torch.vmap(loss)(weights).sum(), list(weights.values()))
     alone = torch.autograd.grad(
-        torch.stack([loss({n: p[r] for n, p in weights.items()}) for r in range(2)]).sum(), list(weights.values())
+        torch.stack([loss({n: p[r] for n, p in weights.items()}) for r in range(2)]).sum(),
+        list(weights.values()),
     )
     for one, other in zip(stacked, alone, strict=True):
         torch.testing.assert_close(one, other)
@@ -258,13 +287,16 @@ def test_learned_parts_are_found_through_the_average_and_are_the_estimators_own(
 
 def total_variance(made: arsm.Estimator, logits: Tensor, theta: Tensor, n: int = 4000) -> float:
     generator = torch.Generator().manual_seed(99)
-    grad = arsm.estimate(made, logits.expand(n, -1, -1), f, theta.expand(n, -1), generator=generator).grad
+    grad = arsm.estimate(
+        made, logits.expand(n, -1, -1), f, theta.expand(n, -1), generator=generator
+    ).grad
     assert grad is not None
     return float(grad.var(0).sum())
 
 
 @pytest.mark.parametrize(
-    ("words", "rate", "steps"), [("rebar:temperature=0.05,scale=0.1", 0.05, 100), ("relax", 0.03, 300)]
+    ("words", "rate", "steps"),
+    [("rebar:temperature=0.05,scale=0.1", 0.05, 100), ("relax", 0.03, 300)],
 )
 def test_learning_lowers_the_variance(words: str, rate: float, steps: int) -> None:
     """From words, with an optimiser made before the first logits are seen."""
@@ -287,7 +319,9 @@ def test_learning_lowers_the_variance(words: str, rate: float, steps: int) -> No
 
 def test_relax_begins_as_reinforce() -> None:
     logits, theta, log_pi = setting()
-    torch.testing.assert_close(*(grad_of(arsm.estimator(w), logits, theta, log_pi) for w in ("relax", "reinforce")))
+    torch.testing.assert_close(
+        *(grad_of(arsm.estimator(w), logits, theta, log_pi) for w in ("relax", "reinforce"))
+    )
 
 
 def test_a_learned_control_survives_a_checkpoint() -> None:
@@ -298,7 +332,9 @@ def test_a_learned_control_survives_a_checkpoint() -> None:
     for parameter in made.learned.parameters():
         nn.init.normal_(parameter)
     fresh.learned.load_state_dict(made.learned.state_dict())
-    learned, loaded, other = (grad_of(x, logits, theta, noise) for x in (made, fresh, arsm.estimator("2*relax")))
+    learned, loaded, other = (
+        grad_of(x, logits, theta, noise) for x in (made, fresh, arsm.estimator("2*relax"))
+    )
     torch.testing.assert_close(learned, loaded, rtol=0, atol=0)
     assert not torch.allclose(learned, other)
 
@@ -326,13 +362,20 @@ def test_extreme_logits_masks_and_types(words: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("words", WORDS)
 def test_masking_a_category_is_leaving_it_out(words: str) -> None:
-    logits, log_pi = normal(0, B, K, C + 1), dirichlet(normal(0, B, K, C + 1), torch.Generator().manual_seed(2))
+    logits, log_pi = (
+        normal(0, B, K, C + 1),
+        dirichlet(normal(0, B, K, C + 1), torch.Generator().manual_seed(2)),
+    )
     theta = normal(1, B, K, C + 1)
     logits[..., 1] = -torch.inf
     kept = [0, 2, 3]
     whole, part = (
         arsm.estimate(
-            made, logits[..., c], f, theta[..., c].flatten(1), noise=noise_for(made, logits[..., c], log_pi[..., c])
+            made,
+            logits[..., c],
+            f,
+            theta[..., c].flatten(1),
+            noise=noise_for(made, logits[..., c], log_pi[..., c]),
         )
         for c in ([0, 1, 2, 3], kept)
         for made in [arsm.estimator(words)]
@@ -347,7 +390,9 @@ def test_the_average_is_the_mean_of_its_draws(words: str) -> None:
     made = estimator(words)
     average = arsm.Average(made, 3)
     noise = average.noise(logits, torch.Generator().manual_seed(4))
-    draws = [grad_of(made, logits, theta, tree_map(lambda x, i=i: x[:, i], noise)) for i in range(3)]
+    draws = [
+        grad_of(made, logits, theta, tree_map(lambda x, i=i: x[:, i], noise)) for i in range(3)
+    ]
     torch.testing.assert_close(grad_of(average, logits, theta, noise), torch.stack(draws).mean(0))
 
 
@@ -408,7 +453,9 @@ def test_a_control_without_a_size_cannot_be_mapped() -> None:
     made = arsm.RELAX()
 
     def gradient(logits: Tensor, noise: Tensor) -> Tensor | None:
-        return arsm.estimate(made, logits, f_of_category, noise=noise, evaluation="dense", max_rows=None).grad
+        return arsm.estimate(
+            made, logits, f_of_category, noise=noise, evaluation="dense", max_rows=None
+        ).grad
 
     logits = torch.zeros(3, 2, 1, 4)
     noise = made.noise(logits)
@@ -437,6 +484,8 @@ def test_relaxations_refuse_an_f_that_has_no_way_to_z(words: str) -> None:
 
     with pytest.raises(ValueError, match="no way from f's values to z"):
         arsm.estimate(arsm.estimator(words), logits, rounded)
-    arsm.estimate(arsm.estimator(words), logits, lambda z: decoder(z.flatten(1)).squeeze(-1)).value.sum().backward()
+    arsm.estimate(
+        arsm.estimator(words), logits, lambda z: decoder(z.flatten(1)).squeeze(-1)
+    ).value.sum().backward()
     assert logits.grad is not None
     arsm.estimate(arsm.estimator(words), logits.detach(), rounded)  # nobody asks for a gradient

@@ -1,4 +1,6 @@
-"""Antithetic samples: DisARM's trees and CARMS's copula, against enumeration and hand-derived formulas."""
+"""Antithetic samples: DisARM's trees and CARMS's copula, against enumeration and hand-derived
+formulas.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def objective(variables: int, categories: int):
 
 
 def product_of_atoms(values: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
-    """All combinations of one atom a place: values and probability [places, atoms] -> [A, places], [A]."""
+    """All combinations of one atom a place: values and probability [places, atoms] -> [A, places],
+    [A].
+    """
     places, atoms = values.shape
     choice = torch.cartesian_prod(*[torch.arange(atoms)] * places).view(-1, places)
     return values[torch.arange(places), choice], probability[torch.arange(places), choice].prod(-1)
@@ -39,13 +43,17 @@ def product_of_atoms(values: Tensor, probability: Tensor) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize(("variables", "categories"), [(1, 2), (1, 4), (2, 3)])
 def test_disarm_is_exact_in_the_mean(coupling: Coupling, variables: int, categories: int) -> None:
-    """The noise of a node matters only by which of three intervals, cut at -|alpha| and |alpha|, it falls in."""
+    """The noise of a node matters only by which of three intervals, cut at -|alpha| and |alpha|, it
+    falls in.
+    """
     logits = normal(0, variables, categories)
     alpha = SHAPES[coupling].log_odds(logits.log_softmax(-1)).flatten()
     outer = (-alpha.abs()).sigmoid()
-    far = alpha.abs().clamp_max(100) + 1  # a node with no categories on one side decides alike wherever it is finite
+    # a node with no categories on one side decides alike wherever it is finite
+    far = alpha.abs().clamp_max(100) + 1
     noise, probability = product_of_atoms(
-        torch.stack([-far, torch.zeros_like(alpha), far], -1), torch.stack([outer, 1 - 2 * outer, outer], -1)
+        torch.stack([-far, torch.zeros_like(alpha), far], -1),
+        torch.stack([outer, 1 - 2 * outer, outer], -1),
     )
     kept = probability > 0
     noise, probability = noise[kept].view(-1, variables, len(alpha) // variables), probability[kept]
@@ -53,9 +61,13 @@ def test_disarm_is_exact_in_the_mean(coupling: Coupling, variables: int, categor
     out = arsm.estimate(arsm.DisARM(coupling), logits.expand(len(noise), -1, -1), f, noise=noise)
     expected = arsm.estimate(arsm.Exact(), logits, f)
     assert out.grad is not None
-    torch.testing.assert_close(torch.einsum("a,akc->kc", probability, out.grad), expected.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        torch.einsum("a,akc->kc", probability, out.grad), expected.grad, rtol=0, atol=1e-12
+    )
     for walk in (0, 1):
-        marginal = torch.einsum("a,akc->kc", probability, arsm.one_hot(out.z[:, walk], categories, torch.float64))
+        marginal = torch.einsum(
+            "a,akc->kc", probability, arsm.one_hot(out.z[:, walk], categories, torch.float64)
+        )
         torch.testing.assert_close(marginal, logits.softmax(-1), rtol=0, atol=1e-12)
 
 
@@ -71,10 +83,14 @@ def test_a_carms_pair_is_exact_in_the_mean(variables: int, categories: int) -> N
     )
     d = d.view(-1, variables, categories - 1)
     f = objective(variables, categories)
-    out = arsm.estimate(arsm.CARMS(2), logits.expand(len(d), -1, -1), f, noise=torch.stack([d, 1 - d], -1).log())
+    out = arsm.estimate(
+        arsm.CARMS(2), logits.expand(len(d), -1, -1), f, noise=torch.stack([d, 1 - d], -1).log()
+    )
     expected = arsm.estimate(arsm.Exact(), logits, f)
     assert out.grad is not None
-    torch.testing.assert_close(torch.einsum("a,akc->kc", probability, out.grad), expected.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        torch.einsum("a,akc->kc", probability, out.grad), expected.grad, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("samples", [2, 3, 6])
@@ -83,7 +99,9 @@ def test_the_joint_pmf_of_carms(samples: int) -> None:
     logits = torch.tensor([[0.3, -1.0, 1.5, 0.0]], dtype=torch.float64)
     estimator = arsm.CARMS(samples)
     many = logits.expand(4 * SAMPLES, 1, 4)
-    points = estimator.ask(many, estimator.noise(many, torch.Generator().manual_seed(0))).points.squeeze(-1)
+    points = estimator.ask(
+        many, estimator.noise(many, torch.Generator().manual_seed(0))
+    ).points.squeeze(-1)
     one_hot = arsm.one_hot(points, 4, torch.float64)
     p = logits.softmax(-1)[0]
     order, log_p, mass = ascending(logits.log_softmax(-1)[0])
@@ -96,11 +114,20 @@ def test_the_joint_pmf_of_carms(samples: int) -> None:
         assert float(deviations(found, joint)[apart].max()) <= 1
         assert float(deviations(one_hot[i], p).max()) <= 1
     independent = p.outer(p)
-    assert float(deviations(one_hot[0].unsqueeze(-1) * one_hot[1].unsqueeze(-2), independent)[apart].max()) > 1
+    assert (
+        float(
+            deviations(one_hot[0].unsqueeze(-1) * one_hot[1].unsqueeze(-2), independent)[
+                apart
+            ].max()
+        )
+        > 1
+    )
 
 
 def test_disarm_of_two_categories_by_hand() -> None:
-    """1/2 (f(b) - f(b~)) (-1)^b~ 1[b != b~] sigma(|phi|) in phi = phi_1 - phi_2, with b = 1 for the first category."""
+    """1/2 (f(b) - f(b~)) (-1)^b~ 1[b != b~] sigma(|phi|) in phi = phi_1 - phi_2, with b = 1 for the
+    first category.
+    """
     logits = normal(0, 50, 3, 2)
     f = objective(3, 2)
     noise = arsm.DisARM().noise(logits, torch.Generator().manual_seed(2))
@@ -114,11 +141,15 @@ def test_disarm_of_two_categories_by_hand() -> None:
 
 
 def test_all_couplings_of_two_categories_are_disarm() -> None:
-    """With the first category the rarer, the stick's node is the tree's, and a pair of CARMS has d = sigma(-l)."""
+    """With the first category the rarer, the stick's node is the tree's, and a pair of CARMS has d
+    = sigma(-l).
+    """
     logits = torch.tensor([-0.7, 0.4], dtype=torch.float64).expand(50, 2, 2)
     noise = normal(3, 50, 2, 1)
     f = objective(2, 2)
-    tree, stick = (arsm.estimate(arsm.DisARM(coupling), logits, f, noise=noise).grad for coupling in COUPLINGS)
+    tree, stick = (
+        arsm.estimate(arsm.DisARM(coupling), logits, f, noise=noise).grad for coupling in COUPLINGS
+    )
     log_d = torch.nn.functional.logsigmoid(torch.stack([-noise, noise], -1))
     carms = arsm.estimate(arsm.CARMS(2), logits, f, noise=log_d).grad
     assert tree is not None
@@ -202,12 +233,21 @@ def test_one_carms_sample_by_hand(samples: int) -> None:
         uniforms = (1 - noise.exp()) ** (samples - 1)  # [K, C - 1, n]
         place = [
             [
-                next((c for c in range(categories - 1) if uniforms[k, c, i] < p[k, c] / p[k, c:].sum()), categories - 1)
+                next(
+                    (
+                        c
+                        for c in range(categories - 1)
+                        if uniforms[k, c, i] < p[k, c] / p[k, c:].sum()
+                    ),
+                    categories - 1,
+                )
                 for k in range(variables)
             ]
             for i in range(samples)
         ]
-        assert out.z.tolist() == [[int(order[k, place[i][k]]) for k in range(variables)] for i in range(samples)]
+        assert out.z.tolist() == [
+            [int(order[k, place[i][k]]) for k in range(variables)] for i in range(samples)
+        ]
         values = f(out.z)
         expected = torch.zeros(variables, categories, dtype=torch.float64)
         for k, i, j in product(range(variables), range(samples), range(samples)):
@@ -225,7 +265,9 @@ def test_carms_of_two_categories_is_arms() -> None:
     n = 5
     logits = normal(0, 40, 1, 2)
     estimator = arsm.CARMS(n)
-    out = arsm.estimate(estimator, logits, objective(1, 2), generator=torch.Generator().manual_seed(0))
+    out = arsm.estimate(
+        estimator, logits, objective(1, 2), generator=torch.Generator().manual_seed(0)
+    )
     s = logits.softmax(-1).amin(-1).squeeze(-1)
     rho = ((2 * s ** (1 / (n - 1)) - 1).clamp_min(0) ** (n - 1) - s * s) / (s * (1 - s))
     values = objective(1, 2)(out.z.flatten(0, 1)).view(40, n)
@@ -236,8 +278,13 @@ def test_carms_of_two_categories_is_arms() -> None:
 
 def variance(estimator: arsm.Estimator, name: str) -> float:
     problem = next(p for p in PROBLEMS if p.name == name)
-    logits, theta = problem.logits.repeat(SAMPLES // 4, 1, 1, 1), problem.theta.repeat(SAMPLES // 4, 1, 1)
-    out = arsm.estimate(estimator, logits, problem.f, theta, generator=torch.Generator().manual_seed(0))
+    logits, theta = (
+        problem.logits.repeat(SAMPLES // 4, 1, 1, 1),
+        problem.theta.repeat(SAMPLES // 4, 1, 1),
+    )
+    out = arsm.estimate(
+        estimator, logits, problem.f, theta, generator=torch.Generator().manual_seed(0)
+    )
     assert out.grad is not None
     return float(out.grad.var(0).sum())
 
@@ -253,7 +300,9 @@ def variance(estimator: arsm.Estimator, name: str) -> float:
         (arsm.CARMS(4), 4, "two categories"),
     ],
 )
-def test_antithetic_samples_beat_independent_ones(estimator: arsm.Estimator, samples: int, name: str) -> None:
+def test_antithetic_samples_beat_independent_ones(
+    estimator: arsm.Estimator, samples: int, name: str
+) -> None:
     """The ratios are 0.54 to 0.84 with a standard error of about 0.02."""
     assert variance(estimator, name) < 0.9 * variance(arsm.RLOO(samples), name)
 
@@ -271,14 +320,18 @@ def test_samples_that_agree_give_exactly_zero(estimator: arsm.Estimator) -> None
 def test_many_categories_take_no_square_table() -> None:
     logits = torch.randn(2, 1, 100_000, generator=torch.Generator().manual_seed(0))
     for estimator in (arsm.DisARM(), arsm.DisARM("stick-breaking"), arsm.CARMS(2)):
-        out = arsm.estimate(estimator, logits, lambda z: z[:, 0].float(), generator=torch.Generator().manual_seed(1))
+        out = arsm.estimate(
+            estimator, logits, lambda z: z[:, 0].float(), generator=torch.Generator().manual_seed(1)
+        )
         assert out.grad is not None
         assert bool(out.grad.isfinite().all())
         assert bool(out.grad.any())
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match='coupling must be "tree" or "stick-breaking", but is \'chain\''):
+    with pytest.raises(
+        ValueError, match='coupling must be "tree" or "stick-breaking", but is \'chain\''
+    ):
         arsm.DisARM("chain")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="needs at least 2, but samples = 1"):
         arsm.CARMS(1)

@@ -43,7 +43,9 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(entry: Entry) -> None:
         for move in (lambda x: x, to_cuda):
             estimator = entry.make(*problem.size)
             estimator.learned.to(move(problem.logits).device)
-            logits, theta = (move(x).requires_grad_() for x in (problem.logits.clone(), problem.theta.clone()))
+            logits, theta = (
+                move(x).requires_grad_() for x in (problem.logits.clone(), problem.theta.clone())
+            )
             out = arsm.estimate(estimator, logits, problem.f, theta, noise=move(noise))
             by_logits, by_theta = torch.autograd.grad(out.value.sum(), (logits, theta))
             results.append([x.detach().cpu() for x in (out.value, out.z, by_logits, by_theta)])
@@ -56,7 +58,9 @@ def test_pseudo_actions_are_the_same_on_both() -> None:
     here, there = run_race(logits, log_pi), run_race(logits.cuda(), log_pi.cuda())
     assert torch.equal(pair_table(here), pair_table(there).cpu())
     logits, log_pi = logits[..., :10].contiguous(), log_pi[..., :10].contiguous()
-    for expected, found in zip(kernels.pairs(logits, log_pi), kernels.pairs(logits.cuda(), log_pi.cuda()), strict=True):
+    for expected, found in zip(
+        kernels.pairs(logits, log_pi), kernels.pairs(logits.cuda(), log_pi.cuda()), strict=True
+    ):
         assert torch.equal(found.cpu(), expected)
 
 
@@ -67,7 +71,9 @@ def test_pairs_are_summed_alike_on_both(shape: tuple[int, ...], dtype: torch.dty
     f = torch.randn(1 + shape[-1] * (shape[-1] - 1) // 2, *shape[:-2], dtype=dtype)
     found = kernels.merge_pairs(f.cuda(), log_pi.cuda()).cpu()
     assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), kernels.merge_pairs(f.double(), log_pi), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        found.double(), kernels.merge_pairs(f.double(), log_pi), rtol=0, atol=1e-5
+    )
 
 
 def test_the_likelihood_of_choices_is_the_same_on_both() -> None:
@@ -76,7 +82,13 @@ def test_the_likelihood_of_choices_is_the_same_on_both() -> None:
 
     z, log_q, weights, biases, x = drawn(3, 46, 20, 20, 10, 256, 512, 784)
     weights = [weight.bfloat16() for weight in weights]
-    given = z.cuda(), log_q.cuda(), [w.cuda() for w in weights], [b.cuda() for b in biases], x.cuda()
+    given = (
+        z.cuda(),
+        log_q.cuda(),
+        [w.cuda() for w in weights],
+        [b.cuda() for b in biases],
+        x.cuda(),
+    )
     expected = log_weight(z, log_q, weights, biases, x)
     for _ in range(20):  # a race between loads and products would not show every time
         torch.testing.assert_close(log_weight(*given).cpu(), expected, rtol=2e-3, atol=0.5)
@@ -84,13 +96,19 @@ def test_the_likelihood_of_choices_is_the_same_on_both() -> None:
 
 @pytest.mark.parametrize("sizes", [(784, 512, 256, 180), (200, 256, 512, 784), (40, 20)])
 @pytest.mark.parametrize("replicas", [1, 15])
-def test_a_perceptron_and_its_gradient_are_the_same_on_both(replicas: int, sizes: tuple[int, ...]) -> None:
+def test_a_perceptron_and_its_gradient_are_the_same_on_both(
+    replicas: int, sizes: tuple[int, ...]
+) -> None:
     from arsm_experiments import gpu_perceptron, perceptron
     from tests.experiments.test_perceptron import drawn
 
     x, weights, biases = drawn(replicas, 200, *sizes)
-    flat = torch.cat([each.flatten(1) for pair in zip(weights, biases, strict=True) for each in pair], 1).cuda()
-    there = flat.split([each[0].numel() for pair in zip(weights, biases, strict=True) for each in pair], 1)
+    flat = torch.cat(
+        [each.flatten(1) for pair in zip(weights, biases, strict=True) for each in pair], 1
+    ).cuda()
+    there = flat.split(
+        [each[0].numel() for pair in zip(weights, biases, strict=True) for each in pair], 1
+    )
     views = [part.view(each.shape) for part, each in zip(there[::2], weights, strict=True)]
     expected = perceptron._by_pytorch(x, weights, biases)
     grad_out = torch.randn(expected[-1].shape, generator=torch.Generator().manual_seed(1))
@@ -111,13 +129,20 @@ def test_products_of_a_perceptron_round_and_do_not_cut_off(replicas: int) -> Non
     x, weight, grad_out = size(200, 512), size(256, 512), size(200, 256)
     (out,) = gpu_perceptron.perceptron(x, [weight], [torch.zeros_like(weight[..., 0])])
     grad_weight, _, grad_x = gpu_perceptron.layer_backward(grad_out, x, weight, hidden=True)
-    for found, a, b in ((out, x, weight.mT), (grad_weight, grad_out.mT, x), (grad_x, grad_out, weight)):
-        assert abs(float((found / (a.double() @ b.double())).mean()) - 1) < 2e-5  # cut off: 7e-4 less
+    for found, a, b in (
+        (out, x, weight.mT),
+        (grad_weight, grad_out.mT, x),
+        (grad_x, grad_out, weight),
+    ):
+        # cut off: 7e-4 less
+        assert abs(float((found / (a.double() @ b.double())).mean()) - 1) < 2e-5
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("shape", [(300, 4, 20), (64, 1, 1_000), (3, 1, 50_257), (1, 1, 1_000_000)])
-def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(shape: tuple[int, ...], scale: float) -> None:
+def test_swaps_of_one_variable_are_the_same_on_both_and_repeat_to_the_bit(
+    shape: tuple[int, ...], scale: float
+) -> None:
     logits = scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
     log_pi = dirichlet(logits, torch.Generator().manual_seed(1))
     here, there = swap_all(logits, log_pi), swap_all(logits.cuda(), log_pi.cuda())
@@ -137,11 +162,18 @@ def test_a_kernel_launched_again_fits_other_sizes_and_alignments(words: str) -> 
         logits = torch.randn(offset + rows * categories, dtype=torch.float64, generator=generator)
         noise = estimator.noise(logits[offset:].view(rows, 1, categories), generator)
         here, there = (
-            arsm.estimate(estimator, x[offset:].view(rows, 1, categories), lambda z: z[:, 0].double(), noise=given)
+            arsm.estimate(
+                estimator,
+                x[offset:].view(rows, 1, categories),
+                lambda z: z[:, 0].double(),
+                noise=given,
+            )
             for x, given in ((logits, noise), (logits.cuda(), to_cuda(noise)))
         )
         for name in ("value", "z", "grad"):
-            torch.testing.assert_close(getattr(there, name).cpu(), getattr(here, name), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                getattr(there, name).cpu(), getattr(here, name), rtol=1e-9, atol=1e-9
+            )
 
 
 def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:
@@ -154,14 +186,18 @@ def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("categories", [600, 200_000])
-def test_noise_of_many_categories_has_the_right_distribution(categories: int, compiled: bool) -> None:
+def test_noise_of_many_categories_has_the_right_distribution(
+    categories: int, compiled: bool
+) -> None:
     draw = torch.compile(dirichlet, fullgraph=True) if compiled else dirichlet
     torch.manual_seed(0)
     pi = draw(torch.zeros(4_000_000 // categories, 1, categories, device="cuda")).double().exp()
     torch.testing.assert_close(pi.sum(-1), torch.ones_like(pi[..., 0]), rtol=0, atol=1e-4)
     # C pi has the distribution function 1 - (1 - x/C)^(C-1)
     below = torch.stack([(categories * pi < x).double().flatten() for x in (0.01, 0.5, 2.0)], -1)
-    expected = torch.tensor([1 - (1 - x / categories) ** (categories - 1) for x in (0.01, 0.5, 2.0)], device="cuda")
+    expected = torch.tensor(
+        [1 - (1 - x / categories) ** (categories - 1) for x in (0.01, 0.5, 2.0)], device="cuda"
+    )
     assert float(deviations(below, expected.double()).max()) <= 1
 
 
@@ -211,7 +247,9 @@ def test_a_captured_graph_replays_the_estimate(entry: Entry) -> None:
         captured = gradients(loss, loss, x, noise)
     fresh_x, fresh_noise = inputs(loss, 1)
     x.copy_(fresh_x)
-    for static, fresh in zip(*((n,) if isinstance(n, Tensor) else n for n in (noise, fresh_noise)), strict=True):
+    for static, fresh in zip(
+        *((n,) if isinstance(n, Tensor) else n for n in (noise, fresh_noise)), strict=True
+    ):
         static.copy_(fresh)
     graph.replay()
     torch.testing.assert_close(captured, gradients(loss, loss, x, noise), rtol=1e-9, atol=1e-10)
@@ -223,7 +261,9 @@ def test_compiled_on_the_gpu() -> None:
     for seed in range(2):
         x, noise = (to_cuda(part) for part in inputs(loss, seed))
         expected = gradients(loss, loss, x, noise)
-        torch.testing.assert_close(gradients(loss, compiled, x, noise), expected, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(
+            gradients(loss, compiled, x, noise), expected, rtol=1e-9, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("words", ["arsm", "ars", "rloo"])
@@ -247,7 +287,9 @@ def test_values_are_checked() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("words", ["arsm", "ars", "rloo", "arsm:pooled=True"])
 @pytest.mark.parametrize("shape", [(6, 1, 10), (6, 3, 10), (2, 1, 5_000)])
-def test_logits_may_be_on_another_gpu_than_the_current_one(words: str, shape: tuple[int, ...]) -> None:
+def test_logits_may_be_on_another_gpu_than_the_current_one(
+    words: str, shape: tuple[int, ...]
+) -> None:
     estimator, logits = arsm.estimator(words), torch.randn(shape)
     noise = estimator.noise(logits, torch.Generator().manual_seed(0))
     here, there = (

@@ -6,9 +6,15 @@ from torch import Tensor
 
 import arsm
 from arsm import diagnostics
-from arsm.diagnostics import MovingVariance, bias, gradient_moments, gradient_variance, pseudo_action_share
+from arsm.diagnostics import (
+    MovingVariance,
+    bias,
+    gradient_moments,
+    gradient_variance,
+    pseudo_action_share,
+)
 from arsm.noise import dirichlet
-from arsm.swap import pseudo_actions_reference
+from tests.by_definition import pseudo_actions
 from tests.statistics import CRITICAL
 
 
@@ -25,19 +31,29 @@ def relaxed_reward(z: Tensor) -> Tensor:
 
 
 def test_variance_of_reinforce_is_the_enumerated_one() -> None:
-    """Var[f(z) (1[z = c] - p_c)], by summing over z; the sample variance's own error from its fourth moment."""
+    """Var[f(z) (1[z = c] - p_c)], by summing over z; the sample variance's own error from its
+    fourth moment.
+    """
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
     p = logits.softmax(0)
     estimates = reward(torch.arange(3).unsqueeze(-1)).unsqueeze(-1) * (torch.eye(3) - p)
     centred = estimates - p @ estimates
     variance, fourth = p @ centred.square(), p @ centred**4
     samples = 20_000
-    found = gradient_variance(arsm.Reinforce(), logits, reward, samples=samples, generator=generator())
+    found = gradient_variance(
+        arsm.Reinforce(), logits, reward, samples=samples, generator=generator()
+    )
     assert found.shape == logits.shape
-    assert bool(((found - variance).abs() <= CRITICAL * ((fourth - variance.square()) / samples).sqrt()).all())
+    assert bool(
+        (
+            (found - variance).abs() <= CRITICAL * ((fourth - variance.square()) / samples).sqrt()
+        ).all()
+    )
 
 
-def test_moments_do_not_depend_on_how_many_draws_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_do_not_depend_on_how_many_draws_are_held_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logits = torch.randn(2, 1, 4, generator=generator())
     scale = torch.tensor([1.0, 5.0])
     blocks = []
@@ -77,7 +93,9 @@ def test_variance_of_a_relaxation_comes_from_autograd() -> None:
 
 
 def test_the_exact_gradient_has_no_variance() -> None:
-    assert torch.equal(gradient_variance(arsm.Exact(), torch.randn(2, 3), reward), torch.zeros(2, 3).double())
+    assert torch.equal(
+        gradient_variance(arsm.Exact(), torch.randn(2, 3), reward), torch.zeros(2, 3).double()
+    )
 
 
 def test_a_variance_needs_two_samples() -> None:
@@ -98,8 +116,12 @@ def test_bias_clears_arsm_and_catches_a_relaxation() -> None:
     def f(z: Tensor) -> Tensor:
         return relaxed_reward(arsm.one_hot(z, 3, torch.float64))
 
-    relaxed = gradient_moments(arsm.GumbelSoftmax(), logits, f, samples=4000, generator=generator(1))
-    error, standard_error = bias(arsm.GumbelSoftmax(), logits, f, samples=4000, generator=generator(1))
+    relaxed = gradient_moments(
+        arsm.GumbelSoftmax(), logits, f, samples=4000, generator=generator(1)
+    )
+    error, standard_error = bias(
+        arsm.GumbelSoftmax(), logits, f, samples=4000, generator=generator(1)
+    )
     assert bool((error.abs() > CRITICAL * standard_error).any())
     torch.testing.assert_close(standard_error, (relaxed.variance / 4000).sqrt())
 
@@ -108,7 +130,7 @@ def test_bias_clears_arsm_and_catches_a_relaxation() -> None:
 def test_pseudo_action_share_counts_the_definition(categories: int) -> None:
     logits = 2 * torch.randn(5, 2, categories, generator=generator(categories), dtype=torch.float64)
     log_pi = dirichlet(logits, generator(1))
-    table = pseudo_actions_reference(logits, log_pi).flatten(-2)
+    table = pseudo_actions(logits, log_pi).flatten(-2)
     expected = [(len(set(row.tolist())) - 1) / (categories - 1) for row in table.flatten(0, 1)]
     found = pseudo_action_share(logits, log_pi)
     assert found.shape == (5, 2)
@@ -212,10 +234,14 @@ def test_rows_that_lend_each_other_a_coefficient_are_those_of_one_draw(surrogate
     chosen = arsm.RLOO(4, surrogate=logits if surrogate == "tensor" else "logits")
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
     found = gradient_variance(chosen, logits, f, logits, samples=20, generator=generators[0])
-    alone = [arsm.estimate(chosen, logits, f, logits, generator=generators[1]).grad for _ in range(20)]
+    alone = [
+        arsm.estimate(chosen, logits, f, logits, generator=generators[1]).grad for _ in range(20)
+    ]
     torch.testing.assert_close(found, torch.stack([g for g in alone if g is not None]).var(0))
     with pytest.raises(ValueError, match="at least two rows"):
-        gradient_variance(arsm.RLOO(4, surrogate="logits"), logits[0], lambda z: z.double().sum(-1), samples=2)
+        gradient_variance(
+            arsm.RLOO(4, surrogate="logits"), logits[0], lambda z: z.double().sum(-1), samples=2
+        )
 
 
 @pytest.mark.parametrize("spread", [1e-2, 1e-3, 1e-4])
@@ -223,4 +249,6 @@ def test_moving_variance_of_a_small_spread_about_a_large_mean(spread: float) -> 
     moving = MovingVariance(0.9)
     for _ in range(200):
         moving.update([1 + spread * torch.randn(20_000)])
-    torch.testing.assert_close(moving.mean(), torch.tensor(spread**2), rtol=0.03, atol=0, check_dtype=False)
+    torch.testing.assert_close(
+        moving.mean(), torch.tensor(spread**2), rtol=0.03, atol=0, check_dtype=False
+    )

@@ -20,7 +20,9 @@ def double_control_by_hand(logits: Tensor, z: Tensor, theta: Tensor, alpha: floa
     h = torch.autograd.grad(f.sum(), points)[0]
     f, points = f.detach(), points.detach()
     out = torch.zeros_like(logits)
-    linear = [sum((h[j] * (points[i] - p)).sum() for j in range(n) if j != i) / (n - 1) for i in range(n)]
+    linear = [
+        sum((h[j] * (points[i] - p)).sum() for j in range(n) if j != i) / (n - 1) for i in range(n)
+    ]
     rest = [f[i] - alpha * linear[i] for i in range(n)]
     for i in range(n):
         out += (rest[i] - sum(rest[j] for j in range(n) if j != i) / (n - 1)) * (points[i] - p) / n
@@ -47,14 +49,17 @@ def test_double_control_without_slopes_is_rloo_and_with_them_exact_on_linear_fun
     noise = arsm.RLOO(4).noise(logits, torch.Generator().manual_seed(0))
     rloo = arsm.estimate(arsm.RLOO(4), logits, cosine, theta, noise=noise)
     torch.testing.assert_close(
-        arsm.estimate(arsm.DoubleControl(4, 0.0), logits, cosine, theta, noise=noise).grad, rloo.grad
+        arsm.estimate(arsm.DoubleControl(4, 0.0), logits, cosine, theta, noise=noise).grad,
+        rloo.grad,
     )
 
     def linear(z: Tensor, theta: Tensor) -> Tensor:
         return (arsm.one_hot(z, 3, torch.float64) * theta).sum((-2, -1))
 
     expected = arsm.estimate(arsm.Exact(), logits, linear, theta).grad
-    torch.testing.assert_close(arsm.estimate(arsm.DoubleControl(4, 1.0), logits, linear, theta).grad, expected)
+    torch.testing.assert_close(
+        arsm.estimate(arsm.DoubleControl(4, 1.0), logits, linear, theta).grad, expected
+    )
 
 
 def test_double_control_evaluates_equal_samples_once() -> None:
@@ -70,7 +75,9 @@ def test_double_control_evaluates_equal_samples_once() -> None:
         arsm.estimate(estimator, logits, counted, theta, noise=noise)
         for estimator in (arsm.RLOO(6), arsm.DoubleControl(6))
     )
-    dense = arsm.estimate(arsm.DoubleControl(6), logits, counted, theta, noise=noise, evaluation="dense")
+    dense = arsm.estimate(
+        arsm.DoubleControl(6), logits, counted, theta, noise=noise, evaluation="dense"
+    )
     assert torch.equal(packed.info["distinct"], rloo.info["distinct"])
     assert sum(rows) == 2 * int(rloo.info["distinct"].sum()) + 30
     assert int(rloo.info["distinct"].sum()) < 25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,9 @@ def test_noise_and_generator_make_the_estimate_reproducible(entry: Entry) -> Non
     def run(seed: int, given: bool = False) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         noise = estimator.noise(logits, generator) if given else None
-        out = arsm.estimate(estimator, logits, problem.f, theta, noise=noise, generator=None if given else generator)
+        out = arsm.estimate(
+            estimator, logits, problem.f, theta, noise=noise, generator=None if given else generator
+        )
         return out.z, torch.autograd.grad(out.value.sum(), logits)[0]
 
     first = run(1)
@@ -42,7 +45,9 @@ def test_noise_and_generator_make_the_estimate_reproducible(entry: Entry) -> Non
 
 @pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
 def test_logits_keep_their_precision_where_f_has_less(entry: Entry) -> None:
-    """An offset of 1e7 changes nothing, although f is float32: logits never take the dtype of its values."""
+    """An offset of 1e7 changes nothing, although f is float32: logits never take the dtype of its
+    values.
+    """
     problem = next(p for p in PROBLEMS if entry.fits(*p.size) and p.size[1] > 1)
     estimator = entry.make(*problem.size)
     logits = (problem.logits * 2**20).round() / 2**20  # the offset is then added without rounding
@@ -51,12 +56,17 @@ def test_logits_keep_their_precision_where_f_has_less(entry: Entry) -> None:
 
     def gradient(offset: float) -> Tensor:
         moved = (logits + offset).requires_grad_()
-        out = arsm.estimate(estimator, moved, lambda z, theta: problem.f(z, theta).float(), theta, noise=noise)
+        out = arsm.estimate(
+            estimator, moved, lambda z, theta: problem.f(z, theta).float(), theta, noise=noise
+        )
         return torch.autograd.grad(out.value.sum(), moved)[0]
 
     plain, moved = gradient(0.0), gradient(1e7)
     assert plain.abs().max() > 0
-    assert float((plain - moved).abs().max() / plain.abs().max()) < 100 * torch.finfo(torch.float32).eps
+    assert (
+        float((plain - moved).abs().max() / plain.abs().max())
+        < 100 * torch.finfo(torch.float32).eps
+    )
 
 
 @pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
@@ -80,11 +90,17 @@ def test_a_bare_vector_is_one_variable(entry: Entry) -> None:
     if categories is None:
         pytest.skip("made for several variables")
     estimator = entry.make(1, categories)
-    logits = torch.randn(categories, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    logits = torch.randn(
+        categories, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     noise = estimator.noise(logits.unsqueeze(0), torch.Generator().manual_seed(0))
 
     def f(z: Tensor) -> Tensor:
-        return (arsm.one_hot(z, categories, torch.float64).squeeze(-2) * torch.arange(categories)).sum(-1).square()
+        return (
+            (arsm.one_hot(z, categories, torch.float64).squeeze(-2) * torch.arange(categories))
+            .sum(-1)
+            .square()
+        )
 
     bare = arsm.estimate(estimator, logits, f, noise=noise)
     full = arsm.estimate(estimator, logits.unsqueeze(0), f, noise=noise)
@@ -104,7 +120,9 @@ def test_one_category_has_no_gradient(entry: Entry) -> None:
     logits = torch.randn(3, 2, 1, dtype=torch.float64).requires_grad_()
     f = PROBLEMS[0].function
     theta = torch.ones(3, 2, dtype=torch.float64)
-    out = arsm.estimate(entry.make(2, 1), logits, lambda z, t: f(arsm.one_hot(z, 1, torch.float64), t), theta)
+    out = arsm.estimate(
+        entry.make(2, 1), logits, lambda z, t: f(arsm.one_hot(z, 1, torch.float64), t), theta
+    )
     assert not torch.autograd.grad(out.value.sum(), logits)[0].any()
 
 
@@ -112,18 +130,32 @@ def test_one_category_has_no_gradient(entry: Entry) -> None:
 def test_grad_is_what_backward_gives(entry: Entry) -> None:
     problem = next(p for p in PROBLEMS if entry.fits(*p.size) and p.size[1] > 1)
     logits, theta = problem.logits.clone().requires_grad_(), problem.theta
-    out = arsm.estimate(entry.make(*problem.size), logits, problem.f, theta, generator=torch.Generator().manual_seed(0))
+    out = arsm.estimate(
+        entry.make(*problem.size),
+        logits,
+        problem.f,
+        theta,
+        generator=torch.Generator().manual_seed(0),
+    )
     assert out.value.shape == problem.logits.shape[:1]
     if out.grad is None:
         assert entry.make(*problem.size).needs_gradient
     else:
         assert not out.grad.requires_grad
-        torch.testing.assert_close(torch.autograd.grad(out.value.sum(), logits)[0], out.grad, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            torch.autograd.grad(out.value.sum(), logits)[0], out.grad, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_the_value_is_f_at_the_true_sample() -> None:
     logits = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(0))
-    for estimator in (arsm.Reinforce(), arsm.AR(), arsm.ARS(), arsm.ARSM(), arsm.LocalExpectation()):
+    for estimator in (
+        arsm.Reinforce(),
+        arsm.AR(),
+        arsm.ARS(),
+        arsm.ARSM(),
+        arsm.LocalExpectation(),
+    ):
         out = arsm.estimate(estimator, logits, total)
         assert out.z.shape == (6, 2)
         assert torch.equal(out.value, total(out.z))
@@ -145,12 +177,19 @@ def test_live_samples_alone_make_the_value() -> None:
 def test_the_value_has_the_type_of_f() -> None:
     for dtype in (torch.float32, torch.float64):
         for estimator in (arsm.ARSM(), arsm.RLOO(), arsm.Average(arsm.ARSM(), 3), arsm.Exact()):
-            out = arsm.estimate(estimator, torch.zeros(3, 2, 4), lambda z, dtype=dtype: z.sum(-1).to(dtype))
+            out = arsm.estimate(
+                estimator, torch.zeros(3, 2, 4), lambda z, dtype=dtype: z.sum(-1).to(dtype)
+            )
             assert out.value.dtype == dtype
-    assert arsm.estimate(arsm.ARSM(), torch.zeros(4), lambda z: z.sum(-1).half()).value.dtype == torch.float32
+    assert (
+        arsm.estimate(arsm.ARSM(), torch.zeros(4), lambda z: z.sum(-1).half()).value.dtype
+        == torch.float32
+    )
 
 
-@pytest.mark.parametrize("words", ["reinforce", "ar", "ars", "arsm", "arsm:pooled=True", "rloo:ridge=1.0", "exact"])
+@pytest.mark.parametrize(
+    "words", ["reinforce", "ar", "ars", "arsm", "arsm:pooled=True", "rloo:ridge=1.0", "exact"]
+)
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float16, 10), (torch.bfloat16, 7)])
 def test_half_precision_logits(words: str, dtype: torch.dtype, bits: int) -> None:
     estimator = arsm.estimator(words)
@@ -159,7 +198,9 @@ def test_half_precision_logits(words: str, dtype: torch.dtype, bits: int) -> Non
     noise = estimator.noise(fine, torch.Generator().manual_seed(1))
     found, expected = coarse.clone().requires_grad_(), fine.clone().requires_grad_()
     for logits in (found, expected):
-        arsm.estimate(estimator, logits, lambda z: z.sum(-1).float(), noise=noise).value.sum().backward()
+        arsm.estimate(
+            estimator, logits, lambda z: z.sum(-1).float(), noise=noise
+        ).value.sum().backward()
     assert found.grad is not None
     assert expected.grad is not None
     assert found.grad.dtype == dtype
@@ -193,7 +234,9 @@ def test_saturated_logits_give_finite_estimates() -> None:
                 logits[..., 0] = 200.0
                 logits.requires_grad_()
                 out = arsm.estimate(
-                    entry.make(*size), logits, lambda z, C=size[1], t=dtype: arsm.one_hot(z, C, t)[..., 0].sum(-1)
+                    entry.make(*size),
+                    logits,
+                    lambda z, C=size[1], t=dtype: arsm.one_hot(z, C, t)[..., 0].sum(-1),
                 )
                 found = torch.autograd.grad(out.value.sum(), logits)[0]
                 assert bool(found.isfinite().all()), (entry.label, size, dtype)
@@ -238,13 +281,22 @@ def with_f(f: Callable[..., object], logits: Tensor = GOOD) -> Callable[[], obje
 
 def test_logits_are_checked() -> None:
     finite = "logits must be finite, or -inf to mask a category."
-    refused(f"logits[1, 2, 3] is nan; {finite}", ValueError, with_logits(set_at(torch.nan, 1, 2, 3)))
-    refused(f"logits[0, 1, 2] is inf; {finite}", ValueError, with_logits(set_at(torch.inf, 0, 1, 2)))
-    refused(f"logits[2] is nan; {finite}", ValueError, with_logits(torch.tensor([0.0, 1.0, torch.nan])))
+    refused(
+        f"logits[1, 2, 3] is nan; {finite}", ValueError, with_logits(set_at(torch.nan, 1, 2, 3))
+    )
+    refused(
+        f"logits[0, 1, 2] is inf; {finite}", ValueError, with_logits(set_at(torch.inf, 0, 1, 2))
+    )
+    refused(
+        f"logits[2] is nan; {finite}", ValueError, with_logits(torch.tensor([0.0, 1.0, torch.nan]))
+    )
     empty = "are -inf in every category; leave at least one finite."
     refused(f"logits[1, 0] {empty}", ValueError, with_logits(set_at(-torch.inf, 1, 0)))
     refused(f"logits {empty}", ValueError, with_logits(torch.full((3,), -torch.inf)))
-    kind = "logits must be a floating tensor [*B, K, C], but are torch.int64; convert them with .float()."
+    kind = (
+        "logits must be a floating tensor [*B, K, C], but are torch.int64; convert them with "
+        ".float()."
+    )
     refused(kind, TypeError, with_logits(torch.zeros(2, 3, dtype=torch.int64)))
     tiny = torch.zeros(2, 3).to(torch.float8_e4m3fn)
     refused(kind.replace("torch.int64", "torch.float8_e4m3fn"), TypeError, with_logits(tiny))
@@ -261,7 +313,9 @@ def test_logits_are_checked() -> None:
 
 
 def test_what_f_returns_is_checked() -> None:
-    one = "f must return one value per row of z: shape [1] for z of shape [1, 1], but returned shape "
+    one = (
+        "f must return one value per row of z: shape [1] for z of shape [1, 1], but returned shape "
+    )
     certain = torch.tensor([0.0, -torch.inf])
     refused(f"{one}[1, 1].", ValueError, with_f(lambda z: z.float(), certain))
     refused(f"{one}[].", ValueError, with_f(lambda z: z.float().sum(), certain))
@@ -270,20 +324,26 @@ def test_what_f_returns_is_checked() -> None:
         TypeError,
         with_f(lambda z: z.sum(-1)),
     )
-    refused("f must return a tensor [N], one value per row of z, but returned float.", TypeError, with_f(lambda z: 1.0))
+    refused(
+        "f must return a tensor [N], one value per row of z, but returned float.",
+        TypeError,
+        with_f(lambda z: 1.0),
+    )
     refused(
         "f must return its values on cpu, where z lies, but returned them on meta.",
         ValueError,
         with_f(lambda z: torch.zeros(len(z), device="meta")),
     )
     refused(
-        "f returned nan for z = [0] in row 0 of the batch; f must be finite wherever a category is not masked.",
+        "f returned nan for z = [0] in row 0 of the batch; f must be finite wherever a category "
+        "is not masked.",
         ValueError,
         with_f(lambda z: torch.full((len(z),), torch.nan), certain),
     )
     only_last = torch.tensor([[[0.0, -torch.inf]], [[-torch.inf, 0.0]]])
     refused(
-        "f returned -inf for z = [1] in row 1 of the batch; f must be finite wherever a category is not masked.",
+        "f returned -inf for z = [1] in row 1 of the batch; f must be finite wherever a category "
+        "is not masked.",
         ValueError,
         with_f(lambda z: (1.0 - z.sum(-1)).log(), only_last),
     )
@@ -291,10 +351,25 @@ def test_what_f_returns_is_checked() -> None:
 
 def test_noise_is_checked() -> None:
     for estimator, noise, expected, found in (
-        (arsm.RLOO(), arsm.RLOO().noise(SOME[:1]), "Draws of samples [2, 4, 2]", "Draws of samples [1, 4, 2]"),
-        (arsm.RLOO(), torch.zeros(2, 2, 3), "Draws of samples [2, 4, 2]", "floating [2, 2, 3]"),
-        (arsm.Reinforce(), arsm.RLOO().noise(SOME), "Draws of samples [2, 1, 2]", "Draws of samples [2, 4, 2]"),
-        (arsm.Reinforce(), tuple(arsm.Reinforce().noise(SOME)), "Draws of samples [2, 1, 2]", TUPLE),
+        (
+            arsm.RLOO(),
+            arsm.RLOO().noise(SOME[:1]),
+            "noise of samples [2, 4, 2]",
+            "noise of samples [1, 4, 2]",
+        ),
+        (arsm.RLOO(), torch.zeros(2, 2, 3), "noise of samples [2, 4, 2]", "floating [2, 2, 3]"),
+        (
+            arsm.Reinforce(),
+            arsm.RLOO().noise(SOME),
+            "noise of samples [2, 1, 2]",
+            "noise of samples [2, 4, 2]",
+        ),
+        (
+            arsm.Reinforce(),
+            tuple(arsm.Reinforce().noise(SOME)),
+            "noise of samples [2, 1, 2]",
+            TUPLE,
+        ),
         (arsm.ARSM(), arsm.ARSM().noise(SOME[..., :2]), "floating [2, 2, 3]", "floating [2, 2, 2]"),
         (arsm.ARSM(), torch.zeros(2, 2, 1), "floating [2, 2, 3]", "floating [2, 2, 1]"),
         (arsm.ARSM(), torch.zeros(2, 2, 3).half(), "floating [2, 2, 3]", "torch.float16 [2, 2, 3]"),
@@ -303,10 +378,10 @@ def test_noise_is_checked() -> None:
         (NeedsRows(), arsm.ARSM().noise(SOME[:1]), "floating [2, 2, 3]", "floating [1, 2, 3]"),
     ):
         sentence = (
-            f"noise must be {expected} for {type(estimator).__name__} and logits [2, 2, 3], but is {found}; draw it by "
-            "estimator.noise(logits) for these logits."
+            f"noise must be {expected} for {type(estimator).__name__} and logits [2, 2, 3], but is "
+            f"{found}; draw it by estimator.noise(logits) for these logits."
         )
-        call = lambda estimator=estimator, noise=noise: arsm.estimate(estimator, SOME, total, noise=noise)  # noqa: E731
+        call = functools.partial(arsm.estimate, estimator, SOME, total, noise=noise)
         refused(sentence, ValueError, call)
 
 
@@ -318,7 +393,9 @@ REFERENCES = "ReferenceNoise(floating [2, 2, 3], torch.int64 [2, 2])"
 class NeedsRows(arsm.ARSM):
     """Its noise reads the first row."""
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> Any:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> Any:
         assert bool(logits[0].isfinite().all())
         return super().noise(logits, generator, z)
 
@@ -334,7 +411,12 @@ def test_own_noise_is_accepted_and_no_other(entry: Entry) -> None:
     before = torch.get_rng_state()
     for noise in own:
         check_noise(estimator, logits, noise)
-        for other in (logits[:2], logits.unsqueeze(0), logits[0], torch.zeros(4, variables + 1, categories)):
+        for other in (
+            logits[:2],
+            logits.unsqueeze(0),
+            logits[0],
+            torch.zeros(4, variables + 1, categories),
+        ):
             with pytest.raises(ValueError, match="for these logits"):
                 check_noise(estimator, other, noise)
     assert torch.equal(before, torch.get_rng_state())
@@ -355,7 +437,10 @@ def test_a_baseline_is_one_value_a_row() -> None:
         estimator = arsm.Reinforce(baseline=baseline)
         with pytest.raises(ValueError, match="baseline must be a number or shaped like the batch"):
             arsm.estimate(arsm.Average(estimator, len(GOOD)) if average else estimator, GOOD, total)
-    for estimator in (arsm.Reinforce(one_a_row), arsm.Average(arsm.Reinforce(one_a_row.unsqueeze(-1)), 3)):
+    for estimator in (
+        arsm.Reinforce(one_a_row),
+        arsm.Average(arsm.Reinforce(one_a_row.unsqueeze(-1)), 3),
+    ):
         assert arsm.estimate(estimator, GOOD, total).value.shape == one_a_row.shape
 
 
@@ -367,7 +452,10 @@ def test_an_average_is_of_an_estimator() -> None:
 
 def test_context_is_checked() -> None:
     fits = "must be a tensor that leads with the batch's shape [2], but is "
-    for position, found, context in ((0, [3, 5], [torch.zeros(3, 5)]), (1, [], [torch.zeros(2), torch.zeros(())])):
+    for position, found, context in (
+        (0, [3, 5], [torch.zeros(3, 5)]),
+        (1, [], [torch.zeros(2), torch.zeros(())]),
+    ):
         call = lambda context=context: arsm.estimate(arsm.ARSM(), GOOD, total, *context)  # noqa: E731
         refused(f"Context {position} {fits}torch.float32 {found}.", ValueError, call)
     refused(
@@ -403,11 +491,17 @@ def test_estimators_from_words() -> None:
         ("xyzzy", 'There is no estimator "xyzzy": known are '),
         ("arsm:colour=1", '"colour=1" is no option of "arsm"; its options are pooled, references.'),
         ("ar:x=1", '"x=1" is no option of "ar"; it has none.'),
-        ("rloo:samples=many", '"many" is no value for samples; write a number, True, False or None.'),
+        (
+            "rloo:samples=many",
+            '"many" is no value for samples; write a number, True, False or None.',
+        ),
         ("rloo:samples", 'Option "samples" of "rloo" needs a value, as in "rloo:samples=..."'),
         ("n*arsm", '"n*arsm" must begin with a whole number of draws, as in "4*arsm".'),
         ("0*arsm", "Average needs at least one draw, but n = 0."),
-        ("rloo:samples=1", "RLOO compares samples with each other and needs at least 2, but samples = 1."),
+        (
+            "rloo:samples=1",
+            "RLOO compares samples with each other and needs at least 2, but samples = 1.",
+        ),
         ("rloo:live=9", "live must lie between 1 and samples = 4, but is 9."),
         ("rloo:ridge=0", "ridge must be positive and finite, but is 0."),
         ("rloo:ridge=1e999", "ridge must be positive and finite, but is inf."),
@@ -425,18 +519,22 @@ def test_options_that_do_not_fit_the_logits() -> None:
     many = "references must lie between 1 and the 4 categories, but is 5."
     refused(many, ValueError, lambda: arsm.estimate(arsm.ARSM(references=5), GOOD, total))
     enumerated = (
-        "Exact would enumerate 10^20 values of z per row, and stops at 1,048,576; use an estimator that samples, "
-        "such as ARSM or RLOO."
+        "Exact would enumerate 10^20 values of z per row, and stops at 1,048,576; use an "
+        "estimator that samples, such as ARSM or RLOO."
     )
     refused(enumerated, ValueError, lambda: arsm.estimate(arsm.Exact(), torch.zeros(20, 10), total))
 
 
 def test_what_is_no_estimator_is_refused_with_how_to_make_one() -> None:
     for wrong in ("arsm", arsm.ARSM):
-        with pytest.raises(TypeError, match=r"such as arsm.ARSM\(\), but is .*; arsm.estimator\(.arsm.\) makes one"):
+        with pytest.raises(
+            TypeError, match=r"such as arsm.ARSM\(\), but is .*; arsm.estimator\(.arsm.\) makes one"
+        ):
             arsm.estimate(wrong, torch.zeros(3), lambda z: z[:, 0].float())  # pyright: ignore[reportArgumentType]
     for rows in (0, 2.5, True):
-        with pytest.raises(ValueError, match=f"max_rows must be a whole number of at least 1, .* but is {rows}"):
+        with pytest.raises(
+            ValueError, match=f"max_rows must be a whole number of at least 1, .* but is {rows}"
+        ):
             arsm.estimate(arsm.ARSM(), torch.zeros(3), lambda z: z[:, 0].float(), max_rows=rows)  # pyright: ignore[reportArgumentType]
 
 

@@ -23,9 +23,13 @@ small = races(max_variables=4, max_categories=8)
 seeds = st.integers(0, 2**32)
 
 
-def wave(seed: int, variables: int, categories: int, dtype: torch.dtype = torch.float64) -> by_definition.Function:
+def wave(
+    seed: int, variables: int, categories: int, dtype: torch.dtype = torch.float64
+) -> by_definition.Function:
     """An f that no sum over variables equals, with a constant; within 4.5 of zero."""
-    phase = 3 * torch.rand(variables, categories, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    phase = 3 * torch.rand(
+        variables, categories, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     k = torch.arange(variables)
     return lambda z: (3.5 + torch.sin(phase[k, z].sum(-1))).to(dtype)
 
@@ -34,9 +38,16 @@ LARGEST = 4.5
 
 
 def check(
-    estimator: arsm.Estimator, drawn: Drawn, noise: Any, f: by_definition.Function, by_row: Callable, terms: int
+    estimator: arsm.Estimator,
+    drawn: Drawn,
+    noise: Any,
+    f: by_definition.Function,
+    by_row: Callable,
+    terms: int,
 ) -> None:
-    """estimate().grad against by_row(row) for every row of the batch, and zero where a category is masked."""
+    """estimate().grad against by_row(row) for every row of the batch, and zero where a category is
+    masked.
+    """
     found = arsm.estimate(estimator, drawn.logits, f, noise=noise).grad
     assert found is not None
     masked = rows_of(drawn.logits, 2) == -torch.inf
@@ -64,12 +75,21 @@ def test_arsm(drawn: Drawn, seed: int, pooled: bool) -> None:
     f = wave(seed, variables, categories, logits.dtype)
     direct = by_definition.pooled_arsm if pooled else by_definition.arsm
     terms = categories**2 if pooled else categories
-    check(arsm.ARSM(pooled=pooled), drawn, drawn.log_pi, f, lambda b: direct(logits[b], log_pi[b], f), terms)
+    check(
+        arsm.ARSM(pooled=pooled),
+        drawn,
+        drawn.log_pi,
+        f,
+        lambda b: direct(logits[b], log_pi[b], f),
+        terms,
+    )
 
 
 @settings(max_examples=60)
 @given(small, seeds, st.booleans(), st.data())
-def test_arsm_with_some_references(drawn: Drawn, seed: int, pooled: bool, data: st.DataObject) -> None:
+def test_arsm_with_some_references(
+    drawn: Drawn, seed: int, pooled: bool, data: st.DataObject
+) -> None:
     logits, log_pi = (rows_of(x, 2) for x in drawn)
     variables, categories = logits.shape[1:]
     count = data.draw(st.integers(1, categories))
@@ -114,7 +134,9 @@ def test_all_references_are_arsm(drawn: Drawn, seed: int, pooled: bool) -> None:
     variables, categories = drawn.logits.shape[-2:]
     f = wave(seed, variables, categories)
     noise = ReferenceNoise(drawn.log_pi, draw_references(drawn, categories, seed))
-    some = arsm.estimate(arsm.ARSM(references=categories, pooled=pooled), drawn.logits, f, noise=noise)
+    some = arsm.estimate(
+        arsm.ARSM(references=categories, pooled=pooled), drawn.logits, f, noise=noise
+    )
     full = arsm.estimate(arsm.ARSM(pooled=pooled), drawn.logits, f, noise=drawn.log_pi)
     assert some.grad is not None
     assert torch.equal(some.z, full.z)
@@ -128,7 +150,10 @@ def test_all_references_are_arsm(drawn: Drawn, seed: int, pooled: bool) -> None:
 @given(races(max_variables=1), seeds)
 def test_pooling_one_variable_changes_nothing(drawn: Drawn, seed: int) -> None:
     f = wave(seed, 1, drawn.logits.shape[-1])
-    plain, pooled = (arsm.estimate(arsm.ARSM(pooled=x), drawn.logits, f, noise=drawn.log_pi) for x in (False, True))
+    plain, pooled = (
+        arsm.estimate(arsm.ARSM(pooled=x), drawn.logits, f, noise=drawn.log_pi)
+        for x in (False, True)
+    )
     assert plain.grad is not None
     assert pooled.grad is not None
     assert torch.equal(plain.grad, pooled.grad)
@@ -137,7 +162,9 @@ def test_pooling_one_variable_changes_nothing(drawn: Drawn, seed: int) -> None:
 @settings(max_examples=30)
 @given(st.integers(1, 4), seeds)
 def test_two_categories_are_arm(variables: int, seed: int) -> None:
-    """d/dphi_k = [f(1[u > sigmoid(-phi)]) - f(1[u < sigmoid(phi)])] (u_k - 1/2), with 1 for the first category."""
+    """d/dphi_k = [f(1[u > sigmoid(-phi)]) - f(1[u < sigmoid(phi)])] (u_k - 1/2), with 1 for the
+    first category.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(variables, 2, dtype=torch.float64, generator=generator)
     u = torch.rand(variables, dtype=torch.float64, generator=generator)
@@ -158,7 +185,9 @@ def test_two_categories_are_arm(variables: int, seed: int) -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 3), st.integers(2, 4), st.integers(2, 7), st.sampled_from([0.1, 1.0, 1e4]), seeds)
+@given(
+    st.integers(1, 3), st.integers(2, 4), st.integers(2, 7), st.sampled_from([0.1, 1.0, 1e4]), seeds
+)
 def test_ridge_is_a_regression_without_each_sample(
     variables: int, categories: int, samples: int, eta: float, seed: int
 ) -> None:
@@ -179,13 +208,16 @@ def test_a_large_ridge_is_plain_leave_one_out() -> None:
     logits = torch.randn(50, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     f = wave(1, 3, 4)
     noise = arsm.RLOO(5).noise(logits, torch.Generator().manual_seed(2))
-    plain, ridge = (arsm.estimate(arsm.RLOO(5, eta), logits, f, noise=noise).grad for eta in (None, 1e9))
+    plain, ridge = (
+        arsm.estimate(arsm.RLOO(5, eta), logits, f, noise=noise).grad for eta in (None, 1e9)
+    )
     assert plain is not None
     torch.testing.assert_close(ridge, plain, rtol=0, atol=1e-7)
 
 
-# ---------------------------------------------------------------- by hand: C = 3, pi = (.2, .3, .5), f = (1, 2, 4)
-# Equal logits: z is the smallest element's index, 0; z^{0<->c} = c, z^{1<->2} = 0.
+# ---------------------------------------------------------------- by hand: C = 3, pi = (.2, .3,
+# .5), f = (1, 2, 4) Equal logits: z is the smallest element's index, 0; z^{0<->c} = c, z^{1<->2} =
+# 0.
 
 LOG_PI = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log().unsqueeze(0)
 UNIFORM = torch.zeros(1, 3, dtype=torch.float64)
@@ -205,7 +237,12 @@ def table_f(z: Tensor) -> Tensor:
         (arsm.Reinforce(baseline=3.0), FIRST, 1, [-4 / 3, 2 / 3, 2 / 3]),
         (arsm.AR(), LOG_PI, 1, [0.4, 0.1, -0.5]),
         (arsm.ARS(), ReferenceNoise(LOG_PI, torch.tensor([1])), 1, [1 / 15, -1 / 30, -1 / 30]),
-        (arsm.ARSM(references=1), ReferenceNoise(LOG_PI, torch.tensor([1])), 1, [1 / 15, -1 / 30, -1 / 30]),
+        (
+            arsm.ARSM(references=1),
+            ReferenceNoise(LOG_PI, torch.tensor([1])),
+            1,
+            [1 / 15, -1 / 30, -1 / 30],
+        ),
         (arsm.ARSM(), LOG_PI, 1, [-22 / 45, 5 / 45, 17 / 45]),
         (arsm.ARSM(pooled=True), LOG_PI, 1, [-22 / 45, 5 / 45, 17 / 45]),
         (arsm.RLOO(samples=2), BOTH, 2.5, [-1.5, 0, 1.5]),
@@ -215,25 +252,38 @@ def table_f(z: Tensor) -> Tensor:
     ],
     ids=lambda x: repr(x) if hasattr(x, "ask") else "",
 )
-def test_one_variable_by_hand(estimator: arsm.Estimator, noise: Any, value: float, gradient: list[float]) -> None:
+def test_one_variable_by_hand(
+    estimator: arsm.Estimator, noise: Any, value: float, gradient: list[float]
+) -> None:
     out = arsm.estimate(estimator, UNIFORM, table_f, noise=noise)
     assert float(out.value) == pytest.approx(value, abs=1e-14)
-    torch.testing.assert_close(out.grad, torch.tensor([gradient], dtype=torch.float64), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        out.grad, torch.tensor([gradient], dtype=torch.float64), rtol=0, atol=1e-14
+    )
 
 
 def test_average_by_hand() -> None:
-    """pi reversed: z = 2, F = [[4, 4, 1], [4, 4, 2], [1, 2, 4]], w = (-5, 1, 4) / 30, g = (-29, -17, 46) / 90."""
-    out = arsm.estimate(arsm.Average(arsm.ARSM(), 2), UNIFORM, table_f, noise=torch.stack([LOG_PI, LOG_PI.flip(-1)]))
+    """pi reversed: z = 2, F = [[4, 4, 1], [4, 4, 2], [1, 2, 4]], w = (-5, 1, 4) / 30, g = (-29,
+    -17, 46) / 90.
+    """
+    out = arsm.estimate(
+        arsm.Average(arsm.ARSM(), 2), UNIFORM, table_f, noise=torch.stack([LOG_PI, LOG_PI.flip(-1)])
+    )
     assert float(out.value) == 2.5
     expected = torch.tensor([[-44 - 29, 10 - 17, 34 + 46]], dtype=torch.float64) / 180
     torch.testing.assert_close(out.grad, expected, rtol=0, atol=1e-14)
 
 
 def test_two_variables_by_hand() -> None:
-    """C = 2, equal logits: z = (0, 1), its swap (1, 0), g_k = (f(z) - f(swap)) / 2 * (pi_k2 - pi_k1, pi_k1 - pi_k2)."""
+    """C = 2, equal logits: z = (0, 1), its swap (1, 0), g_k = (f(z) - f(swap)) / 2 * (pi_k2 -
+    pi_k1, pi_k1 - pi_k2).
+    """
     log_pi = torch.tensor([[0.1, 0.9], [0.7, 0.3]], dtype=torch.float64).log()
     out = arsm.estimate(
-        arsm.ARSM(), torch.zeros_like(log_pi), lambda z: (3.0 * z[:, 0] - z[:, 1]).double(), noise=log_pi
+        arsm.ARSM(),
+        torch.zeros_like(log_pi),
+        lambda z: (3.0 * z[:, 0] - z[:, 1]).double(),
+        noise=log_pi,
     )
     assert out.z.tolist() == [0, 1]
     assert float(out.value) == -1
@@ -242,13 +292,17 @@ def test_two_variables_by_hand() -> None:
 
 
 def test_local_expectation_of_two_variables_by_hand() -> None:
-    """g_k = p_k (f(z_k = c, z_-k) - mean), at z = (0, 1) with equal logits, f = 3 z_1 - z_2 + 2 z_1 z_2."""
+    """g_k = p_k (f(z_k = c, z_-k) - mean), at z = (0, 1) with equal logits, f = 3 z_1 - z_2 + 2 z_1
+    z_2.
+    """
     logits = torch.zeros(2, 2, dtype=torch.float64)
 
     def f(z: Tensor) -> Tensor:
         return (3.0 * z[:, 0] - z[:, 1] + 2 * z[:, 0] * z[:, 1]).double()
 
-    out = arsm.estimate(arsm.LocalExpectation(), logits, f, noise=drawn_before(torch.tensor([[0, 1]])))
+    out = arsm.estimate(
+        arsm.LocalExpectation(), logits, f, noise=drawn_before(torch.tensor([[0, 1]]))
+    )
     expected = torch.tensor([[-1.25, 1.25], [0.25, -0.25]], dtype=torch.float64)
     torch.testing.assert_close(out.grad, expected, rtol=0, atol=1e-14)
 
@@ -260,21 +314,33 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "estimates.json").read_t
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["estimator"])
 def test_golden(case: dict[str, Any]) -> None:
-    logits, log_pi, table = (torch.tensor(GOLDEN[x], dtype=torch.float64) for x in ("logits", "log_pi", "f"))
+    logits, log_pi, table = (
+        torch.tensor(GOLDEN[x], dtype=torch.float64) for x in ("logits", "log_pi", "f")
+    )
     estimator = arsm.estimator(case["estimator"])
     if "references" in case:
         noise: Any = ReferenceNoise(log_pi[:, 0], torch.tensor(case["references"]))
     else:
-        noise = drawn_before(torch.tensor(case["z"])) if isinstance(estimator, arsm.RLOO) else log_pi[:, 0]
+        noise = (
+            drawn_before(torch.tensor(case["z"]))
+            if isinstance(estimator, arsm.RLOO)
+            else log_pi[:, 0]
+        )
     out = arsm.estimate(estimator, logits, lambda z: table[z[:, 0], z[:, 1]], noise=noise)
     assert out.z.tolist() == case["z"]
-    torch.testing.assert_close(out.value, torch.tensor(case["value"], dtype=torch.float64), rtol=0, atol=1e-13)
-    torch.testing.assert_close(out.grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        out.value, torch.tensor(case["value"], dtype=torch.float64), rtol=0, atol=1e-13
+    )
+    torch.testing.assert_close(
+        out.grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-13
+    )
 
 
 def test_values_far_from_zero_or_of_impossible_categories_cost_no_precision() -> None:
     reward = torch.tensor([1.0, 2.0, 1e8])
-    found = arsm.estimate(arsm.Exact(), torch.tensor([0.0, 0.0, -60.0]), lambda z: reward[z[:, 0]]).grad
+    found = arsm.estimate(
+        arsm.Exact(), torch.tensor([0.0, 0.0, -60.0]), lambda z: reward[z[:, 0]]
+    ).grad
     torch.testing.assert_close(found, torch.tensor([-0.25, 0.25, 0.0]), rtol=0, atol=1e-7)
     logits = torch.tensor([0.0, 1.0, 2.0])
     values = torch.tensor([1.0, 2.0, 3.0])

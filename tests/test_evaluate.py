@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import arsm
-from arsm.distinct import FEW, share
+from arsm.distinct import share
 from arsm.evaluate import evaluate, with_context
+from arsm.kernels.two_ways import PAIRS_COMPILED
 from arsm.question import Evaluation, Question
 from arsm.references import ReferenceNoise, by_category
 from arsm.types import Queries
@@ -22,15 +23,22 @@ from tests.roster import ROSTER, Entry
 WAYS = [("packed", None), ("packed", 7), ("packed", 1), ("dense", None), ("dense", 7)]
 
 
-@given(st.integers(1, 12), st.sampled_from([(), (3,), (2, 2)]), st.integers(1, 4), st.integers(0, 2**32))
-def test_share_finds_the_first_identical_query(queries: int, batch: tuple[int, ...], variables: int, seed: int) -> None:
+@given(
+    st.integers(1, 12),
+    st.sampled_from([(), (3,), (2, 2)]),
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+)
+def test_share_finds_the_first_identical_query(
+    queries: int, batch: tuple[int, ...], variables: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     points = torch.randint(2, (queries, *batch, variables), generator=generator)
     same = (points.unsqueeze(0) == points.unsqueeze(1)).all(-1)  # [m, n, *B]
     assert torch.equal(share(points), same.long().argmax(1))
 
 
-@pytest.mark.parametrize("queries", [1, 9, FEW, FEW + 1])
+@pytest.mark.parametrize("queries", [1, 9, PAIRS_COMPILED, PAIRS_COMPILED + 1])
 def test_share_compiled_finds_the_same(queries: int) -> None:
     points = torch.randint(0, 2, (queries, 3, 4), generator=torch.Generator().manual_seed(queries))
     compiled = torch.compile(share, fullgraph=True, dynamic=False, backend="eager")
@@ -53,7 +61,9 @@ def test_each_distinct_query_is_evaluated_once() -> None:
         seen.extend((int(r), *v) for r, v in zip(row, z.tolist(), strict=True))
         return z.sum(-1).float()
 
-    out = arsm.estimate(arsm.ARSM(), logits, f, torch.arange(20), generator=torch.Generator().manual_seed(1))
+    out = arsm.estimate(
+        arsm.ARSM(), logits, f, torch.arange(20), generator=torch.Generator().manual_seed(1)
+    )
     assert len(seen) == len(set(seen)) == int(out.info["distinct"].sum())
     assert int(out.info["asked"]) == 7
     assert len(seen) < 20 * 7
@@ -70,12 +80,16 @@ def test_no_call_has_more_than_max_rows() -> None:
     assert sizes == [16, 16, 8]
 
 
-def outputs(entry: Entry, problem: Problem, evaluation: Evaluation, max_rows: int | None) -> list[Tensor]:
+def outputs(
+    entry: Entry, problem: Problem, evaluation: Evaluation, max_rows: int | None
+) -> list[Tensor]:
     logits = problem.logits.repeat(5, 1, 1, 1).requires_grad_()
     theta = problem.theta.repeat(5, 1, 1).requires_grad_()
     estimator = entry.make(*problem.size)
     noise = estimator.noise(logits, torch.Generator().manual_seed(0))
-    out = arsm.estimate(estimator, logits, problem.f, theta, noise=noise, evaluation=evaluation, max_rows=max_rows)
+    out = arsm.estimate(
+        estimator, logits, problem.f, theta, noise=noise, evaluation=evaluation, max_rows=max_rows
+    )
     return [out.value, out.z, *torch.autograd.grad(out.value.sum(), (logits, theta))]
 
 
@@ -88,7 +102,9 @@ def test_how_f_is_called_changes_nothing(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("evaluation", ["packed", "dense"])
-@pytest.mark.parametrize("entry", [e for e in ROSTER if e.label in ("arsm", "rloo", "ars")], ids=lambda e: e.label)
+@pytest.mark.parametrize(
+    "entry", [e for e in ROSTER if e.label in ("arsm", "rloo", "ars")], ids=lambda e: e.label
+)
 def test_a_frozen_f_is_called_once_and_gives_the_same(entry: Entry, evaluation: Evaluation) -> None:
     problem = next(p for p in PROBLEMS if entry.fits(*p.size))
     calls: list[bool] = []
@@ -119,7 +135,9 @@ def test_f_gets_the_context_of_its_row(batch: tuple[int, ...], evaluation: Evalu
     """Each row's z is forced, so that f can check that both contexts are that row's."""
     rows = torch.Size(batch).numel()
     number = torch.arange(rows).view(batch)
-    logits = torch.zeros(*batch, 2, 6).masked_fill(torch.arange(6) != number[..., None, None], -torch.inf)
+    logits = torch.zeros(*batch, 2, 6).masked_fill(
+        torch.arange(6) != number[..., None, None], -torch.inf
+    )
     matrix = number[..., None, None].expand(*batch, 2, 3).double()
 
     def f(z: Tensor, row: Tensor, x: Tensor) -> Tensor:
@@ -129,13 +147,20 @@ def test_f_gets_the_context_of_its_row(batch: tuple[int, ...], evaluation: Evalu
         assert bool((x == row.view(-1, 1, 1)).all())
         return row.double()
 
-    for estimator in (arsm.ARSM(), arsm.RLOO(samples=3), arsm.Average(arsm.ARS(), 2), arsm.LocalExpectation()):
+    for estimator in (
+        arsm.ARSM(),
+        arsm.RLOO(samples=3),
+        arsm.Average(arsm.ARS(), 2),
+        arsm.LocalExpectation(),
+    ):
         out = arsm.estimate(estimator, logits, f, number, matrix, evaluation=evaluation, max_rows=4)
         torch.testing.assert_close(out.value, number.double())
 
 
 @pytest.mark.parametrize("evaluation", ["packed", "dense"])
-def test_pseudo_actions_that_agree_give_exactly_zero_though_f_is_random(evaluation: Evaluation) -> None:
+def test_pseudo_actions_that_agree_give_exactly_zero_though_f_is_random(
+    evaluation: Evaluation,
+) -> None:
     logits = torch.zeros(8, 3, 5)
     logits[..., 2] = 100
     for estimator in (arsm.ARS(), arsm.ARSM(), arsm.ARSM(pooled=True), arsm.ARSM(references=2)):
@@ -147,9 +172,16 @@ def test_pseudo_actions_that_agree_give_exactly_zero_though_f_is_random(evaluati
 
 @pytest.mark.parametrize("evaluation", ["packed", "dense"])
 @pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
-def test_masked_categories_are_never_asked_and_get_no_gradient(entry: Entry, evaluation: Evaluation) -> None:
+def test_masked_categories_are_never_asked_and_get_no_gradient(
+    entry: Entry, evaluation: Evaluation
+) -> None:
     """f's own gradient would be NaN if a masked category were asked, even with weight zero."""
-    for variables, categories, masked in ((1, 2, (1,)), (1, 4, (1, 3)), (2, 2, (0,)), (3, 4, (0, 2))):
+    for variables, categories, masked in (
+        (1, 2, (1,)),
+        (1, 4, (1, 3)),
+        (2, 2, (0,)),
+        (3, 4, (0, 2)),
+    ):
         if not entry.fits(variables, categories):
             continue
         logits = torch.zeros(6, variables, categories, dtype=torch.float64)
@@ -159,7 +191,9 @@ def test_masked_categories_are_never_asked_and_get_no_gradient(entry: Entry, eva
         legal[list(masked)] = 0
         scale = torch.ones(6, 1, dtype=torch.float64, requires_grad=True)
 
-        def f(z: Tensor, scale: Tensor, categories: int = categories, legal: Tensor = legal) -> Tensor:
+        def f(
+            z: Tensor, scale: Tensor, categories: int = categories, legal: Tensor = legal
+        ) -> Tensor:
             one_hot = arsm.one_hot(z, categories, torch.float64)
             chosen = (scale * (one_hot * legal).sum(-1)).log().sum(-1)
             return chosen + (one_hot * torch.arange(categories)).sum((-2, -1)).square()
@@ -212,7 +246,11 @@ def test_dense_flags_the_rows_that_packed_refuses() -> None:
 
     bad = torch.arange(50) % 7 == 3
     logits = torch.zeros(50, 2, 3)
-    for estimator in (arsm.RLOO(samples=60), arsm.Average(arsm.ARSM(), 20)):  # category 2 is missed once in 10^10
+    # category 2 is missed once in 10^10
+    for estimator in (
+        arsm.RLOO(samples=60),
+        arsm.Average(arsm.ARSM(), 20),
+    ):
         out = arsm.estimate(estimator, logits, f, bad, evaluation="dense")
         assert out.info["finite"].tolist() == (~bad).tolist()
     masked = logits.clone()
@@ -234,7 +272,9 @@ def test_a_query_takes_the_value_that_it_names() -> None:
         assert values.live.tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("estimator", [arsm.ARSM(), arsm.MuProp()])  # the second needs f's gradient at all queries
+@pytest.mark.parametrize(
+    "estimator", [arsm.ARSM(), arsm.MuProp()]
+)  # the second needs f's gradient at all queries
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(("evaluation", "max_rows"), WAYS)
 def test_silent_queries_take_the_first_ones_value_though_f_differs_between_equal_rows(
@@ -245,8 +285,10 @@ def test_silent_queries_take_the_first_ones_value_though_f_differs_between_equal
     )
     assert same_as.tolist() == [[0, 0], [1, 0], [0, 2], [0, 0]]
     called = itertools.count()
-    queries = Queries(points, points[0], same_as, torch.ones(1), first_for_rest=True)
-    f = with_context(lambda z: torch.tensor([float(next(called)) for _ in z]), (), same_as.shape[1:])
+    queries = Queries(points, points[0], same_as, torch.ones(1))
+    f = with_context(
+        lambda z: torch.tensor([float(next(called)) for _ in z]), (), same_as.shape[1:]
+    )
     question = Question(estimator, torch.zeros(1), queries)
     values = evaluate(f, question, question.asked(evaluation), max_rows=max_rows, frozen=frozen)
     assert torch.equal(values.all, values.all.gather(0, same_as))
@@ -288,7 +330,8 @@ def test_f_may_write_into_its_input(estimator: arsm.Estimator, evaluation: Evalu
         return value
 
     found, expected = (
-        arsm.estimate(estimator, logits, each, noise=noise, evaluation=evaluation) for each in (writing, f)
+        arsm.estimate(estimator, logits, each, noise=noise, evaluation=evaluation)
+        for each in (writing, f)
     )
     assert torch.equal(found.z, expected.z)
     torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -26,11 +28,26 @@ def load(name: str) -> Any:
     return module
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one_choice", "latent_code"])
+def test_notebooks_run_from_top_to_bottom(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    monkeypatch.setattr(plt, "show", plt.close)
+    cells = json.loads((EXAMPLES / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+    variables: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), variables)
+    if name == "one_choice":
+        assert variables["found"]["REINFORCE"] == 0
+        assert variables["found"]["ARSM"] == 10
+    else:
+        ends = [curve[-1] for curve in variables["curves"].values()]
+        assert ends[1] < ends[0] - 10  # leave-one-out is ahead of averaged REINFORCE
+
+
 def test_quickstart() -> None:
-    reached = load("quickstart").main(steps=200)
-    gain = {words: value - (0.5 + 31 / 1800) for words, value in reached.items()}
-    assert gain["exact"] > 5e-4
-    assert gain["arsm"] == pytest.approx(gain["exact"], rel=0.2)
+    assert load("quickstart").main(runs=3) == {"REINFORCE": 0, "leave-one-out": 3}
 
 
 def test_training_loop() -> None:
@@ -39,8 +56,12 @@ def test_training_loop() -> None:
 
 
 def test_lightning_module() -> None:
-    pytest.importorskip("lightning", reason="lightning is not installed; pip install 'arsm[examples]'")
-    reached = load("lightning_module").main(steps=200, estimators=["rloo:samples=29,live=1", "relax"])
+    pytest.importorskip(
+        "lightning", reason="lightning is not installed; pip install 'arsm[examples]'"
+    )
+    reached = load("lightning_module").main(
+        steps=200, estimators=["rloo:samples=29,live=1", "relax"]
+    )
     assert reached["rloo:samples=29,live=1"] < 20  # from 45 nats
     assert reached["relax"] < 34.5  # a model that makes no use of its choices stays at 34.9
 
@@ -50,7 +71,10 @@ def test_distributions() -> None:
     reached = module.main(steps=100)
     torch.manual_seed(0)
     dial = module.Dial()
-    start, evidence = dial.elbo(arsm.Exact(), torch.zeros(module.K, module.C)).item(), dial.evidence().item()
+    start, evidence = (
+        dial.elbo(arsm.Exact(), torch.zeros(module.K, module.C)).item(),
+        dial.evidence().item(),
+    )
     assert all(evidence - 0.1 * (evidence - start) < elbo < evidence for elbo in reached.values())
 
 
@@ -58,11 +82,6 @@ def test_router() -> None:
     reached = load("router").main(steps=60)
     best_alone = max(share for name, share in reached.items() if name.startswith("always"))
     assert reached["arsm:pooled=True"] > best_alone
-
-
-def test_moe_router() -> None:
-    reached = load("moe_router").main(steps=120)
-    assert reached["RLOO(4)"] < 0.5 * min(reached["untrained router"], reached["one expert"])
 
 
 def test_black_box() -> None:
@@ -93,7 +112,9 @@ def test_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_language_model() -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed; pip install 'arsm[transformers]'")
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed; pip install 'arsm[transformers]'"
+    )
     reached = load("language_model").main(imitation=180, tokens=30_000)
     assert reached["every token"] > reached["start"] + 0.03
     assert reached["whole answers"] > 0.2
@@ -130,8 +151,11 @@ def test_knobs_drag_their_neighbours_and_go_back() -> None:
     knobs = load("many_actions").Knobs(4)
     begin, _ = knobs.reset(seed=0)
     state = knobs.save_state()
-    off, reward, *_ = knobs.step([4, 2, 2, 2])  # the first moves by 0.2, its neighbours by half of that
-    torch.testing.assert_close(torch.tensor(off - begin), torch.tensor([0.2, 0.1, 0.0, 0.1]).double())
+    # the first moves by 0.2, its neighbours by half of that
+    off, reward, *_ = knobs.step([4, 2, 2, 2])
+    torch.testing.assert_close(
+        torch.tensor(off - begin), torch.tensor([0.2, 0.1, 0.0, 0.1]).double()
+    )
     assert reward == pytest.approx(1 - abs(off).mean())
     knobs.load_state(state)
     again, *_ = knobs.step([4, 2, 2, 2])
@@ -151,3 +175,13 @@ def test_the_pseudo_actions_of_many_knobs_do_not_grow_with_them(knobs: int) -> N
 def test_spread() -> None:
     pytest.importorskip("mpe2", reason="mpe2 is not installed; pip install 'arsm[games]'")
     assert sorted(load("spread").main(agents=2, seconds=0.1)) == ["agent_0", "agent_1"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_says_what_to_expect(path: Path) -> None:
+    """`--help` prints the file's head: what it shows, what to look at, how to run it."""
+    source = path.read_text()
+    assert "description=__doc__" in source
+    head = ast.get_docstring(ast.parse(source)) or ""
+    assert re.search(r"\b(Expect|expect|Look at)\b", head)
+    assert f"python examples/{path.name}" in head

@@ -25,7 +25,9 @@ def drawn(samples: int) -> Tensor:
     return z
 
 
-def told(estimator: arsm.Estimator, z: Tensor, logits: Tensor = LOGITS, theta: Tensor = THETA) -> Tensor:
+def told(
+    estimator: arsm.Estimator, z: Tensor, logits: Tensor = LOGITS, theta: Tensor = THETA
+) -> Tensor:
     out = arsm.estimate(estimator, logits.clone().requires_grad_(), cosine, theta, noise=given(z))
     assert out.grad is not None
     return out.grad.detach()
@@ -39,7 +41,9 @@ def values_and_scores(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_two_samples_by_hand() -> None:
-    """One fair coin, f = 3 and 1: scores (1/2, -1/2) and (-1/2, 1/2), mean 2, standard deviation sqrt 2."""
+    """One fair coin, f = 3 and 1: scores (1/2, -1/2) and (-1/2, 1/2), mean 2, standard deviation
+    sqrt 2.
+    """
     logits = torch.zeros(1, 1, 2, dtype=torch.float64)
     noise = given(torch.tensor([[[0], [1]]]))
 
@@ -64,11 +68,18 @@ def test_dr_grpo_is_a_share_of_leave_one_out() -> None:
 def test_grpo_does_not_grow_with_f_and_is_zero_where_values_are_equal() -> None:
     logits, z = LOGITS[:1], drawn(3)[:1]
     grow = [
-        arsm.estimate(arsm.GRPO(3, epsilon=1e-12), logits, lambda z, s=s: s * z.sum(-1).double(), noise=given(z)).grad
+        arsm.estimate(
+            arsm.GRPO(3, epsilon=1e-12),
+            logits,
+            lambda z, s=s: s * z.sum(-1).double(),
+            noise=given(z),
+        ).grad
         for s in (1, 7)
     ]
     torch.testing.assert_close(grow[0], grow[1])
-    flat = arsm.estimate(arsm.GRPO(3), logits, lambda z: torch.full((len(z),), 2.0), noise=given(z)).grad
+    flat = arsm.estimate(
+        arsm.GRPO(3), logits, lambda z: torch.full((len(z),), 2.0), noise=given(z)
+    ).grad
     assert flat is not None
     assert not flat.any()
 
@@ -117,13 +128,19 @@ def test_rodeo_is_its_definition() -> None:
     def h(row: int, i: int, point: Tensor) -> Tensor:
         others = [j for j in range(3) if j != i]
         mean = f[row, others].mean()
-        terms = [control((slope[row, j] * (point - points[row, j])).sum(), f[row, j] - mean) for j in others]
+        terms = [
+            control((slope[row, j] * (point - points[row, j])).sum(), f[row, j] - mean)
+            for j in others
+        ]
         return torch.stack(terms).mean()
 
     expected = torch.zeros_like(LOGITS)
     with torch.no_grad():
         for row in range(2):
-            stein, stein_x = torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3, 4, dtype=torch.float64)
+            stein, stein_x = (
+                torch.zeros(3, dtype=torch.float64),
+                torch.zeros(3, 3, 4, dtype=torch.float64),
+            )
             for i in range(3):
                 here = h(row, i, points[row, i])
                 stein[i], stein_x[i] = -here, -here * (points[row, i] - p[row])
@@ -137,7 +154,9 @@ def test_rodeo_is_its_definition() -> None:
             for i in range(3):
                 others = [j for j in range(3) if j != i]
                 baseline = (f[row, others] + 0.75 * stein[others]).mean()
-                expected[row] += ((f[row, i] - baseline) * (points[row, i] - p[row]) + 0.5 * stein_x[i]) / 3
+                expected[row] += (
+                    (f[row, i] - baseline) * (points[row, i] - p[row]) + 0.5 * stein_x[i]
+                ) / 3
     assert_equal(told(estimator, z), expected)
 
 
@@ -146,7 +165,9 @@ def test_rodeo_of_a_linear_f_of_one_variable_leaves_nothing_of_its_noise() -> No
     logits = normal(3, 64, 1, 4)
     w = normal(4, 4)
     estimator = arsm.RODEO(2, alpha=0, beta=1)
-    out = arsm.estimate(estimator, logits, lambda z: (arsm.one_hot(z, 4, torch.float64) * w).sum((-2, -1)))
+    out = arsm.estimate(
+        estimator, logits, lambda z: (arsm.one_hot(z, 4, torch.float64) * w).sum((-2, -1))
+    )
     p = logits.softmax(-1)
     assert_equal(out.grad, p * (w - (p * w).sum(-1, keepdim=True)))
 
@@ -158,7 +179,9 @@ def test_rodeo_learns() -> None:
     theta = normal(5, 1, 3, 4).expand(512, 3, 4)
     losses = []
     for seed in range(60):
-        out = arsm.estimate(estimator, logits, cosine, theta, generator=torch.Generator().manual_seed(seed))
+        out = arsm.estimate(
+            estimator, logits, cosine, theta, generator=torch.Generator().manual_seed(seed)
+        )
         assert out.estimator_loss is not None
         optimiser.zero_grad()
         out.estimator_loss.backward()
@@ -180,9 +203,16 @@ def test_decoupled_straight_through_is_its_definition() -> None:
 
 
 def test_decoupled_straight_through_samples_at_its_temperature() -> None:
-    logits = torch.tensor([[[2.0, 0.0]]], dtype=torch.float64).expand(1 << 14, 1, 2).clone().requires_grad_()
+    logits = (
+        torch.tensor([[[2.0, 0.0]]], dtype=torch.float64)
+        .expand(1 << 14, 1, 2)
+        .clone()
+        .requires_grad_()
+    )
     estimator = arsm.DecoupledStraightThrough(forward=4.0)
-    z = arsm.estimate(estimator, logits, lambda z: z[:, 0, 0], generator=torch.Generator().manual_seed(0)).z
+    z = arsm.estimate(
+        estimator, logits, lambda z: z[:, 0, 0], generator=torch.Generator().manual_seed(0)
+    ).z
     expected = torch.sigmoid(torch.tensor(-0.5))
     assert float((z == 1).double().mean() - expected) == pytest.approx(0, abs=6 * 0.5 / 128)
 
@@ -209,7 +239,14 @@ WEIGHING = [e for entry in ROSTER if entry.fits(2, 3) and (e := entry.make(2, 3)
 
 
 def test_who_declares_weights() -> None:
-    assert {type(e).__name__ for e in WEIGHING} == {"RLOO", "GRPO", "DrGRPO", "OTB", "VIMCO", "Reinforce"}
+    assert {type(e).__name__ for e in WEIGHING} == {
+        "RLOO",
+        "GRPO",
+        "DrGRPO",
+        "OTB",
+        "VIMCO",
+        "Reinforce",
+    }
 
 
 @pytest.mark.parametrize("estimator", WEIGHING, ids=repr)
@@ -219,7 +256,8 @@ def test_the_estimate_is_the_weighted_sum_of_scores(estimator: arsm.Estimator) -
     logits = torch.randn(5, 2, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     queries = estimator.ask(logits.detach(), estimator.noise(logits.detach(), generator))
     values = torch.randn(len(queries.points), 5, generator=generator, dtype=torch.float64)
-    log_q = arsm.log_prob(logits.log_softmax(-1).expand(len(values), -1, -1, -1), queries.points)  # [n, B, K]
+    # [n, B, K]
+    log_q = arsm.log_prob(logits.log_softmax(-1).expand(len(values), -1, -1, -1), queries.points)
     weight = estimator.weights(values).unsqueeze(-1) if not estimator.weighs_energy else None
     if weight is None:
         scores = [torch.autograd.grad(each.sum(), logits, retain_graph=True)[0] for each in log_q]
@@ -236,7 +274,7 @@ def test_tell_and_weights_cannot_disagree() -> None:
     with pytest.raises(TypeError, match="Longer overrides tell but inherits weights"):
 
         class Longer(arsm.RLOO):
-            def tell(self, logits: Tensor, queries: arsm.Queries, values: Tensor) -> Tensor:
+            def tell(self, logits: Tensor, queries: arsm.extend.Queries, values: Tensor) -> Tensor:
                 return 2 * super().tell(logits, queries, values)
 
     with pytest.raises(TypeError, match="Heavier overrides weights but inherits tell"):
@@ -251,7 +289,9 @@ def test_tell_and_weights_cannot_disagree() -> None:
 
     logits, f = torch.zeros(4, 1, 3, dtype=torch.float64), lambda z: z[:, 0].double()
     noise = arsm.DrGRPO(4).noise(logits)
-    once, twice = (arsm.estimate(e, logits, f, noise=noise).grad for e in (arsm.DrGRPO(4), Twice(4)))
+    once, twice = (
+        arsm.estimate(e, logits, f, noise=noise).grad for e in (arsm.DrGRPO(4), Twice(4))
+    )
     assert once is not None
     torch.testing.assert_close(twice, 2 * once)
 

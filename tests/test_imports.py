@@ -17,7 +17,18 @@ import arsm_experiments
 PACKAGE = Path(arsm.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
 RL = {"torch", "numpy", "gymnasium", "ray", "mujoco"}
-PAGES = {"matplotlib", "PIL", "rich", "tyro", "tensorboard", "jinja2", "markupsafe", "plotly", "reasoning_gym", "arsm"}
+PAGES = {
+    "matplotlib",
+    "PIL",
+    "rich",
+    "tyro",
+    "tensorboard",
+    "jinja2",
+    "markupsafe",
+    "plotly",
+    "reasoning_gym",
+    "arsm",
+}
 ALLOWED = {
     "core": {"torch"},
     "kernels": {"torch", "triton"},
@@ -28,16 +39,18 @@ ALLOWED = {
     "trl": {"torch", "trl"},
     "cluster": {"torch", "ray"},
     "plugin": {"pytest"},
+    "optuna": {"torch", "optuna"},
     "figure": {"torch", "matplotlib"},
     "experiments": RL | PAGES | {"transformers", "peft", "safetensors"},
 }
-LIBRARY = {"rl", "pyro", "trl"}
+LIBRARY = {"rl", "pyro", "trl", "optuna"}
 INNER = dict.fromkeys(ALLOWED, LIBRARY) | {
-    "rl": {"pyro", "trl"},
-    "video": {"pyro", "trl"},
-    "pyro": {"rl", "trl"},
-    "trl": {"rl", "pyro"},
-    "experiments": {"pyro", "trl"},
+    "rl": {"pyro", "trl", "optuna"},
+    "video": {"pyro", "trl", "optuna"},
+    "pyro": {"rl", "trl", "optuna"},
+    "trl": {"rl", "pyro", "optuna"},
+    "optuna": {"rl", "pyro", "trl"},
+    "experiments": {"pyro", "trl", "optuna"},
 }
 """The rooms of the library that each room must not enter."""
 
@@ -46,11 +59,13 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *EXPERIMENTS.rglob("*.py")])
 
 
 SINGLE = {
+    "ranking_figure.py": "figure",
     "referee/figure.py": "figure",
     "sequences/figure.py": "figure",
     "sequences/transformers.py": "transformers",
     "sequences/transformers_slots.py": "transformers",
     "cluster.py": "cluster",
+    "optuna.py": "optuna",
     "pytest_plugin.py": "plugin",
     "rl/video.py": "video",
 }
@@ -91,7 +106,9 @@ def test_each_room_imports_what_it_may(path: Path) -> None:
     assert others <= ALLOWED[room(path)]
     entered = {module[1] for module in modules if module[0] == "arsm" and len(module) > 1}
     if path == PACKAGE / "__init__.py":
-        entered -= LIBRARY  # it names them for type checkers alone: test_other_rooms_load_on_first_use
+        entered -= (
+            LIBRARY  # it names them for type checkers alone: test_other_rooms_load_on_first_use
+        )
     assert not entered & INNER[room(path)]
 
 
@@ -103,7 +120,8 @@ import torch, torch.nn.functional, torch.func
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top not in {allowed!r} | set(sys.stdlib_module_names) and not top.startswith("_sysconfigdata"):
+        known = {allowed!r} | set(sys.stdlib_module_names)
+        if top not in known and not top.startswith("_sysconfigdata"):
             return importlib.machinery.ModuleSpec(name, self)
 
     def create_module(self, spec):
@@ -112,24 +130,32 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 for module in {modules!r}:
     importlib.import_module(module)
-assert not [m for m in sys.modules if m.startswith(("arsm.rl", "arsm.pyro", "arsm.trl", "arsm_experiments"))]
+late = ("arsm.rl", "arsm.pyro", "arsm.trl", "arsm.optuna", "arsm_experiments")
+assert not [m for m in sys.modules if m.startswith(late)]
 """
 
 
 def test_the_core_needs_torch_alone() -> None:
     """Whatever torch itself has loaded, the core loads nothing else."""
     core = [path for path in FILES if room(path) == "core"]
-    modules = [".".join(("arsm", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in core]
+    modules = [
+        ".".join(("arsm", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in core
+    ]
     modules = [module.removesuffix(".__init__") for module in modules]
     program = REFUSE_OTHERS.format(allowed={"torch", "arsm"}, modules=modules)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 # ---------------------------------------------------------------- names of modules
 
 
-PACKAGES = ["arsm", *(module.name for module in pkgutil.walk_packages([str(PACKAGE)], "arsm.") if module.ispkg)]
+PACKAGES = [
+    "arsm",
+    *(module.name for module in pkgutil.walk_packages([str(PACKAGE)], "arsm.") if module.ispkg),
+]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -140,9 +166,12 @@ def test_no_function_or_class_hides_a_module(package: str) -> None:
         pytest.importorskip("trl", reason="TRL is not installed; pip install 'arsm[trl]'")
     found = importlib.import_module(package)
     modules = {module.name for module in pkgutil.iter_modules(found.__path__)}
-    # a module that was not imported yet is no attribute; once imported, it would replace what has its name
+    # a module that was not imported yet is no attribute; once imported, it would replace what has
+    # its name
     public = modules & {*vars(found), *getattr(found, "__all__", ())}
-    hiding = [name for name in public if getattr(found, name) is not sys.modules.get(f"{package}.{name}")]
+    hiding = [
+        name for name in public if getattr(found, name) is not sys.modules.get(f"{package}.{name}")
+    ]
     assert not hiding
 
 
@@ -163,12 +192,15 @@ assert "arsm.pyro" not in sys.modules
 
 
 def test_other_rooms_load_on_first_use() -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 RL_EXTRA = "arsm.rl needs gymnasium; install it with `pip install 'arsm[rl]'`."
 PYRO_EXTRA = "arsm.pyro needs Pyro; install it with `pip install 'arsm[pyro]'`."
+OPTUNA_EXTRA = "arsm.optuna needs Optuna; install it with `pip install 'arsm[optuna]'`."
 WITHOUT_EXTRAS = {
     "arsm.rl.PolicyGradient": f"ModuleNotFoundError: {RL_EXTRA}",
     "from arsm.rl import Proximal": f"ModuleNotFoundError: {RL_EXTRA}",
@@ -178,12 +210,13 @@ WITHOUT_EXTRAS = {
     "from arsm import pyro": f"ModuleNotFoundError: {PYRO_EXTRA}",
     "assert not hasattr(arsm, 'pyro')": "",
     "import pydoc; pydoc.render_doc(arsm)": "",
+    "import arsm.optuna": f"ModuleNotFoundError: {OPTUNA_EXTRA}",
     "arsm.nothing": "AttributeError: module 'arsm' has no attribute 'nothing'",
 }
 """Statements, and what they raise."""
 TRY_ALL = """
 import sys
-sys.modules.update(dict.fromkeys(["gymnasium", "pyro"]))  # None: not found
+sys.modules.update(dict.fromkeys(["gymnasium", "pyro", "optuna"]))  # None: not found
 import arsm
 for statement in {statements!r}:
     try:
@@ -197,8 +230,12 @@ for statement in {statements!r}:
 
 def test_without_an_extra_it_says_what_to_install() -> None:
     program = TRY_ALL.format(statements=list(WITHOUT_EXTRAS))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert dict(zip(WITHOUT_EXTRAS, done.stdout.split("\n"), strict=False)) == WITHOUT_EXTRAS, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert dict(zip(WITHOUT_EXTRAS, done.stdout.split("\n"), strict=False)) == WITHOUT_EXTRAS, (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

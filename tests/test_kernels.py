@@ -1,4 +1,6 @@
-"""ARSM of one variable, in pairs and in order, against its definition; how its operators compile and map."""
+"""ARSM of one variable, in pairs and in order, against its definition; how its operators compile
+and map.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from torch import Tensor
 from torch.func import vmap
 
 import arsm
-from arsm import kernels, swap, univariate
+from arsm import kernels, swap
 from arsm.kernels.launch import launch
 from arsm.noise import dirichlet
-from arsm.swap import arsm_reference, pseudo_actions_reference
 from arsm.univariate import Swaps, merge, swap_all
+from tests.by_definition import arsm_of_table, pseudo_actions
 from tests.interpreting import assert_equal, needs_triton
 from tests.races import Drawn, races, rounding
 
@@ -31,13 +33,18 @@ FORMS = {"compared": 1 << 20, "ordered": 0}
 
 def with_form(form: str, logits: Tensor, log_pi: Tensor) -> Swaps:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(univariate, "FEW", FORMS[form])
+        patch.setattr(kernels, "FEW", FORMS[form])
         return swap_all(logits, log_pi)
 
 
 def values_where_wanted(swaps: Swaps, seed: int, offset: float = 0.0) -> Tensor:
     """Random f at the categories that can win, f(z) elsewhere."""
-    f = torch.randn(swaps.can_win.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + offset
+    f = (
+        torch.randn(
+            swaps.can_win.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
+        + offset
+    )
     return torch.where(swaps.can_win, f, f.gather(-1, swaps.z.unsqueeze(-1)))
 
 
@@ -46,14 +53,18 @@ def values_where_wanted(swaps: Swaps, seed: int, offset: float = 0.0) -> Tensor:
 @given(races(), st.floats(-1e3, 1e3), st.integers(0, 2**32))
 def test_all_pairs_are_the_definition(form: str, drawn: Drawn, offset: float, seed: int) -> None:
     swaps = with_form(form, *drawn)
-    pseudo = pseudo_actions_reference(*drawn)
+    pseudo = pseudo_actions(*drawn)
     assert torch.equal(swaps.z, pseudo[..., 0, 0])
-    assert torch.equal(swaps.can_win, torch.zeros_like(swaps.can_win).scatter(-1, pseudo.flatten(-2), True))
+    assert torch.equal(
+        swaps.can_win, torch.zeros_like(swaps.can_win).scatter(-1, pseudo.flatten(-2), True)
+    )
 
     f = values_where_wanted(swaps, seed, offset)
     table = f.unsqueeze(-2).expand(pseudo.shape).gather(-1, pseudo)
-    expected = arsm_reference(table, drawn.log_pi.unsqueeze(-2)).squeeze(-2)
-    bound = rounding(drawn.logits.shape[-1], drawn.total_weight, float(f.abs().max()), torch.float64)
+    expected = arsm_of_table(table, drawn.log_pi.unsqueeze(-2)).squeeze(-2)
+    bound = rounding(
+        drawn.logits.shape[-1], drawn.total_weight, float(f.abs().max()), torch.float64
+    )
     torch.testing.assert_close(merge(swaps, f), expected, rtol=0, atol=bound)
 
 
@@ -61,7 +72,9 @@ def many(scale: float, *shape: int) -> tuple[Tensor, Tensor]:
     """Logits of many categories, some of them masked, and their noise."""
     generator = torch.Generator().manual_seed(0)
     logits = scale * torch.randn(shape, generator=generator)
-    return logits.masked_fill(torch.rand(shape, generator=generator) < 0.1, -torch.inf), dirichlet(logits, generator)
+    return logits.masked_fill(torch.rand(shape, generator=generator) < 0.1, -torch.inf), dirichlet(
+        logits, generator
+    )
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 30.0])
@@ -86,7 +99,10 @@ def test_the_operators_compile_and_map() -> None:
     by_row = vmap(both_operators, (None, 0, 0))(logits[0], log_pi, f)
     assert torch.equal(by_row[0], expected[0])
     torch.compiler.reset()
-    assert torch.equal(torch.compile(both_operators, fullgraph=True, backend="aot_eager")(logits, log_pi, f), expected)
+    assert torch.equal(
+        torch.compile(both_operators, fullgraph=True, backend="aot_eager")(logits, log_pi, f),
+        expected,
+    )
 
 
 def test_the_operators_are_what_they_declare() -> None:
@@ -94,7 +110,9 @@ def test_the_operators_are_what_they_declare() -> None:
     found = kernels.order(logits, log_pi)
     torch.library.opcheck(torch.ops.arsm.order.default, (logits, log_pi))
     ahead, can_win, *rest = found
-    torch.library.opcheck(torch.ops.arsm.merge.default, (logits, log_pi, ahead, *rest, can_win.double()))
+    torch.library.opcheck(
+        torch.ops.arsm.merge.default, (logits, log_pi, ahead, *rest, can_win.double())
+    )
 
 
 def test_pairs_are_asked_for_alike_by_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +125,7 @@ def test_pairs_are_asked_for_alike_by_the_operator(monkeypatch: pytest.MonkeyPat
         return queries.points, queries.z, queries.same_as
 
     expected = ask(logits, noise)
-    monkeypatch.setattr(kernels, "has_pairs", lambda logits: True)
+    monkeypatch.setattr(kernels, "_has_pairs", lambda logits: True)
     mapped = vmap(ask, out_dims=(1, 0, 1))
     torch.compiler.reset()
     for call in (ask, mapped, torch.compile(mapped, fullgraph=True, backend="aot_eager")):
@@ -117,7 +135,8 @@ def test_pairs_are_asked_for_alike_by_the_operator(monkeypatch: pytest.MonkeyPat
         torch.library.opcheck(torch.ops.arsm.pairs.default, (logits, noise, outer))
 
 
-def test_pairs_are_summed_alike_by_the_operator() -> None:
+def test_pairs_are_summed_alike_by_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_has_pairs", lambda logits: True)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 4, 6, generator=generator)
     log_pi, f = dirichlet(logits, generator), torch.randn(16, 3, 5, generator=generator)
@@ -125,7 +144,8 @@ def test_pairs_are_summed_alike_by_the_operator() -> None:
     for call in (kernels.merge_pairs, mapped, vmap(mapped, (2, 1), 1)):
         torch.testing.assert_close(call(f, log_pi), swap.merge_pairs(f, log_pi))
     torch.testing.assert_close(
-        vmap(kernels.merge_pairs, (None, 0))(f[:, 0], log_pi)[1], swap.merge_pairs(f[:, 0], log_pi[1])
+        vmap(kernels.merge_pairs, (None, 0))(f[:, 0], log_pi)[1],
+        swap.merge_pairs(f[:, 0], log_pi[1]),
     )
     whole = f.round()
     assert torch.equal(swap.merge_pairs(whole + 2**20, log_pi), swap.merge_pairs(whole, log_pi))
@@ -147,7 +167,9 @@ def test_the_triton_kernels_find_what_pytorch_finds() -> None:
 @pytest.mark.slow
 @needs_triton
 def test_every_launch_of_a_triton_kernel_compiles_for_gpus() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.offline"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.offline"], capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip().endswith("kernels compile"), done.stderr
 
 
@@ -177,7 +199,9 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.Mo
 
 
 class Compiling:
-    """A kernel that counts how often it is compiled, and a compiled one that keeps how it was launched."""
+    """A kernel that counts how often it is compiled, and a compiled one that keeps how it was
+    launched.
+    """
 
     def __init__(self) -> None:
         self.fn, self.compiled, self.launched = self, 0, []
@@ -197,7 +221,8 @@ def test_a_compiled_kernel_is_launched_again_only_for_what_it_was_compiled_for()
     x, kernel = torch.zeros(64), Compiling()
     first = (x, 32, 5)
     launch(kernel, 7, *first, num_warps=4, BLOCK=16)
-    launch(kernel, 9, torch.ones(64), 48, 6, num_warps=4, BLOCK=16)  # other numbers of the same kind
+    # other numbers of the same kind
+    launch(kernel, 9, torch.ones(64), 48, 6, num_warps=4, BLOCK=16)
     assert kernel.compiled == 1
     ((grid, (y, *others)),) = kernel.launched
     assert grid == (9, 1, 1)

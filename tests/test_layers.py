@@ -1,4 +1,6 @@
-"""Stochastic layers against enumeration, under the suite's one false-alarm rate (`tests.statistics`)."""
+"""Stochastic layers against enumeration, under the suite's one false-alarm rate
+(`tests.statistics`).
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ EVALUATIONS = ("packed", "dense")
 
 @dataclass(frozen=True)
 class Network:
-    """Layers of K_t variables of C_t categories; layer t's logits are linear in the one-hot samples above it.
+    """Layers of K_t variables of C_t categories; layer t's logits are linear in the one-hot samples
+    above it.
 
-    All parameters travel as context, a row of their own for every row of the batch, so that the gradients of the rows
-    are independent samples.
+    All parameters travel as context, a row of their own for every row of the batch, so that the
+    gradients of the rows are independent samples.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -36,10 +39,16 @@ class Network:
         generator = torch.Generator().manual_seed(len(self.sizes))
         widths = [k * c for k, c in self.sizes]
         shapes = [(1 + sum(widths[:t]), width) for t, width in enumerate(widths)] + [(sum(widths),)]
-        return tuple(self.scale * torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes)
+        return tuple(
+            self.scale * torch.randn(*shape, dtype=torch.float64, generator=generator)
+            for shape in shapes
+        )
 
     def one_hot(self, zs: Sequence[Tensor]) -> list[Tensor]:
-        return [arsm.one_hot(z, c, torch.float64).flatten(1) for z, (_, c) in zip(zs, self.sizes, strict=False)]
+        return [
+            arsm.one_hot(z, c, torch.float64).flatten(1)
+            for z, (_, c) in zip(zs, self.sizes, strict=False)
+        ]
 
     def layer(self, t: int, zs: Sequence[Tensor], *parameters: Tensor) -> Tensor:
         weight = parameters[t]
@@ -53,7 +62,9 @@ class Network:
     def f(self, zs: Sequence[Tensor], logits: Sequence[Tensor], *parameters: Tensor) -> Tensor:
         """A cosine of all layers together, less ln q as an ELBO has it."""
         inner = (torch.cat(self.one_hot(zs), -1) * parameters[-1]).sum(-1)
-        log_q = sum(arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True))
+        log_q = sum(
+            arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)
+        )
         return torch.cos(inner) + 0.3 * inner.square() - log_q
 
     def truth(self) -> tuple[Tensor, ...]:
@@ -64,7 +75,9 @@ class Network:
         zs = paths.split([k for k, _ in self.sizes], -1)
         rows = tuple(p.expand(len(paths), *p.shape) for p in parameters)
         logits = [self.layer(t, zs[:t], *rows) for t in range(len(zs))]
-        log_q = sum(arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True))
+        log_q = sum(
+            arsm.log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)
+        )
         assert isinstance(log_q, Tensor)
         value = (log_q.exp() * self.f(zs, logits, *rows)).sum()
         return (value.detach(), *torch.autograd.grad(value, parameters))
@@ -81,7 +94,10 @@ class Drawn(NamedTuple):
 
 
 def draw(
-    estimators: arsm.Estimator | list[arsm.Estimator], network: Network, evaluation: str, n: int = SAMPLES
+    estimators: arsm.Estimator | list[arsm.Estimator],
+    network: Network,
+    evaluation: str,
+    n: int = SAMPLES,
 ) -> Drawn:
     parameters = tuple(p.repeat(n, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
     out = estimate_layers(
@@ -100,9 +116,19 @@ def draw(
 @pytest.mark.parametrize("network", [TWO, THREE], ids=["two", "three"])
 @pytest.mark.parametrize(
     "words",
-    ["arsm", "arsm:pooled=True", "ars", "rloo:samples=3", "rloo:samples=4,live=1", "reinforce", "2*arsm"],
+    [
+        "arsm",
+        "arsm:pooled=True",
+        "ars",
+        "rloo:samples=3",
+        "rloo:samples=4,live=1",
+        "reinforce",
+        "2*arsm",
+    ],
 )
-def test_all_parameters_get_the_gradient_of_the_expectation(words: str, network: Network, evaluation: str) -> None:
+def test_all_parameters_get_the_gradient_of_the_expectation(
+    words: str, network: Network, evaluation: str
+) -> None:
     drawn = draw(arsm.estimator(words), network, evaluation)
     for samples, mean in zip(drawn.samples, network.truth(), strict=True):
         assert float(deviations(samples, mean).max()) <= 1
@@ -116,7 +142,9 @@ def test_all_parameters_get_the_gradient_of_the_expectation(words: str, network:
         (TWO, [arsm.ARSM(), arsm.RLOO(samples=3)]),
     ],
 )
-def test_each_layer_may_have_its_own_estimator(network: Network, estimators: list[arsm.Estimator]) -> None:
+def test_each_layer_may_have_its_own_estimator(
+    network: Network, estimators: list[arsm.Estimator]
+) -> None:
     drawn = draw(estimators, network, "packed")
     for samples, mean in zip(drawn.samples, network.truth(), strict=True):
         assert float(deviations(samples, mean).max()) <= 1
@@ -124,16 +152,26 @@ def test_each_layer_may_have_its_own_estimator(network: Network, estimators: lis
 
 @pytest.mark.parametrize("network", [TWO, THREE], ids=["two", "three"])
 def test_exact_layers_enumerate_all_paths(network: Network) -> None:
-    for samples, mean in zip(draw(arsm.Exact(), network, "packed", n=1).samples, network.truth(), strict=True):
+    for samples, mean in zip(
+        draw(arsm.Exact(), network, "packed", n=1).samples, network.truth(), strict=True
+    ):
         torch.testing.assert_close(samples[0], mean, rtol=1e-12, atol=1e-12)
 
 
 def test_layers_drawn_afresh_below_every_query_agree_too() -> None:
-    """Algorithm 2 as printed: equal queries are evaluated once each, and the layer above has more variance."""
+    """Algorithm 2 as printed: equal queries are evaluated once each, and the layer above has more
+    variance.
+    """
     parameters = tuple(p.repeat(SAMPLES, *(1,) * p.ndim).requires_grad_() for p in TWO.parameters())
     generator = torch.Generator().manual_seed(1)
     out = estimate_layers(
-        arsm.ARSM(), TWO.layers, TWO.f, *parameters, generator=generator, max_rows=1 << 14, afresh=True
+        arsm.ARSM(),
+        TWO.layers,
+        TWO.f,
+        *parameters,
+        generator=generator,
+        max_rows=1 << 14,
+        afresh=True,
     )
     samples = (out.value.detach(), *torch.autograd.grad(out.value.sum(), parameters))
     for each, mean in zip(samples, TWO.truth(), strict=True):
@@ -148,20 +186,31 @@ def test_layers_drawn_afresh_below_every_query_agree_too() -> None:
 
 @pytest.mark.parametrize("estimator", [arsm.ARSM(), arsm.RLOO(samples=3)], ids=str)
 def test_a_state_is_passed_down_and_selected_for_branches(estimator: arsm.Estimator) -> None:
-    """The one-hot samples so far as the state: the same numbers as from zs, and no layer runs twice for a branch."""
+    """The one-hot samples so far as the state: the same numbers as from zs, and no layer runs twice
+    for a branch.
+    """
     network = THREE
     parameters = tuple(p.repeat(50, *(1,) * p.ndim).requires_grad_() for p in network.parameters())
     calls: list[int] = []
 
-    def layer(t: int, state: dict[str, Tensor], zs: list[Tensor], *p: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def layer(
+        t: int, state: dict[str, Tensor], zs: list[Tensor], *p: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         calls.append(t)
         above = [state["inputs"], network.one_hot(zs)[-1]] if zs else [state["inputs"]]
         inputs = torch.cat(above, -1)
-        return torch.einsum("ni,nio->no", inputs, p[t]).unflatten(-1, network.sizes[t]), {"inputs": inputs}
+        return torch.einsum("ni,nio->no", inputs, p[t]).unflatten(-1, network.sizes[t]), {
+            "inputs": inputs
+        }
 
     plain, with_state = (
         estimate_layers(
-            estimator, layers, network.f, *parameters, state=state, generator=torch.Generator().manual_seed(1)
+            estimator,
+            layers,
+            network.f,
+            *parameters,
+            state=state,
+            generator=torch.Generator().manual_seed(1),
         )
         for layers, state in (
             (network.layers, None),
@@ -187,18 +236,25 @@ def test_every_layer_returns_the_logits_of_the_true_path() -> None:
     for t, layer in enumerate(out.layers):
         assert layer.logits is not None
         assert layer.logits.requires_grad
-        torch.testing.assert_close(layer.logits, TWO.layer(t, [x.z for x in out.layers[:t]], *parameters))
+        torch.testing.assert_close(
+            layer.logits, TWO.layer(t, [x.z for x in out.layers[:t]], *parameters)
+        )
 
 
 def test_gradients_through_a_fixed_draw_of_the_layers_below_are_caught() -> None:
     """The test can fail: a layer that hides from f what its sample does to the layers below."""
     blind = Network(TWO.sizes)
     layers = [blind.layers[0], lambda zs, *p: blind.layer(1, [torch.zeros_like(zs[0])], *p)]
-    parameters = tuple(p.repeat(SAMPLES, *(1,) * p.ndim).requires_grad_() for p in blind.parameters())
+    parameters = tuple(
+        p.repeat(SAMPLES, *(1,) * p.ndim).requires_grad_() for p in blind.parameters()
+    )
     generator = torch.Generator().manual_seed(1)
     out = estimate_layers(arsm.ARSM(), layers, blind.f, *parameters, generator=generator)
     gradients = torch.autograd.grad(out.value.sum(), parameters)
-    wrong = [float(deviations(g, mean).max()) for g, mean in zip(gradients, blind.truth()[1:], strict=True)]
+    wrong = [
+        float(deviations(g, mean).max())
+        for g, mean in zip(gradients, blind.truth()[1:], strict=True)
+    ]
     assert max(wrong) > 1
 
 
@@ -212,7 +268,9 @@ def test_where_all_pseudo_actions_agree_f_is_evaluated_once_and_the_gradient_is_
         return zs[1].sum(-1) + x
 
     layers = [lambda zs, x: certain, lambda zs, x: torch.zeros(len(x), 20, 7)]
-    out = estimate_layers(arsm.ARSM(), layers, f, torch.arange(8.0), generator=torch.Generator().manual_seed(0))
+    out = estimate_layers(
+        arsm.ARSM(), layers, f, torch.arange(8.0), generator=torch.Generator().manual_seed(0)
+    )
     (gradient,) = torch.autograd.grad(out.value.sum(), certain)
     assert not gradient.any()
     assert out.layers[0].info["distinct"].tolist() == [1] * rows
@@ -221,14 +279,24 @@ def test_where_all_pseudo_actions_agree_f_is_evaluated_once_and_the_gradient_is_
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("max_rows", [7, None])
-@pytest.mark.parametrize("words", ["arsm", "arsm:pooled=True", "ars", "rloo:samples=5,live=1", "local-expectation"])
+@pytest.mark.parametrize(
+    "words", ["arsm", "arsm:pooled=True", "ars", "rloo:samples=5,live=1", "local-expectation"]
+)
 def test_layers_that_a_pseudo_vector_does_not_reach_are_those_of_the_true_path(
     words: str, max_rows: int | None, evaluation: str
 ) -> None:
-    """The second layer does not hear of the first, nor f: all paths of a row have one value, and the gradient is 0."""
-    top = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    """The second layer does not hear of the first, nor f: all paths of a row have one value, and
+    the gradient is 0.
+    """
+    top = torch.randn(
+        20, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
     x = torch.randn(20, 2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    layers = [lambda zs, x: top, lambda zs, x: x[:, 0], lambda zs, x: x[:, 1] + zs[1].sum(-1)[:, None, None]]
+    layers = [
+        lambda zs, x: top,
+        lambda zs, x: x[:, 0],
+        lambda zs, x: x[:, 1] + zs[1].sum(-1)[:, None, None],
+    ]
     seen = []
 
     def f(zs: list[Tensor], logits: list[Tensor], x: Tensor) -> Tensor:
@@ -250,11 +318,16 @@ def test_layers_that_a_pseudo_vector_does_not_reach_are_those_of_the_true_path(
     assert torch.cat(seen).unique(dim=0).shape[0] > 1
 
 
-def test_common_noise_lowers_the_variance_of_the_layers_above(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_noise_lowers_the_variance_of_the_layers_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Against fresh draws below every pseudo vector; the lowest layer's variance is the same."""
-    weak = Network(TWO.sizes, scale=0.5)  # the less a layer changes those below, the more there is to gain
+    # the less a layer changes those below, the more there is to gain
+    weak = Network(TWO.sizes, scale=0.5)
     common = draw(arsm.ARSM(), weak, "packed").out
-    monkeypatch.setattr("arsm.layers._draw", lambda estimator, logits, noise, g: _draw(estimator, logits, None, g))
+    monkeypatch.setattr(
+        "arsm.layers._draw", lambda estimator, logits, noise, g: _draw(estimator, logits, None, g)
+    )
     fresh = draw(arsm.ARSM(), weak, "packed").out
     upper, lower = (
         float(a.grad.var(0).sum() / b.grad.var(0).sum())
@@ -278,12 +351,16 @@ def test_the_true_path_comes_back_whole_when_rows_are_evaluated_in_chunks() -> N
     out = estimate_layers(arsm.ARSM(), THREE.layers, THREE.f, *parameters, max_rows=7)
     assert [tuple(layer.z.shape) for layer in out.layers] == [(50, k) for k, _ in THREE.sizes]
     logits = [THREE.layer(t, [layer.z for layer in out.layers[:t]], *parameters) for t in range(3)]
-    torch.testing.assert_close(out.value, THREE.f([layer.z for layer in out.layers], logits, *parameters))
+    torch.testing.assert_close(
+        out.value, THREE.f([layer.z for layer in out.layers], logits, *parameters)
+    )
 
 
 def test_the_loss_of_learned_parts_is_the_mean_over_rows_in_chunks_of_any_size() -> None:
     parameters = tuple(p.repeat(5, *(1,) * p.ndim) for p in TWO.parameters())
-    out = estimate_layers([arsm.ARSM(), arsm.RELAX()], TWO.layers, TWO.f, *parameters, max_rows=4).layers[1]
+    out = estimate_layers(
+        [arsm.ARSM(), arsm.RELAX()], TWO.layers, TWO.f, *parameters, max_rows=4
+    ).layers[1]
     assert out.grad is not None
     assert out.estimator_loss is not None
     torch.testing.assert_close(out.estimator_loss.detach(), out.grad.square().sum((-2, -1)).mean())
@@ -295,7 +372,11 @@ def test_one_layer_is_estimate() -> None:
     logits = network.layer(0, [], *parameters)
     both = [
         estimate_layers(
-            arsm.ARSM(), network.layers, network.f, *parameters, generator=torch.Generator().manual_seed(0)
+            arsm.ARSM(),
+            network.layers,
+            network.f,
+            *parameters,
+            generator=torch.Generator().manual_seed(0),
         ).layers[0],
         arsm.estimate(
             arsm.ARSM(),
@@ -336,7 +417,9 @@ def test_dense_layers_trace_as_one_graph_and_vmap(words: str) -> None:
     stacked = tuple(p.expand(3, 5, *p.shape).clone().requires_grad_() for p in network.parameters())
 
     def value(*parameters: Tensor) -> Tensor:
-        out = estimate_layers(estimator, network.layers, network.f, *parameters, evaluation="dense", max_rows=None)
+        out = estimate_layers(
+            estimator, network.layers, network.f, *parameters, evaluation="dense", max_rows=None
+        )
         return out.value
 
     def total(*parameters: Tensor) -> Tensor:
@@ -355,12 +438,18 @@ def test_wrong_layers_are_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="one for each, but there are 2 layers and 1 estimators"):
         estimate_layers([arsm.ARSM()], [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
     for wrong in (torch.zeros(2, 2, 3), [torch.zeros(2, 2, 3)]):
-        with pytest.raises(TypeError, match=r"a list of functions that return logits.* use arsm\.estimate"):
+        with pytest.raises(
+            TypeError, match=r"a list of functions that return logits.* use arsm\.estimate"
+        ):
             estimate_layers(arsm.ARSM(), wrong, f)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"Layer 1 must return logits \[2, K, C\]"):
-        estimate_layers(arsm.ARSM(), [lambda zs: torch.zeros(2, 2, 3), lambda zs: torch.zeros(3, 2, 3)], f)
+        estimate_layers(
+            arsm.ARSM(), [lambda zs: torch.zeros(2, 2, 3), lambda zs: torch.zeros(3, 2, 3)], f
+        )
     for estimator in (arsm.VIMCO(), arsm.Average(arsm.VIMCO(), 2)):
-        with pytest.raises(ValueError, match=r"estimates a multi-sample bound.* arsm\.estimate_bound"):
+        with pytest.raises(
+            ValueError, match=r"estimates a multi-sample bound.* arsm\.estimate_bound"
+        ):
             estimate_layers(estimator, [lambda zs: torch.zeros(2, 2, 3)] * 2, f)
 
 
@@ -375,7 +464,9 @@ def test_without_gradients_the_value_is_the_same_and_detached(mode: type[torch.n
 
     def estimated() -> LayersEstimate:
         generator = torch.Generator().manual_seed(1)
-        return estimate_layers(arsm.ARSM(), layers, lambda zs, logits, x: zs[1].sum(-1).float(), x, generator=generator)
+        return estimate_layers(
+            arsm.ARSM(), layers, lambda zs, logits, x: zs[1].sum(-1).float(), x, generator=generator
+        )
 
     learning = estimated()
     with mode():
@@ -385,7 +476,9 @@ def test_without_gradients_the_value_is_the_same_and_detached(mode: type[torch.n
 
 
 def test_a_layer_that_forgets_the_state_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Layer 0 must return \(logits, state\) where a state is given"):
+    with pytest.raises(
+        ValueError, match=r"Layer 0 must return \(logits, state\) where a state is given"
+    ):
         estimate_layers(
             arsm.ARSM(),
             [lambda state, zs: torch.zeros(2, 1, 3)],
@@ -395,7 +488,9 @@ def test_a_layer_that_forgets_the_state_is_refused() -> None:
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("words", ["arsm", "rloo:samples=3,live=1", "local-expectation", "exact", "reinforce"])
+@pytest.mark.parametrize(
+    "words", ["arsm", "rloo:samples=3,live=1", "local-expectation", "exact", "reinforce"]
+)
 def test_a_layer_that_writes_into_its_samples_changes_nothing(words: str, evaluation: Any) -> None:
     """Nor does an f that writes into them."""
     network = Network(((2, 3), (1, 3), (2, 2)))
@@ -413,9 +508,19 @@ def test_a_layer_that_writes_into_its_samples_changes_nothing(words: str, evalua
     def estimated(layers: list[Layer], f: Layer) -> tuple[Tensor, ...]:
         generator = torch.Generator().manual_seed(1)
         out = estimate_layers(
-            arsm.estimator(words), layers, f, *parameters, generator=generator, evaluation=evaluation, max_rows=7
+            arsm.estimator(words),
+            layers,
+            f,
+            *parameters,
+            generator=generator,
+            evaluation=evaluation,
+            max_rows=7,
         )
-        return out.value, *(layer.z for layer in out.layers), *torch.autograd.grad(out.value.sum(), parameters)
+        return (
+            out.value,
+            *(layer.z for layer in out.layers),
+            *torch.autograd.grad(out.value.sum(), parameters),
+        )
 
     expected = estimated(network.layers, network.f)
     found = estimated([writing(layer) for layer in network.layers], writing(network.f))
@@ -426,12 +531,24 @@ def test_a_layer_that_writes_into_its_samples_changes_nothing(words: str, evalua
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (torch.zeros(5, 2), "state must hold tensors [4, ...], one row for each path, but holds torch.float32 [5, 2]."),
-        ((torch.zeros(4), {"a": torch.zeros(3)}), "state must hold tensors [4, ...], one row for each path, but holds"),
-        ([torch.zeros(4), 7], "state must hold tensors [4, ...], one row for each path, but holds int."),
+        (
+            torch.zeros(5, 2),
+            "state must hold tensors [4, ...], one row for each path, but holds torch.float32 [5, "
+            "2].",
+        ),
+        (
+            (torch.zeros(4), {"a": torch.zeros(3)}),
+            "state must hold tensors [4, ...], one row for each path, but holds",
+        ),
+        (
+            [torch.zeros(4), 7],
+            "state must hold tensors [4, ...], one row for each path, but holds int.",
+        ),
     ],
 )
-def test_a_state_of_other_rows_is_refused(state: Any, context: tuple[Tensor, ...], sentence: str) -> None:
+def test_a_state_of_other_rows_is_refused(
+    state: Any, context: tuple[Tensor, ...], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         estimate_layers(
             arsm.ARSM(),
@@ -443,14 +560,24 @@ def test_a_state_of_other_rows_is_refused(state: Any, context: tuple[Tensor, ...
 
 
 def test_a_layer_that_loses_rows_of_its_state_is_refused() -> None:
-    layers = [lambda state, zs: (torch.zeros(4, 2, 3), state[:3]), lambda state, zs: (torch.zeros(4, 2, 3), state)]
+    layers = [
+        lambda state, zs: (torch.zeros(4, 2, 3), state[:3]),
+        lambda state, zs: (torch.zeros(4, 2, 3), state),
+    ]
     with pytest.raises(ValueError, match=r"The state below layer 0 must hold tensors \[4, ...\]"):
-        estimate_layers(arsm.ARSM(), layers, lambda zs, logits: zs[0].sum(-1).float(), state=torch.zeros(4))
+        estimate_layers(
+            arsm.ARSM(), layers, lambda zs, logits: zs[0].sum(-1).float(), state=torch.zeros(4)
+        )
 
 
 def test_words_are_no_estimator() -> None:
-    with pytest.raises(TypeError, match=r"such as arsm.ARSM\(\), but is 'arsm'; arsm.estimator\('arsm'\) makes one"):
-        estimate_layers("arsm", [lambda zs: torch.zeros(2, 2, 3)], lambda zs, logits: zs[0].sum(-1).float())  # pyright: ignore[reportArgumentType]
+    words: Any = "arsm"
+    with pytest.raises(
+        TypeError, match=r"such as arsm.ARSM\(\), but is 'arsm'; arsm.estimator\('arsm'\) makes one"
+    ):
+        estimate_layers(
+            words, [lambda zs: torch.zeros(2, 2, 3)], lambda zs, logits: zs[0].sum(-1).float()
+        )
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -460,7 +587,10 @@ def test_given_noise_is_that_of_the_top_layer(evaluation: Any) -> None:
     expected = arsm.ARSM().ask(logits, noise).z
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
-        layers: list[Layer] = [lambda zs: logits, lambda zs: zs[0].new_zeros((len(zs[0]), 2, 3), dtype=torch.float32)]
+        layers: list[Layer] = [
+            lambda zs: logits,
+            lambda zs: zs[0].new_zeros((len(zs[0]), 2, 3), dtype=torch.float32),
+        ]
         out = estimate_layers(
             arsm.ARSM(),
             layers,

@@ -1,4 +1,6 @@
-"""`maximize`: the same points for every way to map, each evaluated once; failures, interruption, and going on."""
+"""`maximize`: the same points for every way to map, each evaluated once; failures, interruption,
+and going on.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_every_way_to_map_evaluates_the_same_points() -> None:
         assert same(one, maximize(additive, map=threads.map))
     with ProcessPoolExecutor(2) as processes:
         assert same(one, maximize(additive, map=processes.map))
-    batched = maximize(lambda z: torch.stack([torch.tensor(additive(row)) for row in z]), batched=True)
+    batched = maximize(
+        lambda z: torch.stack([torch.tensor(additive(row)) for row in z]), batched=True
+    )
     assert same(one, batched)
     assert not same(one, maximize(additive, seed=1))
 
@@ -94,7 +98,9 @@ def test_every_way_to_map_evaluates_the_same_points() -> None:
     ids=["float", "numpy", "tensor", "array", "matrix", "int"],
 )
 def test_any_number_is_a_value(convert: Any) -> None:
-    assert same(maximize(additive, evaluations=50), maximize(lambda z: convert(additive(z)), evaluations=50))
+    assert same(
+        maximize(additive, evaluations=50), maximize(lambda z: convert(additive(z)), evaluations=50)
+    )
 
 
 @pytest.mark.parametrize("exponent", [-1000, 1000])
@@ -112,7 +118,10 @@ def test_the_largest_number_is_a_penalty() -> None:
 
 def test_a_batched_f_may_return_numpy() -> None:
     by_row = maximize(additive, evaluations=50)
-    assert same(by_row, maximize(lambda z: np.array([additive(row) for row in z]), batched=True, evaluations=50))
+    assert same(
+        by_row,
+        maximize(lambda z: np.array([additive(row) for row in z]), batched=True, evaluations=50),
+    )
 
 
 def trained(z: Tensor) -> Tensor:
@@ -125,7 +134,10 @@ def trained(z: Tensor) -> Tensor:
 
 def test_f_may_use_autograd() -> None:
     best = maximize(trained, raise_errors=True, evaluations=40)
-    assert same(best, maximize(lambda z: torch.stack([trained(row) for row in z]), batched=True, evaluations=40))
+    assert same(
+        best,
+        maximize(lambda z: torch.stack([trained(row) for row in z]), batched=True, evaluations=40),
+    )
     with ProcessPoolExecutor(1) as processes:
         assert same(best, maximize(trained, map=processes.map, evaluations=40))
     logits = arsm.ragged(SIZES)
@@ -149,7 +161,9 @@ def test_failures_are_named_counted_and_avoided() -> None:
 
 
 def test_failures_raise_if_asked() -> None:
-    with pytest.raises(RuntimeError, match=r"f failed at \[\d, .*: (RuntimeError: no model|f returned nan)"):
+    with pytest.raises(
+        RuntimeError, match=r"f failed at \[\d, .*: (RuntimeError: no model|f returned nan)"
+    ):
         maximize(failing, raise_errors=True)
 
 
@@ -160,7 +174,9 @@ def test_an_f_that_always_fails_is_told_after_one_round() -> None:
         calls.append(z)
         return "three"
 
-    with pytest.raises(RuntimeError, match=r"every one of the first 16 points.*one number per point.*str"):
+    with pytest.raises(
+        RuntimeError, match=r"every one of the first 16 points.*one number per point.*str"
+    ):
         maximize(f)
     assert len(calls) == 16
 
@@ -214,13 +230,18 @@ def test_the_callback_sees_every_round_and_ends_the_search() -> None:
 
 def test_failures_survive_in_the_state() -> None:
     part = maximize(failing, callback=lambda best: len(best.history) > 100)
-    assert maximize(failing, state=part.state, raise_errors=False).failures == maximize(failing).failures
+    assert (
+        maximize(failing, state=part.state, raise_errors=False).failures
+        == maximize(failing).failures
+    )
 
 
 def test_a_larger_budget_goes_on_with_what_is_known() -> None:
     calls = []
     first = maximize(additive, evaluations=100)
-    second = maximize(lambda z: (calls.append(z), additive(z))[1], evaluations=150, state=first.state)
+    second = maximize(
+        lambda z: (calls.append(z), additive(z))[1], evaluations=150, state=first.state
+    )
     assert len(calls) == 50
     assert torch.equal(second.state["points"][:100], first.state["points"])
 
@@ -242,7 +263,12 @@ def test_other_estimators(words: str) -> None:
 
 def test_samples_resize_the_estimator() -> None:
     sizes = []
-    maximize(lambda z: (sizes.append(len(z)), z.double().sum(-1))[1], batched=True, samples=5, estimator=arsm.RLOO(40))
+    maximize(
+        lambda z: (sizes.append(len(z)), z.double().sum(-1))[1],
+        batched=True,
+        samples=5,
+        estimator=arsm.RLOO(40),
+    )
     assert sizes[0] == 5
 
 
@@ -265,7 +291,10 @@ def test_samples_resize_the_estimator() -> None:
         ({"estimator": arsm.VIMCO(4)}, "VIMCO estimates a multi-sample bound"),
         ({"estimator": arsm.LocalExpectation(), "samples": 4}, "leave samples out"),
         ({"batched": True}, "leave batched out"),
-        ({"state": arsm.maximize(lambda z: 0.0, [2, 2], progress=False).state}, "state is of a search"),
+        (
+            {"state": arsm.maximize(lambda z: 0.0, [2, 2], progress=False).state},
+            "state is of a search",
+        ),
     ],
     ids=lambda x: str(x)[:30],
 )
@@ -276,12 +305,16 @@ def test_refusals(options: dict[str, Any], words: str) -> None:
 
 def test_places_of_known_points_go_to_neighbours_of_the_best() -> None:
     sizes, rounds = SIZES * 4, []
-    best = maximize(additive, sizes, evaluations=600, callback=lambda so_far: rounds.append(len(so_far.history)))
+    best = maximize(
+        additive, sizes, evaluations=600, callback=lambda so_far: rounds.append(len(so_far.history))
+    )
     points, values = best.state["points"], best.state["values"]
     new = torch.tensor([0, *rounds]).diff()
     assert float((new == 16).double().mean()) > 0.8, "most rounds are full"
     starts = [start for start in rounds if start < 600]
-    distance = [(points[start : start + 16] != points[values[:start].argmax()]).sum(-1) for start in starts]
+    distance = [
+        (points[start : start + 16] != points[values[:start].argmax()]).sum(-1) for start in starts
+    ]
     neighbours = [int((round == 1).sum()) for round in distance]
     assert max(neighbours[:5]) == 0
     assert max(neighbours) == 16
@@ -333,7 +366,9 @@ def test_rowwise_is_the_batched_function() -> None:
     expected = arsm.estimate(estimator, logits, batched, weight, noise=noise)
     with ProcessPoolExecutor(2) as processes:
         for how in (None, map, processes.map):
-            out = arsm.estimate(estimator, logits, arsm.rowwise(with_context, map=how), weight, noise=noise)
+            out = arsm.estimate(
+                estimator, logits, arsm.rowwise(with_context, map=how), weight, noise=noise
+            )
             assert torch.allclose(out.value, expected.value)
             assert out.grad is not None
             assert expected.grad is not None
@@ -341,7 +376,9 @@ def test_rowwise_is_the_batched_function() -> None:
 
 
 def test_rowwise_says_what_is_no_number() -> None:
-    with pytest.raises(TypeError, match=r"one number per point, but returned Tensor of shape \[3\]"):
+    with pytest.raises(
+        TypeError, match=r"one number per point, but returned Tensor of shape \[3\]"
+    ):
         arsm.rowwise(lambda z: z.double())(torch.zeros(2, 3, dtype=torch.int64))
 
 

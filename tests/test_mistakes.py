@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 import re
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,9 +39,15 @@ def estimate(f: Any = first, *context: Any, logits: Any = LOGITS, **options: Any
 
 
 def results() -> list[Any]:
-    layers = arsm.estimate_layers(arsm.RLOO(2), [lambda zs: torch.zeros(3, 1, 2)], lambda zs, logits: first(zs[0]))
+    layers = arsm.estimate_layers(
+        arsm.RLOO(2), [lambda zs: torch.zeros(3, 1, 2)], lambda zs, logits: first(zs[0])
+    )
     tokens = torch.zeros(1, 2, dtype=torch.int64)
-    return [estimate(), layers, sequences.Estimate(torch.zeros(1), tokens, tokens == 0, torch.zeros(1))]
+    return [
+        estimate(),
+        layers,
+        sequences.SequenceEstimate(torch.zeros(1), tokens, tokens == 0, torch.zeros(1)),
+    ]
 
 
 @pytest.mark.parametrize("out", results(), ids=lambda out: type(out).__module__)
@@ -53,7 +61,9 @@ def test_a_result_is_no_tensor(out: Any) -> None:
         lambda: float(out),
     ]
     for operation in operators:
-        with pytest.raises(TypeError, match=r"Estimate is .* no tensor; use its value, as in -out\.value\.mean\(\)"):
+        with pytest.raises(
+            TypeError, match=r"Estimate is .* no tensor; use its value, as in -out\.value\.mean\(\)"
+        ):
             operation()
     for name in ("backward", "mean", "sum", "item", "detach", "shape", "requires_grad"):
         with pytest.raises(AttributeError, match=rf"no tensor; use its value: out\.value\.{name}$"):
@@ -73,10 +83,14 @@ def test_a_result_is_still_an_object_like_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("f", "found"), [(torch.zeros(5), r"a tensor torch.float32 \[5\]"), (3.0, "float"), ([1, 2], "list")], ids=str
+    ("f", "found"),
+    [(torch.zeros(5), r"a tensor torch.float32 \[5\]"), (3.0, "float"), ([1, 2], "list")],
+    ids=str,
 )
 def test_f_must_be_a_function(f: Any, found: str) -> None:
-    with pytest.raises(TypeError, match=rf"f must be a function of z, such as .*, but is {found}\."):
+    with pytest.raises(
+        TypeError, match=rf"f must be a function of z, such as .*, but is {found}\."
+    ):
         estimate(f)
 
 
@@ -109,7 +123,9 @@ def only_by_name(z: Tensor, *, x: Tensor) -> Tensor:
 def test_f_must_take_the_context(f: Any, context: int, words: str) -> None:
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
-    with pytest.raises(TypeError, match=words + r".*one argument for each tensor that follows f in arsm\.estimate"):
+    with pytest.raises(
+        TypeError, match=words + r".*one argument for each tensor that follows f in arsm\.estimate"
+    ):
         estimate(f, *[torch.zeros(())] * context, generator=generator)
     assert torch.equal(generator.get_state(), before), "nothing has been drawn"
 
@@ -134,7 +150,9 @@ def test_every_f_that_takes_the_context_may() -> None:
 
 
 def test_context_must_lie_where_the_logits_do() -> None:
-    with pytest.raises(ValueError, match=r"Context 0 lies on meta, but the logits on cpu; move it with \.to"):
+    with pytest.raises(
+        ValueError, match=r"Context 0 lies on meta, but the logits on cpu; move it with \.to"
+    ):
         estimate(with_context, torch.zeros((), device="meta"))
 
 
@@ -149,7 +167,10 @@ def test_an_error_inside_f_tells_how_f_was_called() -> None:
         estimate(f, torch.zeros(2, 7), logits=torch.zeros(2, 1, 5), max_rows=3)
     assert str(caught.value) == "shapes differ"
     (note,) = caught.value.__notes__
-    called = r"f\(z torch\.int64 \[(\d), 1\], torch\.float32 \[\1, 7\]\): \1 points to evaluate, which is not the batch"
+    called = (
+        r"f\(z torch\.int64 \[(\d), 1\], torch\.float32 \[\1, 7\]\): \1 points to evaluate, "
+        r"which is not the batch"
+    )
     assert re.search(called, note)
     assert "separate choices" not in note
 
@@ -161,7 +182,10 @@ def test_rows_taken_for_variables_are_explained() -> None:
     def f(z: Tensor, y: Tensor) -> Tensor:
         return (z == y).float()
 
-    with pytest.raises(ValueError, match=r"but returned shape \[\d+, 8\]; for 8 separate choices use logits\.unsqueez"):
+    with pytest.raises(
+        ValueError,
+        match=r"but returned shape \[\d+, 8\]; for 8 separate choices use logits\.unsqueez",
+    ):
         estimate(f, y, logits=logits)
 
     def stricter(z: Tensor, y: Tensor) -> Tensor:
@@ -198,7 +222,9 @@ def test_logits_must_have_values() -> None:
 
 def test_a_last_dimension_of_one_is_warned_of() -> None:
     logits = torch.zeros(8, 5, 1, requires_grad=True)
-    with pytest.warns(UserWarning, match=r"logits \[8, 5, 1\] have one category per variable.*give .* logits\.mT"):
+    with pytest.warns(
+        UserWarning, match=r"logits \[8, 5, 1\] have one category per variable.*give .* logits\.mT"
+    ):
         estimate(logits=logits)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,13 +233,128 @@ def test_a_last_dimension_of_one_is_warned_of() -> None:
         estimate(logits=torch.zeros(1, 1, requires_grad=True))
 
 
+PROBABILITIES = [
+    torch.full((30,), 1 / 30),
+    torch.randn(8, 2, 5).softmax(-1),
+    torch.randn(4, 1, 3, dtype=torch.float64).softmax(-1),
+    torch.eye(3),
+]
+
+
+@pytest.mark.parametrize("logits", PROBABILITIES, ids=lambda x: str(list(x.shape)))
+def test_probabilities_are_noticed(logits: Tensor) -> None:
+    with pytest.warns(UserWarning, match=r"look like probabilities.*probabilities\.log") as seen:
+        estimate(logits=logits)
+    assert {warning.filename for warning in seen} == {__file__}, "it names the user's line"
+    with pytest.warns(UserWarning, match="look like probabilities") as seen:
+        arsm.compare(logits, first, estimators=["rloo"], samples=4)
+    assert __file__ in {warning.filename for warning in seen}
+
+
+def test_logits_are_not_taken_for_probabilities() -> None:
+    uneven = torch.tensor([[0.5, 0.5], [1.5, -0.5]])
+    others = [torch.tensor([[0.2, 0.2], [0.6, 1.0]]), torch.full((2, 3), 0.333)]
+    masked = torch.tensor([0.5, 0.5, -torch.inf])
+    one = torch.ones(4, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for logits in [torch.zeros(5), torch.ones(3, 4), uneven, *others, masked, one]:
+            estimate(logits=logits)
+        generator = torch.Generator().manual_seed(0)
+        for scale in (1e-3, 0.1, 1.0, 10.0):
+            for shape in ((2,), (30,), (8, 1, 5), (4, 3, 2)):
+                for _ in range(20):
+                    logits = scale * torch.randn(shape, generator=generator)
+                    estimate(logits=logits)
+                    estimate(logits=logits.abs())
+                    estimate(logits=logits.log_softmax(-1))
+
+
+# ---------------------------------------------------------------- options
+
+
+def dictionary_of_calls() -> dict[str, Callable[..., Any]]:
+    return {
+        "arsm.estimate": arsm.estimate,
+        "arsm.estimate_layers": arsm.estimate_layers,
+        "arsm.estimate_bound": arsm.estimate_bound,
+        "arsm.compare": arsm.compare,
+        "arsm.maximize": arsm.maximize,
+        "arsm.audit": arsm.audit,
+        "arsm.audit_advantages": arsm.audit_advantages,
+        "arsm.audit_sequences": arsm.audit_sequences,
+        "arsm.choices": arsm.choices,
+        "arsm.sequences.estimate": sequences.estimate,
+        "arsm.sequences.compare": sequences.compare,
+        "arsm.policy.plan": arsm.policy.plan,
+        "arsm.policy.plan_draws": arsm.policy.plan_draws,
+        "arsm.policy.gradient": arsm.policy.gradient,
+        "arsm.policy.weights": arsm.policy.weights,
+        "arsm.policy.loss": arsm.policy.loss,
+    }
+
+
+@pytest.mark.parametrize("name", list(dictionary_of_calls()))
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(name: str) -> None:
+    function = dictionary_of_calls()[name]
+    known = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_POSITIONAL
+    ]
+    for option in (option for option in known if len(option) > 3):
+        misspelt = option[:-2] + option[-1] + option[-2] + "_"
+        with pytest.raises(TypeError) as caught:
+            function(**{misspelt: 1})
+        words = f'{name} has no option "{misspelt}"; did you mean "{option}"?'
+        assert str(caught.value) == words
+
+
+def test_an_option_that_is_like_no_other_lists_them() -> None:
+    with pytest.raises(TypeError, match=r'maximize has no option "x"; its options are f, sp'):
+        arsm.maximize(first, [2], x=1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match=r'no option "seed"; give it generator=torch\.Gen'):
+        estimate(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "words"),
+    [
+        (arsm.RLOO, "sample", 'RLOO has no option "sample"; did you mean "samples"?'),
+        (
+            arsm.RLOO,
+            "n",
+            'RLOO has no option "n"; its options are samples, live, ridge, surrogate.',
+        ),
+        (arsm.ARSM, "reference", 'ARSM has no option "reference"; did you mean "references"?'),
+        (arsm.AR, "samples", 'AR has no option "samples"; it has no options at all.'),
+        (arsm.RELAX, "learned", 'RELAX has no option "learned"; its options are'),
+    ],
+)
+def test_a_misspelt_option_of_an_estimator(kind: Any, option: str, words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        kind(**{option: 4})
+    assert str(caught.value).startswith(words)
+
+
+def test_a_compiled_function_may_make_its_estimator() -> None:
+    @torch.compile(fullgraph=True, backend="eager")
+    def value(logits: Tensor) -> Tensor:
+        made = arsm.RLOO(samples=4)
+        return arsm.estimate(made, logits, first, evaluation="dense").value
+
+    assert value(torch.zeros(1, 5)).shape == ()
+
+
 # ---------------------------------------------------------------- generators
 
 
 @pytest.mark.parametrize(("generator", "seed"), [(5, 5), ("5", 0)])
 def test_a_seed_is_no_generator(generator: Any, seed: int) -> None:
     made = rf"torch\.Generator\(logits\.device\)\.manual_seed\({seed}\) makes one"
-    with pytest.raises(TypeError, match=rf"generator must be a torch\.Generator, but is .*; {made}"):
+    with pytest.raises(
+        TypeError, match=rf"generator must be a torch\.Generator, but is .*; {made}"
+    ):
         estimate(generator=generator)
 
 
@@ -224,18 +365,23 @@ class Elsewhere(torch.Generator):
 
 
 def test_a_generator_must_draw_where_the_logits_lie() -> None:
-    with pytest.raises(ValueError, match="generator draws on cuda:0, but the logits lie on cpu; make it with"):
+    with pytest.raises(
+        ValueError, match="generator draws on cuda:0, but the logits lie on cpu; make it with"
+    ):
         estimate(generator=Elsewhere())
 
 
 # ---------------------------------------------------------------- too many evaluations
 
 
-@pytest.mark.parametrize("estimator", [arsm.ARSM(), arsm.ARSMPlus(), arsm.Average(arsm.ARSM(), 2)], ids=str)
+@pytest.mark.parametrize(
+    "estimator", [arsm.ARSM(), arsm.ARSMPlus(), arsm.Average(arsm.ARSM(), 2)], ids=str
+)
 def test_many_pairs_of_many_categories_are_refused_at_once(estimator: arsm.Estimator) -> None:
     start = time.perf_counter()
     with pytest.raises(
-        ValueError, match=r"may need [\d,]{11} evaluations of f for one row .*; use RLOO\(n\), .* ARSM\(r"
+        ValueError,
+        match=r"may need [\d,]{11} evaluations of f for one row .*; use RLOO\(n\), .* ARSM\(r",
     ):
         arsm.estimate(estimator, torch.zeros(2, 20_000), first)
     assert time.perf_counter() - start < 1.0
@@ -253,7 +399,9 @@ def test_many_categories_are_not_refused_where_few_evaluations_do() -> None:
 
 
 class Decoder(nn.Module):
-    """A model with an encoder, whose batch normalisation is allowed, and a decoder, where it is not."""
+    """A model with an encoder, whose batch normalisation is allowed, and a decoder, where it is
+    not.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,14 +423,21 @@ def by_a_global(z: Tensor) -> Tensor:
 
 
 def with_normalisation(model: Decoder) -> list[Callable[[Tensor], Tensor]]:
-    return [model, model.forward, lambda z: model(z), functools.partial(lambda model, z: model(z), model), by_a_global]
+    return [
+        model,
+        model.forward,
+        lambda z: model(z),
+        functools.partial(lambda model, z: model(z), model),
+        by_a_global,
+    ]
 
 
 @pytest.mark.parametrize("how", range(5), ids=["module", "method", "closure", "partial", "global"])
 def test_batch_normalisation_in_training_is_refused_inside_f(how: int) -> None:
     f = with_normalisation(GLOBAL.train())[how]
     with pytest.raises(
-        ValueError, match=r"^normal normalises over the batch .* arsm\.estimate evaluates; use LayerNorm"
+        ValueError,
+        match=r"^normal normalises over the batch .* arsm\.estimate evaluates; use LayerNorm",
     ):
         estimate(f)
     tracked = GLOBAL.normal.num_batches_tracked
@@ -299,3 +454,90 @@ def test_batch_normalisation_outside_f_is_allowed() -> None:
     logits = model.encoder(torch.randn(4, 3)).unsqueeze(1)
     estimate(model.plain, logits=logits)
     estimate(lambda z: model.plain(z), logits=logits)
+
+
+# ---------------------------------------------------------------- all in one table
+
+
+def row_wise(z: Tensor, x: Tensor) -> Tensor:
+    return first(z)
+
+
+ROWS = torch.zeros(8, 1, 5, requires_grad=True)
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a class": (lambda: arsm.estimate(arsm.RLOO, LOGITS, first), "but is <class"),  # pyright: ignore[reportArgumentType]
+    "a name": (lambda: arsm.estimate("rloo", LOGITS, first), "arsm.estimator('rloo') makes"),  # pyright: ignore[reportArgumentType]
+    "another order": (
+        lambda: arsm.estimate(ROWS, arsm.RLOO(4), first),  # pyright: ignore[reportArgumentType]
+        "but is float32 [8, 1, 5]; the estimator comes first, then the logits.",
+    ),
+    "an unknown name": (lambda: arsm.estimator("rlo"), 'did you mean "rloo"?'),
+    "an unknown option": (lambda: arsm.estimator("rloo:n=4"), '"n=4" is no option of "rloo";'),
+    "a misspelt option": (lambda: arsm.RLOO(sample=4), 'did you mean "samples"?'),  # pyright: ignore[reportCallIssue]
+    "a misspelt argument": (lambda: estimate(maxrows=4), 'did you mean "max_rows"?'),
+    "a seed": (lambda: estimate(seed=0), "give it generator=torch.Generator(device)"),
+    "a seed as generator": (lambda: estimate(generator=0), ".manual_seed(0) makes one."),
+    "one sample": (lambda: arsm.RLOO(1), "needs at least 2, but samples = 1."),
+    "half a sample": (lambda: arsm.RLOO(2.5), "must be a whole number, but is 2.5."),  # pyright: ignore[reportArgumentType]
+    "logits in a list": (lambda: estimate(logits=[0.0, 1.0]), "convert them with torch.tensor."),
+    "whole logits": (lambda: estimate(logits=LOGITS.long()), "convert them with .float()."),
+    "logits that are NaN": (lambda: estimate(logits=LOGITS * torch.nan), "logits[0] is nan;"),
+    "all masked": (lambda: estimate(logits=LOGITS - torch.inf), "leave at least one finite."),
+    "no logits": (lambda: estimate(logits=LOGITS[:0]), "no dimension empty, but are [0]."),
+    "f's mean": (lambda: estimate(lambda z: first(z).mean()), "one value per row of z: shape ["),
+    "a number": (lambda: estimate(lambda z: 1.0), "must return a tensor [N]"),
+    "no return": (lambda: estimate(lambda z: None), "but returned NoneType."),
+    "whole values": (lambda: estimate(lambda z: z[:, 0]), "convert it with .float()."),
+    "a dimension too many": (lambda: estimate(lambda z: z.float()), "but returned shape ["),
+    "values that are NaN": (lambda: estimate(lambda z: first(z) * torch.nan), "f returned nan"),
+    "f's result": (lambda: estimate(first(torch.zeros(5, 1))), "f must be a function of z"),
+    "context that f does not take": (lambda: estimate(first, LOGITS), "and 1 context tensor;"),
+    "context of another batch": (
+        lambda: estimate(row_wise, torch.zeros(7), logits=ROWS),
+        "leads with the batch's shape [8], but is torch.float32 [7].",
+    ),
+    "context in a list": (lambda: estimate(row_wise, [1] * 8, logits=ROWS), "but is list."),
+    "an unknown evaluation": (lambda: estimate(evaluation="fast"), '"packed" or "dense", but is'),
+    "no rows": (lambda: estimate(max_rows=0), "at least 1, or None for no limit, but is 0."),
+    "out.backward()": (lambda: estimate().backward(), "use its value: out.value.backward"),  # pyright: ignore[reportAttributeAccessIssue]
+    "-out": (lambda: -estimate(), "use its value, as in -out.value.mean()"),  # pyright: ignore[reportOperatorIssue]
+    "no derivative": (
+        lambda: arsm.estimate(arsm.ReinMax(), LOGITS, lambda z: first(z.argmax(-1))),
+        "make f differentiable in one-hot z, or choose an estimator that only evaluates f",
+    ),
+    "a word for a list": (
+        lambda: arsm.compare(LOGITS, first, estimators="rloo"),
+        'but is a word; say ["rloo"].',
+    ),
+    "no choice in the model": (
+        lambda: arsm.choices(nn.Linear(5, 5), arsm.RLOO(4)).__enter__(),
+        "contains no arsm.Choice; put one where its forward chooses.",
+    ),
+    "no bound": (
+        lambda: arsm.estimate_bound(arsm.RLOO(4), LOGITS, first),  # pyright: ignore
+        "use one such as arsm.VIMCO(10).",
+    ),
+    "a number of values": (lambda: arsm.maximize(first, {"a": 3}), "must be a list, as in [2, 4"),
+    "a result to audit": (lambda: arsm.audit(estimate()), "must be a function loss(logits, f)"),  # pyright: ignore[reportArgumentType]
+    "too much to enumerate": (
+        lambda: arsm.estimate(arsm.Exact(), torch.zeros(40, 5), first),
+        "use an estimator that samples, such as ARSM or RLOO.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_a_sentence_of_the_library(mistake: str) -> None:
+    make, words = MISTAKES[mistake]
+    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+        make()
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 250, "one sentence"
+    # said on purpose: the last line of the traceback is a `raise` of the library
+    last = caught.traceback[-1]
+    assert "arsm" in Path(str(last.path)).parts
+    assert str(last.statement).lstrip().startswith("raise ")
+
+
+def test_there_are_many_mistakes_in_the_table() -> None:
+    assert len(MISTAKES) >= 25

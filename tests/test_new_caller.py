@@ -1,4 +1,6 @@
-"""The caller of docs/adding_a_caller.md: unbiased for every estimator that it admits, short, and shown as it runs."""
+"""The caller of docs/adding_a_caller.md: unbiased for every estimator that it admits, short, and
+shown as it runs.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ ROOT = Path(__file__).parent.parent
 EXAMPLE = load("new_caller")
 RUNS = 1024
 JOBS = (((0.0, 0.5), (0.4, 0.5)), ((0.0, 1.0),), ((0.2, 3.0),))
-"""Four jobs of three kinds; two arrive while another is made, so the numbers of decisions and of options differ."""
+"""Four jobs of three kinds; two arrive while another is made, so the numbers of decisions and of
+options differ.
+"""
 
 
 class Numbered(NamedTuple):
-    """A machine in run number i, so that every run can have parameters, and a gradient, of its own."""
+    """A machine in run number i, so that every run can have parameters, and a gradient, of its
+    own.
+    """
 
     number: int
     machine: Any
@@ -63,7 +69,9 @@ def expected_score(state: Numbered, policy: Callable[[Sequence[Numbered]], Tenso
         return torch.tensor(state.score, dtype=torch.float64)
     p = policy([state]).flatten().softmax(-1)
     allowed = [action for action, waits in enumerate(state.machine.waits()) if waits]
-    return torch.stack([p[action] * expected_score(state.after(action), policy) for action in allowed]).sum()
+    return torch.stack(
+        [p[action] * expected_score(state.after(action), policy) for action in allowed]
+    ).sum()
 
 
 def start(number: int = 0) -> Numbered:
@@ -80,7 +88,9 @@ def worst(caller: Callable[..., tuple[Tensor, int]], estimator: arsm.Estimator) 
     """The mean gradient of a caller against enumeration; above 1 is a rejection."""
     tables = table().repeat(RUNS, 1, 1).requires_grad_()
     generator = torch.Generator().manual_seed(0)
-    scores, _ = caller(estimator, [start(number) for number in range(RUNS)], policy_of(tables), generator)
+    scores, _ = caller(
+        estimator, [start(number) for number in range(RUNS)], policy_of(tables), generator
+    )
     (gradients,) = torch.autograd.grad(scores.sum(), tables)
     return float(deviations(gradients, exact()).max())
 
@@ -118,20 +128,32 @@ def test_whole_runs_refuse_estimators_without_one_weight_per_run(estimator: arsm
 
 
 def test_many_estimators_are_admitted() -> None:
-    assert {"arsm", "rloo", "reinforce", "local expectation", "otb"} <= {entry.label for entry in admitted()}
+    assert {"arsm", "rloo", "reinforce", "local expectation", "otb"} <= {
+        entry.label for entry in admitted()
+    }
 
 
-@pytest.mark.parametrize("estimator", [arsm.ARSM(), arsm.RLOO(3), arsm.LocalExpectation()], ids=repr)
-def test_a_caller_that_forgets_the_action_is_caught(estimator: arsm.Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "estimator", [arsm.ARSM(), arsm.RLOO(3), arsm.LocalExpectation()], ids=repr
+)
+def test_a_caller_that_forgets_the_action_is_caught(
+    estimator: arsm.Estimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The estimator then draws a true sample of its own, which was not played."""
     pose = EXAMPLE.pose
     # the generator stays: a second one of the same seed would draw the same actions again
-    monkeypatch.setattr(EXAMPLE, "pose", lambda *question, z, generator: pose(*question, generator=generator))
+    monkeypatch.setattr(
+        EXAMPLE, "pose", lambda *question, z, generator: pose(*question, generator=generator)
+    )
     assert worst(EXAMPLE.branch, estimator) > 1
 
 
-def test_a_caller_that_miscounts_the_score_before_a_branch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The score before a decision is then subtracted twice from its branches, and once from its run."""
+def test_a_caller_that_miscounts_the_score_before_a_branch_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The score before a decision is then subtracted twice from its branches, and once from its
+    run.
+    """
     play = EXAMPLE.play
 
     def forgetful(starts: Sequence[Numbered], *options: Any) -> tuple[Tensor, list[Any]]:

@@ -1,4 +1,6 @@
-"""What a user installs: the library with torch alone, and the experiments with their command, data and templates."""
+"""What a user installs: the library with torch alone, and the experiments with their command, data
+and templates.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ import arsm
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = ROOT / "experiments"
-WHEEL, CORE, SOURCES = 400_000, 165_000, 1_200_000
-"""The most bytes of the library's wheel, of its core's compressed modules with `rl` therein, and of its source
-archive."""
+WHEEL, CORE, SOURCES = 440_000, 185_000, 1_300_000
+"""The most bytes of the library's wheel, of its core's compressed modules with `rl` therein, and of
+its source archive."""
 DOORS = (
     "choice",
     "choice_run",
@@ -44,7 +46,12 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     """Run a command outside the source tree, with nothing of this process's Python settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=Path(command[0]).parent, env=kept | environment
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(command[0]).parent,
+        env=kept | environment,
     )
 
 
@@ -55,7 +62,9 @@ def succeed(*command: str | Path) -> str:
 
 
 def build(project: Path, out: Path) -> Path:
-    """A folder with the source archive and the wheel that was built from that archive, not from the tree."""
+    """A folder with the source archive and the wheel that was built from that archive, not from the
+    tree.
+    """
     pytest.importorskip("build", reason="build is not installed; pip install 'arsm[dev]'")
     pytest.importorskip("hatchling", reason="hatchling is not installed; pip install 'arsm[dev]'")
     succeed(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project)
@@ -81,7 +90,18 @@ def experiments_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(python: Path, wheel: Path) -> None:
     """The wheel and nothing else."""
-    succeed(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    succeed(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +129,11 @@ def closure(name: str) -> dict[str, Distribution]:
         if name not in found:
             found[name] = distribution(name)
             needs = map(Requirement, found[name].requires or ())
-            waiting += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+            waiting += [
+                need.name
+                for need in needs
+                if need.marker is None or need.marker.evaluate({"extra": ""})
+            ]
     return found
 
 
@@ -125,7 +149,9 @@ def contents(wheel: Path) -> set[str]:
 
 
 def sources(folder: Path) -> set[str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     return {path.relative_to(folder).as_posix() for path in files if ".egg-info" not in str(path)}
 
 
@@ -138,8 +164,14 @@ def test_the_wheel_holds_the_library_its_licence_and_nothing_else(wheel: Path) -
     assert licences == [f"arsm-{arsm.__version__}.dist-info/licenses/LICENSE"]
     assert wheel.stat().st_size < WHEEL
     with zipfile.ZipFile(wheel) as files:
-        sizes = {Path(file.filename).with_suffix("").parts: file.compress_size for file in files.infolist()}
-    assert sum(size for parts, size in sizes.items() if parts[0] == "arsm" and parts[1] not in DOORS) < CORE
+        sizes = {
+            Path(file.filename).with_suffix("").parts: file.compress_size
+            for file in files.infolist()
+        }
+    assert (
+        sum(size for parts, size in sizes.items() if parts[0] == "arsm" and parts[1] not in DOORS)
+        < CORE
+    )
 
 
 def test_the_experiments_bring_their_data_and_templates(experiments_wheel: Path) -> None:
@@ -157,7 +189,14 @@ def test_the_source_archive_holds_the_project_and_no_more(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "constraints.txt"} <= names
+    assert {
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "constraints.txt",
+    } <= names
     assert {"tests/test_packaging.py", "examples/quickstart.py", "src/arsm/py.typed"} <= names
     folders = {name.partition("/")[0] for name in names if "/" in name}
     assert folders <= {"src", "tests", "examples", "benchmarks", "docs"}
@@ -169,9 +208,13 @@ def test_the_metadata_says_what_is_needed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         metadata = files.read(f"arsm-{arsm.__version__}.dist-info/METADATA").decode()
     assert f"\nVersion: {arsm.__version__}\n" in metadata
-    needs = [Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)]
+    needs = [
+        Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    ]
     assert [need.name for need in needs if need.marker is None] == ["torch"]
-    assert set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE)) == set(PROJECT["optional-dependencies"])
+    assert set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE)) == set(
+        PROJECT["optional-dependencies"]
+    )
 
 
 ESTIMATE = """
@@ -205,17 +248,22 @@ from pathlib import Path
 import arsm_experiments
 from arsm_experiments.cli import main
 from arsm_experiments.data import load_mnist
-words = ["--categories", "4", "--updates", "2", "--seeds", "1", "--variance-samples", "2", "--estimators", "arsm"]
+words = "--categories 4 --updates 2 --seeds 1 --variance-samples 2 --estimators arsm".split()
 assert main(["toy", *words, "--root", sys.argv[1]]) == 0
 assert main(["report", "--root", sys.argv[1]]) == 0
-print(arsm_experiments.__file__, len(load_mnist().test), Path(sys.argv[1], "report.html").stat().st_size)
+size = Path(sys.argv[1], "report.html").stat().st_size
+print(arsm_experiments.__file__, len(load_mnist().test), size)
 """
 
 
-def test_the_command_finds_its_data_and_templates(installed: Path, experiments_wheel: Path, tmp_path: Path) -> None:
+def test_the_command_finds_its_data_and_templates(
+    installed: Path, experiments_wheel: Path, tmp_path: Path
+) -> None:
     """Beside the library, with this environment's other packages within reach."""
     install(installed / "python", experiments_wheel)
-    reach(installed, *{Path(str(distribution(name).locate_file(""))) for name in ("torch", "numpy")})
+    reach(
+        installed, *{Path(str(distribution(name).locate_file(""))) for name in ("torch", "numpy")}
+    )
     assert "toy" in succeed(installed / "arsm", "--help")
     *_, where, images, page = succeed(installed / "python", "-c", MAKE_A_PAGE, tmp_path).split()
     assert installed.parent in Path(where).parents
@@ -226,3 +274,9 @@ def test_the_changelog_has_this_version() -> None:
     headings = re.findall(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert arsm.__version__ in headings
     assert headings[0] in ("Unreleased", arsm.__version__)
+
+
+def test_one_version_everywhere() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {arsm.__version__}\n" in citation
+    assert f"version = {{{arsm.__version__}}}" in (ROOT / "docs/cite_compare_extend.md").read_text()

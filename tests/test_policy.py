@@ -1,5 +1,5 @@
-"""Policy gradients by rollouts against a small decision process whose gradient is known; tests/statistics.py states the
-false-alarm rate."""
+"""Policy gradients by rollouts against a small decision process whose gradient is known;
+tests/statistics.py states the false-alarm rate."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ STATES, HORIZON, GAMMA = 3, 4, 0.9
 
 
 class Process:
-    """K actions of C values per step, random transitions and rewards, HORIZON steps from state 0."""
+    """K actions of C values per step, random transitions and rewards, HORIZON steps from state
+    0.
+    """
 
     def __init__(self, variables: int, categories: int) -> None:
         generator = torch.Generator().manual_seed(7)
         joint = categories**variables
         self.variables, self.categories = variables, categories
-        self.logits = torch.randn(STATES, variables, categories, generator=generator, dtype=torch.float64)
-        self.transition = (2 * torch.randn(STATES, joint, STATES, generator=generator, dtype=torch.float64)).softmax(-1)
+        self.logits = torch.randn(
+            STATES, variables, categories, generator=generator, dtype=torch.float64
+        )
+        self.transition = (
+            2 * torch.randn(STATES, joint, STATES, generator=generator, dtype=torch.float64)
+        ).softmax(-1)
         self.reward = torch.randn(STATES, joint, generator=generator, dtype=torch.float64)
 
     def joint(self, actions: Tensor) -> Tensor:
@@ -33,7 +39,9 @@ class Process:
         return (actions * place).sum(-1)
 
     def exact(self, discounted: bool = True) -> Tensor:
-        """dJ/dlogits [S, K, C] by dynamic programming; without discounting, Algorithm 3's sum without gamma^t."""
+        """dJ/dlogits [S, K, C] by dynamic programming; without discounting, Algorithm 3's sum
+        without gamma^t.
+        """
         logits = self.logits.clone().requires_grad_()
         log_q = logits.log_softmax(-1)
         joint = log_q[:, 0]
@@ -46,17 +54,27 @@ class Process:
             value = (pi.detach() * q[0]).sum(-1)
         objective, visits = logits.new_zeros(()), torch.eye(STATES, dtype=torch.float64)[0]
         for t in range(HORIZON):
-            objective = objective + (GAMMA**t if discounted else 1.0) * (visits @ (pi * q[t]).sum(-1))
+            objective = objective + (GAMMA**t if discounted else 1.0) * (
+                visits @ (pi * q[t]).sum(-1)
+            )
             visits = torch.einsum("s,sa,sax->x", visits, pi.detach(), self.transition)
         return torch.autograd.grad(objective, logits)[0]
 
-    def step(self, state: Tensor, actions: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def step(
+        self, state: Tensor, actions: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         joint = self.joint(actions)
-        following = torch.multinomial(self.transition[state, joint], 1, generator=generator).squeeze(-1)
+        following = torch.multinomial(
+            self.transition[state, joint], 1, generator=generator
+        ).squeeze(-1)
         return following, self.reward[state, joint]
 
-    def play(self, state: Tensor, time: Tensor, actions: Tensor, generator: torch.Generator) -> Tensor:
-        """The returns [N] of taking these actions at these times and following the policy to the horizon."""
+    def play(
+        self, state: Tensor, time: Tensor, actions: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """The returns [N] of taking these actions at these times and following the policy to the
+        horizon.
+        """
         total, factor = torch.zeros(len(state), dtype=torch.float64), 1.0
         for _ in range(HORIZON):
             following, reward = self.step(state, actions, generator)
@@ -89,7 +107,11 @@ class Process:
         for t in reversed(range(HORIZON)):
             ahead[t] = rewards[t] + GAMMA * ahead[t + 1]
         visited, taken, returns = torch.stack(states, 1), torch.stack(chosen, 1), ahead[:-1].T
-        discount = GAMMA ** torch.arange(HORIZON).double().expand(episodes, HORIZON) if discounted else None
+        discount = (
+            GAMMA ** torch.arange(HORIZON).double().expand(episodes, HORIZON)
+            if discounted
+            else None
+        )
         grads = []
         size = 1 if budget is not None else episodes
         for first in range(0, episodes, size):
@@ -111,11 +133,20 @@ class Process:
             grad = policy.gradient(estimator, logits, plan, returns[rows], tried, factor)
             of_state = torch.zeros(size * STATES, *grad.shape[2:], dtype=torch.float64)
             row = torch.arange(size).repeat_interleave(HORIZON) * STATES + seen.flatten()
-            grads.append(of_state.index_add(0, row, grad.double().flatten(0, 1)).unflatten(0, (size, STATES)))
+            grads.append(
+                of_state.index_add(0, row, grad.double().flatten(0, 1)).unflatten(0, (size, STATES))
+            )
         return torch.cat(grads)
 
 
-ESTIMATORS = [arsm.ARSM(), arsm.ARS(), arsm.RLOO(3), arsm.LocalExpectation(), arsm.DisARM(), arsm.CARMS(3)]
+ESTIMATORS = [
+    arsm.ARSM(),
+    arsm.ARS(),
+    arsm.RLOO(3),
+    arsm.LocalExpectation(),
+    arsm.DisARM(),
+    arsm.CARMS(3),
+]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
@@ -176,16 +207,26 @@ def test_an_unweighted_budget_is_biased(estimator: arsm.Estimator) -> None:
 
 @pytest.mark.parametrize("counts", [(1, 2, 0, 1, 2), (2, 2, 2, 1), (0, 0, 1, 1, 1, 2)])
 @pytest.mark.parametrize("budget", [2, 3, 5])
-def test_the_walk_weights_every_step_by_one_on_average(counts: tuple[int, ...], budget: int) -> None:
+def test_the_walk_weights_every_step_by_one_on_average(
+    counts: tuple[int, ...], budget: int
+) -> None:
     steps = [t for t, count in enumerate(counts) if count]
-    weights = [policy.walk(torch.tensor(counts), torch.tensor(o), budget) for o in permutations(steps)]
-    torch.testing.assert_close(torch.stack(weights).mean(0), torch.ones(len(counts), dtype=torch.float64))
+    weights = [
+        policy.walk(torch.tensor(counts), torch.tensor(o), budget) for o in permutations(steps)
+    ]
+    torch.testing.assert_close(
+        torch.stack(weights).mean(0), torch.ones(len(counts), dtype=torch.float64)
+    )
 
 
-def random_episodes(episodes: int, steps: int, variables: int, categories: int) -> tuple[Tensor, Tensor]:
+def random_episodes(
+    episodes: int, steps: int, variables: int, categories: int
+) -> tuple[Tensor, Tensor]:
     """Logits [B, T, K, C] and actions [B, T, K]."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(episodes, steps, variables, categories, generator=generator, dtype=torch.float64)
+    logits = torch.randn(
+        episodes, steps, variables, categories, generator=generator, dtype=torch.float64
+    )
     return logits, arsm.sample(logits, generator)
 
 
@@ -196,13 +237,17 @@ def test_reinforce_needs_no_rollouts_and_keeps_every_step() -> None:
     assert len(plan.step) == 0
     returns = torch.randn(2, 5, dtype=torch.float64)
     grad = policy.gradient(estimator, logits, plan, returns, returns[0, :0])
-    torch.testing.assert_close(grad, returns[..., None, None] * arsm.score(logits, actions))
+    torch.testing.assert_close(grad, returns[..., None, None] * arsm.extend.score(logits, actions))
 
 
 def test_equal_draws_share_a_rollout_and_never_repeat_the_true_action() -> None:
     logits, actions = random_episodes(4, 10, 2, 3)
     plan = policy.plan(arsm.RLOO(5), logits, actions)
-    tried = list(zip(plan.episode.tolist(), plan.step.tolist(), map(tuple, plan.action.tolist()), strict=True))
+    tried = list(
+        zip(
+            plan.episode.tolist(), plan.step.tolist(), map(tuple, plan.action.tolist()), strict=True
+        )
+    )
     assert len(set(tried)) == len(tried)
     assert tried == sorted(tried, key=lambda each: each[:2])
     assert (plan.action != actions[plan.episode, plan.step]).any(-1).all()
@@ -247,7 +292,10 @@ def test_the_losss_gradient_is_the_gradient() -> None:
     logits.requires_grad_()
     mask = torch.tensor([[True, True, False], [True, True, True]])
     plan = policy.plan(arsm.ARSM(), logits, actions, mask)
-    returns, tried = torch.randn(2, 3, dtype=torch.float64), torch.randn(len(plan.step), dtype=torch.float64)
+    returns, tried = (
+        torch.randn(2, 3, dtype=torch.float64),
+        torch.randn(len(plan.step), dtype=torch.float64),
+    )
     loss = policy.loss(arsm.ARSM(), logits, plan, returns, tried)
     torch.testing.assert_close(loss, -returns[:, 0].sum())
     (found,) = torch.autograd.grad(loss, logits)
@@ -307,8 +355,13 @@ def test_refusals() -> None:
     for wrong in (0.9, returns[0], returns[:, :1]):
         with pytest.raises(ValueError, match=r"discount must be a tensor \[1, 4\]"):
             policy.gradient(arsm.ARSM(), logits, plan, returns, tried, wrong)  # pyright: ignore[reportArgumentType]
-    for one, other, name in ((returns.long(), tried, "returns"), (returns, tried.long(), "rollout_returns")):
-        with pytest.raises(TypeError, match=f"^{name} must be a floating tensor, but are torch.int64"):
+    for one, other, name in (
+        (returns.long(), tried, "returns"),
+        (returns, tried.long(), "rollout_returns"),
+    ):
+        with pytest.raises(
+            TypeError, match=f"^{name} must be a floating tensor, but are torch.int64"
+        ):
             policy.gradient(arsm.ARSM(), logits, plan, one, other)
     with pytest.raises(ValueError, match="returns must be finite"):
         policy.gradient(arsm.ARSM(), logits, plan, returns * torch.nan, tried)

@@ -1,4 +1,6 @@
-"""One question, one credit: the head and the tail of an estimate are written once, and all callers share them."""
+"""One question, one credit: the head and the tail of an estimate are written once, and all callers
+share them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,17 @@ from arsm.question import attach, pose
 from tests.roster import ROSTER, Entry
 
 LIBRARY = Path(arsm.__file__).parent
-CALLERS = [path for path in LIBRARY.rglob("*.py") if "estimators" not in path.parts and "kernels" not in path.parts]
+CALLERS = [
+    path
+    for path in LIBRARY.rglob("*.py")
+    if "estimators" not in path.parts and "kernels" not in path.parts
+]
 
 
 def calls_of(method: str) -> list[str]:
-    """The modules outside `estimators/` that call a method of this name on an estimator, once per call."""
+    """The modules outside `estimators/` that call a method of this name on an estimator, once per
+    call.
+    """
     found = []
     for path in CALLERS:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -37,13 +45,25 @@ def test_one_place_asks_and_one_tells() -> None:
 
 def test_one_place_decides_which_queries_run() -> None:
     """Nobody else compares `same_as` with the queries' numbers."""
-    users = [path.name for path in CALLERS if "speakers(" in path.read_text() and path.name != "distinct.py"]
-    assert sorted(users) == ["driver.py", "question.py"]  # the first counts the distinct ones for `info`
+    users = [
+        path.name
+        for path in CALLERS
+        if "speakers(" in path.read_text() and path.name != "distinct.py"
+    ]
+    # the first counts the distinct ones for `info`
+    assert sorted(users) == [
+        "driver.py",
+        "question.py",
+    ]
 
 
 def test_one_autograd_function_gives_logits_a_credit() -> None:
     found = [path.name for path in CALLERS if "autograd.Function)" in path.read_text()]
-    assert sorted(found) == ["credit.py", "question.py"]  # the first gives parameters theirs, without any logits
+    # the first gives parameters theirs, without any logits
+    assert sorted(found) == [
+        "credit.py",
+        "question.py",
+    ]
 
 
 # ---------------------------------------------------------------- autocast
@@ -111,11 +131,17 @@ def f(z: Tensor, row: Tensor) -> Tensor:
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("batch", [(), (7,), (2, 3)], ids=str)
 @pytest.mark.parametrize("entry", ROSTER, ids=lambda entry: entry.label)
-def test_all_ways_to_ask_give_every_query_the_same_value(entry: Entry, batch: tuple[int, ...], given: bool) -> None:
+def test_all_ways_to_ask_give_every_query_the_same_value(
+    entry: Entry, batch: tuple[int, ...], given: bool
+) -> None:
     if not entry.fits(2, 4):
         pytest.skip("not for two variables of four categories")
     estimator = entry.make(2, 4)
-    if estimator.needs_gradient or estimator.subset is not None or (given and not estimator.given_sample):
+    if (
+        estimator.needs_gradient
+        or estimator.subset is not None
+        or (given and not estimator.given_sample)
+    ):
         pytest.skip("asks for other points")
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(*batch, 2, 4, generator=generator, dtype=torch.float64)
@@ -123,7 +149,7 @@ def test_all_ways_to_ask_give_every_query_the_same_value(entry: Entry, batch: tu
     question = pose(estimator, logits, z=z, generator=generator)
     rows = torch.Size(batch).numel()
     asked = [question.asked("packed"), question.asked("dense")]
-    found = [question.spread(x, [f(x.z[: x.total], x.row[: x.total])]).all for x in asked]
+    found = [question.spread(x, [f(x.z, x.row)]).all for x in asked]
 
     others = question.others()
     true = f(question.true.reshape(rows, 2), torch.arange(rows)).view(batch)
@@ -138,7 +164,9 @@ def test_all_ways_to_ask_give_every_query_the_same_value(entry: Entry, batch: tu
 
 
 def test_what_is_known_is_not_asked_again() -> None:
-    """Of three equal categories ARSM asks for the others than the true one, and `Exact` for all but it."""
+    """Of three equal categories ARSM asks for the others than the true one, and `Exact` for all but
+    it.
+    """
     logits = torch.zeros(50, 1, 3, dtype=torch.float64)
     z = torch.zeros(50, 1, dtype=torch.int64)
     for question in (pose(arsm.LocalExpectation(), logits, z=z), pose(arsm.Exact(), logits)):
@@ -148,8 +176,15 @@ def test_what_is_known_is_not_asked_again() -> None:
 
 
 def test_one_value_carries_several_credits() -> None:
-    first, second = torch.zeros(3, 1, 2, requires_grad=True), torch.zeros(3, 2, 4, requires_grad=True)
-    value = attach(attach(torch.arange(3.0), first, torch.full((3, 1, 2), 2.0)), second, torch.full((3, 2, 4), 5.0))
+    first, second = (
+        torch.zeros(3, 1, 2, requires_grad=True),
+        torch.zeros(3, 2, 4, requires_grad=True),
+    )
+    value = attach(
+        attach(torch.arange(3.0), first, torch.full((3, 1, 2), 2.0)),
+        second,
+        torch.full((3, 2, 4), 5.0),
+    )
     assert value.tolist() == [0, 1, 2]
     value.backward(torch.tensor([1.0, 0.0, -1.0]))
     assert first.grad is not None

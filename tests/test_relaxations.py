@@ -1,4 +1,6 @@
-"""Relaxing estimators against their formulas under fixed noise, and the noise of Gumbel-Rao given the sample."""
+"""Relaxing estimators against their formulas under fixed noise, and the noise of Gumbel-Rao given
+the sample.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 import arsm
-from arsm.draws import Draws
+from arsm.draws import SampleNoise
 from arsm.estimators.gumbel_rao import RaoNoise
 from arsm.noise import argmin_sample, dirichlet
 from arsm.relaxations import conditional_perturbed
@@ -46,7 +48,8 @@ def map_noise(function: Callable[[Tensor], Tensor], noise: Noise) -> Noise:
     return type(noise)(*map(function, noise)) if isinstance(noise, tuple) else function(noise)
 
 
-# ---------------------------------------------------------------- one variable's Jacobian dz/dphi, as each paper has it
+# ---------------------------------------------------------------- one variable's Jacobian dz/dphi,
+# as each paper has it
 
 
 def softmax_jacobian(s: Tensor) -> Tensor:
@@ -70,10 +73,13 @@ def gumbel_rao(phi: Tensor, z: int, log_pi: Tensor, conditional: Tensor) -> Tens
     p = phi.softmax(-1)
     total = torch.zeros(C, C, dtype=phi.dtype)
     for draw in conditional:
-        v = torch.exp(-draw.exp() * 2.1)  # uniforms: the top Gumbel from v_z, the others truncated at it
+        # uniforms: the top Gumbel from v_z, the others truncated at it
+        v = torch.exp(-draw.exp() * 2.1)
         zeta = torch.tensor(
             [
-                -math.log(-math.log(v[z])) if i == z else -math.log(-math.log(v[i]) / p[i] - math.log(v[z]))
+                -math.log(-math.log(v[z]))
+                if i == z
+                else -math.log(-math.log(v[i]) / p[i] - math.log(v[z]))
                 for i in range(C)
             ]
         ).double()
@@ -105,7 +111,9 @@ def reinmax(phi: Tensor, z: int, log_pi: Tensor, _: Tensor) -> Tensor:
 
 
 HARD: dict[str, Callable[[Tensor, int, Tensor, Tensor], Tensor]] = dict(
-    zip(WORDS[1:], [hard_gumbel_softmax, straight_through, gumbel_rao, gapped, reinmax], strict=True)
+    zip(
+        WORDS[1:], [hard_gumbel_softmax, straight_through, gumbel_rao, gapped, reinmax], strict=True
+    )
 )
 
 
@@ -117,7 +125,11 @@ def test_a_hard_sample_forward_and_the_papers_jacobian_backward(words: str) -> N
     log_pi = noise if isinstance(noise, Tensor) else torch.empty(5, K, C)
     conditional = noise.conditional if isinstance(noise, RaoNoise) else torch.empty(5, 0, K, C)
     out = arsm.estimate(estimator, logits, f, theta, noise=noise)
-    z = (log_pi - logits).argmin(-1) if isinstance(noise, Tensor) else arsm.samples(logits, Draws(*noise[:2]))[:, 0]
+    z = (
+        (log_pi - logits).argmin(-1)
+        if isinstance(noise, Tensor)
+        else arsm.extend.samples(logits, SampleNoise(*noise[:2]))[:, 0]
+    )
     hard = torch.eye(C, dtype=logits.dtype)[z].requires_grad_()
     value = f(hard, theta)
     slope, by_theta = torch.autograd.grad(value.sum(), (hard, theta))
@@ -153,15 +165,20 @@ def test_the_soft_sample_leans_to_the_hard_one() -> None:
     assert torch.equal(queries.points[0].argmax(-1), queries.z)
 
 
-# ---------------------------------------------------------------- where straight-through and ReinMax are exact
+# ---------------------------------------------------------------- where straight-through and
+# ReinMax are exact
 
 
 def mean_gradient(words: str, phi: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    """The expectation over z of an estimate that depends on the noise through z alone; one variable, phi [C]."""
+    """The expectation over z of an estimate that depends on the noise through z alone; one
+    variable, phi [C].
+    """
     p, total = phi.softmax(-1), torch.zeros_like(phi)
     for z in range(C):
         logits = phi.clone().requires_grad_()
-        value = arsm.estimate(arsm.estimator(words), logits, f, noise=given(torch.tensor([[z]]))).value
+        value = arsm.estimate(
+            arsm.estimator(words), logits, f, noise=given(torch.tensor([[z]]))
+        ).value
         total += p[z] * torch.autograd.grad(value, logits)[0]
     return total
 
@@ -173,7 +190,11 @@ def test_exact_for_polynomials_of_low_degree(words: str, degree: int) -> None:
     def polynomial(degree: int) -> Callable[[Tensor], Tensor]:
         def f(z: Tensor) -> Tensor:
             x = arsm.one_hot(z, C, torch.float64).flatten(1)
-            terms = [(x * theta).sum(-1), torch.einsum("ni,ij,nj->n", x, curvature, x), (x @ curvature).pow(3).sum(-1)]
+            terms = [
+                (x * theta).sum(-1),
+                torch.einsum("ni,ij,nj->n", x, curvature, x),
+                (x @ curvature).pow(3).sum(-1),
+            ]
             return torch.stack(terms[:degree]).sum(0)
 
         return f
@@ -192,7 +213,9 @@ def test_exact_for_polynomials_of_low_degree(words: str, degree: int) -> None:
 
 
 def test_conditional_gumbels_have_the_right_winner_and_the_right_distribution() -> None:
-    """A sample z, then noisy logits given z: their differences are logistic, as without the detour (Kolmogorov)."""
+    """A sample z, then noisy logits given z: their differences are logistic, as without the detour
+    (Kolmogorov).
+    """
     n, phi = 40_000, torch.tensor([0.5, -1.0, 0.0, 1.5], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     logits = phi.expand(n, 1, C)
@@ -211,7 +234,10 @@ def test_gumbel_rao_keeps_the_mean_and_lowers_the_variance() -> None:
     n = 1 << 15
     logits, theta = normal(0, 1, 2, C).expand(n, 2, C), normal(1, 1, 2 * C).expand(n, -1)
     samples = []
-    for words in ("gumbel-softmax:temperature=0.5,hard=True", "gumbel-rao:temperature=0.5,samples=10"):
+    for words in (
+        "gumbel-softmax:temperature=0.5,hard=True",
+        "gumbel-rao:temperature=0.5,samples=10",
+    ):
         noise = arsm.estimator(words).noise(logits, torch.Generator().manual_seed(len(words)))
         samples.append(gradient(words, logits, theta, noise))
     plain, rao = samples

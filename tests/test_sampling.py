@@ -1,4 +1,6 @@
-"""Samples by inverse cumulative sums: the right frequencies, the edges, and what compiles and maps."""
+"""Samples by inverse cumulative sums: the right frequencies, the edges, and what compiles and
+maps.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from arsm.sampling import BLOCK, FEW, IN_ONE_PIECE, MANY, inverse_sample, uniforms
+from arsm.kernels import FEW
+from arsm.kernels.two_ways import COUNTED
+from arsm.sampling import BLOCK, IN_ONE_PIECE, inverse_sample, uniforms
 from tests.statistics import deviations
 
 LAST = 1 - 2.0**-53
@@ -15,7 +19,9 @@ SIZES = [1, 2, 10, FEW, FEW + 1, IN_ONE_PIECE, IN_ONE_PIECE + 1, 3 * BLOCK * 7 +
 
 
 def random_logits(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return scale * torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def by_definition(logits: Tensor, u: Tensor) -> Tensor:
@@ -27,7 +33,8 @@ def by_definition(logits: Tensor, u: Tensor) -> Tensor:
 @pytest.mark.parametrize("categories", SIZES)
 def test_evenly_spaced_uniforms_give_every_category_its_share(categories: int) -> None:
     logits = random_logits(2, categories, seed=categories)
-    count = max(4 * categories, MANY)  # so many samples that few categories are counted, not searched
+    # so many samples that few categories are counted, not searched
+    count = max(4 * categories, COUNTED)
     u = ((torch.arange(count, dtype=torch.float64) + 0.5) / count).unsqueeze(-1).expand(-1, 2)
     z = inverse_sample(logits, u)
     assert z.dtype == torch.int64
@@ -78,7 +85,7 @@ def test_a_million_categories_with_tiny_probabilities() -> None:
 
 @pytest.mark.parametrize("categories", [4, 40, 1_000, 100_000])
 @pytest.mark.parametrize("u", [0.0, LAST])
-@pytest.mark.parametrize("draws", [1, MANY])
+@pytest.mark.parametrize("draws", [1, COUNTED])
 def test_a_masked_category_is_never_chosen(categories: int, u: float, draws: int) -> None:
     if categories > 40 and draws > 1:
         draws = 3
@@ -112,19 +119,21 @@ def test_half_precision_logits_mean_what_they_say(dtype: torch.dtype, categories
 def test_meaningless_logits_give_an_index_that_can_be_looked_up(categories: int) -> None:
     for value in (torch.nan, torch.inf, -torch.inf):
         logits = torch.full((1, categories), value)
-        for draws in (2, MANY) if categories < 100 else (2,):
+        for draws in (2, COUNTED) if categories < 100 else (2,):
             z = inverse_sample(logits, uniforms(logits, draws))
             assert bool((z >= 0).all() and (z < categories).all())
 
 
-@pytest.mark.parametrize(("categories", "draws"), [(7, 3), (7, MANY), (40, 3), (2_000, 3)])
+@pytest.mark.parametrize(("categories", "draws"), [(7, 3), (7, COUNTED), (40, 3), (2_000, 3)])
 def test_compiled_and_mapped_samples_are_the_same(categories: int, draws: int) -> None:
     logits = random_logits(4, 2, categories)
     u = uniforms(logits, draws, torch.Generator().manual_seed(0))
     expected = inverse_sample(logits, u)
     assert torch.equal(vmap(inverse_sample)(logits, u), expected)
     torch.compiler.reset()
-    assert torch.equal(torch.compile(inverse_sample, fullgraph=True, backend="aot_eager")(logits, u), expected)
+    assert torch.equal(
+        torch.compile(inverse_sample, fullgraph=True, backend="aot_eager")(logits, u), expected
+    )
 
 
 def test_mapped_replicas_draw_their_own_uniforms() -> None:

@@ -22,7 +22,9 @@ from tests.statistics import SAMPLES
 
 
 def ordered(logits: Tensor, draws: tuple[int, ...]) -> tuple[Tensor, float]:
-    """The noise [1, C] under which these categories come first, in this order, and their probability."""
+    """The noise [1, C] under which these categories come first, in this order, and their
+    probability.
+    """
     rank = torch.full_like(logits, 100)
     rank[0, list(draws)] = torch.arange(len(draws), dtype=torch.float64)
     p, probability, left = logits.softmax(-1)[0], 1.0, 1.0
@@ -41,7 +43,11 @@ def test_unordered_sets_are_exact_in_the_mean(k: int) -> None:
     count = len(cases)
     torch.testing.assert_close(probability.sum(), torch.ones_like(probability[0]))
     out = arsm.estimate(
-        arsm.UnorderedSet(k), logits.expand(count, 1, 4), cosine, theta.expand(count, 1, 4), noise=noise
+        arsm.UnorderedSet(k),
+        logits.expand(count, 1, 4),
+        cosine,
+        theta.expand(count, 1, 4),
+        noise=noise,
     )
     expected = exact(logits, theta)
     assert out.grad is not None
@@ -56,7 +62,9 @@ def test_one_unordered_pair_by_hand() -> None:
     """p({a,b}) = p_a p_b / (1 - p_a) + p_a p_b / (1 - p_b), and p^{D\\a}({b}) = p_b / (1 - p_a)."""
     logits, theta = normal(2, 1, 5), normal(3, 1, 5)
     a, b = 3, 1
-    out = arsm.estimate(arsm.UnorderedSet(2), logits, cosine, theta, noise=ordered(logits, (a, b))[0])
+    out = arsm.estimate(
+        arsm.UnorderedSet(2), logits, cosine, theta, noise=ordered(logits, (a, b))[0]
+    )
     assert out.z.tolist() == [a]
     p = logits.softmax(-1)[0]
     f = [float(cosine(torch.tensor([[c]]), theta.unsqueeze(0))) for c in range(5)]
@@ -97,8 +105,12 @@ def test_weights_of_a_set_by_its_permutations(scale: float) -> None:
         for j, other in enumerate(members):
             ratio = torch.zeros((), dtype=torch.float64)
             if other != s:
-                ratio = log_probability(tuple(m for m in without if m != other)) - log_probability(without)
-            torch.testing.assert_close(second[i, j], (log_p[other] + ratio).exp(), rtol=1e-9, atol=1e-300)
+                ratio = log_probability(tuple(m for m in without if m != other)) - log_probability(
+                    without
+                )
+            torch.testing.assert_close(
+                second[i, j], (log_p[other] + ratio).exp(), rtol=1e-9, atol=1e-300
+            )
     torch.testing.assert_close(first.sum(0), torch.ones((), dtype=torch.float64))
     torch.testing.assert_close(second.sum(1), torch.ones(4, dtype=torch.float64))
 
@@ -130,7 +142,11 @@ def test_exact_plus_sampled_is_exact_in_the_mean(k: int, m: int) -> None:
     count = len(choice)
     noise = forced(tail[choice].unsqueeze(-1), 5)
     out = arsm.estimate(
-        arsm.ExactPlusSampled(k, m), logits.expand(count, 1, 5), cosine, theta.expand(count, 1, 5), noise=noise
+        arsm.ExactPlusSampled(k, m),
+        logits.expand(count, 1, 5),
+        cosine,
+        theta.expand(count, 1, 5),
+        noise=noise,
     )
     expected = exact(logits, theta)
     assert out.grad is not None
@@ -157,12 +173,14 @@ def test_one_exact_plus_sampled_by_hand() -> None:
 
 
 def test_the_true_sample_of_exact_plus_sampled_is_a_sample() -> None:
-    """It is the first race's winner, which is among the evaluated ones, and needs no evaluation of its own."""
+    """It is the first race's winner, which is among the evaluated ones, and needs no evaluation of
+    its own.
+    """
     logits = normal(0, 1, 4).expand(200, 1, 4)
     estimator = arsm.ExactPlusSampled(1, 2)
     noise = estimator.noise(logits, torch.Generator().manual_seed(0))
     queries = estimator.ask(logits, noise)
-    assert torch.equal(queries.z, arsm.argmin_sample(logits, noise[:, 0]))
+    assert torch.equal(queries.z, arsm.extend.argmin_sample(logits, noise[:, 0]))
     assert torch.equal(queries.points[0], queries.z)
     number = torch.arange(len(queries.same_as)).unsqueeze(-1)
     assert ((queries.same_as == number).sum(0) <= 3).all()
@@ -220,10 +238,13 @@ def test_vimco_of_large_log_weights_stays_finite() -> None:
     assert bool(((out.value <= largest) & (out.value >= largest - math.log(3))).all())
 
 
-@pytest.mark.parametrize("words", ["rloo", "rloo:ridge=1.0", "carms", "double-control", "vimco:samples=50"])
+@pytest.mark.parametrize(
+    "words", ["rloo", "rloo:ridge=1.0", "carms", "double-control", "vimco:samples=50"]
+)
 def test_a_constant_in_f_changes_nothing(words: str) -> None:
     estimator, logits = arsm.estimator(words), normal(0, 200, 2, 3).float()
-    constant = -1e5 if words.startswith("vimco") else 1e7  # where a half and a whole still can be told apart
+    # where a half and a whole still can be told apart
+    constant = -1e5 if words.startswith("vimco") else 1e7
     noise = estimator.noise(logits)
 
     def f(z: Tensor, c: Tensor) -> Tensor:
@@ -231,7 +252,8 @@ def test_a_constant_in_f_changes_nothing(words: str) -> None:
         return z.sum(-1) * (0.5 if words.startswith("vimco") else 1.0) + c
 
     found, expected = (
-        arsm.estimate(estimator, logits, f, torch.full((200,), c), noise=noise).grad for c in (constant, 0.0)
+        arsm.estimate(estimator, logits, f, torch.full((200,), c), noise=noise).grad
+        for c in (constant, 0.0)
     )
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -249,7 +271,9 @@ def test_a_large_ridge_is_plain_leave_one_out() -> None:
 def test_an_average_of_bounds_is_no_bound_of_averages() -> None:
     logits, theta = normal(0, 6, 2, 3), normal(1, 6, 2, 3)
     estimator = arsm.Average(arsm.VIMCO(3), 2)
-    out = arsm.estimate(estimator, logits, cosine, theta, generator=torch.Generator().manual_seed(0))
+    out = arsm.estimate(
+        estimator, logits, cosine, theta, generator=torch.Generator().manual_seed(0)
+    )
     f = cosine(out.z.reshape(-1, 2), theta.repeat_interleave(6, 0)).view(6, 2, 3)
     torch.testing.assert_close(out.value, (f.logsumexp(-1) - math.log(3)).mean(-1))
 
@@ -266,7 +290,9 @@ def surrogate_by_hand(logits: Tensor, z: Tensor, f: Tensor, h: Tensor) -> Tensor
     out = torch.zeros_like(logits)
     for b in range(rows):
         others = [row for row in range(rows) if row != b]
-        covariance = sum(float(((f[o] - f[o].mean()) * (hx[o] - hx[o].mean())).sum()) for o in others)
+        covariance = sum(
+            float(((f[o] - f[o].mean()) * (hx[o] - hx[o].mean())).sum()) for o in others
+        )
         beta = covariance / sum(float((hx[o] - hx[o].mean()).square().sum()) for o in others)
         rest = f[b] - beta * hx[b]
         for i in range(n):
@@ -279,7 +305,10 @@ def surrogate_by_hand(logits: Tensor, z: Tensor, f: Tensor, h: Tensor) -> Tensor
 
 def test_one_surrogate_sample_by_hand() -> None:
     logits, theta, h = normal(0, 4, 2, 3), normal(1, 4, 2, 3), normal(2, 4, 2, 3)
-    for estimator, known in ((arsm.RLOO(3, surrogate="logits"), logits), (arsm.RLOO(3, surrogate=h), h)):
+    for estimator, known in (
+        (arsm.RLOO(3, surrogate="logits"), logits),
+        (arsm.RLOO(3, surrogate=h), h),
+    ):
         out = arsm.estimate(estimator, logits, cosine, theta)
         f = cosine(out.z.reshape(-1, 2), theta.repeat_interleave(3, 0)).view(4, 3)
         torch.testing.assert_close(out.grad, surrogate_by_hand(logits, out.z, f, known))
@@ -293,7 +322,9 @@ def test_a_surrogate_is_exact_in_the_mean(ridge: float | None) -> None:
     estimator = arsm.RLOO(2, ridge=ridge, surrogate=h)
     mean = torch.zeros_like(logits)
     for draws in z:
-        probability = arsm.log_prob(logits.log_softmax(-1).unsqueeze(1).expand(2, 2, 1, 3), draws).sum().exp()
+        probability = (
+            arsm.log_prob(logits.log_softmax(-1).unsqueeze(1).expand(2, 2, 1, 3), draws).sum().exp()
+        )
         grad = arsm.estimate(estimator, logits, cosine, theta, noise=given(draws)).grad
         assert grad is not None
         mean += probability * grad
@@ -306,7 +337,10 @@ def test_a_perfect_surrogate_leaves_no_variance() -> None:
     def f(z: Tensor, scores: Tensor) -> Tensor:
         return 3 * arsm.log_prob(scores, z).sum(-1) + 7
 
-    for estimator in (arsm.RLOO(3, surrogate="logits"), arsm.RLOO(3, ridge=1.0, surrogate="logits")):
+    for estimator in (
+        arsm.RLOO(3, surrogate="logits"),
+        arsm.RLOO(3, ridge=1.0, surrogate="logits"),
+    ):
         out = arsm.estimate(estimator, logits, f, logits)
         torch.testing.assert_close(out.grad, arsm.estimate(arsm.Exact(), logits, f, logits).grad)
 
@@ -337,10 +371,15 @@ def test_variance_against_leave_one_out_at_equal_evaluations(
 ) -> None:
     """The ratios are 0.59, 0.25, 0.55 and 0.03 with a standard error below 0.02."""
     problem = next(p for p in PROBLEMS if p.name == "one variable")
-    logits, theta = problem.logits.repeat(SAMPLES // 2, 1, 1, 1), problem.theta.repeat(SAMPLES // 2, 1, 1)
+    logits, theta = (
+        problem.logits.repeat(SAMPLES // 2, 1, 1, 1),
+        problem.theta.repeat(SAMPLES // 2, 1, 1),
+    )
     found = []
     for each in (estimator, arsm.RLOO(evaluations)):
-        out = arsm.estimate(each, logits, problem.f, theta, generator=torch.Generator().manual_seed(0))
+        out = arsm.estimate(
+            each, logits, problem.f, theta, generator=torch.Generator().manual_seed(0)
+        )
         assert out.grad is not None
         found.append(float(out.grad.var(0).sum()))
     assert found[0] < limit * found[1]
@@ -349,14 +388,17 @@ def test_variance_against_leave_one_out_at_equal_evaluations(
 @pytest.mark.parametrize("estimator", [arsm.UnorderedSet(2), arsm.ExactPlusSampled(1, 2)])
 def test_one_variable_only(estimator: arsm.Estimator) -> None:
     with pytest.raises(
-        ValueError, match=r"is for one variable, logits \[C\] or \[\*B, 1, C\], but they are \[4, 2, 3\]"
+        ValueError,
+        match=r"is for one variable, logits \[C\] or \[\*B, 1, C\], but they are \[4, 2, 3\]",
     ):
         arsm.estimate(estimator, torch.zeros(4, 2, 3), lambda z: z.sum(-1).float())
 
 
 def test_more_samples_without_replacement_than_categories_are_all_categories() -> None:
     logits, theta = normal(0, 1, 3), normal(1, 1, 3)
-    assert_equal(arsm.estimate(arsm.UnorderedSet(4), logits, cosine, theta).grad, exact(logits, theta).grad)
+    assert_equal(
+        arsm.estimate(arsm.UnorderedSet(4), logits, cosine, theta).grad, exact(logits, theta).grad
+    )
 
 
 def test_refusals() -> None:
@@ -371,17 +413,27 @@ def test_refusals() -> None:
         arsm.ExactPlusSampled(0, 2)
     with pytest.raises(ValueError, match="exact = 1 and samples = 0"):
         arsm.ExactPlusSampled(1, 0)
-    with pytest.raises(ValueError, match="exact = 3 leaves none of the 3 categories to sample; use Exact"):
+    with pytest.raises(
+        ValueError, match="exact = 3 leaves none of the 3 categories to sample; use Exact"
+    ):
         run(arsm.ExactPlusSampled(3, 1), 3)
-    with pytest.raises(ValueError, match="VIMCO compares samples with each other and needs at least 2"):
+    with pytest.raises(
+        ValueError, match="VIMCO compares samples with each other and needs at least 2"
+    ):
         arsm.VIMCO(1)
-    with pytest.raises(ValueError, match="DoubleControl compares samples with each other and needs at least 2"):
+    with pytest.raises(
+        ValueError, match="DoubleControl compares samples with each other and needs at least 2"
+    ):
         arsm.DoubleControl(1)
     with pytest.raises(ValueError, match="autograd finds no way from f's values to z"):
-        arsm.estimate(arsm.DoubleControl(2), torch.zeros(3, 2, 3), lambda z: z.detach().sum((-2, -1)))
+        arsm.estimate(
+            arsm.DoubleControl(2), torch.zeros(3, 2, 3), lambda z: z.detach().sum((-2, -1))
+        )
     with pytest.raises(ValueError, match='surrogate must be "logits" or a tensor'):
         arsm.RLOO(surrogate="slope")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="needs at least two rows, but the batch has the shape \\[1\\]"):
+    with pytest.raises(
+        ValueError, match="needs at least two rows, but the batch has the shape \\[1\\]"
+    ):
         run(arsm.RLOO(surrogate="logits"), 1, 2, 3)
     with pytest.raises(ValueError, match=r"shaped like the logits \[4, 2, 3\], but is \[2, 3\]"):
         run(arsm.RLOO(surrogate=torch.zeros(2, 3)), 4, 2, 3)

@@ -52,7 +52,9 @@ def test_law_and_marginals_are_those_of_the_definition(logits: Tensor, k: int) -
 
 def test_marginals_are_exact_far_apart_and_for_many_categories() -> None:
     logits = torch.tensor([0.0, -300.0, -500.0, -800.0], dtype=torch.float64)
-    assert torch.allclose(arsm.subset_marginals(logits, 2), torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64))
+    assert torch.allclose(
+        arsm.subset_marginals(logits, 2), torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    )
     mu = arsm.subset_marginals(torch.zeros(400), 150)
     assert torch.allclose(mu, torch.full_like(mu, 150 / 400), atol=1e-10)
     value = arsm.subset_log_prob(torch.zeros(60), torch.arange(30))
@@ -68,7 +70,9 @@ def test_the_marginals_slope_is_the_covariance() -> None:
 
 @pytest.mark.parametrize(("logits", "k"), CASES)
 def test_samples_follow_the_law(logits: Tensor, k: int) -> None:
-    u = torch.rand(SAMPLES, len(logits), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u = torch.rand(
+        SAMPLES, len(logits), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     z = draw_subsets(logits, u, k)
     assert bool((z[:, 1:] > z[:, :-1]).all())
     found = (z.unsqueeze(1) == subsets(logits, k)).all(-1).double()
@@ -78,7 +82,9 @@ def test_samples_follow_the_law(logits: Tensor, k: int) -> None:
 
 def estimates(estimator: arsm.Estimator, logits: Tensor) -> tuple[Tensor, Tensor]:
     rows = logits.expand(SAMPLES, 1, -1).clone().requires_grad_()
-    out = arsm.estimate(estimator, rows, interacting, max_rows=None, generator=torch.Generator().manual_seed(1))
+    out = arsm.estimate(
+        estimator, rows, interacting, max_rows=None, generator=torch.Generator().manual_seed(1)
+    )
     (gradient,) = torch.autograd.grad(out.value.sum(), rows)
     return out.value.detach(), gradient.squeeze(1)
 
@@ -105,7 +111,9 @@ class GumbelTopK(arsm.SubsetRLOO):
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         z = (logits - (-noise.log()).log()).topk(self.k, -1).indices.sort(-1).values
         points = z.movedim(-2, 0)
-        return Queries(points, z, arsm.share(points), torch.full((self.samples,), 1 / self.samples))
+        return Queries(
+            points, z, arsm.extend.share(points), torch.full((self.samples,), 1 / self.samples)
+        )
 
 
 def test_another_law_is_caught() -> None:
@@ -139,7 +147,9 @@ def test_simple_is_the_covariance_times_the_slope() -> None:
 def test_simple_is_exact_for_linear_f() -> None:
     logits = PLAIN.clone().requires_grad_()
     weight = torch.arange(5.0, dtype=torch.float64)
-    arsm.estimate(arsm.SIMPLE(2), logits, lambda z: (z.squeeze(-2) * weight).sum(-1)).value.sum().backward()
+    arsm.estimate(
+        arsm.SIMPLE(2), logits, lambda z: (z.squeeze(-2) * weight).sum(-1)
+    ).value.sum().backward()
     phi = PLAIN.clone().requires_grad_()
     (arsm.subset_marginals(phi, 2) * weight).sum().backward()
     assert torch.allclose(logits.grad, phi.grad)  # pyright: ignore[reportArgumentType]

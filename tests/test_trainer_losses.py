@@ -18,7 +18,7 @@ from arsm.referee.language import (
     PROMPTS,
     REWARDS,
     SETTINGS,
-    Model,
+    LanguageModel,
     Objective,
     Setting,
     World,
@@ -55,7 +55,9 @@ def test_planted_defects_do_not(name: str) -> None:
     assert any(error > 100 * ROUNDING for error in errors(loss, objective, SMALL + PAIR))
 
 
-@pytest.mark.parametrize("objective", [Objective(), Objective(0.3), Objective(0.2, 0.7), Objective(0.3, stale=True)])
+@pytest.mark.parametrize(
+    "objective", [Objective(), Objective(0.3), Objective(0.2, 0.7), Objective(0.3, stale=True)]
+)
 def test_the_truth_is_a_difference_quotient(objective: Objective) -> None:
     """By enumeration of the answers through the model's own forward pass."""
     world = World(objective)
@@ -68,10 +70,16 @@ def test_the_truth_is_a_difference_quotient(objective: Objective) -> None:
                 places = torch.arange(len(prompt) - 1, len(prompt) + len(answer) - 1)
                 chosen = torch.tensor(answer)
                 log_p, reference = (
-                    float((Model(t)(tokens) / objective.temperature).log_softmax(-1)[0, places, chosen].sum())
+                    float(
+                        (LanguageModel(t)(tokens) / objective.temperature)
+                        .log_softmax(-1)[0, places, chosen]
+                        .sum()
+                    )
                     for t in (table, world.reference)
                 )
-                total += math.exp(log_p) * (reward - objective.beta * (log_p - reference)) / len(PROMPTS)
+                total += (
+                    math.exp(log_p) * (reward - objective.beta * (log_p - reference)) / len(PROMPTS)
+                )
         return total
 
     truth = world.truth(SETTINGS[0])
@@ -104,8 +112,9 @@ def test_a_batch_is_what_trainers_have() -> None:
     assert batch.group.tolist() == [0, 0, 1, 1]
     assert batch.rewards.tolist() == pytest.approx([0.6, 0.1, 0.8, -0.2])
     live = batch.mask.bool()
-    sampled = Model(world.sampler)(
-        torch.cat([batch.prompts, batch.completions], 1), torch.cat([batch.prompt_mask, batch.mask], 1)
+    sampled = LanguageModel(world.sampler)(
+        torch.cat([batch.prompts, batch.completions], 1),
+        torch.cat([batch.prompt_mask, batch.mask], 1),
     )[:, 2:-1].log_softmax(-1)
     found = sampled.gather(-1, batch.completions.unsqueeze(-1)).squeeze(-1)[live]
     torch.testing.assert_close(batch.sampler_log_p[live].double(), found)

@@ -1,4 +1,6 @@
-"""Every estimator against enumeration on every problem that it fits, and proof that the test can fail."""
+"""Every estimator against enumeration on every problem that it fits, and proof that the test can
+fail.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.statistics import COMPARISONS, SAMPLES, deviations
 
 
 def estimates(estimator: arsm.Estimator, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Independent values [n, R] and gradients in logits [n, R, K, C] and theta [n, R, P]: the rows of one batch."""
+    """Independent values [n, R] and gradients in logits [n, R, K, C] and theta [n, R, P]: the rows
+    of one batch.
+    """
     logits = problem.logits.repeat(SAMPLES, 1, 1, 1).requires_grad_()
     theta = problem.theta.repeat(SAMPLES, 1, 1).requires_grad_()
     generator = torch.Generator().manual_seed(0)
@@ -30,7 +34,9 @@ def estimates(estimator: arsm.Estimator, problem: Problem) -> tuple[Tensor, Tens
 
 
 def worst(
-    estimator: arsm.Estimator, problem: Problem, target: Callable[[Tensor, Tensor], Tensor] = expectation
+    estimator: arsm.Estimator,
+    problem: Problem,
+    target: Callable[[Tensor, Tensor], Tensor] = expectation,
 ) -> dict[str, float]:
     """The largest deviation of the value and of each gradient; above 1 is a rejection."""
     value, by_logits, by_theta = estimates(estimator, problem)
@@ -81,7 +87,9 @@ def test_every_label_is_used_once() -> None:
 
 def test_the_suite_makes_no_more_comparisons_than_it_corrects_for() -> None:
     components = sum(
-        problem.logits.numel() + problem.theta.numel() + len(problem.logits) for e in UNBIASED for problem in fitting(e)
+        problem.logits.numel() + problem.theta.numel() + len(problem.logits)
+        for e in UNBIASED
+        for problem in fitting(e)
     )
     assert components <= COMPARISONS
 
@@ -105,7 +113,10 @@ class OwnSampleRLOO(arsm.RLOO):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         centred = values - values.mean(0)
-        x = score(logits.unsqueeze(-3).expand((*logits.shape[:-2], self.samples, *logits.shape[-2:])), queries.z)
+        x = score(
+            logits.unsqueeze(-3).expand((*logits.shape[:-2], self.samples, *logits.shape[-2:])),
+            queries.z,
+        )
         return torch.einsum("n...,...nkc->...kc", centred / self.samples, x)
 
 
@@ -116,10 +127,12 @@ class LightValue(arsm.Estimator):
     unbiased = True
     inner: ClassVar[arsm.Reinforce] = arsm.Reinforce()
 
-    def noise(self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None) -> arsm.Draws:
+    def noise(
+        self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
+    ) -> arsm.extend.SampleNoise:
         return self.inner.noise(logits, generator, z)
 
-    def ask(self, logits: Tensor, noise: arsm.Draws) -> Queries:
+    def ask(self, logits: Tensor, noise: arsm.extend.SampleNoise) -> Queries:
         queries = self.inner.ask(logits, noise)
         return Queries(queries.points, queries.z, queries.same_as, 0.95 * queries.weight)
 
@@ -133,5 +146,7 @@ class LightValue(arsm.Estimator):
     ids=lambda x: type(x).__name__,
 )
 def test_deliberate_bias_is_caught(estimator: arsm.Estimator, wrong: set[str]) -> None:
-    rejected = {name for p in PROBLEMS for name, deviation in worst(estimator, p).items() if deviation > 1}
+    rejected = {
+        name for p in PROBLEMS for name, deviation in worst(estimator, p).items() if deviation > 1
+    }
     assert rejected == wrong

@@ -44,7 +44,11 @@ def main() -> None:
             [by_definition.arsm(logits[b], first[b], f, common[b].tolist()) for b in rows],
             references=common.tolist(),
         ),
-        case("ars", [by_definition.ars(logits[b], first[b], each[b], f) for b in rows], references=each.tolist()),
+        case(
+            "ars",
+            [by_definition.ars(logits[b], first[b], each[b], f) for b in rows],
+            references=each.tolist(),
+        ),
         case(
             f"rloo:samples={SAMPLES},ridge=1.0",
             [by_definition.ridge_rloo(logits[b], draws[b], f(draws[b]), 1.0) for b in rows],
@@ -52,7 +56,12 @@ def main() -> None:
             value=[float(f(draws[b]).mean()) for b in rows],
         ),
     ]
-    golden = {"logits": logits.tolist(), "log_pi": log_pi.tolist(), "f": table.tolist(), "cases": cases}
+    golden = {
+        "logits": logits.tolist(),
+        "log_pi": log_pi.tolist(),
+        "f": table.tolist(),
+        "cases": cases,
+    }
     (Path(__file__).parent / "estimates.json").write_text(json.dumps(golden, indent=1) + "\n")
 
 
