@@ -234,7 +234,7 @@ def test_the_variance_over_a_run_is_that_of_every_update_where_it_was_measured(
         variance_samples=4,
         seeds=2,
         estimators=("arsm", "reinforce"),
-        variance_of_every_update=True,
+        variance_of_every_update=2,
         root=tmp_path,
     ).run(Console(quiet=True))
     names = ("arsm", "reinforce")

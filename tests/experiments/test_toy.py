@@ -127,7 +127,7 @@ def test_the_variance_of_every_update_is_that_of_tracing_all_of_them(tmp_path: P
     another number.
     """
     changes = {"estimator": "reinforce", "variance_samples": 400}
-    every = play(tmp_path / "every", variance_of_every_update=True, **changes)
+    every = play(tmp_path / "every", variance_of_every_update=400, **changes)
     traced = play(tmp_path / "traced", trace_every=1, **changes)
 
     steps, means = every.series(EVERY_UPDATE)
@@ -146,15 +146,15 @@ def test_the_variance_of_every_update_is_that_of_tracing_all_of_them(tmp_path: P
     for line in every.metrics:
         line.pop(EVERY_UPDATE, None)
     assert without_seconds(every) == without_seconds(without)
-    play(tmp_path / "stopped", variance_of_every_update=True, stop=15, **changes)
-    resumed = play(tmp_path / "stopped", variance_of_every_update=True, resume=True, **changes)
+    play(tmp_path / "stopped", variance_of_every_update=400, stop=15, **changes)
+    resumed = play(tmp_path / "stopped", variance_of_every_update=400, resume=True, **changes)
     assert resumed.series(EVERY_UPDATE) == (steps, means)
 
 
 def test_the_variance_of_an_update_is_taken_before_it(tmp_path: Path) -> None:
     """Update 1 draws its estimate at phi = 0; a long step then leaves little to vary."""
     changes = {"estimator": "reinforce", "variance_samples": 400, "step": 20.0, "updates": 1}
-    record = play(tmp_path, variance_of_every_update=True, **changes)
+    record = play(tmp_path, variance_of_every_update=400, **changes)
     for (taken,), (before, after) in zip(
         record.series(EVERY_UPDATE)[1], record.series("variance")[1], strict=True
     ):

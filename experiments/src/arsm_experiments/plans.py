@@ -120,7 +120,7 @@ cores.
 """
 
 FULL: tuple[Experiment, ...] = (
-    Toy(estimators=TOY_ESTIMATORS, variance_of_every_update=True),
+    Toy(estimators=TOY_ESTIMATORS, variance_of_every_update=4),
     Toy(categories=(1_000,), steps=("printed", "scaled"), estimators=TOY_ESTIMATORS),
     # with the paper's step hardly anything moves at this C: few seeds and measurements are enough
     Toy(categories=(10_000,), estimators=TOY_ESTIMATORS, trace_every=500, seeds=5),

@@ -114,9 +114,9 @@ class Toy:
     """Estimates per measured variance."""
     trace_every: int = 50
     """Updates between measurements of variance, gradient, probabilities, entropy and reward."""
-    variance_of_every_update: bool = False
-    """Also measure the variance of each update's estimate; its mean since the last measurement is
-    recorded.
+    variance_of_every_update: int = 0
+    """Estimates by which the variance of each update's estimate is measured too, at least 2, or 0;
+    its mean since the last measurement is recorded.
     """
     checkpoint_every: int = 500
     """Updates between checkpoints."""
@@ -137,6 +137,8 @@ class Toy:
             arsm.estimator(words)
         check_name(self.name)
         check_least(self, **SMALLEST)
+        if self.variance_of_every_update:
+            check_least(self, variance_of_every_update=2)
         check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
         check_positive(
             r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)]
@@ -173,7 +175,8 @@ class Toy:
         """The settings that determine each run's results."""
         common = ("r", "updates", "seeds", "seed", "variance_samples", "trace_every")
         # a run without it has the same settings as before this option existed
-        extra = {EVERY_UPDATE: True} if self.variance_of_every_update else {}
+        every = self.variance_of_every_update
+        extra = {EVERY_UPDATE: every} if every else {}
         for categories in self.categories:
             named = {"printed": 1.0, "scaled": scaled_step(categories, self.r)}
             for step in dict.fromkeys(
@@ -371,13 +374,13 @@ class EveryUpdate:
     """The variance of every update's estimate, averaged since it was last taken.
 
     One mean in place of many values keeps the record small. Between measurements an estimator's
-    variance may change by orders of magnitude, and a mean over every 50th update misses that.
+    variance may change by orders of magnitude, and a mean over every 50th update misses that. The
+    variance from n estimates is unbiased from n = 2 on, and thousands of updates average its noise.
     """
 
     def __init__(self, estimators: SeedEstimators, config: dict[str, Any], device: str) -> None:
         self.estimators = estimators
-        self.samples = config["variance_samples"]
-        self.wanted = config.get(EVERY_UPDATE, False)
+        self.samples = config.get(EVERY_UPDATE, 0)
         self.sum = torch.zeros(config["seeds"], dtype=torch.float64, device=device)
         self.updates = 0
         # random numbers of its own: whether it measures must not change anything else
@@ -385,7 +388,7 @@ class EveryUpdate:
 
     def measure(self, phi: Tensor) -> None:
         """Add the variance of the estimate that is about to be drawn at phi [S, 1, C]."""
-        if self.wanted:
+        if self.samples:
             variance = self.estimators.variance(phi, self.samples, self.generator)
             self.sum = self.sum + variance.mean((-2, -1))
             self.updates += 1
@@ -400,13 +403,13 @@ class EveryUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         """Sum, number of updates and generator; empty if nothing is wanted."""
-        if not self.wanted:
+        if not self.samples:
             return {}
         state = {"sum": self.sum, "updates": self.updates, "noise": self.generator.get_state()}
         return {"every_update": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.wanted:
+        if self.samples:
             saved = state["every_update"]
             self.sum, self.updates = saved["sum"].to(self.sum.device), saved["updates"]
             self.generator.set_state(saved["noise"])
