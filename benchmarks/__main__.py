@@ -54,7 +54,7 @@ def main() -> None:
         "--record",
         type=Path,
         metavar="FOLDER",
-        help="also write every single time to FOLDER/NAME.jsonl.xz (univariate, swap, overhead)",
+        help="also keep what univariate, swap and overhead print, and every single time",
     )
     chosen = parser.parse_args()
     names = chosen.names or [
@@ -69,7 +69,7 @@ def main() -> None:
     for name in names:
         tables = BENCHMARKS[name]()
         if chosen.record is not None and tables:
-            write_record(chosen.record / f"{name}.jsonl.xz", tables)
+            write_record(chosen.record, name, tables)
 
 
 if __name__ == "__main__":

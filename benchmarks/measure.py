@@ -122,15 +122,22 @@ def table(
     return Table(title, header, rows, seconds)
 
 
-def write_record(path: Path, tables: Sequence[Table]) -> None:
-    """Keep tables with every single time, commit, hardware and what else the machine did."""
+def write_record(folder: Path, name: str, tables: Sequence[Table]) -> None:
+    """Keep what a benchmark printed, NAME.txt, and every single time, NAME.jsonl.xz."""
+    about = provenance("cpu")
+    policy = os.environ.get("OMP_WAIT_POLICY", "default")
+    load = round(os.getloadavg()[0], 1)
+    head = (
+        f"python -m benchmarks {name}, commit {about['commit']}, {about['hardware']}, torch "
+        f"{about['torch']}, OMP_WAIT_POLICY={policy}; {load} processes ran or waited.\n\n"
+    )
     record = {
-        **provenance("cpu"),
-        "wait policy": os.environ.get("OMP_WAIT_POLICY", ""),
-        "processes that ran or waited": round(os.getloadavg()[0], 1),
+        **about,
+        "wait policy": policy,
+        "processes that ran or waited": load,
         "tables": [
             {
-                "text": str(table),
+                "title": table.title,
                 "seconds": {
                     name: [float(f"{x:.4g}") for x in each] for name, each in table.seconds.items()
                 },
@@ -138,5 +145,6 @@ def write_record(path: Path, tables: Sequence[Table]) -> None:
             for table in tables
         ],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records.write(path, [record])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.txt").write_text(head + "\n".join(map(str, tables)))
+    records.write(folder / f"{name}.jsonl.xz", [record])
