@@ -106,8 +106,8 @@ def variances(tables: Tables) -> str:
     return (
         f"Variances are means over the C elements: at the start from 100 estimates, over the whole "
         f"run from four at each of the 5,000 updates (100 for AR and ARS; a dash: not measured at "
-        f"each). REINFORCE's depends on when a run settles on a category: {every.mean:,.0f} ± {every.std:,.0f} over seeds. Every 50th update alone "
-        f"would give {some:,.0f}."
+        f"each). REINFORCE's depends on when a run settles on a category: {every.mean:,.0f} ± "
+        f"{every.std:,.0f} over seeds. Every 50th update alone would give {some:,.0f}."
     )
 
 
