@@ -357,6 +357,12 @@ def group_deviation(batch: TrainerBatch) -> Tensor:
     return own_mean(batch) / (deviation + 1e-4)
 
 
+def over_group_mean(batch: TrainerBatch) -> Tensor:
+    """The advantage divided by the group's mean reward instead of its standard deviation."""
+    mean = batch.rewards.view(-1, batch.answers).mean(1).repeat_interleave(batch.answers)
+    return own_mean(batch) / (mean + 1e-6)
+
+
 def cut_off(batch: TrainerBatch) -> Tensor:
     """The mask without answers that have no end token."""
     ended = ((batch.completions == batch.end) * batch.mask).any(-1, keepdim=True)
@@ -396,6 +402,7 @@ DEFECTS: dict[str, Defect] = {
     ),
     "normalisation over the batch": Defect(score(batch_deviation), "standard deviation"),
     "normalisation over the group": Defect(score(group_deviation), "standard deviation"),
+    "division by the group's mean": Defect(score(over_group_mean), "mean"),
     "end token masked out": Defect(
         by_mask(lambda b: b.mask * (b.completions != b.end)), "end token"
     ),
