@@ -425,12 +425,33 @@ def _deviation(evidence: Evidence) -> Finding | None:
     tenfold = evidence.ask.weights(rewards=10 * REWARDS)
     if tenfold.largest > 3 * evidence.base.largest:
         return None
+    if _shrinks(evidence):
+        return Finding(
+            "mean",
+            "The weights do not grow with the rewards, and a constant added to these shrinks them: "
+            "they are divided by the rewards' own mean, which makes another objective's gradient. "
+            "Leave the division out.",
+        )
     over = "the batch, other prompts included" if evidence.other_prompts else "the group"
     return Finding(
         "standard deviation",
         "The weights do not grow with the rewards: they are divided by a standard deviation over "
         f"{over}, which makes another objective's gradient. Leave the division out.",
     )
+
+
+def _shrinks(evidence: Evidence) -> bool:
+    """Whether a constant added to the rewards divides all weights of a group by one number."""
+    ours = evidence.base.tokens[:, 0].view(len(PROMPTS), -1)
+    theirs = evidence.ask.weights(rewards=REWARDS + 1).tokens[:, 0].view_as(ours)
+    known = ours.abs() > 0.1 * max(evidence.base.largest, 1e-3)
+    for group, live in zip(theirs / ours, known, strict=True):
+        ratio = group[live]
+        if len(ratio) < 2 or float(ratio.max() - ratio.min()) > 0.02 * float(ratio.abs().max()):
+            return False
+        if float((ratio.mean() - 1).abs()) < 0.02:  # a standard deviation does not see a constant
+            return False
+    return True
 
 
 def _rewards(evidence: Evidence) -> Finding | None:
