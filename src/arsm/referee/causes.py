@@ -397,6 +397,13 @@ def _length(evidence: Evidence) -> Finding | None:
         words = (
             "all weights change with the number of tokens in the batch, the answer's own among them"
         )
+    elif _proportional_to_tokens(evidence, slice(0, PAIR.answers)) and not evidence.differs(
+        evidence.shorter, slice(PAIR.answers, None)
+    ):
+        words = (
+            "the weights of a prompt's answers change with the number of their tokens, the "
+            "answer's own among them"
+        )
     else:
         words = "the baseline changes with lengths, the answer's own among them"
         return Finding(
@@ -411,9 +418,9 @@ def _length(evidence: Evidence) -> Finding | None:
     )
 
 
-def _proportional_to_tokens(evidence: Evidence) -> bool:
-    """Whether one factor explains all changes when an answer gets shorter."""
-    ours, theirs = evidence.base.tokens[:, 0], evidence.shorter.tokens[:, 0]
+def _proportional_to_tokens(evidence: Evidence, rows: slice = slice(None)) -> bool:
+    """Whether one factor explains all changes of these rows when an answer gets shorter."""
+    ours, theirs = evidence.base.tokens[rows, 0], evidence.shorter.tokens[rows, 0]
     use = ours.abs() > NEAR * evidence.base.largest
     ratio = theirs[use] / ours[use]
     return bool((ratio - ratio.median()).abs().max() < 0.01)
@@ -611,6 +618,8 @@ def _divergences(world: World, setting: Setting, truth: Tensor) -> Iterator[tupl
                 (r.square() / 2 * live).sum(-1) / length,
             ),
             ("k3's, divided by the answer's length", k3.sum(-1) / length),
+            ("k1's in the loss, divided by the answer's length", r.sum(-1) / length),
+            ("that of |k1| in the loss, divided by the answer's length", r.abs().sum(-1) / length),
         ]
         gradients = [
             (words, torch.autograd.grad((q * value).sum(-1).mean(), table, retain_graph=True)[0])
