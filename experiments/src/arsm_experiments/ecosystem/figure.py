@@ -66,6 +66,8 @@ def draw(table: Path, target: Path) -> None:
     """A point for every whole loss: its angle, in the line of its package, equal ones stacked."""
     with table.open() as file:
         rows = [row for row in csv.DictReader(file) if angle(row) is not None]
+    if not rows:
+        return
     packages = list(dict.fromkeys(row["row"].split(":")[0] for row in rows))
     figure = Figure(figsize=(9, 1.2 + 0.75 * len(packages)), layout="constrained")
     axes = figure.add_subplot()
