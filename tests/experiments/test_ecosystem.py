@@ -17,9 +17,9 @@ import torch
 from arsm_experiments.ecosystem import ENTRIES
 from arsm_experiments.ecosystem.__main__ import main
 from arsm_experiments.ecosystem.coverage import PACKAGES, answered, choices_of, compared_with
-from arsm_experiments.ecosystem.entry import Entry, Found
+from arsm_experiments.ecosystem.entry import Entry, Found, refereed
 from arsm_experiments.ecosystem.environments import environment_of, folder_of
-from arsm_experiments.ecosystem.figure import kind, summary
+from arsm_experiments.ecosystem.figure import angle, kind, summary
 from arsm_experiments.ecosystem.partly import AbsentError, absent, without_init
 from arsm_experiments.ecosystem.relaxed import torch_surrogate
 from arsm_experiments.ecosystem.stable_baselines3 import compared
@@ -50,6 +50,12 @@ def test_the_usual_surrogate_is_a_loss() -> None:
     logits = torch.zeros(2, 1, 3, requires_grad=True)
     torch_surrogate()(logits, lambda z: z[..., 0].float()).backward()
     assert logits.grad is not None
+
+
+def test_a_loss_without_gradient_has_no_direction() -> None:
+    found = refereed(lambda: lambda batch: 0 * batch.log_p().sum())()
+    assert (found.verdict, found.scale) == ("wrong", "0.000")
+    assert angle({"scale": found.scale}) is None
 
 
 def test_draws_are_compared_with_their_mean() -> None:

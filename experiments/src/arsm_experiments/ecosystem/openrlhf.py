@@ -232,6 +232,14 @@ ENTRIES = (
     ),
     *(
         entry(
+            f"is_correction token, mask, {gate}, sampler = model",
+            "the policy gradient at the first step: an upper bound only",
+            refereed(openrlhf_loss(**CORRECTIONS[f"token, mask, {gate}"][0])),
+        )
+        for gate in ("binary_kl", "tv")
+    ),
+    *(
+        entry(
             f"is_correction {name}, stale sampler", claim, refereed(openrlhf_loss(**options), STALE)
         )
         for name, (options, claim) in CORRECTIONS.items()
