@@ -120,12 +120,10 @@ class Evidence:
             )
             for p in range(len(PROMPTS))
         ]
-        ours, theirs = found[0].tokens[:, 0], found[1].tokens[:, 0]
-        limit = NEAR * max(found[0].largest, 1e-3)
-        # a mean makes weights smaller; it leaves none out
-        if bool(((ours.abs() <= limit) != (theirs.abs() <= limit)).any()):
+        if _left_out(*found):
             return False
-        return float((ours - theirs).abs().max()) > limit
+        difference = (found[0].tokens[:, 0] - found[1].tokens[:, 0]).abs().max()
+        return float(difference) > NEAR * max(found[0].largest, 1e-3)
 
     @cached_property
     def other_prompts(self) -> bool:
@@ -395,6 +393,8 @@ def _prompt_length(evidence: Evidence) -> Finding | None:
 def _length(evidence: Evidence) -> Finding | None:
     if not evidence.own_length and not evidence.other_lengths:
         return None
+    if _left_out(evidence.base, evidence.shorter):
+        return None
     if evidence.own_length and not evidence.other_lengths:
         words = "an answer's weights change with its own length: a mean over its tokens"
     elif _proportional_to_tokens(evidence):
@@ -420,6 +420,15 @@ def _length(evidence: Evidence) -> Finding | None:
         f"At equal rewards {words}. That is another objective's gradient, which favours some "
         "lengths; sum over tokens and divide by a constant.",
     )
+
+
+def _left_out(one: Weights, other: Weights) -> bool:
+    """Whether a first token has a weight in one batch and none in the other: a mean over tokens
+    makes weights smaller, and leaves none out.
+    """
+    limit = NEAR * max(one.largest, 1e-3)
+    nothing = [weights.tokens[:, 0].abs() <= limit for weights in (one, other)]
+    return bool((nothing[0] != nothing[1]).any())
 
 
 def _proportional_to_tokens(evidence: Evidence, rows: slice = slice(None)) -> bool:
@@ -525,6 +534,9 @@ def _own_sample(evidence: Evidence) -> Finding | None:
     own = evidence.slopes.diagonal()
     again = evidence.ask.slopes(REWARDS.flip(0)).diagonal()
     size = float(torch.cat([own, again]).abs().max())
+    # an answer that never counts is left out, whatever its reward
+    if bool(((own.abs() < 1e-3 * size) & (again.abs() < 1e-3 * size)).any()):
+        return None
     if (
         size < 1e-3
         or float((own - own[0]).abs().max() + (again - again[0]).abs().max()) < 0.02 * size
