@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DPI = 110
-COLOURS = 128
-"""Enough for curves, bands and antialiasing, in a third of the bytes of full colour."""
+DPI = 96
+"""Pages show a figure 700 to 900 pixels wide, and most figures are twelve inches wide."""
+COLOURS = 64
+"""Enough for curves, bands and antialiasing, in a quarter of the bytes of full colour."""
 ROUNDS = 2
 """Of k-means, without which faint bands take the colours of others."""
 

@@ -14,7 +14,6 @@ COST = "mean squared error x evaluations"
 KINDS = {"arsm": COLOURS[0], "other unbiased estimators": NEUTRAL, "biased estimators": COLOURS[1]}
 COLUMNS = (
     ("error x evaluations", "cost"),
-    ("variance", "variance"),
     ("bias", "bias"),
     ("bias that noise alone shows", "bias_error"),
     ("evaluations", "evaluations"),
