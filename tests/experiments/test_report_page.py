@@ -45,7 +45,7 @@ def page(browser: Browser, runs: Path) -> Browser:
     """The page as a window of 1,300 pixels shows it, its first figure drawn."""
     browser.show(width=1300)
     browser.open(runs / "report.html")
-    browser.evaluate("document.querySelector('.still').open = true")  # so few updates come nowhere
+    browser.evaluate("document.querySelector('details.section').open = true")
     browser.wait_for(f"document.querySelector('{TRACES} .plot').data !== undefined")
     return browser
 
@@ -246,27 +246,62 @@ def test_tables_of_the_published_runs_fit_a_laptop(browser: Browser, tmp_path: P
     browser.show(width=1280)
     browser.open(tmp_path / "report.html")
     browser.evaluate(
-        "document.querySelectorAll('details.still').forEach((element) => { element.open = true; })"
+        "document.querySelectorAll('.section').forEach((element) => { element.open = true; })"
     )
     assert browser.evaluate("document.querySelectorAll('.wide').length") > 20
     assert browser.evaluate(TOO_WIDE) == 0
 
 
-def test_paper_gets_every_open_figure_in_black(page: Browser) -> None:
+OPEN = "[...document.querySelectorAll('details.section')].map((section) => section.open)"
+
+
+def test_sections_are_folded_until_somebody_asks(browser: Browser, runs: Path) -> None:
+    browser.show(width=1280)
+    browser.open(runs / "report.html")
+    assert browser.evaluate(OPEN) == [False, False]
+    height: int = browser.evaluate("document.documentElement.scrollHeight")
+    # the menu's link opens where it leads, and nothing else
+    browser.evaluate("location.hash = '#toy-c-30-step-1'")
+    browser.wait_for(f"JSON.stringify({OPEN}) === '[true,false]'")
+    button = "document.querySelector('button.fold')"
+    assert browser.evaluate(f"{button}.textContent") == "Unfold all"
+    browser.evaluate(f"{button}.click()")
+    assert browser.evaluate(OPEN) == [True, True]
+    assert browser.evaluate("document.documentElement.scrollHeight") > height + 1000
+    assert browser.evaluate(f"{button}.textContent") == "Fold all"
+    browser.evaluate(f"{button}.click()")
+    assert browser.evaluate(OPEN) == [False, False]
+
+
+@pytest.mark.parametrize("width", [375, 1280, 1600])
+def test_the_menu_stays_in_the_window(page: Browser, width: int) -> None:
+    page.show(width=width)
+    page.wait_for(f"innerWidth === {width}")
+    page.evaluate("scrollTo({top: 900, behavior: 'instant'})")
+    top, right = page.evaluate(
+        "(({top, right}) => [top, right])(document.querySelector('nav').getBoundingClientRect())"
+    )
+    assert top == 0
+    assert right <= width
+
+
+def test_paper_gets_every_figure_in_black(browser: Browser, runs: Path) -> None:
+    page = browser
     page.show(width=1300, dark=True)
+    page.open(runs / "report.html")
     page.evaluate(
         """addEventListener("beforeprint", () => {
           const plots = [...document.querySelectorAll(".plot")];
-          window.printed = plots.map((plot) => plot.data !== undefined);
+          const open = (plot) => plot.closest(".figure").open && plot.closest(".section").open;
+          window.printed = plots.map((plot) => plot.data !== undefined && open(plot));
         })"""
     )
     assert page.call("Page.printToPDF")["data"]
     printed: list[bool] = page.evaluate("window.printed")
-    opened: list[bool] = page.evaluate(
-        "[...document.querySelectorAll('.plot')].map((p) => p.closest('details').open)"
-    )
-    assert any(opened)
-    assert all(drawn for drawn, is_open in zip(printed, opened, strict=True) if is_open)
+    assert len(printed) > 2
+    assert all(printed)
+    # what was folded is folded again
+    page.wait_for(f"JSON.stringify({OPEN}) === '[false,false]'")
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     page.call("Emulation.setEmulatedMedia", media="print", features=dark)
     assert (

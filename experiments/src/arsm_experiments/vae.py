@@ -61,12 +61,12 @@ class Vae(Training):
     hidden: tuple[int, ...] = (512, 256)
     """Hidden widths of the encoder; reversed for the decoder."""
     first_logit_fixed: bool = True
-    """Fix the first logit of every variable at 0, as the authors' code does;
-    --no-first-logit-fixed learns all C logits.
+    """Fix the first logit of every variable at 0 and learn the others, as the authors' code does.
+    If not (--no-first-logit-fixed), learn all C logits.
     """
     independent_decoder_sample: bool = True
-    """The decoder trains on a separate sample, as in the authors' code; with --no-..., on the true
-    sample.
+    """Train the decoder on a sample of its own, as the authors' code does. If not
+    (--no-independent-decoder-sample), train it on the true sample.
     """
     kl: Literal["sampled", "analytic"] = "sampled"
     """sampled: ln q(z1 | x) is inside f, as in the authors' code; analytic: outside f, with its

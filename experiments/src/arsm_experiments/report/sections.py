@@ -174,7 +174,7 @@ class Section:
     claims: Sequence[Headline] = ()
     """Further lines of that table that are not single results."""
     folded: str = ""
-    """If not empty, the page shows only this sentence, and the section when it is opened."""
+    """If not empty, the page says this sentence instead of a finding."""
 
     @property
     def finding(self) -> str:
