@@ -463,9 +463,27 @@ def row_wise(z: Tensor, x: Tensor) -> Tensor:
     return first(z)
 
 
+def generate(strategy: Any = None, *, model: Any = None, **options: Any) -> Any:
+    """An estimate for a model of seven tokens, with one thing wrong."""
+    given: dict[str, Any] = {
+        "prompts": torch.ones(2, 3, dtype=torch.int64),
+        "reward": lambda prompts, tokens: (tokens == 1).float().mean(-1),
+        "max_tokens": 3,
+    }
+    return sequences.estimate(
+        strategy or sequences.Branch(arsm.RLOO(4)),
+        model or sequences.Recompute(nn.Embedding(7, 7)),
+        **(given | options),
+    )
+
+
 ROWS = torch.zeros(8, 1, 5, requires_grad=True)
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "a class": (lambda: arsm.estimate(arsm.RLOO, LOGITS, first), "but is <class"),  # pyright: ignore[reportArgumentType]
+    "a class": (
+        lambda: arsm.estimate(arsm.RLOO, LOGITS, first),  # pyright: ignore[reportArgumentType]
+        "but is the class RLOO; RLOO(...), with its options, makes one.",
+    ),
+    "a name in other letters": (lambda: arsm.Rloo, 'did you mean "RLOO"?'),  # pyright: ignore[reportAttributeAccessIssue]
     "a name": (lambda: arsm.estimate("rloo", LOGITS, first), "arsm.estimator('rloo') makes"),  # pyright: ignore[reportArgumentType]
     "another order": (
         lambda: arsm.estimate(ROWS, arsm.RLOO(4), first),  # pyright: ignore[reportArgumentType]
@@ -509,6 +527,59 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: arsm.compare(LOGITS, first, estimators="rloo"),
         'but is a word; say ["rloo"].',
     ),
+    "f before the logits": (
+        lambda: arsm.compare(first, LOGITS),  # pyright: ignore[reportArgumentType]
+        "but are a function; the logits come before f.",
+    ),
+    "no budget": (lambda: arsm.compare(LOGITS, first, budget=0), "at least 1, but is 0."),
+    "relaxed categories": (
+        lambda: arsm.one_hot(torch.tensor([[1.0, 2.0]]), 5),
+        "categories are int64, as in z.long().",
+    ),
+    "an option without its name": (
+        lambda: arsm.maximize(first, [4, 2], 50),  # pyright: ignore[reportCallIssue]
+        "takes f and space by position, but got 3 arguments; give the others by name, as in",
+    ),
+    "the space before f": (
+        lambda: arsm.maximize([4, 2], first),  # pyright: ignore[reportArgumentType]
+        "but is list; f comes first, then the space.",
+    ),
+    "a loss with a column": (
+        lambda: estimate(lambda z: z[:, :1].float()),
+        "but returned shape [",
+    ),
+    "values on another device": (
+        lambda: estimate(lambda z: torch.zeros(len(z), device="meta")),
+        "must return its values on cpu, where z lies",
+    ),
+    "values of NumPy": (lambda: estimate(lambda z: z.numpy()[:, 0] * 1.0), "returned ndarray."),
+    "an estimator for a Choice": (
+        lambda: arsm.Choice(arsm.RLOO(4)),  # pyright: ignore[reportArgumentType]
+        "k must be a whole number, but is RLOO(4).",
+    ),
+    "a misspelt reach": (
+        lambda: arsm.Choice(reach="late"),  # pyright: ignore[reportArgumentType]
+        '"row", "later" or "own", but is',
+    ),
+    "a model without a wrapper": (
+        lambda: generate(model=nn.Embedding(7, 7)),
+        "wrap it: Transformers(model) for a causal model of transformers, Recompute(module)",
+    ),
+    "an estimator for a strategy": (
+        lambda: generate(arsm.RLOO(4)),
+        "but is RLOO; write Branch(RLOO(...)).",
+    ),
+    "prompts of text": (lambda: generate(prompts=["2 + 2"]), "int64 tensor [N, P], but are list."),
+    "a token that does not exist": (lambda: generate(eos=99), "vocabulary of 7 tokens."),
+    "a reward per token": (
+        lambda: generate(reward=lambda prompts, tokens: tokens.float()),
+        "one value per completion, [",
+    ),
+    "a group of one": (lambda: sequences.Group(1), "at least 2 sequences per prompt, but n = 1."),
+    "few draws to audit": (
+        lambda: arsm.audit(lambda logits, f: logits.sum(), samples=256),
+        "fewer decide nothing.",
+    ),
     "no choice in the model": (
         lambda: arsm.choices(nn.Linear(5, 5), arsm.RLOO(4)).__enter__(),
         "contains no arsm.Choice; put one where its forward chooses.",
@@ -540,4 +611,4 @@ def test_a_mistake_gets_a_sentence_of_the_library(mistake: str) -> None:
 
 
 def test_there_are_many_mistakes_in_the_table() -> None:
-    assert len(MISTAKES) >= 25
+    assert len(MISTAKES) >= 50

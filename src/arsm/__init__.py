@@ -167,7 +167,12 @@ if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every 
 
     def __getattr__(name: str) -> object:
         if name not in _LATE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from arsm.options import closest
+
+            known = {each.lower(): each for each in __dir__()}  # arsm.Rloo is arsm.RLOO
+            meant = known.get(closest(name.lower(), known) or "")
+            mend = f'; did you mean "{meant}"?' if meant else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{mend}")
         try:
             return importlib.import_module(f"{__name__}.{name}")
         except ModuleNotFoundError as error:

@@ -134,6 +134,10 @@ def check_estimator(estimator: object) -> None:
         mend = "an estimator of your own must be a subclass of arsm.Estimator, and " + mend
     if isinstance(estimator, Tensor):
         mend = "the estimator comes first, then the logits"
+    found = brief(estimator)
+    if is_estimator_class(estimator):
+        found = f"the class {estimator.__name__}"
+        mend = f"{estimator.__name__}(...), with its options, makes one"
     raise TypeError(
-        f"estimator must be an estimator such as arsm.ARSM(), but is {brief(estimator)}; {mend}."
+        f"estimator must be an estimator such as arsm.ARSM(), but is {found}; {mend}."
     )

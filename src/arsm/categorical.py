@@ -11,6 +11,11 @@ def one_hot(z: Tensor, categories: int, dtype: torch.dtype = torch.float32) -> T
     unchanged.
     """
     if z.is_floating_point():
+        if z.shape[-1:] != (categories,):
+            raise ValueError(
+                f"A floating z is relaxed and must be [..., K, {categories}], but is "
+                f"{list(z.shape)}; categories are int64, as in z.long()."
+            )
         return z
     return (z.unsqueeze(-1) == torch.arange(categories, device=z.device)).to(dtype)
 

@@ -96,8 +96,7 @@ def check_logits(logits: Tensor, *, read: bool) -> bool:
     ):
         found, mend = _other_logits(logits)
         raise TypeError(
-            f"logits must be a floating tensor [*B, K, C], but are {found}; convert them with "
-            f"{mend}."
+            f"logits must be a floating tensor [*B, K, C], but are {found}; {mend}."
         )
     if logits.is_meta:
         raise ValueError(
@@ -145,12 +144,15 @@ def _outside() -> int:
 
 
 def _other_logits(logits: object) -> tuple[str, str]:
-    """What was given instead of logits, and what converts it."""
+    """What was given instead of logits, and what to do about it."""
+    if callable(logits) and not isinstance(logits, Tensor):
+        return "a function", "the logits come before f"
     if not isinstance(logits, Tensor):
-        return type(logits).__name__, "torch.tensor"
+        return type(logits).__name__, "convert them with torch.tensor"
     if logits.layout != torch.strided:
-        return str(logits.layout), ".to_dense()"
-    return str(logits.dtype), ".real" if logits.is_complex() else ".float()"
+        return str(logits.layout), "convert them with .to_dense()"
+    mend = ".real" if logits.is_complex() else ".float()"
+    return str(logits.dtype), f"convert them with {mend}"
 
 
 def warn_of_single_category(logits: Tensor, by: str) -> None:

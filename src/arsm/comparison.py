@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arsm.capabilities import require
 from arsm.categorical import one_hot
-from arsm.checks import check_context, check_logits
+from arsm.checks import check_context, check_count, check_logits
 from arsm.diagnostics import Moments, gradient_moments
 from arsm.draws import sample
 from arsm.driver import estimate, graph_nodes
@@ -97,6 +97,8 @@ def compare(
             "estimators must be a list of words or estimators, but is a word; say "
             f'["{estimators}"].'
         )
+    if budget is not None:
+        check_count("budget", budget)
     check_logits(logits, read=True)
     check_context(context, logits.shape[:-2], logits.device)
     logits = logits.detach()

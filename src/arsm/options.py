@@ -21,12 +21,20 @@ def suggests(name: str) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         known = options_of(function)
+        first = positions_of(function)
 
         @functools.wraps(function)
         def checked(*arguments: Any, **options: Any) -> Any:
             for option in options:
                 if option not in known:
                     raise TypeError(no_such_option(name, option, known))
+            if first is not None and len(arguments) > len(first):
+                named = next((each for each in known if each not in first), None)
+                mend = f"; give the others by name, as in {named}=..." if named else "."
+                raise TypeError(
+                    f"{name} takes {' and '.join(first)} by position, but got {len(arguments)} "
+                    f"arguments{mend}"
+                )
             return function(*arguments, **options)
 
         return checked  # pyright: ignore[reportReturnType]
@@ -39,6 +47,15 @@ def options_of(function: Callable[..., Any]) -> tuple[str, ...]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
     return tuple(each.name for each in parameters if each.kind in named)
+
+
+def positions_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names that may be given by position; None if a `*context` takes any number."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        return None
+    by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(each.name for each in parameters if each.kind is by_position)
 
 
 def check_class_options(kind: type, options: Mapping[str, Any]) -> None:

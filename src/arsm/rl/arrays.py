@@ -82,7 +82,12 @@ class Arrays(Columns):
 
     def encode(self, seen: Any) -> Array:
         """An observation as Gymnasium gives it, as a vector [D]."""
-        return np.asarray(seen, dtype=np.float64)
+        try:
+            return np.asarray(seen, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"An observation must have {self.observations} numbers, but is {seen!r}."
+            ) from error
 
 
 class ArrayLanes:

@@ -77,6 +77,7 @@ def maximize(
     Returns:
         A `Maximum`. Ctrl-C ends the search early and returns the best so far.
     """
+    evaluate = _caller(f, batched, map)
     search = Search(
         space,
         evaluations=evaluations,
@@ -87,7 +88,6 @@ def maximize(
         seed=seed,
         state=state,
     )
-    evaluate = _caller(f, batched, map)
     show = _Progress(search.known, evaluations, enabled=progress)
     try:
         while points := search.ask_points():
@@ -111,6 +111,10 @@ def maximize(
 
 def _caller(f: Callable[..., Any], batched: bool, map: Map | None) -> Evaluate:
     """f, called in the way that the user asked for."""
+    if not callable(f):
+        raise TypeError(
+            f"f must be a function, but is {type(f).__name__}; f comes first, then the space."
+        )
     if batched and map is not None:
         raise ValueError("map calls f for one point at a time; leave it out where f is batched.")
     if map is not None and not callable(map):
