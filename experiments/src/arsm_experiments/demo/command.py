@@ -21,7 +21,7 @@ from arsm_experiments.runs.files import write_atomically
 @dataclass(frozen=True)
 class Demo:
     """Show a choice, a latent code, a sequence task, an agent and a wrong gradient on one page, in
-    one and a half minutes.
+    a minute and a half on two cores.
     """
 
     out: Path = Path("runs/demo.html")

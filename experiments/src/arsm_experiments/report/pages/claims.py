@@ -48,8 +48,8 @@ def referee(tables: Tables) -> str:
     broken = sum(kind(line) == "not as documented" for line in others)
     return (
         "- **Check any gradient.** Hand over a loss; the referee says whether its mean is right, "
-        f"and what is wrong. {len(others)} gradients of {len(packages)} released packages were "
-        f"judged so, TRL and verl among them: {broken} are not what their documentation says "
+        f"and what is wrong. Of {len(others)} gradients of {len(packages)} released packages, TRL "
+        f"and verl among them, {broken} are not what their documentation says "
         "([verdicts](results/audit/README.md); [yours](docs/guides/check_my_gradient.md))."
     )
 

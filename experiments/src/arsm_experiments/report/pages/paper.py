@@ -72,7 +72,8 @@ def _toy(tables: Tables) -> list[Claim]:
             "ARSM follows the true gradient, C = 30",
             "figure",
             f"gap to the optimum {gap.mean:.2f} "
-            f"({gap.mean - gap.half:.2f} to {gap.mean + gap.half:.2f}; n = {gap.seeds}) times its",
+            f"({gap.mean - gap.half:.2f} to {gap.mean + gap.half:.2f}; n = {gap.seeds}) times "
+            "the true gradient's",
             f"{calls:.0f} f calls",
             "reproduced" if abs(gap.mean - 1) <= gap.half else "not reproduced",
             first=True,
