@@ -580,6 +580,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: arsm.audit(lambda logits, f: logits.sum(), samples=256),
         "fewer decide nothing.",
     ),
+    "one layer without its list": (
+        lambda: arsm.estimate_layers(arsm.RLOO(2), first, first),  # pyright: ignore[reportArgumentType]
+        "layers must be a list of functions that return logits",
+    ),
     "no choice in the model": (
         lambda: arsm.choices(nn.Linear(5, 5), arsm.RLOO(4)).__enter__(),
         "contains no arsm.Choice; put one where its forward chooses.",

@@ -53,6 +53,16 @@ def test_other_distributions_are_refused_by_name(fn: Any, words: str) -> None:
         run(lambda: pyro.sample("z", fn), lambda: pyro.sample("z", fn))
 
 
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match='arsm.pyro.ELBO has no .* did you mean "num_particles"'):
+        arsm.pyro.ELBO(num_particels=8)  # pyright: ignore[reportCallIssue]
+
+
+def test_an_option_without_its_name_is_refused() -> None:
+    with pytest.raises(TypeError, match="takes estimator and max_rows by position, but got 3"):
+        arsm.pyro.ELBO(arsm.RLOO(8), 1024, 4)  # pyright: ignore[reportCallIssue]
+
+
 def test_a_latent_site_that_the_guide_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="Model site 'w' is neither observed nor in the guide"):
         run(lambda: (coin("z"), coin("w")), coin)

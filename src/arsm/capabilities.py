@@ -138,6 +138,4 @@ def check_estimator(estimator: object) -> None:
     if is_estimator_class(estimator):
         found = f"the class {estimator.__name__}"
         mend = f"{estimator.__name__}(...), with its options, makes one"
-    raise TypeError(
-        f"estimator must be an estimator such as arsm.ARSM(), but is {found}; {mend}."
-    )
+    raise TypeError(f"estimator must be an estimator such as arsm.ARSM(), but is {found}; {mend}.")

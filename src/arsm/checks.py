@@ -95,9 +95,7 @@ def check_logits(logits: Tensor, *, read: bool) -> bool:
         or logits.layout != torch.strided
     ):
         found, mend = _other_logits(logits)
-        raise TypeError(
-            f"logits must be a floating tensor [*B, K, C], but are {found}; {mend}."
-        )
+        raise TypeError(f"logits must be a floating tensor [*B, K, C], but are {found}; {mend}.")
     if logits.is_meta:
         raise ValueError(
             "logits lie on the meta device and have no values; compute them on a device that has "

@@ -253,7 +253,7 @@ def _draw(
 
 def check_layers(layers: Sequence[Layer]) -> None:
     """Require functions, at least one."""
-    if isinstance(layers, Tensor) or not all(map(callable, layers)):
+    if callable(layers) or isinstance(layers, Tensor) or not all(map(callable, layers)):
         raise TypeError(
             "layers must be a list of functions that return logits, such as [lambda zs, *context: "
             "logits]; for logits alone use arsm.estimate."

@@ -6,14 +6,15 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def suggests(name: str) -> Callable[[Function], Function]:
-    """Decorate a function: an option that it does not have is refused in one sentence.
+    """Decorate a function or a constructor: an option that it does not have, or one
+    without its name, is refused in one sentence.
 
     Args:
         name: the function's name, as its users write it.
@@ -29,12 +30,7 @@ def suggests(name: str) -> Callable[[Function], Function]:
                 if option not in known:
                     raise TypeError(no_such_option(name, option, known))
             if first is not None and len(arguments) > len(first):
-                named = next((each for each in known if each not in first), None)
-                mend = f"; give the others by name, as in {named}=..." if named else "."
-                raise TypeError(
-                    f"{name} takes {' and '.join(first)} by position, but got {len(arguments)} "
-                    f"arguments{mend}"
-                )
+                raise TypeError(too_many_positions(name, len(arguments), first, known))
             return function(*arguments, **options)
 
         return checked  # pyright: ignore[reportReturnType]
@@ -46,7 +42,7 @@ def options_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names that a function takes, in its order."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
-    return tuple(each.name for each in parameters if each.kind in named)
+    return tuple(each.name for each in parameters if each.kind in named and each.name != "self")
 
 
 def positions_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
@@ -56,6 +52,16 @@ def positions_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
         return None
     by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return tuple(each.name for each in parameters if each.kind is by_position)
+
+
+def too_many_positions(name: str, given: int, first: Sequence[str], known: Sequence[str]) -> str:
+    """The sentence for options that were given without their names."""
+    # a constructor's first argument is the object itself, which no user gives
+    own = first[:1] == ("self",)
+    words = " and ".join(first[own:])
+    named = next((each for each in known if each not in first), None)
+    mend = f"; give the others by name, as in {named}=..." if named else "."
+    return f"{name} takes {words} by position, but got {given - own} arguments{mend}"
 
 
 def check_class_options(kind: type, options: Mapping[str, Any]) -> None:

@@ -247,13 +247,13 @@ def test_a_second_run_of_a_problem_adds_to_its_table(tmp_path: Path) -> None:
     runs = [read_run(tmp_path / "compare" / name) for name in ("toy-30", "again-toy-30")]
     (section,) = compare_sections(runs)
     assert section.title == "Comparison, toy-30"
-    shown = {result.row: result for result in section.results if result.metric == "variance"}
+    shown = {result.row: result for result in section.results if result.metric == "bias"}
     assert {row: result.record.name for row, result in shown.items()} == {
         "rloo": "again-toy-30",
         "ars": "again-toy-30",
         "arsm": "toy-30",
     }
-    assert shown["rloo"].values == [runs[1].metrics[1]["variance"]]
+    assert shown["rloo"].values == [runs[1].metrics[1]["bias"]]
 
 
 # ---------------------------------------------------------------- tables and figures

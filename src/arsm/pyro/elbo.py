@@ -36,6 +36,7 @@ from torch import Tensor
 from arsm.capabilities import require
 from arsm.driver import check_evaluation
 from arsm.estimators.rloo import RLOO
+from arsm.options import suggests
 from arsm.pyro.other_paths import NotInPlateError, OtherPaths, Stage
 from arsm.pyro.sites import ChangedError
 from arsm.pyro.true_path import Program, Structure, TruePath
@@ -85,6 +86,7 @@ class ELBO(infer.ELBO):
         strict_enumeration_warning: whether to warn of a guide without discrete sites.
     """
 
+    @suggests("arsm.pyro.ELBO")
     def __init__(
         self,
         estimator: Estimator | None = None,
