@@ -54,8 +54,8 @@ def test_other_distributions_are_refused_by_name(fn: Any, words: str) -> None:
 
 
 def test_a_misspelt_option_is_answered_with_the_one_that_was_meant() -> None:
-    with pytest.raises(TypeError, match='arsm.pyro.ELBO has no .* did you mean "num_particles"'):
-        arsm.pyro.ELBO(num_particels=8)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match=r'arsm.pyro.ELBO has no .* did you mean "num_particles"'):
+        arsm.pyro.ELBO(num_particle_s=8)  # pyright: ignore[reportCallIssue]
 
 
 def test_an_option_without_its_name_is_refused() -> None:
