@@ -4,6 +4,7 @@ KL divergences.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,9 +24,15 @@ INVERTIBLE = (ExpTransform, SigmoidTransform, StickBreakingTransform)
 """Transforms without parameters that leave a KL divergence as it is."""
 
 
+@lru_cache(maxsize=1024)
+def _is(kind: type, *of: type) -> bool:
+    """issubclass; Pyro's distributions answer it slowly, and every site of every run asks."""
+    return issubclass(kind, of)
+
+
 def unwrap(fn: Any) -> Any:
     """The distribution inside `to_event`, `mask` and `expand`."""
-    return unwrap(fn.base_dist) if isinstance(fn, WRAPPERS) else fn
+    return unwrap(fn.base_dist) if _is(type(fn), *WRAPPERS) else fn
 
 
 def logits_of(fn: Any) -> Tensor | None:
@@ -33,12 +40,13 @@ def logits_of(fn: Any) -> Tensor | None:
     one-hot vector is one variable.
     """
     base = unwrap(fn)
-    if isinstance(base, dist.Bernoulli):
+    kind = type(base)
+    if _is(kind, dist.Bernoulli):
         logits = torch.stack([torch.zeros_like(base.logits), base.logits], -1)
         shape = fn.shape()
-    elif isinstance(base, dist.Categorical):
+    elif _is(kind, dist.Categorical):
         logits, shape = base.logits, fn.shape()
-    elif isinstance(base, dist.OneHotCategorical):
+    elif _is(kind, dist.OneHotCategorical):
         logits, shape = base.logits, fn.shape()[:-1]
     else:
         return None
