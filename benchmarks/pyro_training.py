@@ -276,8 +276,18 @@ def train(name: str, loss_name: str, seed: int) -> dict[str, float]:
     return {"elbo": -statistics.mean(parts) / problem.rows, "steps": steps}
 
 
+def warm_up(name: str) -> None:
+    """One step with every loss: the first one of a process loads parts of torch for seconds."""
+    problem = PROBLEMS[name](0)
+    for loss in fitting(problem).values():
+        pyro.clear_param_store()
+        made, guide = prepared(problem, loss)
+        made.loss_and_grads(problem.model, guide, *problem.minibatch())
+
+
 def run(out: Path, problems: list[str]) -> None:
     """Make the runs that are missing, the losses in turn."""
+    warm_up(problems[0])
     where = {
         name: value
         for name, value in provenance("cpu").items()
