@@ -67,7 +67,7 @@ class Problem:
     rate: float
     seconds: float
     enumerable: bool = True
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Any = field(default_factory=dict)
     """The `infer` of the guide's discrete sites, which a loss may set."""
 
 
@@ -79,7 +79,7 @@ def mixture(seed: int) -> Problem:
     generator = torch.Generator().manual_seed(seed)
     centre = torch.tensor([-4.0, 0.0, 4.0])[torch.randint(3, (200,), generator=generator)]
     points = centre + torch.randn(200, generator=generator)
-    settings: dict[str, Any] = {}
+    settings: Any = {}
 
     def model() -> None:
         weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
@@ -117,7 +117,7 @@ def hidden_markov(seed: int, chain: bool) -> Problem:
     for _ in range(STEPS):
         observed.append(2.0 * state + torch.randn(SEQUENCES, generator=generator))
         state = torch.multinomial(TRANSITION[state], 1, generator=generator).squeeze(-1)
-    settings: dict[str, Any] = {}
+    settings: Any = {}
 
     def model() -> None:
         levels = pyro.param("levels", torch.tensor([-1.0, 1.0, 3.0]))
@@ -152,7 +152,7 @@ def digits(seed: int) -> Problem:
     decoder = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 784))
     mnist = load_mnist()
     images, held = mnist.train.float(), mnist.validation.float()[:500]
-    settings: dict[str, Any] = {}
+    settings: Any = {}
     order = torch.Generator().manual_seed(seed)
 
     def model(x: Tensor) -> None:

@@ -25,14 +25,18 @@ INVERTIBLE = (ExpTransform, SigmoidTransform, StickBreakingTransform)
 
 
 @lru_cache(maxsize=1024)
-def _is(kind: type, *of: type) -> bool:
-    """issubclass; Pyro's distributions answer it slowly, and every site of every run asks."""
-    return issubclass(kind, of)
+def _family(kind: type) -> type | None:
+    """The class of ours that a distribution belongs to, None for all others.
+
+    Pyro's distributions answer `isinstance` slowly, and every site of every run asks.
+    """
+    known = (*WRAPPERS, dist.Bernoulli, dist.Categorical, dist.OneHotCategorical)
+    return next((each for each in known if issubclass(kind, each)), None)
 
 
 def unwrap(fn: Any) -> Any:
     """The distribution inside `to_event`, `mask` and `expand`."""
-    return unwrap(fn.base_dist) if _is(type(fn), *WRAPPERS) else fn
+    return unwrap(fn.base_dist) if _family(type(fn)) in WRAPPERS else fn
 
 
 def logits_of(fn: Any) -> Tensor | None:
@@ -40,13 +44,13 @@ def logits_of(fn: Any) -> Tensor | None:
     one-hot vector is one variable.
     """
     base = unwrap(fn)
-    kind = type(base)
-    if _is(kind, dist.Bernoulli):
+    family = _family(type(base))
+    if family is dist.Bernoulli:
         logits = torch.stack([torch.zeros_like(base.logits), base.logits], -1)
         shape = fn.shape()
-    elif _is(kind, dist.Categorical):
+    elif family is dist.Categorical:
         logits, shape = base.logits, fn.shape()
-    elif _is(kind, dist.OneHotCategorical):
+    elif family is dist.OneHotCategorical:
         logits, shape = base.logits, fn.shape()[:-1]
     else:
         return None
