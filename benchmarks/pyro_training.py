@@ -282,7 +282,8 @@ def warm_up(name: str) -> None:
     for loss in fitting(problem).values():
         pyro.clear_param_store()
         made, guide = prepared(problem, loss)
-        made.loss_and_grads(problem.model, guide, *problem.minibatch())
+        optimiser = PyroOptim(torch.optim.Adam, {"lr": problem.rate})
+        SVI(problem.model, guide, optimiser, made).step(*problem.minibatch())
 
 
 def run(out: Path, problems: list[str]) -> None:
