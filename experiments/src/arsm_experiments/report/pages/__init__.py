@@ -15,6 +15,7 @@ from pathlib import Path
 
 from arsm_experiments.report.pages import (
     agents,
+    benchmarks,
     claims,
     compare,
     conditional,
@@ -44,6 +45,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
         "claims": claims.claims,
         "paper": paper.short,
     },
+    "../benchmarks/README.md": benchmarks.PARTS,
     "../docs/estimators.md": {"compare": compare.in_short},
 }
 """The parts of each page by name; pages are relative to results/."""
