@@ -20,6 +20,8 @@ from pyro import distributions as dist
 from pyro.ops.indexing import Vindex
 
 import arsm.pyro
+from arsm.pyro.other_paths import pose_stages
+from arsm.pyro.true_path import TruePath
 from tests.pyro_problems import bernoulli, categorical, coin, normal
 
 
@@ -222,3 +224,23 @@ def test_pyros_own_arguments() -> None:
         )
         (gradient,) = torch.autograd.grad(loss.differentiable_loss(model, guide), [logits])
         torch.testing.assert_close(gradient, torch.tensor([-5.0, -2.0, 7.0]) / 18)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "questions"), [(arsm.RLOO(4), 1), (arsm.RLOO(4, surrogate="logits"), 3)]
+)
+def test_the_sites_of_a_chain_share_a_question(estimator: arsm.RLOO, questions: int) -> None:
+    """Unless a row takes its baseline from the others: those of another stage share its samples."""
+
+    def chain() -> None:
+        z = torch.zeros(5)
+        with pyro.plate("rows", 5):
+            for t in range(3):
+                z = pyro.sample(f"z_{t}", bernoulli(z - 0.5))
+
+    stages = pose_stages(estimator, TruePath(chain, chain, (), {}).stages())
+    assert len(stages) == 3
+    assert len({id(stage.posed) for stage in stages}) == questions
+    for stage in stages:
+        assert stage.points.shape == (4, 5, 1)
+        torch.testing.assert_close(stage.points[0], stage.z)

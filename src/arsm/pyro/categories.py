@@ -4,6 +4,7 @@ KL divergences.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,9 +24,19 @@ INVERTIBLE = (ExpTransform, SigmoidTransform, StickBreakingTransform)
 """Transforms without parameters that leave a KL divergence as it is."""
 
 
+@lru_cache(maxsize=1024)
+def _family(kind: type) -> type | None:
+    """The class of ours that a distribution belongs to, None for all others.
+
+    Pyro's distributions answer `isinstance` slowly, and every site of every run asks.
+    """
+    known = (*WRAPPERS, dist.Bernoulli, dist.Categorical, dist.OneHotCategorical)
+    return next((each for each in known if issubclass(kind, each)), None)
+
+
 def unwrap(fn: Any) -> Any:
     """The distribution inside `to_event`, `mask` and `expand`."""
-    return unwrap(fn.base_dist) if isinstance(fn, WRAPPERS) else fn
+    return unwrap(fn.base_dist) if _family(type(fn)) in WRAPPERS else fn
 
 
 def logits_of(fn: Any) -> Tensor | None:
@@ -33,12 +44,13 @@ def logits_of(fn: Any) -> Tensor | None:
     one-hot vector is one variable.
     """
     base = unwrap(fn)
-    if isinstance(base, dist.Bernoulli):
+    family = _family(type(base))
+    if family is dist.Bernoulli:
         logits = torch.stack([torch.zeros_like(base.logits), base.logits], -1)
         shape = fn.shape()
-    elif isinstance(base, dist.Categorical):
+    elif family is dist.Categorical:
         logits, shape = base.logits, fn.shape()
-    elif isinstance(base, dist.OneHotCategorical):
+    elif family is dist.OneHotCategorical:
         logits, shape = base.logits, fn.shape()[:-1]
     else:
         return None

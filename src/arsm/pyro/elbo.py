@@ -37,7 +37,7 @@ from arsm.capabilities import require
 from arsm.driver import check_evaluation
 from arsm.estimators.rloo import RLOO
 from arsm.options import suggests
-from arsm.pyro.other_paths import NotInPlateError, OtherPaths, Stage
+from arsm.pyro.other_paths import NotInPlateError, OtherPaths, Posed, Stage, pose_stages
 from arsm.pyro.sites import ChangedError
 from arsm.pyro.true_path import Program, Structure, TruePath
 from arsm.types import Estimator
@@ -161,7 +161,7 @@ class ELBO(infer.ELBO):
                 plan = None
         path = TruePath(model, guide, args, kwargs, self.max_plate_nesting)
         vectorized = self.vectorize_particles is not False if plan is None else plan.vectorized
-        stages = [Stage(self.estimator, *found) for found in path.stages()]
+        stages = pose_stages(self.estimator, path.stages())
         if plan is None or not plan.checked:
             self._plan = self._check(path, stages, vectorized)
             vectorized = self._plan.vectorized
@@ -192,17 +192,22 @@ class ELBO(infer.ELBO):
     def _elbo(self, path: TruePath, vectorized: bool, stages: list[Stage] | None = None) -> Tensor:
         """The ELBO [] with the gradient of its estimate."""
         if stages is None:
-            stages = [Stage(self.estimator, *found) for found in path.stages()]
+            stages = pose_stages(self.estimator, path.stages())
         others = OtherPaths(path, stages, vectorized)
         others.run(self.max_rows)
-        elbo = torch.zeros(())
         pending = set(path.terms)
+        parts: dict[Posed, tuple[list[Tensor], list[Tensor]]] = {}
         for t, stage in enumerate(stages):
             moved = {key for key, term in path.terms.items() if stage.moves(term)}
             own = moved & pending
             changes = others.terms(t, moved)
-            elbo = elbo + stage.value(changes if own == moved else others.terms(t, own), changes)
+            of_stages = parts.setdefault(stage.posed, ([], []))
+            of_stages[0].append(changes if own == moved else others.terms(t, own))
+            of_stages[1].append(changes)
             pending -= moved
+        elbo = torch.zeros(())
+        for posed, (own_terms, moved_terms) in parts.items():
+            elbo = elbo + posed.value(own_terms, moved_terms)
         return sum((path.terms[key].value.sum() for key in pending), elbo) + path.score()
 
     def loss_and_grads(self, model: Program, guide: Program, *args: Any, **kwargs: Any) -> float:

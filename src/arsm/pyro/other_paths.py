@@ -44,9 +44,7 @@ class Stage:
     impossible categories.
     """
 
-    def __init__(
-        self, estimator: Estimator, choices: dict[str, DiscreteSite], plates: Plates
-    ) -> None:
+    def __init__(self, choices: dict[str, DiscreteSite], plates: Plates) -> None:
         self.choices = choices
         ordered = sorted(plates, key=lambda plate: plate[1])
         self.dims = [plate[1] for plate in ordered]
@@ -58,20 +56,26 @@ class Stage:
         self.logits = torch.cat(
             [pad(part, (0, most - part.shape[-1]), value=-torch.inf) for part in parts], -2
         )
-        z = torch.cat([choice.rows(choice.z, self.dims) for choice in choices.values()], -1)
-        self.question = pose(estimator, self.logits.detach(), z=z)
-        self.asked = self.question.asked_queries()
-        """The queries that some row needs, the true sample first."""
+        self.z = torch.cat([choice.rows(choice.z, self.dims) for choice in choices.values()], -1)
+        self.posed: Posed
+        """The question that this stage is part of, and its place there."""
+        self.place = 0
 
     @property
     def points(self) -> Tensor:
         """[M, *R, K]: the categories of all sites at every query."""
-        return self.question.queries.points
+        points = self.posed.question.queries.points
+        return points if len(self.posed.stages) == 1 else points[:, self.place]
+
+    @property
+    def asked(self) -> list[int]:
+        """The queries that some row needs, the true sample first."""
+        return self.posed.asked
 
     @property
     def live(self) -> int:
         """Number of leading queries that keep their graph."""
-        return self.question.queries.weight.shape[0]
+        return self.posed.question.queries.weight.shape[0]
 
     def farthest(self) -> int:
         """The query that differs from the true sample in most variables."""
@@ -87,24 +91,63 @@ class Stage:
         parts = dict(zip(self.choices, self.points[queries].split(self.widths, -1), strict=True))
         return self.choices[name].from_rows(parts[name], self.dims)
 
-    def value(self, own: Tensor, moved: Tensor) -> Tensor:
+
+class Posed:
+    """One question of the estimator for stages of the same shape, which are the rows of
+    one batch: a chain of many sites costs little more than one of them.
+    """
+
+    def __init__(self, estimator: Estimator, stages: list[Stage]) -> None:
+        self.stages = stages
+        self.logits = _stacked([stage.logits for stage in stages])
+        z = _stacked([stage.z for stage in stages])
+        self.question = pose(estimator, self.logits.detach(), z=z)
+        self.asked = self.question.asked_queries()
+        for place, stage in enumerate(stages):
+            stage.posed = self
+            stage.place = place
+
+    def value(self, own: list[Tensor], moved: list[Tensor]) -> Tensor:
         """[]: the value of the terms `own` with the gradient of the terms `moved`, [n,
-        *R] at the queries asked.
+        *R] of each stage at the queries asked.
         """
-        if not bool(moved.isfinite().all()):
-            raise NotFiniteError(
-                "ln p - ln q is infinite or NaN for a sample of "
-                f"{', '.join(map(repr, self.choices))}; give every value that the guide can draw a "
-                "probability above zero in the model."
-            )
-        values = self.question.spread_queries(self.asked, own)
+        for stage, terms in zip(self.stages, moved, strict=True):
+            if not bool(terms.isfinite().all()):
+                raise NotFiniteError(
+                    "ln p - ln q is infinite or NaN for a sample of "
+                    f"{', '.join(map(repr, stage.choices))}; give every value that the guide can "
+                    "draw a probability above zero in the model."
+                )
+        values = self.question.spread_queries(self.asked, _stacked(own, 1))
         changes = values.all
-        if moved is not own:
-            changes = self.question.spread_queries(self.asked, moved.detach()).all
+        if any(a is not b for a, b in zip(own, moved, strict=True)):
+            detached = [terms.detach() for terms in moved]
+            changes = self.question.spread_queries(self.asked, _stacked(detached, 1)).all
         gradient = self.question.credit(changes).gradient
         assert gradient is not None  # only estimators that need f's gradient return None
         value = self.question.value(values.live)
         return attach(value, self.logits, gradient).sum()
+
+
+def pose_stages(
+    estimator: Estimator, found: list[tuple[dict[str, DiscreteSite], Plates]]
+) -> list[Stage]:
+    """The stages, each with its question."""
+    stages = [Stage(choices, plates) for choices, plates in found]
+    groups: dict[Any, list[Stage]] = {}
+    for number, stage in enumerate(stages):
+        # Stages share their samples. An estimator that takes one row's baseline from the others
+        # would be biased if these were of another stage.
+        alike = number if estimator.couples_rows else (stage.logits.shape, stage.logits.dtype)
+        groups.setdefault(alike, []).append(stage)
+    for group in groups.values():
+        Posed(estimator, group)
+    return stages
+
+
+def _stacked(parts: list[Tensor], dim: int = 0) -> Tensor:
+    """The parts in a new dimension; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts, dim)
 
 
 class OtherPaths:
@@ -124,11 +167,9 @@ class OtherPaths:
             for name, above in path.ancestors.items()
         }
         """The stages that each guide site depends on; it is drawn again on their paths."""
-        self.noise = {
-            name: race_noise(choice.logits.detach(), z=choice.z)
-            for name, choice in path.choices.items()
-            if self.above[name]
-        }
+        self.noise = _noise_given_winners(
+            {name: choice for name, choice in path.choices.items() if self.above[name]}
+        )
         self.runs: list[tuple[list[Query], dict[Key, Tensor]]] = []
 
     def run(self, max_rows: int | None) -> None:
@@ -382,6 +423,19 @@ class OtherPaths:
                     "tracking finds no way between them; use plain torch operations there, "
                     "nothing compiled or scripted."
                 )
+
+
+def _noise_given_winners(choices: dict[str, DiscreteSite]) -> dict[str, Tensor]:
+    """The noise of each site's race, given its true sample; sites of one shape together."""
+    groups: dict[Any, list[str]] = {}
+    for name, choice in choices.items():
+        groups.setdefault((choice.logits.shape, choice.logits.dtype), []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in groups.values():
+        logits = torch.stack([choices[name].logits.detach() for name in names])
+        z = torch.stack([choices[name].z for name in names])
+        found.update(zip(names, race_noise(logits, z=z), strict=True))
+    return found
 
 
 LOST = (

@@ -21,6 +21,8 @@ class Known:
     """NaN at a point where f failed."""
     best: list[float] = field(default_factory=list)
     """The best value after each evaluation, -inf before the first that did not fail."""
+    worst: list[float] = field(default_factory=list)
+    """The worst value after each evaluation, inf before the first that did not fail."""
     failures: list[tuple[Point, str]] = field(default_factory=list)
     round_start: int = 0
     """Number of points known before this round; a round may be interrupted and repeated."""
@@ -34,19 +36,23 @@ class Known:
         self.values.append(value)
         before = self.best[-1] if self.best else -math.inf
         self.best.append(before if math.isnan(value) else max(before, value))
+        before = self.worst[-1] if self.worst else math.inf
+        self.worst.append(before if math.isnan(value) else min(before, value))
 
-    def at(self, points: Sequence[Point]) -> list[float]:
+    def at(self, points: Sequence[Point], count: int | None = None) -> list[float]:
         """The values at points; one that failed, or is not known because it may not be
-        evaluated, counts as the worst value so far, of which there must be one.
+        evaluated, counts as the worst of all values, or of the first `count`, of which
+        there must be one.
         """
-        worst = min(value for value in self.values if math.isfinite(value))
+        worst = self.worst[-1 if count is None else count - 1]
         places = [self.index.get(point) for point in points]
         found = [math.nan if place is None else self.values[place] for place in places]
         return [worst if math.isnan(value) else value for value in found]
 
-    def any_value(self) -> bool:
-        """Whether f did not fail at every point."""
-        return bool(self.best) and self.best[-1] > -math.inf
+    def any_value(self, count: int | None = None) -> bool:
+        """Whether f did not fail at every point, or at the first `count`."""
+        place = (len(self.best) if count is None else count) - 1
+        return place >= 0 and self.best[place] > -math.inf
 
     def since_best(self) -> int:
         """Number of evaluations since the best value was found, that one included."""

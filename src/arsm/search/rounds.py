@@ -6,11 +6,13 @@ under independent choices.
 g is an estimator's; divided by p it is the natural gradient, which is the same however
 the probabilities are parametrised; s is the standard deviation of the round's values,
 so the step does not depend on f's units. The step size a_k falls with the square root
-of the number of a variable's free parameters, whose estimates share one sample. As the
-choices settle, draws repeat points that are known, which cost nothing; the round is
-then filled up with neighbours of the best point, which differ from it in one variable.
-When they do not fill it any more, the logits are divided by `FORGET`: a new search
-begins around the best.
+of the number of a variable's free parameters, whose estimates share one sample. A
+regression h on the points known before the round lowers the variance of g: the
+estimator sees f - h, and the exact gradient of E[h] is added. As the choices settle,
+draws repeat points that are known, which cost nothing; the round is then filled up with
+neighbours of the best point, which differ from it in one variable, those first for
+which h is largest. When they do not fill it any more, the logits are divided by
+`FORGET`: a new search begins around the best.
 
 Reference for the natural gradient of black boxes: Ollivier, Arnold, Auger and Hansen,
 Information-geometric optimization algorithms, JMLR 2017.
@@ -35,6 +37,7 @@ from arsm.search.calls import finite_or_failed
 from arsm.search.known import Known
 from arsm.search.result import Maximum
 from arsm.search.space import Point, Space, read_space
+from arsm.search.surrogate import Surrogate, exponent_of, in_units
 from arsm.types import Estimator
 
 SAMPLES = 16
@@ -51,6 +54,8 @@ SMALL_SPACE = 4
 """In a space of at most this many times the evaluations, any new point is tried before
 the logits are halved.
 """
+REMEMBERED, FEWEST = 256, 128
+"""Number of latest points to which the surrogate is fitted, and below which there is none."""
 TRIES = 8
 """Second neighbours drawn per place of a round, of which some will be feasible."""
 IDLE_ROUNDS = 1000
@@ -71,6 +76,8 @@ class Round:
     """
     evaluated: list[Point]
     """Those of them for which the evaluations suffice."""
+    surrogate: Surrogate | None
+    """Fitted to points known before the round."""
 
 
 class Search:
@@ -121,6 +128,7 @@ class Search:
         self._rate = RATE * min(1.0, shrink) / free.sqrt()
         self._feasible = feasible
         self._may: dict[Point, bool] = {}
+        self._fitted: tuple[int, Surrogate | None] = (0, None)
         self._idle = 0
         self._all_known = False
         self._round: Round | None = None
@@ -211,18 +219,29 @@ class Search:
         question = pose(self._estimator, self.logits, generator=self._generator)
         asked = question.asked("packed")
         drawn = [self.space.canonical(point) for point in _points(asked.z)]
-        new = self._new_points(drawn)
+        surrogate = self._surrogate()
+        new = self._new_points(drawn, surrogate)
         missing = [p for p in [*new, *self._second_neighbours(new)] if p not in self.known.index]
         left = self.evaluations - len(self.known.values)
         self._idle = 0 if missing else self._idle + 1
-        return Round(question, asked, drawn, new, missing[:left])
+        return Round(question, asked, drawn, new, missing[:left], surrogate)
 
-    def _new_points(self, drawn: list[Point]) -> list[Point]:
+    def _surrogate(self) -> Surrogate | None:
+        """A regression on the latest points known before this round, if there are enough."""
+        count = self.known.round_start
+        if count < FEWEST or not self.known.any_value(count):
+            return None
+        if self._fitted[0] != count:  # a round may have found nothing new
+            points = list(self.known.index)[:count][-REMEMBERED:]
+            self._fitted = (count, Surrogate.fitted(points, self.known.at(points, count)))
+        return self._fitted[1]
+
+    def _new_points(self, drawn: list[Point], surrogate: Surrogate | None) -> list[Point]:
         """The points of this round that were unknown at its start: those drawn, filled
         up to the estimator's number.
 
-        Neighbours of the best point fill it up; where there are none either, any
-        unknown point of a small space.
+        Neighbours of the best point fill it up, the most promising first; where there
+        are none either, any unknown point of a small space.
         """
         new = self._only_new(drawn)
         if self.known.round_start == 0 or len(new) >= self._count:
@@ -231,8 +250,11 @@ class Search:
         if self._small and len(new) == len(more) == 0:
             more = self._only_new(_points(self.known.unseen(self._legal)))
             self._all_known = not more
-        order = torch.randperm(len(more), generator=self._generator).tolist()
-        return list(dict.fromkeys([*new, *(more[i] for i in order)]))[: self._count]
+        order = torch.randperm(len(more), generator=self._generator)
+        if surrogate is not None and more:
+            promise = surrogate(torch.tensor(more)[order])
+            order = order[promise.argsort(descending=True, stable=True)]
+        return list(dict.fromkeys([*new, *(more[i] for i in order.tolist())]))[: self._count]
 
     def _second_neighbours(self, new: list[Point]) -> list[Point]:
         """Points that fill up a round under a constraint: two variables differ from the best.
@@ -287,15 +309,35 @@ class Search:
         self._round_state = self._generator.get_state()
 
     def _learn(self, asked: Round) -> None:
-        values = _in_common_units(self.known.at(asked.drawn))
-        every = asked.question.spread(asked.asked, [values]).all
-        gradient = asked.question.credit(every).gradient
+        """Take a step along the round's gradient, or forget where it had too few new points."""
         possible = {point for point in asked.drawn if self._may_be_evaluated(point)}
         if len(asked.new) < max(1, len(possible)):
             self.logits = self.logits / FORGET
-        elif gradient is not None:
+            return
+        values, gradient = self._gradient(asked)
+        if gradient is not None:
             gradient = self._of_existing(gradient, asked.drawn)
             self.logits = _ascend(self.logits, gradient, values, self._rate)
+
+    def _gradient(self, asked: Round) -> tuple[Tensor, Tensor | None]:
+        """The values [N] of the points drawn, and dE[f]/dphi [K, C], in one unit."""
+        found = self.known.at(asked.drawn)
+        surrogate = asked.surrogate
+        if surrogate is None:
+            values = in_units(found, exponent_of(found))
+            return values, self._estimate(asked, values)
+        exponent = max(exponent_of(found), surrogate.exponent)
+        values = in_units(found, exponent)
+        scale = 2.0 ** (surrogate.exponent - exponent)
+        gradient = self._estimate(asked, values - scale * surrogate(asked.asked.z))
+        if gradient is not None:
+            gradient = gradient + scale * surrogate.gradient(self.logits.softmax(-1))
+        return values, gradient
+
+    def _estimate(self, asked: Round, values: Tensor) -> Tensor | None:
+        """The estimator's gradient [K, C] from the values [N] of the points drawn."""
+        every = asked.question.spread(asked.asked, [values]).all
+        return asked.question.credit(every).gradient
 
     def _of_existing(self, gradient: Tensor, drawn: list[Point]) -> Tensor:
         """The gradient [K, C] without variables that exist at no point drawn: theirs is
@@ -346,14 +388,6 @@ class Search:
 
 
 # ---------------------------------------------------------------- the step
-
-
-def _in_common_units(values: list[float]) -> Tensor:
-    """The values [N] in units of a power of 2, so that the squares of very large or
-    small ones are not inf or 0.
-    """
-    exponent = math.frexp(max(map(abs, values)))[1]
-    return torch.tensor([math.ldexp(value, -exponent) for value in values], dtype=torch.float64)
 
 
 def _ascend(logits: Tensor, gradient: Tensor, values: Tensor, rate: Tensor) -> Tensor:
