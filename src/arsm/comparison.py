@@ -268,15 +268,17 @@ class _Problem:
         parameters = [
             parameter for parameter in learner.learned.parameters() if parameter.requires_grad
         ]
-        if not parameters:
+        if not parameters and not learner.adapts:
             return
-        optimiser = torch.optim.Adam(parameters, 3e-3)
+        optimiser = torch.optim.Adam(parameters, 3e-3) if parameters else None
         for _ in range(steps):
-            loss = self.estimate(learner).estimator_loss
-            assert loss is not None
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+            out = self.estimate(learner)
+            if optimiser is not None:
+                assert out.estimator_loss is not None
+                optimiser.zero_grad()
+                out.estimator_loss.backward()
+                optimiser.step()
+            learner.adapt(out)
 
     def measure(
         self,

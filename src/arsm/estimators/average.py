@@ -12,7 +12,7 @@ from arsm.capabilities import check_estimator
 from arsm.checks import check_whole
 from arsm.draws import sample
 from arsm.noise import repeat_draws
-from arsm.types import Estimator, Noise, Queries
+from arsm.types import Estimate, Estimator, Noise, Queries
 
 FORWARDED = (
     "unbiased",
@@ -23,6 +23,7 @@ FORWARDED = (
     "vmappable",
     "deterministic",
     "subset",
+    "adapts",
 )
 
 
@@ -88,6 +89,10 @@ class Average(Estimator):
         return self.estimator.value(
             queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)
         ).mean(-1)
+
+    def adapt(self, out: Estimate) -> None:
+        """The estimator's own, from the averages."""
+        self.estimator.adapt(out)
 
     def most_queries(self, logits: Tensor) -> int:
         """Draws do not share their evaluations."""
