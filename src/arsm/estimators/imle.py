@@ -24,10 +24,10 @@ class IMLE(Estimator):
     with the same noise ln pi for both samples (perturb-and-MAP, which is exact for
     categorical variables). The target distribution has the logits phi + lambda h: a
     step along the slope of f. Zero for a variable whose choice does not change. A large
-    lambda has bias, a small one variance: most estimates are then zero, and a few
-    very large. One evaluation of f and one slope. The paper leaves out the factor 1 / lambda, which
-    optimisers such as Adam do not notice. Reference: Niepert, Minervini and
-    Franceschi, Implicit MLE: backpropagating through discrete exponential family
+    lambda has bias, a small one variance: most estimates are then zero, and a few very
+    large. One evaluation of f and one slope. The paper leaves out the factor 1 /
+    lambda, which optimisers such as Adam do not notice. Reference: Niepert, Minervini
+    and Franceschi, Implicit MLE: backpropagating through discrete exponential family
     distributions, NeurIPS 2021.
 
     Attributes:

@@ -65,15 +65,15 @@ class NVIL(Estimator):
     The baseline b is a network that sees the probabilities, by which it can tell the
     rows of a batch apart, and never the sample. One evaluation of f, which need not be
     differentiable. Unbiased for all b and m if s = 1, which is the default. With
-    `normalise`, s = max(1, sd): the estimate is 1/s of an unbiased one, for all
-    logits alike, and steps keep their size where f has a large scale.
+    `normalise`, s = max(1, sd): the estimate is 1/s of an unbiased one, for all logits
+    alike, and steps keep their size where f has a large scale.
 
     b is learned: `estimate` returns the squared norm of g as `estimator_loss`, which
     depends on b's parameters alone. The paper fits b to f by least squares; the squared
     norm weights these squares by |onehot(z) - p|^2, so that its minimum is the baseline
-    with the least variance. m and sd, the running mean and standard deviation of f(z) - b(p), are
-    moved by `adapt` after an estimate; without it m = 0 and sd = 0. For a baseline that
-    sees more than the probabilities, such as the input x, use
+    with the least variance. m and sd, the running mean and standard deviation of f(z) -
+    b(p), are moved by `adapt` after an estimate; without it m = 0 and sd = 0. For a
+    baseline that sees more than the probabilities, such as the input x, use
     `Reinforce(baseline=b(x).detach())` and train b yourself. Reference: Mnih and
     Gregor, Neural variational inference and learning in belief networks, ICML 2014.
 

@@ -26,8 +26,8 @@ class ReinMaxRao(Relaxation):
         m_k = (z_k + p_k) / 2,    J(q) = diag(q) - q q'
 
     with z_k ~ Cat(p_k) one-hot, p_k = softmax(phi_k), and zeta_ki = ln m_k + Gumbel
-    noise, drawn n times given that its argmax is z_k. `ReinMax` has J(m_k) there:
-    this estimator has less variance, and a bias also where f is quadratic. Still one
+    noise, drawn n times given that its argmax is z_k. `ReinMax` has J(m_k) there: this
+    estimator has less variance, and a bias also where f is quadratic. Still one
     evaluation of f. Reference: Wang and Bui, Beyond ReinMax: low-variance gradient
     estimators for discrete latent variables, 2026.
 
