@@ -168,12 +168,16 @@ def test_an_estimate_changes_nothing_and_the_state_is_saved() -> None:
     assert not list(made.learned.parameters())
 
 
-def test_an_average_adapts_its_estimator() -> None:
+def test_an_average_shares_the_step_and_leaves_it_alone() -> None:
+    """The density is that of single draws: an average of many is denser."""
     made = arsm.AIMLE()
     logits, theta, _ = setting()
-    out = arsm.estimate(arsm.Average(made, 3), logits, f, theta)
-    arsm.Average(made, 3).adapt(out)
-    assert float(made.state.alpha) != 1.0
+    average = arsm.Average(made, 3)
+    average.adapt(arsm.estimate(average, logits, f, theta))
+    assert not average.adapts
+    assert float(made.state.alpha) == 1.0
+    made.adapt(arsm.estimate(made, logits, f, theta))
+    assert float(average.learned.state_dict()["0.alpha"]) != 1.0
 
 
 def test_compare_adapts_a_copy() -> None:
@@ -181,7 +185,9 @@ def test_compare_adapts_a_copy() -> None:
     given = arsm.AIMLE(alpha=0.02, rate=0.1)
     before = grad_of(given, logits, theta, dirichlet(logits, torch.Generator().manual_seed(5)))
     rows = [
-        arsm.compare(logits, f, theta, estimators=[given], samples=20, training=training)[0]
+        arsm.compare(logits, f, theta, estimators=[given], samples=20, training=training, budget=2)[
+            0
+        ]
         for training in (0, 30)
     ]
     assert rows[1].variance < 0.5 * rows[0].variance  # larger steps, smaller estimates

@@ -81,8 +81,8 @@ def compare(
             "my_module:MyEstimator", or estimators; learned parts are copied
             and the copy is trained.
         samples: draws per estimator, to measure its mean and variance.
-        training: steps of Adam on `estimator_loss` for learned parts, at these logits,
-            before measuring.
+        training: steps of Adam on `estimator_loss` for learned parts, and of `adapt` for
+            running statistics, at these logits, before measuring.
         reference: the gradient to compare means with, as `reference_gradient` makes it
             if None.
         progress: called with each label before it is measured; by default a line on
@@ -115,6 +115,7 @@ def compare(
                 line(label, (position + share) / len(named))
 
             tell(0.0)
+            problem.adapt(chosen, training)
             if budget is not None:
                 chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
             problem.train(chosen, training)
@@ -268,17 +269,21 @@ class _Problem:
         parameters = [
             parameter for parameter in learner.learned.parameters() if parameter.requires_grad
         ]
-        if not parameters and not learner.adapts:
+        if not parameters:
             return
-        optimiser = torch.optim.Adam(parameters, 3e-3) if parameters else None
+        optimiser = torch.optim.Adam(parameters, 3e-3)
         for _ in range(steps):
-            out = self.estimate(learner)
-            if optimiser is not None:
-                assert out.estimator_loss is not None
-                optimiser.zero_grad()
-                out.estimator_loss.backward()
-                optimiser.step()
-            learner.adapt(out)
+            loss = self.estimate(learner).estimator_loss
+            assert loss is not None
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+    def adapt(self, learner: Estimator, steps: int) -> None:
+        """Adapt the estimator's running statistics, if any, to the problem."""
+        if learner.adapts:
+            for _ in range(steps):
+                learner.adapt(self.estimate(learner))
 
     def measure(
         self,

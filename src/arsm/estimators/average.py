@@ -12,7 +12,7 @@ from arsm.capabilities import check_estimator
 from arsm.checks import check_whole
 from arsm.draws import sample
 from arsm.noise import repeat_draws
-from arsm.types import Estimate, Estimator, Noise, Queries
+from arsm.types import Estimator, Noise, Queries
 
 FORWARDED = (
     "unbiased",
@@ -23,7 +23,6 @@ FORWARDED = (
     "vmappable",
     "deterministic",
     "subset",
-    "adapts",
 )
 
 
@@ -31,6 +30,9 @@ FORWARDED = (
 class Average(Estimator):
     """n independent draws of an estimator, averaged: 1/n of its variance at n times its
     evaluations.
+
+    Running statistics are those of single draws, so that `adapt` does nothing here:
+    adapt the estimator from an estimate of its own.
 
     Attributes:
         estimator: The estimator to average.
@@ -89,10 +91,6 @@ class Average(Estimator):
         return self.estimator.value(
             queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)
         ).mean(-1)
-
-    def adapt(self, out: Estimate) -> None:
-        """The estimator's own, from the averages."""
-        self.estimator.adapt(out)
 
     def most_queries(self, logits: Tensor) -> int:
         """Draws do not share their evaluations."""
