@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import arsm
+from arsm.estimators.nvil import MLPBaseline
 from arsm.estimators.relax import MLPControl
 
 
@@ -38,6 +39,18 @@ def relax_with_a_random_control(variables: int, categories: int) -> arsm.Estimat
     torch.nn.init.normal_(control.out.weight)
     control(*torch.zeros(2, 1, variables, categories))
     return arsm.RELAX(control)
+
+
+def nvil_with_a_random_baseline(
+    variables: int, categories: int, *, normalise: bool = False
+) -> arsm.Estimator:
+    """With a baseline that differs between rows, and running statistics of some past."""
+    baseline = MLPBaseline(hidden=8).double()
+    torch.nn.init.normal_(baseline.out.weight)
+    baseline(torch.zeros(1, variables, categories))
+    nvil = arsm.NVIL(baseline, normalise)
+    nvil.running.update(torch.tensor([1.0, 5.0, 9.0]), decay=0.5)
+    return nvil
 
 
 def rodeo_with_a_random_network(variables: int, categories: int) -> arsm.Estimator:
@@ -84,6 +97,13 @@ ROSTER: list[Entry] = [
     Entry("exact", "exact"),
     Entry("reinforce", "reinforce"),
     Entry("reinforce, baseline", "reinforce:baseline=0.7"),
+    Entry("nvil", "nvil"),
+    Entry("nvil, a random baseline", nvil_with_a_random_baseline),
+    Entry("nvil, normalised", lambda K, C: nvil_with_a_random_baseline(K, C, normalise=True)),
+    Entry(
+        "2 draws of nvil, a random baseline",
+        lambda K, C: arsm.Average(nvil_with_a_random_baseline(K, C), 2),
+    ),
     Entry("ar", "ar"),
     Entry("ars", "ars"),
     Entry("ars+", "ars-plus"),
@@ -135,6 +155,11 @@ ROSTER: list[Entry] = [
     Entry("gumbel-rao", "gumbel-rao:samples=3"),
     Entry("gapped straight-through", "gapped-straight-through"),
     Entry("reinmax", "reinmax"),
+    Entry("reinmax-rao", "reinmax-rao:samples=3"),
+    Entry("imle", "imle"),
+    Entry("2 draws of imle", "2*imle:step=0.5"),
+    Entry("aimle", "aimle"),
+    Entry("2 draws of aimle, forward", "2*aimle:alpha=0.3,central=False"),
     Entry("muprop", "muprop"),
     Entry("2 draws of muprop", "2*muprop"),
     Entry("rebar", "rebar"),

@@ -38,6 +38,7 @@ MEMBERS = (
     "centred",
     "weighs_energy",
     "subset",
+    "adapts",
 )
 
 
@@ -69,6 +70,9 @@ class Wrapper(arsm.Estimator):
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         return self.inner.value(queries, live)
 
+    def adapt(self, out: arsm.Estimate) -> None:
+        self.inner.adapt(out)
+
     def most_queries(self, logits: Tensor) -> int:
         return self.inner.most_queries(logits)
 
@@ -90,6 +94,7 @@ def test_the_wrapper_forwards_all_that_is_declared() -> None:
         "tell",
         "weights",
         "value",
+        "adapt",
         "most_queries",
         "within",
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 import arsm
 from arsm.references import ReferenceNoise
 from tests import by_definition
+from tests.by_hand import assert_equal, normal
 from tests.by_hand import given as drawn_before
 from tests.races import Drawn, races, rounding
 
@@ -305,6 +306,28 @@ def test_local_expectation_of_two_variables_by_hand() -> None:
     )
     expected = torch.tensor([[-1.25, 1.25], [0.25, -0.25]], dtype=torch.float64)
     torch.testing.assert_close(out.grad, expected, rtol=0, atol=1e-14)
+
+
+def test_indecater_is_an_average_of_local_expectations_sample_by_sample() -> None:
+    """IndeCateR: sum_d sum_c dp(z_d = c)/dphi times the mean over N samples of f at z_d = c."""
+    samples, variables, categories = 3, 2, 3
+    logits = normal(0, variables, categories).requires_grad_()
+    table = normal(1, categories, categories)
+    z = torch.tensor([[0, 1], [2, 2], [1, 0]])
+
+    def f(z: Tensor) -> Tensor:
+        return table[z[:, 0], z[:, 1]]
+
+    surrogate = torch.zeros((), dtype=torch.float64)
+    for d in range(variables):
+        for c in range(categories):
+            changed = z.clone()
+            changed[:, d] = c
+            surrogate = surrogate + logits[d].softmax(-1)[c] * f(changed).mean()
+    expected = torch.autograd.grad(surrogate, logits)[0]
+    average = arsm.Average(arsm.LocalExpectation(), samples)
+    found = arsm.estimate(average, logits.detach(), f, noise=drawn_before(z.unsqueeze(-2)))
+    assert_equal(found.grad, expected)
 
 
 # ---------------------------------------------------------------- as they were

@@ -41,11 +41,14 @@ from arsm.comparison import compare
 from arsm.draws import sample
 from arsm.driver import estimate
 from arsm.estimators import (
+    AIMLE,
     AR,
     ARS,
     ARSM,
     CARMS,
     GRPO,
+    IMLE,
+    NVIL,
     OTB,
     REBAR,
     RELAX,
@@ -70,6 +73,7 @@ from arsm.estimators import (
     MuProp,
     Reinforce,
     ReinMax,
+    ReinMaxRao,
     StraightThrough,
     SubsetRLOO,
     UnorderedSet,
@@ -94,11 +98,14 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
+    "AIMLE",
     "AR",
     "ARS",
     "ARSM",
     "CARMS",
     "GRPO",
+    "IMLE",
+    "NVIL",
     "OTB",
     "REBAR",
     "RELAX",
@@ -129,6 +136,7 @@ __all__ = [
     "NotFiniteError",
     "Ranking",
     "ReinMax",
+    "ReinMaxRao",
     "Reinforce",
     "Search",
     "StraightThrough",

@@ -69,8 +69,19 @@ def check_samples(name: str, samples: int, live: int | None = None) -> None:
 
 def check_temperature(temperature: float) -> None:
     """Require a positive, finite temperature."""
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
+    check_positive("temperature", temperature)
+
+
+def check_positive(name: str, number: float) -> None:
+    """Require a positive, finite number."""
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, but is {number}.")
+
+
+def check_decay(decay: float) -> None:
+    """Require the weight of the past in a running average."""
+    if not 0 <= decay < 1:
+        raise ValueError(f"decay must be at least 0 and below 1, but is {decay}.")
 
 
 def check_one_variable(estimator: object, logits: Tensor) -> None:

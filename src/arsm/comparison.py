@@ -81,8 +81,8 @@ def compare(
             "my_module:MyEstimator", or estimators; learned parts are copied
             and the copy is trained.
         samples: draws per estimator, to measure its mean and variance.
-        training: steps of Adam on `estimator_loss` for learned parts, at these logits,
-            before measuring.
+        training: steps of Adam on `estimator_loss` for learned parts, and of `adapt` for
+            running statistics, at these logits, before measuring.
         reference: the gradient to compare means with, as `reference_gradient` makes it
             if None.
         progress: called with each label before it is measured; by default a line on
@@ -117,6 +117,7 @@ def compare(
                 line(label, (position + share) / len(named))
 
             tell(0.0)
+            problem.adapt(chosen, training)
             if budget is not None:
                 chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
             problem.train(chosen, training)
@@ -279,6 +280,12 @@ class _Problem:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+
+    def adapt(self, learner: Estimator, steps: int) -> None:
+        """Adapt the estimator's running statistics, if any, to the problem."""
+        if learner.adapts:
+            for _ in range(steps):
+                learner.adapt(self.estimate(learner))
 
     def measure(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 if TYPE_CHECKING:
     from arsm.ranking import Ranking
@@ -27,7 +29,24 @@ def draw(comparison: Ranking, highlight: str | None) -> Figure:
     # products differ by factors, but an estimator without any error has no logarithm
     if all(row.cost > 0 for row in shown):
         axes.set_xscale("log")
+        _number(axes)
     axes.grid(axis="x", color="0.9")
     axes.set_axisbelow(True)
     axes.set_xlabel("mean squared error × evaluations; lower is better")
     return figure
+
+
+def _number(axes: Axes) -> None:
+    """A few plain numbers along a logarithmic axis; matplotlib's own overlap in a small figure."""
+    low, high = axes.get_xlim()
+    if high > 100 * low:
+        locator = LogLocator(numticks=8)
+    elif high > 5 * low:
+        locator = LogLocator(subs=(1.0, 2.0, 5.0), numticks=8)
+    else:
+        locator = MaxNLocator(5)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: f"{x:.3g}" if x < 1e5 else f"{x:.0e}")
+    )
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -78,6 +80,20 @@ def hard_point(logits: Tensor, z: Tensor, tangent: Tensor) -> Queries:
     tangent [*B, K, C].
     """
     return one_point(one_hot(z, logits.shape[-1], logits.dtype) + tangent.to(logits.dtype), z)
+
+
+def sloped_points(logits: Tensor, z: Tensor) -> Tensor:
+    """One-hot z [..., *B, K] as points at which f is differentiated: [..., *B, K, C]."""
+    # attached to the logits with zero slope: compiled code cannot start a graph of its own
+    no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
+    points = one_hot(z, logits.shape[-1], logits.dtype) + no_slope
+    return points if points.requires_grad else points.requires_grad_()
+
+
+def sloped_point(logits: Tensor, z: Tensor, aux: Any = None) -> Queries:
+    """Ask for f and its slope at the one-hot z [*B, K] alone."""
+    asked = one_point(sloped_points(logits, z), z)
+    return Queries(asked.points, asked.z, asked.same_as, asked.weight, aux)
 
 
 def sample_and_point(logits: Tensor, z: Tensor, point: Tensor) -> Queries:

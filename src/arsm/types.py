@@ -83,6 +83,8 @@ class Estimator(ABC):
     """The learned parts, for the optimiser, `.to(device)` and checkpoints; empty for
     most estimators.
     """
+    adapts: bool = False
+    """Whether `learned` has running statistics, which `adapt` updates."""
 
     @abstractmethod
     def noise(
@@ -157,6 +159,13 @@ class Estimator(ABC):
         weight = queries.weight.to(live.dtype)
         weighted = weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live
         return weighted.squeeze(0) if len(weight) == 1 else weighted.sum(0)
+
+    def adapt(self, out: Estimate) -> None:
+        """Update running statistics from an estimate; call it after every step of training.
+
+        Does nothing for most estimators. The estimate itself never changes them.
+        """
+        return None
 
     def most_queries(self, logits: Tensor) -> int:
         """The maximum number of distinct evaluations that a row of these logits can need."""

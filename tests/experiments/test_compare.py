@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -310,6 +311,25 @@ def test_figures_of_comparisons(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"figure.{ending}"
     some().figure(highlight="reinforce").savefig(path)
     assert path.read_bytes().lstrip()[:5] in (b"%PDF-", b"<?xml", b"\x89PNG\r")
+
+
+@pytest.mark.parametrize("factor", [1.1, 3.0, 20.0, 1e3, 1e9])
+@pytest.mark.parametrize("least", [3e-7, 222.0])
+def test_the_numbers_of_a_figure_do_not_overlap(least: float, factor: float) -> None:
+    row = some()[0]._replace(bias=0.0, evaluations=1.0, variance_error=0.0)
+    rows = (row._replace(variance=least), row._replace(variance=least * factor))
+    figure = arsm.Ranking(rows).figure()
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    shown = [
+        tick.label1
+        for tick in axes.xaxis.get_major_ticks() + axes.xaxis.get_minor_ticks()
+        if low <= tick.get_loc() <= high and tick.label1.get_text()
+    ]
+    boxes = sorted((text.get_window_extent().x0, text.get_window_extent().x1) for text in shown)
+    assert len(boxes) >= 2
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(boxes))
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,22 @@ def test_measuring_trains_no_learned_part(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("words", ["rebar", "double-control", "2*relax"])
+def test_running_statistics_adapt_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    whole = play(tmp_path / "whole", estimator="aimle:rate=0.01")
+    play(tmp_path / "stopped", estimator="aimle:rate=0.01", stop=15)
+    resumed = play(tmp_path / "stopped", estimator="aimle:rate=0.01", resume=True)
+    assert without_seconds(resumed) == without_seconds(whole)
+    states = [
+        load_checkpoint(record.folder / "checkpoint.pt")["state"]["learned_parts"]
+        for record in (resumed, whole)
+    ]
+    alphas = [{n: float(v) for n, v in state.items() if n.endswith("alpha")} for state in states]
+    assert alphas[0] == alphas[1]
+    assert len(alphas[0]) == CONFIG["seeds"]
+    assert all(alpha != 1.0 for alpha in alphas[0].values())
+
+
+@pytest.mark.parametrize("words", ["rebar", "double-control", "2*relax", "nvil"])
 def test_every_estimator_with_learned_parts_runs(tmp_path: Path, words: str) -> None:
     record = play(tmp_path, estimator=words, updates=3)
     parts = load_checkpoint(record.folder / "checkpoint.pt")["state"]["optimiser"]["state"]

@@ -71,8 +71,12 @@ ONE_VARIABLE = (
     "unordered-set",
     "exact-plus-sampled",
     "relax",
+    "nvil",
     "gumbel-softmax:temperature=0.5",
     "gumbel-softmax:temperature=0.5,hard=True",
+    "reinmax-rao",
+    "imle",
+    "aimle",
 )
 SEVERAL_VARIABLES = (
     FLOOR,
@@ -95,6 +99,7 @@ SEVERAL_VARIABLES = (
     "muprop",
     "rebar",
     "relax",
+    "nvil",
     "double-control",
     "4*rodeo:samples=11",
     "gumbel-softmax:temperature=0.5",
@@ -104,6 +109,9 @@ SEVERAL_VARIABLES = (
     "gumbel-rao",
     "gapped-straight-through",
     "reinmax",
+    "reinmax-rao",
+    "imle",
+    "aimle",
 )
 BINARY = (
     FLOOR,
@@ -119,6 +127,7 @@ BINARY = (
     "local-expectation",
     "double-control",
     "rodeo",
+    "nvil",
 )
 
 

@@ -11,6 +11,7 @@ import re
 
 NAMES = {
     "a2c": "A2C",
+    "aimle": "AIMLE",
     "ar": "AR",
     "ars": "ARS",
     "ars-plus": "ARS+",
@@ -27,12 +28,15 @@ NAMES = {
     "grpo": "GRPO",
     "gumbel-rao": "Gumbel-Rao",
     "gumbel-softmax": "Gumbel-Softmax",
+    "imle": "I-MLE",
     "local-expectation": "local expectation",
     "muprop": "MuProp",
+    "nvil": "NVIL",
     "otb": "optimal token baseline",
     "rebar": "REBAR",
     "reinforce": "REINFORCE",
     "reinmax": "ReinMax",
+    "reinmax-rao": "ReinMax-Rao",
     "relax": "RELAX",
     "rloo": "leave-one-out",
     "rodeo": "RODEO",

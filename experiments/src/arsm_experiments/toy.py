@@ -285,7 +285,8 @@ class SeedEstimate(NamedTuple):
 class SeedEstimators:
     """One estimator for the batch of all seeds, or one per seed if it has learned parts.
 
-    Learned parts minimise `estimator_loss`, the squared norm of the estimate.
+    Learned parts minimise `estimator_loss`, the squared norm of the estimate; running statistics
+    are updated by `adapt`.
     """
 
     def __init__(self, config: dict[str, Any], device: str = "cpu") -> None:
@@ -306,9 +307,8 @@ class SeedEstimators:
                 phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
                 self.estimate(phi, torch.Generator())
         self.parts.to(device)
-        self.optimiser = (
-            torch.optim.Adam(self.parts.parameters(), LEARNED_PARTS_RATE) if learns else None
-        )
+        parameters = list(self.parts.parameters())
+        self.optimiser = torch.optim.Adam(parameters, LEARNED_PARTS_RATE) if parameters else None
 
     def split(self, phi: Tensor) -> Iterator[tuple[arsm.Estimator, Tensor]]:
         """Each estimator with its rows of phi [S, 1, C]."""
@@ -341,6 +341,8 @@ class SeedEstimators:
                 )
             evaluations.append(out.info["distinct"])
             losses.append(out.estimator_loss)
+            if learn:
+                estimator.adapt(out)
         if learn and self.optimiser is not None:
             self.optimiser.zero_grad()
             # every parameter belongs to one seed: the sum of losses trains each seed independently
@@ -360,13 +362,17 @@ class SeedEstimators:
 
     def state_dict(self) -> dict[str, Any]:
         """The learned parts and their optimiser; empty if there are none."""
-        if self.optimiser is None:
-            return {}
-        return {"learned_parts": self.parts.state_dict(), "optimiser": self.optimiser.state_dict()}
+        state = {}
+        if len(self.parts):
+            state["learned_parts"] = self.parts.state_dict()
+        if self.optimiser is not None:
+            state["optimiser"] = self.optimiser.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.optimiser is not None:
+        if len(self.parts):
             self.parts.load_state_dict(state["learned_parts"])
+        if self.optimiser is not None:
             self.optimiser.load_state_dict(state["optimiser"])
 
 

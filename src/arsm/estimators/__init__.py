@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from arsm.capabilities import is_estimator_class
+from arsm.estimators.aimle import AIMLE
 from arsm.estimators.ar import AR
 from arsm.estimators.ars import ARS
 from arsm.estimators.ars_plus import ARSPlus
@@ -25,12 +26,15 @@ from arsm.estimators.gapped_straight_through import GappedStraightThrough
 from arsm.estimators.grpo import GRPO
 from arsm.estimators.gumbel_rao import GumbelRao
 from arsm.estimators.gumbel_softmax import GumbelSoftmax
+from arsm.estimators.imle import IMLE
 from arsm.estimators.local_expectation import LocalExpectation
 from arsm.estimators.muprop import MuProp
+from arsm.estimators.nvil import NVIL
 from arsm.estimators.otb import OTB
 from arsm.estimators.rebar import REBAR
 from arsm.estimators.reinforce import Reinforce
 from arsm.estimators.reinmax import ReinMax
+from arsm.estimators.reinmax_rao import ReinMaxRao
 from arsm.estimators.relax import RELAX
 from arsm.estimators.rloo import RLOO
 from arsm.estimators.rodeo import RODEO
@@ -47,6 +51,7 @@ from arsm.types import Estimator
 NAMES: dict[str, type[Any]] = {
     "exact": Exact,
     "reinforce": Reinforce,
+    "nvil": NVIL,
     "ar": AR,
     "ars": ARS,
     "ars-plus": ARSPlus,
@@ -71,18 +76,24 @@ NAMES: dict[str, type[Any]] = {
     "gumbel-rao": GumbelRao,
     "gapped-straight-through": GappedStraightThrough,
     "reinmax": ReinMax,
+    "reinmax-rao": ReinMaxRao,
+    "imle": IMLE,
+    "aimle": AIMLE,
     "muprop": MuProp,
     "rebar": REBAR,
     "relax": RELAX,
 }
 
 __all__ = [
+    "AIMLE",
     "AR",
     "ARS",
     "ARSM",
     "CARMS",
     "GRPO",
+    "IMLE",
     "NAMES",
+    "NVIL",
     "OTB",
     "REBAR",
     "RELAX",
@@ -106,6 +117,7 @@ __all__ = [
     "LocalExpectation",
     "MuProp",
     "ReinMax",
+    "ReinMaxRao",
     "Reinforce",
     "StraightThrough",
     "SubsetRLOO",

@@ -31,6 +31,9 @@ class Average(Estimator):
     """n independent draws of an estimator, averaged: 1/n of its variance at n times its
     evaluations.
 
+    Running statistics are those of single draws, so that `adapt` does nothing here:
+    adapt the estimator from an estimate of its own.
+
     Attributes:
         estimator: The estimator to average.
         n: Number of draws.

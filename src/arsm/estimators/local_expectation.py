@@ -18,8 +18,10 @@ class LocalExpectation(Estimator):
 
         g_kc = p_kc (f(z_k = c, z_-k) - sum_m p_km f(z_k = m, z_-k)),    p_k = softmax(phi_k)
 
-    K(C-1) + 1 evaluations. Reference: Titsias and Lazaro-Gredilla, Local expectation
-    gradients for black box variational inference, NeurIPS 2015.
+    K(C-1) + 1 evaluations. `Average(LocalExpectation(), N)` equals IndeCateR (De Smet,
+    Sansone and Zuidberg Dos Martires 2023) with N samples of independent variables,
+    shared by all of them, sample by sample. Reference: Titsias and Lazaro-Gredilla,
+    Local expectation gradients for black box variational inference, NeurIPS 2015.
     """
 
     unbiased = True

@@ -24,8 +24,9 @@ class ReinMax(Relaxation):
 
     with z_k ~ Cat(p_k) one-hot and p_k = softmax(phi_k). At tau = 1 it is unbiased for
     one variable if f is quadratic in z, and biased otherwise; tau above 1 lowers the
-    variance. Reference: Liu, Dong, Liu, Yu and Gao, Bridging discrete and
-    backpropagation: straight-through and beyond, NeurIPS 2023.
+    variance. At tau = 1 it equals ZGR (Shekhovtsov 2023), [J(p_k) + (z_k - p_k)(z_k -
+    p_k)'] / 2 df(z)/dz_k, sample by sample. Reference: Liu, Dong, Liu, Yu and Gao,
+    Bridging discrete and backpropagation: straight-through and beyond, NeurIPS 2023.
 
     Attributes:
         temperature: tau; above 1 it lowers the variance.

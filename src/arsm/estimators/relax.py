@@ -93,21 +93,7 @@ class RELAX(Estimator):
 
     def _control_and_slope(self, s: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """c [N] and dc/ds [N, K, C], both attached to c's parameters."""
-        if any(
-            isinstance(parameter, UninitializedParameter) for parameter in self.control.parameters()
-        ):
-            # private, so not imported at the top
-            from torch._C._functorch import (
-                is_functorch_wrapped_tensor,
-            )
-
-            # parameters created here would not outlive the transform
-            if is_functorch_wrapped_tensor(s):
-                raise RuntimeError(
-                    "RELAX's network has no size yet; estimate once before you map it by vmap."
-                )
-            with torch.inference_mode(False), torch.no_grad():
-                self.control(s.clone(), p.clone())
+        give_size(self.control, "RELAX", s, p)
 
         def total(s: Tensor) -> tuple[Tensor, Tensor]:
             c = self.control(s, p)
@@ -120,3 +106,19 @@ class RELAX(Estimator):
 
         slope, c = torch.func.grad(total, has_aux=True)(s)
         return c, slope
+
+
+def give_size(network: nn.Module, owner: str, *inputs: Tensor) -> None:
+    """Give a lazy network of an estimator its size, from its first inputs."""
+    if not any(isinstance(each, UninitializedParameter) for each in network.parameters()):
+        return
+    # private, so not imported at the top
+    from torch._C._functorch import is_functorch_wrapped_tensor
+
+    # parameters created here would not outlive the transform
+    if is_functorch_wrapped_tensor(inputs[0]):
+        raise RuntimeError(
+            f"{owner}'s network has no size yet; estimate once before you map it by vmap."
+        )
+    with torch.inference_mode(False), torch.no_grad():
+        network(*(each.clone() for each in inputs))

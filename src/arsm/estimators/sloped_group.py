@@ -8,11 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from arsm.categorical import one_hot
 from arsm.checks import check_samples
 from arsm.distinct import share
 from arsm.draws import SampleNoise, mean_weight, sample_noise, samples
-from arsm.relaxations import slopes_at_queries
+from arsm.relaxations import sloped_points, slopes_at_queries
 from arsm.types import Estimator, Queries, at_most_all
 
 
@@ -50,11 +49,7 @@ class SlopedGroup(Estimator):
 
     def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits, noise)
-        # attached to the logits with zero slope: compiled code cannot start a graph of its own
-        no_slope = 0 * logits.masked_fill(logits == -torch.inf, 0)
-        points = one_hot(z.movedim(-2, 0), logits.shape[-1], logits.dtype) + no_slope
-        if not points.requires_grad:
-            points.requires_grad_()
+        points = sloped_points(logits, z.movedim(-2, 0))
         return Queries(points, z, share(z.movedim(-2, 0)), mean_weight(self.samples, z.device))
 
     def most_queries(self, logits: Tensor) -> int:
