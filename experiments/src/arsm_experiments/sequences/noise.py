@@ -24,6 +24,7 @@ import arsm
 from arsm import sequences
 from arsm.sequences import Batch, Branch, Group, Strategy, by_likelihood, decoder, live_tokens
 from arsm.sequences.decode import Decoding
+from arsm_experiments.runs import lines
 from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.sequences.levels import (
     NOISE_FROM,
@@ -31,7 +32,7 @@ from arsm_experiments.sequences.levels import (
     held_out,
     load_level,
 )
-from arsm_experiments.sequences.methods import add_line, draw_rows, read_lines
+from arsm_experiments.sequences.methods import draw_rows
 from arsm_experiments.sequences.pretrained import load_pretrained
 from arsm_experiments.sequences.rivals import Unsure, ValueHead, ValueModel, VinePPO
 from arsm_experiments.sequences.texts import Texts, load_texts
@@ -114,7 +115,7 @@ def measure(
     """Measure until the time is over; rounds that are in the file are not measured again."""
     begun = time.monotonic()
     path = out / f"noise-{task}-{level}.jsonl"
-    done = {(record["method"], record["round"]) for record in read_lines(path)}
+    done = {(record["method"], record["round"]) for record in lines.read(path)}
     methods = LONG_METHODS if task == "long" else METHODS
     model = as_model(module)
     trained, others = texts.split(held_out(texts))
@@ -163,7 +164,7 @@ def measure(
                     "signal",
                 )
             }
-            add_line(path, {"method": name, "round": number, "repeats": repeats, **words, **found})
+            lines.add(path, {"method": name, "round": number, "repeats": repeats, **words, **found})
             print(f"{task} {level} ({accuracy:.2f}) {name}: {row.cost:.4g}", flush=True)
 
 
