@@ -140,13 +140,15 @@ class Vocabulary:
         """The generator's state before the noise of each block."""
         self.size = 0
         """States per block, known with the first logits."""
+        self._vocabulary = 0
 
     # ---------------------------------------------------------------- what is asked
 
     def ask(self, budget: int | None, keep: Tensor | None, chance: Chance | None) -> PlayedQueries:
         """Pose every question, and list the rollouts that are played."""
         everything = budget is None and keep is None and chance is None
-        counts, listed = [], []
+        counts = []
+        listed = []
         for block in self._blocks():
             question = self._first(block)
             others = question.others()
