@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,7 @@ def train(
     """One run of the trainer: a line per measurement goes to `path`."""
     torch.manual_seed(trial.seed)
     questions, held_out = data.split(size.held_out)
-    tested = replace(
-        held_out, prompts=held_out.prompts[: size.tested], answers=held_out.answers[: size.tested]
-    )
+    tested = held_out.first(size.tested)
     trainer = make_trainer(trial, questions, size, weights, device, max_rows)
     begun = time.time()
     limit = math.inf
