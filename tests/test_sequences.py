@@ -63,11 +63,11 @@ class Undivided(Branch):
     """A rollout that is left out counts as 0, and those that are played count once: biased."""
 
     def _play(
-        self, batch: sequences.Batch, plan: policy.Rollouts, guess: Tensor
+        self, batch: sequences.Batch, plan: policy.Rollouts
     ) -> tuple[Tensor, sequences.Branches]:
-        tried, branches = super()._play(batch, plan, guess)
+        tried, branches = super()._play(batch, plan)
         assert self.chance is not None
-        return guess + (tried - guess) * self.chance(batch, plan), branches
+        return tried * self.chance(batch, plan), branches
 
 
 STRATEGIES = {
@@ -207,12 +207,21 @@ def test_likely_prefixes_are_played_more_often() -> None:
         returns=ones,
         generator=None,
         play=None,  # pyright: ignore[reportArgumentType]
-        logits_of=lambda some, wanted: [(torch.arange(3), log_p[some].flatten(0, 1))],
+        logits_of=None,  # pyright: ignore[reportArgumentType]
         micro_batch=1,
     )
     step, action = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 2, 1, 2, 1])
     rollouts = policy.Rollouts(
-        torch.zeros_like(step), step, action.unsqueeze(-1), step, ones, none, none, none, ()
+        torch.zeros_like(step),
+        step,
+        action.unsqueeze(-1),
+        step,
+        ones,
+        none,
+        none,
+        none,
+        (),
+        log_prob=log_p[0, step, action],
     )
     expected = torch.tensor([1, 0.2, 0.8 / 9, 0.01, 0.8 * 0.6], dtype=torch.float64)
     torch.testing.assert_close(sequences.by_likelihood(0.01)(batch, rollouts), expected)
@@ -238,9 +247,9 @@ def test_backed_up_returns_are_those_of_the_definition() -> None:
 
     class Watched(Branch):
         def _play(
-            self, batch: sequences.Batch, plan: policy.Rollouts, guess: Tensor
+            self, batch: sequences.Batch, plan: policy.Rollouts
         ) -> tuple[Tensor, sequences.Branches]:
-            tried, branches = super()._play(batch, plan, guess)
+            tried, branches = super()._play(batch, plan)
             seen.update(batch=batch, plan=plan, branches=branches)
             return tried, branches
 

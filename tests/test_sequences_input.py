@@ -11,7 +11,7 @@ from torch import Tensor
 
 import arsm
 from arsm import sequences
-from arsm.sequences import Branch, Group, driver
+from arsm.sequences import Branch, Group, sampler
 from arsm.sequences.checks import check_reward
 from tests.tables import Setting, Table, reward
 
@@ -535,7 +535,7 @@ def test_out_of_memory_while_branches_are_played(monkeypatch: pytest.MonkeyPatch
         torch.OutOfMemoryError,
         rows=32,
     )
-    assert model not in driver._DECODERS, "larger slots would be used again after rows were lowered"
+    assert model not in sampler.DECODERS, "larger slots would be used again after rows were lowered"
 
 
 def test_parallel_modules() -> None:

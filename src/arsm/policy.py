@@ -64,6 +64,7 @@ class Rollouts:
         pseudo_actions: [S] int64: the number of pseudo actions of each played step,
             before the budget.
         parts: The S played steps with the estimator's questions there.
+        log_prob: [R]: ln p of the pseudo actions, where the planner kept it.
     """
 
     episode: Tensor
@@ -75,6 +76,7 @@ class Rollouts:
     row: Tensor
     pseudo_actions: Tensor
     parts: tuple[PlayedSteps, ...]
+    log_prob: Tensor | None = None
 
     def answered(self) -> list[tuple[PlayedSteps, slice, Others]]:
         """Every part, the rollouts [R] that belong to it, and the queries of the part
@@ -197,17 +199,10 @@ def _choose(
     """The rollouts that a budget or keep-probabilities leave, of all pseudo actions of
     [B, T] steps.
     """
-    if budget is not None and keep is not None:
-        raise ValueError("Give a budget or keep-probabilities, not both.")
     starts = accumulate((part.step.shape[0] for part, _ in posed), initial=0)
     row = torch.cat([others.row + start for (_, others), start in zip(posed, starts, strict=False)])
     counts = torch.bincount(row, minlength=played.shape[0])
-    if keep is not None:
-        weight = _tossed(counts, _check_keep(keep, shape).flatten()[played], generator)
-    else:
-        pending = counts.nonzero().squeeze(-1)
-        order = pending[torch.randperm(pending.shape[0], generator=generator, device=played.device)]
-        weight = walk(counts, order, budget, weighted=weighted)
+    weight = step_weights(counts, played, shape, budget, keep, generator, weighted=weighted)
     kept = (weight > 0)[row]
     query = torch.cat([others.query for _, others in posed])[kept]
     action = torch.cat([others.point for _, others in posed])[kept]
@@ -228,6 +223,28 @@ def _choose(
         pseudo_actions=counts,
         parts=tuple(part for part, _ in posed),
     )
+
+
+def step_weights(
+    counts: Tensor,
+    played: Tensor,
+    shape: torch.Size,
+    budget: int | None,
+    keep: Tensor | None,
+    generator: torch.Generator | None,
+    *,
+    weighted: bool = True,
+) -> Tensor:
+    """w_t [S] from the numbers of pseudo actions [S] of the played steps [S] of [B, T]; 0
+    for the steps that a budget or keep-probabilities leave out.
+    """
+    if budget is not None and keep is not None:
+        raise ValueError("Give a budget or keep-probabilities, not both.")
+    if keep is not None:
+        return _tossed(counts, _check_keep(keep, shape).flatten()[played], generator)
+    pending = counts.nonzero().squeeze(-1)
+    order = pending[torch.randperm(pending.shape[0], generator=generator, device=played.device)]
+    return walk(counts, order, budget, weighted=weighted)
 
 
 def _split(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor, ...]:

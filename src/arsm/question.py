@@ -208,15 +208,20 @@ class Question:
         every = values.gather(0, place[same_as])
         return Values(every[:lives], _detached(every))
 
-    def spread_others(self, others: Others, values: Tensor, true: Tensor) -> Tensor:
+    def spread_others(
+        self, others: Others, values: Tensor, true: Tensor, rest: float | None = None
+    ) -> Tensor:
         """f at every query [M, *B], from its values [R] at the others and [*B] at the true sample.
 
         A caller that did not evaluate all of the others gives only those that it did.
         The rest get the value of the true sample, and their rows must have the weight 0
-        in `credit`.
+        in `credit`; or, where the true sample is given, the value `rest`.
         """
         same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
         every = true.reshape(-1).expand(same_as.shape)
+        if rest is not None:
+            first = torch.arange(same_as.shape[0], device=true.device).unsqueeze(-1) == 0
+            every = torch.where(first, every, rest)
         every = every.index_put((others.query, others.row), values.to(true.dtype))
         return every.gather(0, same_as).view(self.queries.same_as.shape)
 
@@ -225,6 +230,17 @@ class Question:
     def value(self, live: Tensor) -> Tensor:
         """The value [*B] from f at the live queries [L, *B]."""
         return self.estimator.value(self.queries, live)
+
+    def shares(self) -> Tensor:
+        """The share of every query in the value, [M, *B] float64: those that share another's
+        value add to its share.
+        """
+        same_as = self.queries.same_as
+        lives = self.queries.weight.shape[0]
+        weight = self.queries.weight.double()
+        weight = weight.view(*weight.shape, *(1,) * (same_as.ndim - weight.ndim))
+        none = torch.zeros(same_as.shape, dtype=torch.float64, device=same_as.device)
+        return none.scatter_add(0, same_as[:lives], weight.expand(lives, *same_as.shape[1:]))
 
     def credit(
         self, values: Tensor, weight: Tensor | None = None, *, masked: bool = True

@@ -20,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 import arsm
 from arsm.noise import dirichlet
 from arsm.types import Noise
+from arsm_experiments.adam import Optimiser
 from arsm_experiments.data import load_mnist
 from arsm_experiments.layout import Layout, pack
-from arsm_experiments.replicas import Objective, Optimiser, Replicas
+from arsm_experiments.replicas import Objective, Replicas
 from arsm_experiments.training.loop import check_finite, initial_parameters
 from arsm_experiments.vae import Vae, VaeNetwork
 from tests.experiments.training_runs import total_loss

@@ -11,7 +11,10 @@ import arsm_experiments
 PACKAGE = Path(arsm_experiments.__file__).parent
 EXPERIMENTS = ("toy", "vae", "conditional", "control", "sequences", "compare")
 RULES = {
-    "runs": (EXPERIMENTS, ("training", "replicas", "model", "report", "plans", "reproduce", "cli")),
+    "runs": (
+        EXPERIMENTS,
+        ("training", "adam", "replicas", "model", "report", "plans", "reproduce", "cli"),
+    ),
     "training": (EXPERIMENTS, ("report", "plans", "reproduce", "cli")),
     **dict.fromkeys(EXPERIMENTS, ((), ("report", "plans", "reproduce"))),
     **dict.fromkeys(

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
+from arsm_experiments.runs import lines
 from arsm_experiments.sequences import curves, likeliest, measure, schedule, speed, tasks
-from arsm_experiments.sequences.curves import GOALS, Record, best_choice, finished
+from arsm_experiments.sequences.curves import GOALS, Measurement, best_choice, finished
 from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import (
     METHODS,
     SMALL,
     Critics,
-    add_line,
     new_policy,
-    read_lines,
     save_policy,
 )
 from arsm_experiments.sequences.rivals import Critic, ValueHead, VinePPO
@@ -223,7 +222,7 @@ def test_variances_are_measured_once(data: Path, monkeypatch: pytest.MonkeyPatch
     words += ["--levels", 0.45, "--methods"]
     run(measure.main, monkeypatch, *words, *names[:2])
     run(measure.main, monkeypatch, *words, *names)
-    records = read_lines(data / "variance-spell_backward.jsonl")
+    records = lines.read(data / "variance-spell_backward.jsonl")
     assert [record["method"] for record in records] == names
     assert all(record["trace"] >= 0 and record["tokens"] > 0 for record in records)
     assert records[-1]["trace"] > 0
@@ -285,9 +284,9 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
     (data / "claims").mkdir()
     path = data / "curves-spell_backward.jsonl"
 
-    def work() -> list[Record]:
+    def work() -> list[Measurement]:
         schedule.Worker(data / "data", data, "cpu", SMALL, settings, time.time() + 100).work()
-        return read_lines(path)
+        return lines.read(path)
 
     records = work()
     ends = [record for record in records if record["end"]]
@@ -301,7 +300,7 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
     assert all(
         end["tokens"] >= 800 or end["accuracy"] < 0.05 or end["accuracy"] >= 0.9 for end in ends
     )
-    assert len(read_lines(data / "variance-spell_backward.jsonl")) == 2 * len(measure.LEVELS)
+    assert len(lines.read(data / "variance-spell_backward.jsonl")) == 2 * len(measure.LEVELS)
     with path.open("a") as file:
         file.write(json.dumps(records[0])[:20])  # a run that was killed while it wrote
     for claim in (data / "claims").iterdir():
@@ -311,19 +310,21 @@ def test_a_worker_does_every_job_once(data: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_records_go_on_after_a_line_that_was_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    add_line(path, {"a": 1})
+    lines.add(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"a": 2')
-    add_line(path, {"a": 3})
-    add_line(path, {"a": 4})
-    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
+    lines.add(path, {"a": 3})
+    lines.add(path, {"a": 4})
+    assert lines.read(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
 
 
-def chosen(record: Record) -> tuple[int, float]:
+def chosen(record: Measurement) -> tuple[int, float]:
     return record["per_update"], record["rate"]
 
 
-def curve(rate: float, *points: tuple[int, float], size: int = 400, seed: int = 0) -> list[Record]:
+def curve(
+    rate: float, *points: tuple[int, float], size: int = 400, seed: int = 0
+) -> list[Measurement]:
     """A finished run through these tokens and accuracies."""
     always = {
         "task": "spell_backward",
@@ -334,7 +335,7 @@ def curve(rate: float, *points: tuple[int, float], size: int = 400, seed: int = 
         "seconds": 1.0,
     }
     return [
-        {**always, "per_update": size, "update": 5 * number, "tokens": tokens, "accuracy": accuracy}
+        {**always, "per_update": size, "step": 5 * number, "tokens": tokens, "accuracy": accuracy}
         | {"end": number == len(points)}
         for number, (tokens, accuracy) in enumerate([(0, 0.1), *points])
     ]
@@ -385,12 +386,12 @@ def test_a_trial_ends_when_it_can_no_longer_win(
     ((goal, tokens, lost),) = started
     assert (goal, tokens(), lost) == (GOALS[-1], 300_000, 20_000)
     for record in curve(1e-3, (60_000, 0.85)):
-        add_line(path, record)
+        lines.add(path, record)
     assert tokens() == 300_000
     worker.do(trials[0])
     assert len(started) == 2, "a trial that ended before its goals were decided runs again"
     for record in curve(1e-3, (60_000, 0.85), (70_000, 0.95)):
-        add_line(path, record)
+        lines.add(path, record)
     assert tokens() == pytest.approx(65_000), "a trial that runs already ends then"
     worker.do(trials[0])
     assert len(started) == 2
@@ -410,10 +411,10 @@ def test_every_goal_is_trained_for_with_its_own_choice(
         for goal in GOALS
     ]
     for record in curve(3e-3, (6_000, 0.75), (60_000, 0.3)):
-        add_line(worker.out / "curves-spell_backward.jsonl", record)
+        lines.add(worker.out / "curves-spell_backward.jsonl", record)
     assert not any(map(worker.ready, reported)), "the other rate was not tried"
     for record in curve(1e-3, (8_000, 0.65), (20_000, 0.95)):
-        add_line(worker.out / "curves-spell_backward.jsonl", record)
+        lines.add(worker.out / "curves-spell_backward.jsonl", record)
     for job in reported:
         worker.do(job)
     assert started == [(3e-3, 0.7, 300_000, math.inf), (1e-3, 0.9, 300_000, math.inf)], (
@@ -445,7 +446,7 @@ def test_a_run_ends_at_its_goal_at_its_limit_or_when_it_is_lost(
             64,
         )
         curves.train("group 2", 100, 1e-4, 1, *words)
-        last = read_lines(path)[-1]
+        last = lines.read(path)[-1]
         assert last["end"]
         return last["update"], last["accuracy"]
 
@@ -472,6 +473,6 @@ def test_checkpoints_are_made_only_as_far_as_something_starts_from_them() -> Non
 @pytest.mark.slow  # imports transformers
 def test_speed_is_measured(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(speed.main, monkeypatch, "--out", data, "--device", "cpu", "--small")
-    records = read_lines(data / "speed.jsonl")
+    records = lines.read(data / "speed.jsonl")
     assert {record["measured"] for record in records} == {"decoding", "planning"}
     assert {record.get("model") for record in records} == {"own", "transformers", None}

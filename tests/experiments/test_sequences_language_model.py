@@ -84,14 +84,22 @@ def test_levels_are_reached_once(folder: Path, tmp_path: Path) -> None:
 def test_every_method_has_a_line_per_round(folder: Path, tmp_path: Path) -> None:
     pretrained = load_pretrained(str(folder))
     found = load_texts(pretrained.tokenizer, TASK, tmp_path)
-    options: dict[str, Any] = {"device": "cpu", "precision": None, "prompts": 2, "repeats": 3}
-    options |= {"critic_steps": 1, "critic_rows": 4, "seconds": 200.0}
-    noise.measure(TASK, "0.1", pretrained.module, found, tmp_path, rounds=1, **options)
+    how = noise.Measuring(
+        device="cpu",
+        precision=None,
+        seconds=200.0,
+        prompts=2,
+        repeats=3,
+        rounds=1,
+        critic_steps=1,
+        critic_rows=4,
+    )
+    noise.measure(TASK, "0.1", pretrained.module, found, tmp_path, how)
     path = tmp_path / f"noise-{TASK}-0.1.jsonl"
     lines = language_model.parse_lines(path.read_bytes())
     assert [line["method"] for line in lines] == list(noise.METHODS)
     assert all(line["variance"] > 0 and line["tokens"] > 0 for line in lines)
-    noise.measure(TASK, "0.1", pretrained.module, found, tmp_path, rounds=1, **options)
+    noise.measure(TASK, "0.1", pretrained.module, found, tmp_path, how)
     assert language_model.parse_lines(path.read_bytes()) == lines, "nothing is measured twice"
 
 

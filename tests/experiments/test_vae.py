@@ -13,9 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 import arsm
+from arsm_experiments.adam import Optimiser
 from arsm_experiments.data import load_mnist
 from arsm_experiments.learned_temperature import LearnedTemperature
-from arsm_experiments.replicas import Layout, Objective, Optimiser, Replicas
+from arsm_experiments.replicas import Layout, Objective, Replicas
 from arsm_experiments.runs.files import RunError
 from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.training import loop

@@ -13,27 +13,24 @@ overlaps there on separate streams.
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from arsm_experiments.layout import Layout, padded
+from arsm_experiments.adam import BETA2, STATE, Optimiser, StackedAdam
+from arsm_experiments.layout import Layout
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 WARM_UP = 3
-STATE = ("first_moment", "second_moment", "slow_moment", "average")
+"""Training steps before a CUDA graph is captured."""
 
-Schedule = Literal["constant", "cosine"]
 Task = Callable[..., Any]
 
 
@@ -95,22 +92,6 @@ class Objective:
     metrics: Callable[[Any], dict[str, Tensor]] = lambda seen: seen
 
 
-@dataclass(frozen=True)
-class Optimiser:
-    """Adam's options that all replicas share.
-
-    Attributes:
-        schedule: the learning rate along `total_steps`.
-        averaging: decay of the moving average of the parameters, 0 for none.
-        paces: [P], relative learning rate of each parameter; None if all are equal.
-    """
-
-    schedule: Schedule = "constant"
-    total_steps: int = 0
-    averaging: float = 0.0
-    paces: Tensor | None = None
-
-
 class Replicas:
     """R replicas in training.
 
@@ -156,13 +137,13 @@ class Replicas:
         self.watched = watched
         self.stacked = stacked
         self.optimiser = optimiser or Optimiser()
-        paces = self.optimiser.paces
-        self.paces = None if paces is None else padded(paces).to(self.device)
-        decays = "weight_decay" in settings and bool(settings["weight_decay"].any())
-        self.decaying = self._matrices() if decays else None
         self._share_batch(batch, steps_per_replay)
         self.parameters = parameters.to(self.device, torch.float32, copy=True)
-        self.state = self._first_state()
+        decays = "weight_decay" in settings and bool(settings["weight_decay"].any())
+        self.adam = StackedAdam(
+            self.optimiser, self.layout, self.parameters, watched, decays=decays
+        )
+        self.state = self.adam.state
         self._seed(seeds)
         self.totals: dict[str, Tensor] = {}
         replicas = parameters.shape[0]
@@ -199,17 +180,6 @@ class Replicas:
             )
         self.steps_per_replay = steps_per_replay
 
-    def _first_state(self) -> dict[str, Tensor]:
-        """Adam's state before the first step."""
-        averaged = self.parameters.shape[1] if self.optimiser.averaging else 0
-        return {
-            "first_moment": torch.zeros_like(self.parameters),
-            "second_moment": torch.zeros_like(self.parameters),
-            "slow_moment": torch.zeros_like(self.parameters[:, : self.watched]),
-            "average": self.parameters[:, :averaged].clone(),
-            "step": torch.zeros((), dtype=torch.int64, device=self.device),
-        }
-
     def _seed(self, seeds: list[int]) -> None:
         """Each replica's order of the data, the same in all processes, and its noise, which is
         not.
@@ -234,9 +204,9 @@ class Replicas:
         self._metrics: Callable[[Any], dict[str, Tensor]] = objective.metrics
         if self.stacked:
             self._metrics = torch.vmap(objective.metrics)
-        self._scale: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]] = self._adam_scale
-        self._update: Callable[..., None] = self._adam
-        self._follow: Callable[..., None] = self._slow_moment
+        self._scale: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]] = self.adam.scale
+        self._update: Callable[..., None] = self.adam.update
+        self._follow: Callable[..., None] = self.adam.follow
 
     def _compile_steps(self) -> None:
         """Compile all parts of a training step."""
@@ -460,66 +430,6 @@ class Replicas:
                 self.totals[name] = torch.zeros_like(self._ones)
         totals = [self.totals[name][where] for name in metrics]
         torch._foreach_add_(totals, list(metrics.values()))  # pyright: ignore[reportPrivateImportUsage]
-
-    def _matrices(self) -> Tensor:
-        """[P]: 1 for the elements of matrices, 0 for those of vectors and for padding."""
-        parts = [
-            torch.full((shape.numel(),), float(len(shape) > 1)) for shape in self.layout.shapes
-        ]
-        return padded(torch.cat(parts)).to(self.device)
-
-    def _adam_scale(
-        self, settings: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The step size, the epsilon of the denominator, the weight of the new value in the moving
-        average, the decay.
-
-        Separate from `_adam`: compiled into it, they would be computed again for every parameter.
-        """
-        step = (self.state["step"] + 1).double()
-        rate = settings["rate"].double()
-        if self.optimiser.schedule == "cosine":
-            rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.optimiser.total_steps))
-        size = (rate * (1 - BETA2**step).sqrt() / (1 - BETA1**step)).float().unsqueeze(-1)
-        small = (EPSILON * (1 - BETA2**step).sqrt()).float()
-        fresh = (1 / step).clamp_min(1 - self.optimiser.averaging).float()
-        if self.decaying is None:
-            return size, small, fresh, None
-        return size, small, fresh, (rate * settings["weight_decay"]).float().unsqueeze(-1)
-
-    def _adam(
-        self,
-        parameters: Tensor,
-        state: Sequence[Tensor],
-        gradients: list[Tensor],
-        size: Tensor,
-        small: Tensor,
-        fresh: Tensor,
-        decay: Tensor | None,
-    ) -> None:
-        """Adam (Kingma and Ba, ICLR 2015) with a rate for every replica, weight decay, and the
-        average.
-        """
-        flat = [each.flatten(parameters.ndim - 1) for each in gradients]
-        padding = parameters.shape[-1] - sum(each.shape[-1] for each in flat)
-        gradient = torch.cat([*flat, parameters.new_zeros((*parameters.shape[:-1], padding))], -1)
-        first, second, _, average = state
-        first.lerp_(gradient, 1 - BETA1)
-        second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-        if self.paces is not None:
-            size = size * self.paces
-        if decay is not None and self.decaying is not None:
-            parameters.mul_(1 - decay * self.decaying)
-        parameters.sub_((size * first).div_(second.sqrt().add_(small)))
-        if self.optimiser.averaging:
-            average.lerp_(parameters, fresh)
-
-    def _slow_moment(self, slow: Tensor, gradients: list[Tensor]) -> None:
-        """The watched parameters' gradient, averaged as slowly as Adam's second moment."""
-        flat = [each.flatten(slow.ndim - 1) for each in gradients]
-        ends = itertools.accumulate(each.shape[-1] for each in flat)
-        watched = [each for each, end in zip(flat, ends, strict=True) if end <= self.watched]
-        slow.lerp_(torch.cat(watched, -1), 1 - BETA2)
 
     @contextmanager
     def _side_by_side(

@@ -24,16 +24,15 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     """
     phi, a = fixed_point(logits, log_pi)
     o = a - phi
-    first_three = []
-    for _ in range(3):
-        first_three.append(o.min(-1, keepdim=True))
-        o.scatter_(-1, first_three[-1].indices, torch.inf)
-    (best, z), (of_second, second), (of_third, third) = first_three
+    best, z = _take_first(o)
+    of_second, second = _take_first(o)
+    of_third, third = _take_first(o)
+    # of two that tie, the one with the lower number wins
     lower = second < z
 
     # The pair (z, c) gives c the value a_z - phi_c and z the value a_c - phi_z; the first of the
     # others is the second, or the third where c is the second. In fixed point one unit decides a
-    # tie.
+    # tie. First for all c, as if c were not the second.
     a_z = a.gather(-1, z)
     phi_z = a_z - best
     raised = _raise_before(phi, z)
@@ -41,6 +40,8 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     c_wins &= _above(raised, a_z - of_second, z, second)
     other_wins = a > torch.add(of_second + phi_z, lower, alpha=-RESOLUTION)
     other_wins &= ~c_wins
+
+    # the pair (z, second), whose other is the third
     a_second = a.gather(-1, second)
     of_c = a_z - (a_second - of_second)
     of_z = a_second - phi_z
@@ -48,6 +49,7 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
         of_c < torch.add(of_third, second < third, alpha=RESOLUTION)
     )
     third_wins = (of_third < torch.add(of_z, third < z, alpha=RESOLUTION)) & ~wins & (second != z)
+    # z has no pair with itself
     second_wins = (
         other_wins.scatter_(-1, second, False).scatter_(-1, z, False).amax(-1, keepdim=True)
     )
@@ -55,12 +57,22 @@ def order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     other_wins.scatter_(-1, second, third_wins)
     with_z = torch.add(c_wins.view(torch.int8), other_wins.view(torch.int8), alpha=OTHER)
 
+    # the pairs without z: c wins against every reference whose a lies below theta_c
     theta = raised.add_(best).scatter_(-1, z, -torch.inf)
     wins, rank = _order(a.scatter_(-1, z, torch.inf), theta)
+
+    # whoever wins any pair: alone, as the first of the others, or z itself
     can_win = c_wins.logical_or_(wins > 0).scatter_(-1, z, True)
     for index, flag in ((second, second_wins), (third, third_wins)):
         can_win.scatter_(-1, index, can_win.gather(-1, index) | flag)
     return torch.cat([z, second, third], -1), can_win, with_z, wins, rank
+
+
+def _take_first(o: Tensor) -> tuple[Tensor, Tensor]:
+    """The value and the number [R, 1] of the first of the race o [R, C], which leaves it."""
+    value, number = o.min(-1, keepdim=True)
+    o.scatter_(-1, number, torch.inf)
+    return value, number
 
 
 def _raise_before(x: Tensor, z: Tensor) -> Tensor:

@@ -82,24 +82,25 @@ class Batch:
         rows, size = self.tokens.shape[0], self.micro_batch
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
-    def scaled_logits(self) -> Tensor:
-        """[M, T, V], without a graph: the logits that the tokens were drawn from; 0
-        after the end.
 
-        This is by far the largest tensor of an estimate; credit that comes from draws
-        alone does without.
+class LogitGradient(Protocol):
+    """A gradient in the logits of all tokens of M sequences, computed where it is wanted:
+    [M, T, V] exists at no time.
+    """
+
+    def credited(self) -> Tensor:
+        """[M, T] bool: the states that may have a gradient."""
+        ...
+
+    def scaled(self, factor: Tensor) -> LogitGradient:
+        """With every state's gradient multiplied by a factor [M, T]."""
+        ...
+
+    def __call__(self, logits: Tensor, row: Tensor, step: Tensor) -> Tensor:
+        """The gradient [n, V] at the logits [n, V], before temperature, of the states row
+        [n], step [n].
         """
-        rows, width = self.tokens.shape
-        whole: Tensor | None = None
-        for some in self.parts():
-            for states, logits in self.logits_of(some, self.mask):
-                if whole is None:
-                    whole = logits.new_zeros(rows * width, logits.shape[-1])
-                whole[some.start * width + states] = logits
-        assert whole is not None  # the first token of every sequence is drawn
-        if self.temperature != 1:
-            whole /= self.temperature
-        return whole.view(rows, width, -1)
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,15 +116,15 @@ class TokenCredit:
         weights: [M, T, d]: 0 after the end and for states without credit.
         centred: Whether the weights of every state sum to 0: then sum_i w_i logit_i has
             the same gradient.
-        gradient: [M, T, V]: the gradient in the logits, before temperature; the weights
-            are then empty.
+        gradient: Computes the gradient in the logits of some states; the weights are
+            then empty.
         branches: The rollouts that it took.
     """
 
     tokens: Tensor
     weights: Tensor
     centred: bool = False
-    gradient: Tensor | None = None
+    gradient: LogitGradient | None = None
     branches: Branches | None = None
 
 

@@ -31,7 +31,8 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -256,7 +257,7 @@ def _piped(cells: list[str]) -> str:
 
 @suggests("arsm.sequences.compare")
 @torch.enable_grad()
-def compare(
+def compare(  # noqa: PLR0913  one call, all of its options by name
     strategies: Mapping[str, Strategy] | Sequence[Strategy],
     model: Model,
     prompts: Tensor,
@@ -315,16 +316,27 @@ def compare(
     measured = []
     with Progress() as progress:
         for position, (label, strategy) in enumerate(named.items()):
-
-            def once(strategy: Strategy = strategy) -> SequenceEstimate:
-                return estimate(strategy, model, prompts, reward, **options)
-
-            def tell(repeat: int, label: str = label, before: int = position * repeats) -> None:
-                words = f"{label}, estimate {repeat + 1} of {repeats}"
-                progress(words, (before + repeat) / (len(named) * repeats))
-
-            measured.append(_measure(label, strategy, model, once, repeats, prompts.device, tell))
+            watched = _Watched(progress, label, position, len(named), repeats)
+            once = partial(estimate, strategy, model, prompts, reward, **options)
+            measured.append(_measure(label, strategy, model, once, prompts.device, watched))
     return Comparison(tuple(sorted(measured, key=lambda row: row.cost)), repeats)
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched:
+    """Tells how far the comparison is."""
+
+    progress: Progress
+    label: str
+    position: int
+    """The number of strategies before this one."""
+    strategies: int
+    repeats: int
+
+    def __call__(self, repeat: int) -> None:
+        words = f"{self.label}, estimate {repeat + 1} of {self.repeats}"
+        done = self.position * self.repeats + repeat
+        self.progress(words, done / (self.strategies * self.repeats))
 
 
 def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str, Strategy]:
@@ -368,35 +380,22 @@ def _measure(
     strategy: Strategy,
     model: Model,
     once: Callable[[], SequenceEstimate],
-    repeats: int,
     device: torch.device,
-    tell: Callable[[int], None],
+    watched: _Watched,
 ) -> Measured:
+    """All repeats of one strategy."""
     moments = _Moments()
-    tokens, seconds, memory = [], [], None
-    parameters = None
-    for repeat in range(repeats):
-        tell(repeat)
-        if repeat == 0 and device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        start = time.perf_counter()
-        out = once()
-        if parameters is None:
-            parameters = _parameters(model, out.value)
-        # not backward(), which would leave gradients in the parameters
-        found = torch.autograd.grad(out.value.mean(), parameters, allow_unused=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            if repeat == 0:  # later ones hold a mean gradient besides
-                memory = torch.cuda.max_memory_allocated(device)
-        seconds.append(time.perf_counter() - start)
-        tokens.append(float(out.info["generated"]))
-        moments.add(
-            [
-                torch.zeros_like(p) if g is None else g
-                for p, g in zip(parameters, found, strict=True)
-            ]
-        )
+    tokens = []
+    seconds = []
+    memory = None
+    for repeat in range(watched.repeats):
+        watched(repeat)
+        one = _estimated(model, once, device)
+        if repeat == 0:
+            memory = one.memory  # later ones hold a mean gradient besides
+        tokens.append(one.tokens)
+        seconds.append(one.seconds)
+        moments.add(one.gradients)
     variance = statistics.mean(moments.growth)
     return Measured(
         label,
@@ -407,8 +406,39 @@ def _measure(
         tokens_error=_standard_error(tokens),
         seconds=statistics.median(seconds),
         memory=memory,
-        signal=moments.squared_mean() - variance / repeats,
+        signal=moments.squared_mean() - variance / watched.repeats,
     )
+
+
+class _One(NamedTuple):
+    """One estimate and its gradient."""
+
+    gradients: list[Tensor]
+    tokens: float
+    """Generated tokens."""
+    seconds: float
+    memory: int | None
+    """Most bytes on a GPU."""
+
+
+def _estimated(model: Model, once: Callable[[], SequenceEstimate], device: torch.device) -> _One:
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    out = once()
+    parameters = _parameters(model, out.value)
+    # not backward(), which would leave gradients in the parameters
+    found = torch.autograd.grad(out.value.mean(), parameters, allow_unused=True)
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - start
+    gradients = [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, found, strict=True)
+    ]
+    memory = torch.cuda.max_memory_allocated(device) if on_gpu else None
+    return _One(gradients, float(out.info["generated"]), seconds, memory)
 
 
 def _parameters(model: Model, value: Tensor) -> list[Tensor]:

@@ -58,7 +58,7 @@ class Pass:
     def credited(self) -> Tensor:
         """[M, T] bool: the states that have any credit."""
         if self.credit.gradient is not None:
-            return (self.credit.gradient != 0).any(-1)
+            return self.credit.gradient.credited()
         return (self.credit.weights != 0).any(-1)
 
     def parts(self) -> list[Tensor]:
@@ -74,7 +74,7 @@ class Pass:
     def term(self, logits: Tensor, row: Tensor, step: Tensor) -> Tensor:
         """The surrogate of credit: sum_i w_i ln p(token_i) in every state."""
         if self.credit.gradient is not None:
-            gradient = self.credit.gradient[row, step]
+            gradient = self.credit.gradient(logits, row, step)
             # masked logits are -inf
             return (logits.masked_fill(gradient == 0, 0) * gradient).sum(-1)
         weights, tokens = self.credit.weights[row, step], self.credit.tokens[row, step]

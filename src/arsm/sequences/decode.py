@@ -253,61 +253,131 @@ def _wave(
 
     `queue[t]` holds the prefixes of t known tokens; those that are played leave it.
     """
-    decoding = drawing.decoding
-    width, eos = decoding.max_tokens, decoding.eos
-    state, carried, where, start = held
-    playing, later = carried[:0], None
-    ended = torch.zeros(0, dtype=torch.bool, device=carried.device)
-    for t in range(start, width):
-        source = torch.arange(playing.shape[0], device=carried.device) + where.shape[0]
-        forced, moved = torch.full_like(playing, -1), False
-        if carried.shape[0]:
-            room = decoding.rows - playing.shape[0]
-            born, queue[t] = queue[t][:room], queue[t][room:]
-            source = torch.cat([source, where[torch.searchsorted(carried, prefixes.row[born])]])
-            forced = torch.cat([forced, prefixes.action[born]])
-            playing, ended = (
-                torch.cat([playing, born]),
-                torch.cat([ended, torch.zeros_like(born, dtype=torch.bool)]),
-            )
-            moved = born.shape[0] > 0 or t == start
-        token, log_prob = drawing(state.logits[source], playing, t, forced, ended)
-        done.tokens[playing, t], done.log_probs[playing, t] = token, log_prob
-        ended = ended | is_end(token, eos)
+    wave = _Wave(model, held, prefixes, queue, drawing, done)
+    for t in range(held.step, drawing.decoding.max_tokens):
+        wave.begin_step()
+        wave.take_branches(t)
+        wave.draw(t)
+        wave.hold_back(t)
+        if t == drawing.decoding.max_tokens - 1 or not wave.advance(t):
+            break
+    return wave.later
+
+
+class _Wave:
+    """A batch of rows at one step: first the known sequences that are carried along, then
+    the prefixes that are being played.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        held: Held,
+        prefixes: Prefixes,
+        queue: list[Tensor],
+        drawing: Drawing,
+        done: Completions,
+    ) -> None:
+        self.model = model
+        self.prefixes = prefixes
+        self.queue = queue
+        self.drawing = drawing
+        self.done = done
+        self.start = held.step
+        self.state = held.state
+        self.later: Held | None = None
+        """What the prefixes need that do not fit."""
+        self.carried = held.row
+        """[S]: the known sequences, whose rows of the state are `where` [S]."""
+        self.where = held.place
+        self.playing = held.row[:0]
+        """[R]: the prefixes that are played."""
+        self.ended = torch.zeros(0, dtype=torch.bool, device=held.row.device)
+        """[R]: which of them have ended."""
+
+    def begin_step(self) -> None:
+        """Every row stays where it is, and nothing is known of its next token."""
+        rows = torch.arange(self.playing.shape[0], device=self.playing.device)
+        self.source = rows + self.where.shape[0]
+        """[R]: the row of the state that each played prefix goes on from."""
+        self.forced = torch.full_like(self.playing, -1)
+        """[R]: the token that a prefix must take; -1 draws it."""
+        self.moved = False
+        """Whether rows must be selected before the next step."""
+
+    def take_branches(self, t: int) -> None:
+        """Add the prefixes of t known tokens that fit; each goes on from its sequence's row."""
+        if not self.carried.shape[0]:
+            return
+        room = self.drawing.decoding.rows - self.playing.shape[0]
+        born = self.queue[t][:room]
+        self.queue[t] = self.queue[t][room:]
+        place = self.where[torch.searchsorted(self.carried, self.prefixes.row[born])]
+        self.source = torch.cat([self.source, place])
+        self.forced = torch.cat([self.forced, self.prefixes.action[born]])
+        self.playing = torch.cat([self.playing, born])
+        self.ended = torch.cat([self.ended, torch.zeros_like(born, dtype=torch.bool)])
+        self.moved = born.shape[0] > 0 or t == self.start
+
+    def draw(self, t: int) -> None:
+        """Draw and write one token per prefix."""
+        decoding = self.drawing.decoding
+        logits = self.state.logits[self.source]
+        self.token, log_prob = self.drawing(logits, self.playing, t, self.forced, self.ended)
+        self.done.tokens[self.playing, t] = self.token
+        self.done.log_probs[self.playing, t] = log_prob
+        self.ended = self.ended | is_end(self.token, decoding.eos)
         if decoding.stop is not None:
-            ended = ended | decoding.stopped(done.tokens[playing], t + 1)
-        if carried.shape[0]:
-            more = any(some.shape[0] for some in queue[t:])
-            full = queue[t].shape[0] > 0 or playing.shape[0] + carried.shape[0] > decoding.rows
-            # at the start the state holds nothing else, and the batch goes on with a copy
-            if more and full:
-                rest = Held(state, carried, where, t)
-                if t > start:
-                    rest = Held(
-                        model.select(state, where), carried, torch.arange(len(where)).to(where), t
-                    )
-                later = _still_needed(prefixes, queue, rest)
-            if full or not more:
-                carried, where, moved = carried[:0], where[:0], True
-        if t == width - 1:
-            break
-        if decoding.ends and (t + 1) % LOOK_EVERY == 0:
-            alive = (~ended).nonzero().squeeze(-1)
-            if alive.shape[0] <= WORTH * ended.shape[0]:
-                playing, ended, token, source, moved = (
-                    playing[alive],
-                    ended[alive],
-                    token[alive],
-                    source[alive],
-                    True,
-                )
-        if carried.shape[0]:
-            source, token = (
-                torch.cat([where, source]),
-                torch.cat([prefixes.known[carried, t], token]),
-            )
-            where = torch.arange(carried.shape[0], device=carried.device)
+            tokens = self.done.tokens[self.playing]
+            self.ended = self.ended | decoding.stopped(tokens, t + 1)
+
+    def hold_back(self, t: int) -> None:
+        """Set the known sequences aside when the batch is full, or drop them when nothing
+        branches off them any more.
+        """
+        if not self.carried.shape[0]:
+            return
+        more = any(some.shape[0] for some in self.queue[t:])
+        rows = self.playing.shape[0] + self.carried.shape[0]
+        full = self.queue[t].shape[0] > 0 or rows > self.drawing.decoding.rows
+        if more and full:
+            self.later = _still_needed(self.prefixes, self.queue, self._set_aside(t))
+        if full or not more:
+            self.carried = self.carried[:0]
+            self.where = self.where[:0]
+            self.moved = True
+
+    def _set_aside(self, t: int) -> Held:
+        """The known sequences at step t."""
+        # at the start the state holds nothing else, and the batch goes on with a copy
+        if t == self.start:
+            return Held(self.state, self.carried, self.where, t)
+        kept = self.model.select(self.state, self.where)
+        return Held(kept, self.carried, torch.arange(len(self.where)).to(self.where), t)
+
+    def advance(self, t: int) -> bool:
+        """Feed the tokens to the model; False if no row is left."""
+        if self.drawing.decoding.ends and (t + 1) % LOOK_EVERY == 0:
+            self._leave_out_ended()
+        source = self.source
+        token = self.token
+        if self.carried.shape[0]:
+            source = torch.cat([self.where, source])
+            token = torch.cat([self.prefixes.known[self.carried, t], token])
+            self.where = torch.arange(self.carried.shape[0], device=self.carried.device)
         if source.shape[0] == 0:
-            break
-        state = model.step(model.select(state, source) if moved else state, token)
-    return later
+            return False
+        state = self.model.select(self.state, source) if self.moved else self.state
+        self.state = self.model.step(state, token)
+        return True
+
+    def _leave_out_ended(self) -> None:
+        """Make the batch smaller if enough of its rows have ended."""
+        alive = (~self.ended).nonzero().squeeze(-1)
+        if alive.shape[0] > WORTH * self.ended.shape[0]:
+            return
+        self.playing = self.playing[alive]
+        self.ended = self.ended[alive]
+        self.token = self.token[alive]
+        self.source = self.source[alive]
+        self.moved = True

@@ -5,17 +5,14 @@ sample, play, credit.
 2. Play the branches that the strategy asks for.
 3. Credit: one pass with a graph over the true sequences, in micro-batches.
 
-No stage holds logits of all rows, steps and tokens, [N, T, V], for a strategy whose
-credit comes from draws.
+No stage holds logits of all rows, steps and tokens, [N, T, V].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,7 +25,6 @@ from arsm.sequences.batch import (
     SequenceEstimate,
     Strategy,
     TokenCredit,
-    token_log_probs,
 )
 from arsm.sequences.checks import (
     Reward,
@@ -39,14 +35,14 @@ from arsm.sequences.checks import (
     check_padding,
     check_prompts,
     check_reward,
-    checked_completions,
     checked_rewards,
     given_completions,
     given_log_probs,
 )
+from arsm.sequences.costs import Costs, with_actions
 from arsm.sequences.credit import Pass, attach_credit, clipped_epochs
-from arsm.sequences.decode import Completions, Decoding, Prefixes
-from arsm.sequences.draws import Sampled, draw_beside
+from arsm.sequences.decode import Decoding, Prefixes
+from arsm.sequences.draws import Sampled
 from arsm.sequences.ends import Ends, Stop
 from arsm.sequences.engines import Engine
 from arsm.sequences.heads import logits_in_parts
@@ -54,14 +50,11 @@ from arsm.sequences.importance import Importance, effective_share
 from arsm.sequences.memory import limited_by
 from arsm.sequences.mismatch import check_sampler
 from arsm.sequences.model import Model, pad_before
-from arsm.sequences.slots import Slots, Waves, decoder
-
-LEAST_SLOTS = 64
-"""Slots are kept from call to call, for at least this many rows."""
+from arsm.sequences.sampler import TokenSampler
 
 
 @suggests("arsm.sequences.estimate")
-def estimate(
+def estimate(  # noqa: PLR0913  one call, all of its options by name
     strategy: Strategy,
     model: Model,
     prompts: Tensor,
@@ -151,7 +144,6 @@ def estimate(
     vocabulary, dtype = _tried(strategy, model, prompts, mask, eos, sampled=completions is None)
     decoding = Decoding(max_tokens, eos, temperature, rows, min_tokens, stop)
     row = torch.arange(prompts.shape[0], device=prompts.device)
-    row = row.repeat_interleave(strategy.samples or 1)
     call = _Call(
         strategy=strategy,
         model=model,
@@ -159,63 +151,18 @@ def estimate(
         shown=shown,
         prompts=prompts,
         mask=mask,
-        row=row,
+        row=row.repeat_interleave(strategy.samples or 1),
         decoding=decoding,
         vocabulary=vocabulary,
+        dtype=dtype,
         reference=reference,
         kl=kl,
+        importance=importance,
         micro_batch=micro_batch,
-        sampler=_Sampler(model, decoding, engine, vocabulary, sampling_dtype, generator),
+        sampler=TokenSampler(model, decoding, engine, vocabulary, sampling_dtype, generator),
         generator=generator,
     )
-
-    # 1. sample
-    true = call.given(completions, log_probs) if completions is not None else call.sample()
-    logits_of = partial(_logits, model, call.whole, true.tokens, vocabulary, decoding, micro_batch)
-    elsewhere = completions is not None or engine is not None
-    info = check_sampler(
-        logits_of,
-        _compared_rows(row.shape[0], micro_batch, everywhere=elsewhere),
-        true.tokens,
-        true.live,
-        true.reported,
-        temperature,
-        dtype,
-        elsewhere=elsewhere,
-        corrected=importance is not None,
-    )
-
-    # 2. rewards, and the branches that the strategy plays
-    rewards = checked_rewards(reward, shown[row], true.tokens)
-    ratio = call.costs(row, true.tokens, true.sampled.log_probs[..., 0], true.live)
-    returns = rewards.unsqueeze(-1) - kl * _from_here_on(ratio)
-    branching = _Branching(call, true, logits_of)
-    credit = strategy.credit(call.batch(true, returns, branching, logits_of))
-    if importance is not None:
-        credit, info["effective_share"] = true.weighed(credit, importance)
-
-    # 3. credit
-    run = Pass(
-        model, *call.whole, true.tokens, row, credit, temperature, micro_batch, decoding.limit
-    )
-    wide = torch.promote_types(dtype, torch.float32)
-    value = returns[:, 0].unflatten(0, (prompts.shape[0], -1)).mean(1).to(wide)
-    branches = credit.branches
-    generated = int(true.live.sum()) if completions is None else 0
-    info["generated"] = torch.tensor(generated + branching.generated)
-    info["rollouts"] = torch.tensor(0 if branches is None else branches.row.shape[0])
-    if reference is not None:
-        info["kl"] = ratio.sum(-1).mean()
-    return SequenceEstimate(
-        value=attach_credit(value, run),
-        tokens=true.tokens.view(call.shape),
-        mask=true.live.view(call.shape),
-        rewards=rewards.view(call.shape[:-1]),
-        credit=replace(credit, branches=None),
-        branches=branches,
-        info=info,
-        clipped=partial(clipped_epochs, value, run),
-    )
+    return call.run(completions, log_probs)
 
 
 @torch.no_grad()
@@ -251,6 +198,10 @@ class _True:
     """[M, T] bool."""
     reported: Tensor | None
     """[M, T]: the sampler's own ln p."""
+    elsewhere: bool
+    """Whether somebody else than the model drew them."""
+    generated: int
+    """How many tokens were sampled for them."""
 
     @property
     def tokens(self) -> Tensor:
@@ -262,6 +213,18 @@ class _True:
         assert self.reported is not None
         ratios = importance.ratios(self.sampled.log_probs[..., 0], self.reported, self.live)
         return importance.weigh(credit, ratios), effective_share(ratios, self.live)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reached:
+    """What the true sequences earned."""
+
+    rewards: Tensor
+    """[M]."""
+    ratio: Tensor
+    """[M, T]: ln p - ln p_reference."""
+    returns: Tensor
+    """[M, T]: the reward less the costs from each step on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,10 +243,13 @@ class _Call:
     """[M]: the prompt of every true sequence."""
     decoding: Decoding
     vocabulary: int
+    dtype: torch.dtype
+    """Of the model's logits."""
     reference: Model | None
     kl: float
+    importance: Importance | None
     micro_batch: int
-    sampler: _Sampler
+    sampler: TokenSampler
     generator: torch.Generator | None
 
     @property
@@ -298,9 +264,9 @@ class _Call:
         return (self.prompts.shape[0], *copies, self.decoding.max_tokens)
 
     @property
-    def costs(self) -> _Costs:
+    def costs(self) -> Costs:
         """ln p - ln p_reference of tokens."""
-        return _Costs(
+        return Costs(
             self.reference,
             self.prompts,
             self.mask,
@@ -308,6 +274,27 @@ class _Call:
             self.vocabulary,
             self.micro_batch,
         )
+
+    def run(self, completions: Tensor | None, log_probs: Tensor | None) -> SequenceEstimate:
+        """All stages, from the true sequences to the estimate."""
+        if completions is None:
+            true = self.sample()
+        else:
+            true = self.given(completions, log_probs)
+        info = self.compared(true)
+        reached = self.judge(true)
+        branching = _Branching(self, true)
+        credit = self.strategy.credit(self.batch(true, reached.returns, branching))
+        if self.importance is not None:
+            credit, info["effective_share"] = true.weighed(credit, self.importance)
+        branches = credit.branches
+        info["generated"] = torch.tensor(true.generated + branching.generated)
+        info["rollouts"] = torch.tensor(0 if branches is None else branches.row.shape[0])
+        if self.reference is not None:
+            info["kl"] = reached.ratio.sum(-1).mean()
+        return self.estimate(true, reached, credit, info)
+
+    # ------------------------------------------------------------ 1. sample
 
     def sample(self) -> _True:
         """True sequences, and draws beside them."""
@@ -319,33 +306,65 @@ class _Call:
             self.strategy.draws,
             self.micro_batch,
         )
-        return _True(sampled, self.decoding.live(sampled.tokens[..., 0]), reported)
+        live = self.decoding.live(sampled.tokens[..., 0])
+        elsewhere = self.sampler.engine is not None
+        return _True(sampled, live, reported, elsewhere, int(live.sum()))
 
     def given(self, completions: Tensor, log_probs: Tensor | None) -> _True:
         """True sequences of somebody else, and draws beside them."""
-        shape, decoding = self.shape, self.decoding
+        shape = self.shape
+        decoding = self.decoding
         tokens = given_completions(completions, shape, decoding, self.vocabulary).flatten(0, -2)
         reported = None
         if log_probs is not None:
             reported = given_log_probs(log_probs, completions, shape, decoding).flatten(0, -2)
-        sampled = _beside(
+        sampled = self.sampler.beside(self.whole, tokens, self.strategy.draws, self.micro_batch)
+        return _True(sampled, decoding.live(tokens), reported, elsewhere=True, generated=0)
+
+    def compared(self, true: _True) -> dict[str, Tensor]:
+        """How far the sampler's ln p are from the model's; refuses another distribution."""
+        rows = self.row.shape[0]
+        if not true.elsewhere:
+            # the model's own sampler differs by rounding alone, which some rows show
+            rows = min(rows, self.micro_batch)
+        return check_sampler(
+            self.logits_of(true),
+            [
+                slice(start, min(start + self.micro_batch, rows))
+                for start in range(0, rows, self.micro_batch)
+            ],
+            true.tokens,
+            true.live,
+            true.reported,
+            self.decoding.temperature,
+            self.dtype,
+            elsewhere=true.elsewhere,
+            corrected=self.importance is not None,
+        )
+
+    def logits_of(self, true: _True) -> LogitsOf:
+        """Logits in the states of the true sequences."""
+        return partial(
+            _logits,
             self.model,
             self.whole,
-            tokens,
-            self.strategy.draws,
-            decoding,
+            true.tokens,
+            self.vocabulary,
+            self.decoding,
             self.micro_batch,
-            self.generator,
         )
-        return _True(sampled, decoding.live(tokens), reported)
 
-    def batch(
-        self,
-        true: _True,
-        returns: Tensor,
-        play: Callable[[Prefixes], Branches],
-        logits_of: LogitsOf,
-    ) -> Batch:
+    # ------------------------------------------------------------ 2. rewards, and branches
+
+    def judge(self, true: _True) -> _Reached:
+        """Rewards, costs and returns of the true sequences."""
+        rewards = checked_rewards(self.reward, self.shown[self.row], true.tokens)
+        log_p = true.sampled.log_probs[..., 0]
+        ratio = self.costs(self.row, true.tokens, log_p, true.live)
+        returns = rewards.unsqueeze(-1) - self.kl * _from_here_on(ratio)
+        return _Reached(rewards, ratio, returns)
+
+    def batch(self, true: _True, returns: Tensor, play: Callable[[Prefixes], Branches]) -> Batch:
         """What the strategy works with."""
         prompts, prompt_mask = self.whole
         return Batch(
@@ -360,18 +379,47 @@ class _Call:
             returns=returns,
             generator=self.generator,
             play=play,
-            logits_of=logits_of,
+            logits_of=self.logits_of(true),
             micro_batch=self.micro_batch,
+        )
+
+    # ------------------------------------------------------------ 3. credit
+
+    def estimate(
+        self, true: _True, reached: _Reached, credit: TokenCredit, info: dict[str, Tensor]
+    ) -> SequenceEstimate:
+        """The value of every prompt, whose backward is the pass with a graph."""
+        run = Pass(
+            self.model,
+            *self.whole,
+            true.tokens,
+            self.row,
+            credit,
+            self.decoding.temperature,
+            self.micro_batch,
+            self.decoding.limit,
+        )
+        wide = torch.promote_types(self.dtype, torch.float32)
+        of_prompts = reached.returns[:, 0].unflatten(0, (self.prompts.shape[0], -1))
+        value = of_prompts.mean(1).to(wide)
+        return SequenceEstimate(
+            value=attach_credit(value, run),
+            tokens=true.tokens.view(self.shape),
+            mask=true.live.view(self.shape),
+            rewards=reached.rewards.view(self.shape[:-1]),
+            credit=replace(credit, branches=None),
+            branches=credit.branches,
+            info=info,
+            clipped=partial(clipped_epochs, value, run),
         )
 
 
 class _Branching:
     """Plays branches off the true sequences, and counts their tokens."""
 
-    def __init__(self, call: _Call, true: _True, logits_of: LogitsOf) -> None:
+    def __init__(self, call: _Call, true: _True) -> None:
         self.call = call
         self.true = true
-        self.logits_of = logits_of
         self.generated = 0
 
     def __call__(self, prefixes: Prefixes) -> Branches:
@@ -384,8 +432,14 @@ class _Branching:
         reached = checked_rewards(call.reward, call.shown[which], played.tokens)
         log_p = played.log_probs
         if call.reference is not None:
-            temperature = call.decoding.temperature
-            log_p = _with_actions(log_p, prefixes, self.true.sampled, self.logits_of, temperature)
+            log_p = with_actions(
+                log_p,
+                prefixes,
+                self.true.sampled,
+                call.logits_of(self.true),
+                call.decoding.temperature,
+                call.micro_batch,
+            )
         cost = call.costs(which, played.tokens, log_p, after).sum(-1)
         return Branches(
             prefixes.row,
@@ -397,112 +451,7 @@ class _Branching:
         )
 
 
-# ---------------------------------------------------------------- who samples
-
-_DECODERS: WeakKeyDictionary[object, dict[tuple[object, ...], Slots | Waves]] = WeakKeyDictionary()
-"""Slots by model: their buffers and captured steps serve every later call."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Sampler:
-    """This process, or an engine."""
-
-    model: Model
-    decoding: Decoding
-    engine: Engine | None
-    vocabulary: int
-    dtype: torch.dtype | None
-    generator: torch.Generator | None
-
-    def sample(
-        self,
-        prompts: Tensor,
-        mask: Tensor | None,
-        row: Tensor,
-        whole: tuple[Tensor, Tensor | None],
-        draws: int,
-        micro_batch: int,
-    ) -> tuple[Sampled, Tensor]:
-        """One sequence for each entry of `row`, the draws of its states, and the
-        sampler's own ln p of it.
-        """
-        if self.engine is None:
-            with self._limited("sampling"):
-                decoder = self._decoder(row.shape[0])
-                sampled = decoder.sample(prompts, mask, row, self.decoding, draws, self.generator)
-            return sampled, sampled.log_probs[..., 0]
-        done = self._by_engine(prompts, mask, Prefixes.bare(row, self.decoding.max_tokens))
-        # an engine draws one token per state: the others are drawn here
-        sampled = _beside(
-            self.model, whole, done.tokens, draws, self.decoding, micro_batch, self.generator
-        )
-        return sampled, done.log_probs
-
-    def complete(self, prompts: Tensor, mask: Tensor | None, prefixes: Prefixes) -> Completions:
-        """Complete every prefix."""
-        if self.engine is not None:
-            return self._by_engine(prompts, mask, prefixes)
-        with self._limited("playing branches"):
-            decoder = self._decoder(prefixes.row.shape[0])
-            return decoder.complete(prompts, mask, prefixes, self.decoding, self.generator)
-
-    @contextmanager
-    def _limited(self, doing: str) -> Iterator[None]:
-        try:
-            with limited_by("rows", self.decoding.rows, doing):
-                yield
-        except torch.OutOfMemoryError:
-            # a later call with fewer rows would use slots that were made for more
-            _DECODERS.pop(self.model, None)
-            raise
-
-    def _by_engine(self, prompts: Tensor, mask: Tensor | None, prefixes: Prefixes) -> Completions:
-        assert self.engine is not None
-        done = self.engine.complete(prompts, mask, prefixes, self.decoding, self.generator)
-        return checked_completions(done, self.vocabulary)
-
-    def _decoder(self, count: int) -> Slots | Waves:
-        made = _DECODERS.setdefault(self.model, {})
-        # no more slots than there are sequences, by powers of 2, so that few sizes are ever made
-        rows = min(
-            self.decoding.rows, max(LEAST_SLOTS, 1 << (count - 1).bit_length() if count else 1)
-        )
-        larger = [
-            key
-            for key in made
-            if key[0] == self.dtype and isinstance(key[1], int) and key[1] >= rows
-        ]
-        key = min(larger, key=lambda key: key[1]) if larger else (self.dtype, rows)  # pyright: ignore
-        if key not in made:
-            made[key] = decoder(self.model, rows, dtype=self.dtype)
-        return made[key]
-
-
-def _beside(
-    model: Model,
-    whole: tuple[Tensor, Tensor | None],
-    tokens: Tensor,
-    draws: int,
-    decoding: Decoding,
-    micro_batch: int,
-    generator: torch.Generator | None,
-) -> Sampled:
-    """Draws in the states of sequences that somebody else drew."""
-    with limited_by("micro_batch", micro_batch, "drawing beside given completions"):
-        return draw_beside(
-            model,
-            *whole,
-            tokens,
-            decoding.live(tokens),
-            draws,
-            decoding.limit,
-            decoding.temperature,
-            micro_batch,
-            generator,
-        )
-
-
-# ---------------------------------------------------------------- passes without a graph
+# ---------------------------------------------------------------- a pass without a graph
 
 
 def _logits(
@@ -530,93 +479,6 @@ def _logits(
                     "the logits of model.start."
                 )
             yield states, logits
-
-
-def _compared_rows(count: int, micro_batch: int, *, everywhere: bool) -> list[slice]:
-    """The rows along which sampler and model are compared: all, if somebody else
-    sampled, else one micro-batch.
-    """
-    rows = count if everywhere else min(count, micro_batch)
-    return [slice(start, min(start + micro_batch, rows)) for start in range(0, rows, micro_batch)]
-
-
-@dataclass(frozen=True, eq=False)
-class _Costs:
-    """ln p - ln p_reference of tokens; zeros without a reference."""
-
-    reference: Model | None
-    prompts: Tensor
-    mask: Tensor | None
-    decoding: Decoding
-    vocabulary: int
-    micro_batch: int
-
-    @torch.no_grad()
-    def __call__(self, which: Tensor, tokens: Tensor, log_p: Tensor, counts: Tensor) -> Tensor:
-        """[R, T] of completions of the prompts `which` [R], where `counts` [R, T]."""
-        ratio = torch.zeros_like(log_p)
-        if self.reference is None or tokens.shape[0] == 0:
-            return ratio
-        with limited_by("micro_batch", self.micro_batch, "computing the reference's logits"):
-            for part in torch.arange(tokens.shape[0], device=tokens.device).split(self.micro_batch):
-                self._add(self.reference, part, which, tokens, log_p, counts, ratio)
-        return ratio
-
-    def _add(
-        self,
-        reference: Model,
-        part: Tensor,
-        which: Tensor,
-        tokens: Tensor,
-        log_p: Tensor,
-        counts: Tensor,
-        ratio: Tensor,
-    ) -> None:
-        """Write the ratios of some completions."""
-        width = tokens.shape[1]
-        mask = None if self.mask is None else self.mask[which[part]]
-        states = logits_in_parts(
-            reference,
-            self.prompts[which[part]],
-            tokens[part],
-            mask,
-            counts[part],
-            self.decoding.limit,
-        )
-        for some, logits in states:
-            if logits.shape[-1] != self.vocabulary:
-                raise ValueError(
-                    f"The reference has a vocabulary of {logits.shape[-1]} tokens, but the "
-                    f"model's has {self.vocabulary}; they must share one."
-                )
-            row, step = part[some // width], some % width
-            log_q = token_log_probs(logits, tokens[row, step], self.decoding.temperature)
-            ratio[row, step] = log_p[row, step] - log_q.to(log_p.dtype)
-
-
-def _with_actions(
-    log_p: Tensor,
-    prefixes: Prefixes,
-    sampled: Sampled,
-    logits_of: LogitsOf,
-    temperature: float,
-) -> Tensor:
-    """ln p [R, T] of completions with that of the tokens that they were given, which
-    their sampler does not know.
-    """
-    given = (prefixes.action >= 0).nonzero().squeeze(-1)
-    row, step, action = prefixes.row[given], prefixes.step[given], prefixes.action[given]
-    drawn = sampled.tokens[row, step] == action.unsqueeze(-1)
-    found = (
-        sampled.log_probs[row, step].gather(-1, drawn.byte().argmax(-1, keepdim=True)).squeeze(-1)
-    )
-    # not drawn, but asked for by another estimator
-    for one in (~drawn.any(-1)).nonzero().squeeze(-1).tolist():
-        wanted = torch.zeros_like(sampled.largest, dtype=torch.bool)
-        wanted[row[one], step[one]] = True
-        for _, logits in logits_of(slice(int(row[one]), int(row[one]) + 1), wanted):
-            found[one] = token_log_probs(logits[0], action[one], temperature).to(found.dtype)
-    return log_p.index_put((given, step), found.to(log_p.dtype))
 
 
 def _from_here_on(x: Tensor) -> Tensor:

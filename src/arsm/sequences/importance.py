@@ -60,7 +60,7 @@ class Importance:
         weight = ratios.clamp_max(self.cap).unsqueeze(-1)
         if self.per == "sequence":
             if credit.gradient is not None:
-                return replace(credit, gradient=credit.gradient * weight.to(credit.gradient.dtype))
+                return replace(credit, gradient=credit.gradient.scaled(weight.squeeze(-1)))
             return replace(credit, weights=credit.weights * weight.to(credit.weights.dtype))
         if credit.gradient is not None:
             raise ValueError(

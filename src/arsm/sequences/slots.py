@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -232,6 +232,47 @@ class Board:
         return replay
 
 
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """Starts to play to the end."""
+
+    known: Tensor
+    """[N, prompt + ...]: the sequences that they branch off."""
+    mask: Tensor | None
+    """[N, prompt] bool."""
+    prompt: int
+    """Columns of the prompts."""
+    starts: Starts
+    names: Tensor
+    """[R]: what the noise knows the starts by."""
+    done: Sampled
+    """Takes what is played."""
+    decoding: Decoding
+    draws: int
+    """Draws per state."""
+    generator: torch.Generator | None
+    noise: Noise | None
+
+    def draw_noise(self, rows: Rows) -> None:
+        """The uniform numbers of one step."""
+        if self.noise is None:
+            rows.uniform.uniform_(generator=self.generator)
+            return
+        # rows without an owner draw too, and nobody reads it
+        owner = rows.owner.clamp_min(0)
+        rows.uniform.copy_(self.noise(self.names[owner], rows.index + 1))
+
+
+class _Source(NamedTuple):
+    """The caches of some known sequences."""
+
+    begin: int
+    """The number of known sequences before them."""
+    store: Tensor
+    first: Tensor
+    """[n]: their first columns."""
+
+
 class Slots:
     """Samples and completes sequences in slots; keep it, for its buffers and graphs
     serve every later call.
@@ -301,7 +342,20 @@ class Slots:
         """
         done = Sampled.empty(row.shape[0], decoding.max_tokens, draws, decoding.eos, prompts.device)
         starts = Starts(row, torch.full_like(row, -1), prompts[row, -1])
-        self._play(prompts, mask, starts, done, decoding, draws, generator, noise)
+        self._play(
+            _Job(
+                known=prompts,
+                mask=mask,
+                prompt=prompts.shape[1],
+                starts=starts,
+                names=torch.arange(row.shape[0], device=row.device),
+                done=done,
+                decoding=decoding,
+                draws=draws,
+                generator=generator,
+                noise=noise,
+            )
+        )
         return done
 
     @torch.no_grad()
@@ -339,114 +393,102 @@ class Slots:
         )
         whole = torch.cat([prompts, prefixes.known.to(prompts)], -1)
         self._play(
-            whole, mask, starts, done, decoding, 1, generator, noise, prompts.shape[1], going
+            _Job(
+                known=whole,
+                mask=mask,
+                prompt=prompts.shape[1],
+                starts=starts,
+                names=going,
+                done=done,
+                decoding=decoding,
+                draws=1,
+                generator=generator,
+                noise=noise,
+            )
         )
         completions.tokens[going] = done.tokens.squeeze(-1)
         completions.log_probs[going] = done.log_probs.squeeze(-1)
         return completions
 
-    def _play(
-        self,
-        known: Tensor,
-        mask: Tensor | None,
-        starts: Starts,
-        done: Sampled,
-        decoding: Decoding,
-        draws: int,
-        generator: torch.Generator | None,
-        noise: Noise | None,
-        prompt: int | None = None,
-        names: Tensor | None = None,
-    ) -> None:
-        """Play the starts on from the known sequences [N, prompt + ...], writing into
-        `done`; `names` are for noise.
-        """
-        prompt = known.shape[1] if prompt is None else prompt
+    def _play(self, job: _Job) -> None:
+        """Play all starts to the end."""
+        starts = job.starts
         if starts.row.shape[0] == 0:
             return
+        # the earliest branches first: they play longest
         order = starts.index.argsort(stable=True)
-        filled = prompt + int(starts.index.max())
         # weights have the type that they are sampled in
-        autocast = torch.autocast(known.device.type, enabled=False)
+        autocast = torch.autocast(job.known.device.type, enabled=False)
         with self.model.decoding(), autocast:
-            board = self._board(prompt + decoding.max_tokens - 1, decoding, draws)
-            for begin in range(0, known.shape[0], self.known):
+            width = job.prompt + job.decoding.max_tokens - 1
+            board = self._board(width, job.decoding, job.draws)
+            for begin in range(0, job.known.shape[0], self.known):
                 queue = order[starts.row[order] // self.known == begin // self.known]
-                if queue.shape[0] == 0:
-                    continue
-                some = slice(begin, begin + self.known)
-                padding = None if mask is None else mask[some]
-                store, first = self._filled(known[some, :filled], padding, prompt)
+                if queue.shape[0]:
+                    self._group(board, queue, job, self._read(job, begin))
+        check_log_probs(job.done.log_probs[..., 0])
 
-                def refill(
-                    rows: Tensor, which: Tensor, store=store, first=first, begin=begin
-                ) -> None:
-                    source = starts.row[which] - begin
-                    _copy_rows(store, source, self._held(), rows)
-                    board.rows.token[rows] = starts.token[which]
-                    board.rows.column[rows] = starts.index[which] + prompt
-                    board.rows.first[rows] = first[source]
-                    board.rows.index[rows] = starts.index[which]
-                    board.rows.owner[rows] = which
-                    board.rows.ended[rows] = False
-                    self.tally.starts += which.shape[0]
+    def _read(self, job: _Job, begin: int) -> _Source:
+        """Fill the cache of some known sequences, from `begin` on, as far as any start needs."""
+        some = slice(begin, begin + self.known)
+        filled = job.prompt + int(job.starts.index.max())
+        padding = None if job.mask is None else job.mask[some]
+        store, first = self._filled(job.known[some, :filled], padding, job.prompt)
+        return _Source(begin, store, first)
 
-                def draw_noise(rows: Rows) -> None:
-                    if noise is None:
-                        rows.uniform.uniform_(generator=generator)
-                    else:
-                        which = rows.owner.clamp_min(0)
-                        rows.uniform.copy_(
-                            noise(which if names is None else names[which], rows.index + 1)
-                        )
-
-                self._group(board, queue, starts, done, decoding, refill, draw_noise)
-        check_log_probs(done.log_probs[..., 0])
-
-    def _group(
-        self,
-        board: Board,
-        queue: Tensor,
-        starts: Starts,
-        done: Sampled,
-        decoding: Decoding,
-        refill: Callable[[Tensor, Tensor], None],
-        draw_noise: Callable[[Rows], None],
+    def _refill(
+        self, board: Board, job: _Job, source: _Source, rows: Tensor, which: Tensor
     ) -> None:
+        """Let the starts `which` [R] play in the rows [R]."""
+        starts = job.starts
+        place = starts.row[which] - source.begin
+        # whole rows: what an earlier owner left behind must not be read
+        _copy_rows(source.store, place, self._held(), rows)
+        board.rows.token[rows] = starts.token[which]
+        board.rows.column[rows] = starts.index[which] + job.prompt
+        board.rows.first[rows] = source.first[place]
+        board.rows.index[rows] = starts.index[which]
+        board.rows.owner[rows] = which
+        board.rows.ended[rows] = False
+        self.tally.starts += which.shape[0]
+
+    def _group(self, board: Board, queue: Tensor, job: _Job, source: _Source) -> None:
         """Play a queue of starts to the end."""
         size = self._fitting(queue.shape[0])
         playing = min(size, queue.shape[0])
-        refill(torch.arange(playing, device=queue.device), queue[:playing])
+        every = torch.arange(playing, device=queue.device)
+        self._refill(board, job, source, every, queue[:playing])
         queue = queue[playing:]
         most = self.look_every
         while playing:
-            run = board.step(size, self.tally)
-            rows = board.rows.up_to(size)
-            before = rows.index.clone()
-            for _ in range(most):
-                draw_noise(rows)
-                run()
-            if decoding.stop is not None:
-                _stop(rows, before, starts, done, decoding)
-            self.tally.steps += most
-            self.tally.row_steps += most * size
-            self.tally.looks += 1
-
+            rows = self._run_steps(board, job, size, most)
             ended = (rows.ended & (rows.owner >= 0)).nonzero().squeeze(-1)
             if ended.shape[0]:
-                _write(rows, ended, starts, done)
+                _write(rows, ended, job.starts, job.done)
                 more = min(ended.shape[0], queue.shape[0])
                 if more:
-                    refill(ended[:more], queue[:more])
+                    self._refill(board, job, source, ended[:more], queue[:more])
                 queue = queue[more:]
                 playing -= ended.shape[0] - more
             most = self.look_every
             if not queue.shape[0] and playing:
                 size = self._shrunk(board, size, playing)
-                # no row can go on for longer than the earliest one
-                last = rows.largest.shape[1] - 2
-                earliest = torch.where(rows.owner >= 0, rows.index, last).amin()
-                most = max(1, min(most, last - int(earliest)))
+                most = max(1, min(most, _longest(rows)))
+
+    def _run_steps(self, board: Board, job: _Job, size: int, steps: int) -> Rows:
+        """Some steps of all slots, without a look at the rows."""
+        run = board.step(size, self.tally)
+        rows = board.rows.up_to(size)
+        before = rows.index.clone()
+        for _ in range(steps):
+            job.draw_noise(rows)
+            run()
+        if job.decoding.stop is not None:
+            _stop(rows, before, job.starts, job.done, job.decoding)
+        self.tally.steps += steps
+        self.tally.row_steps += steps * size
+        self.tally.looks += 1
+        return rows
 
     def _fitting(self, count: int) -> int:
         """The fewest slots, by halving, that hold so many rows."""
@@ -555,6 +597,13 @@ def _stop(rows: Rows, before: Tensor, starts: Starts, done: Sampled, decoding: D
         if end is not None:
             rows.index[row] = end
             rows.ended[row] = True
+
+
+def _longest(rows: Rows) -> int:
+    """The steps after which even the earliest of the rows that play is over."""
+    last = rows.largest.shape[1] - 2
+    earliest = torch.where(rows.owner >= 0, rows.index, last).amin()
+    return last - int(earliest)
 
 
 def _write(rows: Rows, ended: Tensor, starts: Starts, done: Sampled) -> None:

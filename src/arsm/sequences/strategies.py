@@ -25,6 +25,7 @@ from arsm.scores import energy
 from arsm.sequences.batch import Batch, Branches, TokenCredit
 from arsm.sequences.decode import Prefixes
 from arsm.sequences.draws import token_probabilities
+from arsm.sequences.vocabulary import LogitCredit, Vocabulary, checked_chance, tossed
 from arsm.types import Estimator
 
 
@@ -76,10 +77,14 @@ class Branch:
             for no limit.
         keep: The probability with which a state's branches are played, a number or [N,
             T]; its credit is divided by it.
-        critic: `critic(prompts [N, P], tokens [N, T]) -> h [N, T, V]`.
+        critic: `critic(prompts [n, P], tokens [n, T]) -> h [n, T, V]`, row by row, for
+            some of the sequences at a time; or an object with `headed(prompts, tokens)`
+            as models have, whose h are then computed for some states at a time. It is
+            asked again in the backward pass and must not learn before.
         chance: `chance(batch, rollouts) -> rho [R]`, in (0, 1]: the probability with
             which each rollout is played. It may depend on everything that is known by
-            then, the true sequences' returns included.
+            then, the true sequences' returns included. It is asked for the rollouts of
+            some states at a time.
         group: True sequences per prompt; None for one. Needed by `coin`.
         coin: The probability with which a state is branched: a number, or `coin(batch)
             -> [M, T]`, from what is known before the state's draws, such as the state's
@@ -191,7 +196,7 @@ class Branch:
         plan = policy.plan_draws(
             self.estimator, batch.draws, chosen, self.budget, keep, batch.generator
         )
-        tried, branches = self._play(batch, plan, batch.returns.new_zeros(plan.step.shape))
+        tried, branches = self._play(batch, plan)
         returns = (
             batch.returns
             if self.budget is not None
@@ -234,73 +239,33 @@ class Branch:
         return torch.cat([true.unsqueeze(-1), weights[..., 1:]], -1)
 
     def _credit_logits(self, batch: Batch, keep: Tensor | None) -> TokenCredit:
-        """A gradient in the logits of the whole vocabulary."""
-        logits = batch.scaled_logits().unsqueeze(-2)
-        plan = policy.plan(
-            self.estimator,
-            logits,
-            batch.tokens.unsqueeze(-1),
-            mask=batch.mask,
-            budget=self.budget,
-            keep=keep,
-            generator=batch.generator,
-        )
-        action = plan.action.squeeze(-1)
-        h = None if self.critic is None else self._guess(batch, logits.squeeze(-2))
-        guess = (
-            batch.returns.new_zeros(action.shape)
-            if h is None
-            else h[plan.episode, plan.step, action]
-        )
-        tried, branches = self._play(batch, plan, guess)
-        returns = (
-            batch.returns
-            if self.budget is not None
-            else backed_up(self.estimator, plan, batch, tried)
-        )
-        if h is None:
-            gradient = policy.gradient(self.estimator, logits, plan, returns, tried).squeeze(-2)
-        else:
-            returns = returns - h.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
-            gradient = policy.gradient(
-                self.estimator, logits, plan, returns, tried - guess
-            ).squeeze(-2)
-            p = logits.squeeze(-2).softmax(-1)
-            known = p * (h - (p * h).sum(-1, keepdim=True))
-            gradient += known.masked_fill(~batch.mask.unsqueeze(-1), 0)
-        gradient = gradient.detach().div_(batch.temperature)
+        """A gradient in the logits of the whole vocabulary, made when it is wanted."""
+        vocabulary = Vocabulary(self.estimator, batch, self.critic)
+        asked = vocabulary.ask(self.budget, keep, self.chance)
+        state = vocabulary.states[asked.place]
+        width = batch.tokens.shape[1]
+        branches = batch.play(Prefixes(state // width, state % width, asked.action, batch.tokens))
+        tried = branches.returns.to(batch.returns.dtype)
+        returns = batch.returns
+        if self.budget is None:
+            returns = back_up(*vocabulary.value_parts(asked, tried), batch)
         nothing = batch.returns.new_zeros(*batch.tokens.shape, 0)
+        gradient = LogitCredit(vocabulary, asked, returns, tried)
         return TokenCredit(batch.draws[..., :0], nothing, gradient=gradient, branches=branches)
 
-    def _play(self, batch: Batch, plan: policy.Rollouts, guess: Tensor) -> tuple[Tensor, Branches]:
+    def _play(self, batch: Batch, plan: policy.Rollouts) -> tuple[Tensor, Branches]:
         """R' [R], and the rollouts that were played."""
         action = plan.action.squeeze(-1)
         if self.chance is None:
             branches = batch.play(Prefixes(plan.episode, plan.step, action, batch.tokens))
             return branches.returns, branches
-        chance = self.chance(batch, plan).to(guess.dtype)
-        if chance.shape != action.shape or not bool(((chance > 0) & (chance <= 1)).all()):
-            raise ValueError(
-                f"chance must return {list(action.shape)} probabilities in (0, 1], one per rollout."
-            )
-        coin = torch.empty_like(chance).uniform_(generator=batch.generator) < chance
+        chance = checked_chance(self.chance(batch, plan), action.shape)
+        coin = tossed(chance, batch.generator)
         branches = batch.play(
             Prefixes(plan.episode[coin], plan.step[coin], action[coin], batch.tokens)
         )
-        learned = (branches.returns.to(guess.dtype) - guess[coin]) / chance[coin]
-        return guess.index_put((coin,), learned, accumulate=True), branches
-
-    def _guess(self, batch: Batch, logits: Tensor) -> Tensor:
-        assert self.critic is not None
-        with torch.no_grad():
-            h = self.critic(batch.prompts, batch.tokens)
-        if h.shape != logits.shape or not bool(h.isfinite().all()):
-            raise ValueError(
-                f"critic must return finite values {list(logits.shape)}, one per token of the "
-                "vocabulary, but returned "
-                f"{list(h.shape)}{'' if h.shape != logits.shape else ' with NaN or infinities'}."
-            )
-        return h
+        nothing = torch.zeros_like(chance)
+        return nothing.index_put((coin,), branches.returns / chance[coin]), branches
 
 
 def by_likelihood(least: float = 0.002) -> Callable[[Batch, policy.Rollouts], Tensor]:
@@ -327,10 +292,10 @@ def by_likelihood(least: float = 0.002) -> Callable[[Batch, policy.Rollouts], Te
 
 def log_prob_of(batch: Batch, plan: policy.Rollouts) -> Tensor:
     """ln p [R] of the tokens that the rollouts take first."""
-    if batch.draws.shape[-1] > 1:  # they are among the recorded draws
-        return batch.log_probs[plan.episode, plan.step, plan.query]
-    log_p = batch.scaled_logits().double().log_softmax(-1)
-    return log_p[plan.episode, plan.step, plan.action.squeeze(-1)]
+    if plan.log_prob is not None:
+        return plan.log_prob
+    # they are among the recorded draws
+    return batch.log_probs[plan.episode, plan.step, plan.query]
 
 
 def backed_up(estimator: Estimator, plan: policy.Rollouts, batch: Batch, tried: Tensor) -> Tensor:

@@ -8,35 +8,27 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from arsm import sequences
-from arsm_experiments.sequences.methods import (
-    METHODS,
-    Critics,
-    Size,
-    accuracy,
-    add_line,
-    draw_rows,
-    estimate,
-    load_policy,
-)
+from arsm_experiments.runs import lines
+from arsm_experiments.sequences.methods import METHODS, Critics, Size, load_policy
 from arsm_experiments.sequences.rivals import Critic
-from arsm_experiments.sequences.tasks import EOS, TASKS, Data, ExactMatch
+from arsm_experiments.sequences.tasks import Data
+from arsm_experiments.sequences.trainer import Method, Trainer
 
-Record = dict[str, Any]
+Measurement = dict[str, Any]
+"""A line of a run."""
 Choice = tuple[int, float]
 """Generated tokens per update, and the rate."""
-Run = list[Record]
+Run = list[Measurement]
 GOALS = (0.19, 0.7, 0.8, 0.9)
 """Accuracies whose tokens are compared. For each, every method has its own choice."""
 WHICH_CRITIC = {"value head": "state", "branch all, chance, critic": "action"}
 """Methods whose critic learns along."""
-WARM = 10
-"""Updates over which the rate rises."""
 CRITIC_ROWS = 128
 """Sequences that a critic takes one step on."""
 EVERY = 5
@@ -45,98 +37,106 @@ RUINED = 20
 """Updates after which a run without a single right answer ends."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What is trained."""
+
+    task: str
+    start: float
+    """The level of the checkpoint to start from."""
+    method: str
+    per_update: int
+    """Generated tokens per update."""
+    rate: float
+    seed: int
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.task} from {self.start}, {self.method}, updates of {self.per_update}, rate "
+            f"{self.rate:g}, seed {self.seed}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """When a run ends."""
+
+    goal: float
+    """With this accuracy."""
+    tokens: Callable[[], float]
+    """After so many generated tokens, which may become fewer while it runs."""
+    lost: float = math.inf
+    """If its accuracy has halved after so many tokens."""
+    deadline: float = math.inf
+    """At this time, without a record of its end."""
+
+    def reached(self, trial: Trial, trainer: Trainer, accuracy: float) -> bool:
+        """Whether a run is over."""
+        ruined = trainer.updates >= RUINED and accuracy == 0
+        lost = trainer.tokens >= self.lost and accuracy < trial.start / 2
+        return trainer.tokens >= self.tokens() or accuracy >= self.goal or ruined or lost
+
+
 def train(
-    name: str,
-    per_update: int,
-    rate: float,
-    seed: int,
-    task: str,
-    start: float,
+    trial: Trial,
+    ending: Ending,
     data: Data,
     size: Size,
     weights: Path,
     path: Path,
     device: str,
-    goal: float,
-    tokens: Callable[[], float],
-    lost: float,
     max_rows: int,
-    deadline: float = math.inf,
 ) -> None:
-    """One run: a record per evaluation goes to `path`; a run that meets the deadline has no record
-    of its end.
-
-    It ends when it reaches the goal, after `tokens()` generated tokens, or if its accuracy has
-    halved after `lost` tokens.
-    """
-    torch.manual_seed(seed)
-    generator = torch.Generator(device).manual_seed(seed)
+    """One run of the trainer: a line per measurement goes to `path`."""
+    torch.manual_seed(trial.seed)
     questions, held_out = data.split(size.held_out)
-    held_out = Data(held_out.prompts[: size.tested], held_out.answers[: size.tested])
-    policy = load_policy(task, size, weights, device)
-    optimiser = torch.optim.Adam(policy.parameters(), lr=rate, betas=(0.9, 0.95))
-    warm = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / WARM))
-    critics = Critics(Critic(policy, actions=False), Critic(policy, actions=True))
-    critic = getattr(critics, WHICH_CRITIC[name]) if name in WHICH_CRITIC else None
-    strategy, width = METHODS[name](critics), TASKS[task].answer_tokens
-    begun, spent, update, limit = time.time(), 0, 0, math.inf
-    count, per_prompt = max(2, per_update // (4 * width)), None
+    tested = held_out.first(size.tested)
+    trainer = make_trainer(trial, questions, size, weights, device, max_rows)
+    begun = time.time()
+    limit = math.inf
     while True:
-        if update % EVERY == 0 or spent >= limit:
-            reached = accuracy(policy, task, held_out, torch.Generator(device).manual_seed(1))
-            ruined = (update >= RUINED and reached == 0) or (spent >= lost and reached < start / 2)
-            limit = tokens()
-            end = spent >= limit or reached >= goal or ruined
-            record = {
-                "task": task,
-                "start": start,
-                "method": name,
-                "rate": rate,
-                "seed": seed,
-                "update": update,
-            }
-            record |= {
-                "tokens": spent,
-                "per_update": per_update,
-                "seconds": time.time() - begun,
-                "accuracy": reached,
-            }
-            add_line(path, record | {"end": end})
+        if trainer.updates % EVERY == 0 or trainer.tokens >= limit:
+            accuracy = trainer.score(tested)
+            limit = ending.tokens()
+            end = ending.reached(trial, trainer, accuracy)
+            seconds = time.time() - begun
+            found = {"step": trainer.updates, "tokens": trainer.tokens, "seconds": seconds}
+            lines.add(path, {**asdict(trial), **found, "accuracy": accuracy, "end": end})
             if end:
                 print(
-                    f"{task} from {start}, {name}, updates of {per_update}, rate {rate:g}, seed "
-                    f"{seed}: {reached:.3f}, {spent} tokens, {record['seconds']:.0f} s",
+                    f"{trial.words}: {accuracy:.3f}, {trainer.tokens} tokens, {seconds:.0f} s",
                     flush=True,
                 )
-            if end or time.time() > deadline:
+            if end or time.time() > ending.deadline:
                 return
-        prompts, answers = questions.batch(draw_rows(questions, count, generator), device)
-        out = estimate(
-            strategy, policy, prompts, ExactMatch(prompts, answers), width, max_rows, generator
-        )
-        optimiser.zero_grad()
-        (-out.value.mean()).backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimiser.step()
-        warm.step()
-        update += 1
-        generated = int(out.info["generated"])
-        spent += generated
-        per_prompt = (
-            generated / count if per_prompt is None else 0.8 * per_prompt + 0.2 * generated / count
-        )
-        count = max(2, round(per_update / per_prompt))
-        if critic is not None:
-            for rows in torch.arange(prompts.shape[0]).split(CRITIC_ROWS):
-                critic.fit(prompts[rows], out.tokens[rows], out.mask[rows], out.rewards[rows])
-            if out.branches is not None and out.branches.row.shape[0]:
-                branches = out.branches
-                after = torch.arange(width, device=device) >= branches.step.unsqueeze(-1)
-                after = after & sequences.live_tokens(branches.tokens, EOS)
-                critic.fit(prompts[branches.row], branches.tokens, after, branches.rewards)
+        trainer.update()
 
 
-def finished(records: list[Record]) -> dict[tuple[float, str, int], dict[Choice, Run]]:
+def make_trainer(
+    trial: Trial, questions: Data, size: Size, weights: Path, device: str, max_rows: int
+) -> Trainer:
+    """The one trainer, from a checkpoint, with a critic where the method has one."""
+    policy = load_policy(trial.task, size, weights, device)
+    critics = Critics(Critic(policy, actions=False), Critic(policy, actions=True))
+    critic = None
+    if trial.method in WHICH_CRITIC:
+        critic = getattr(critics, WHICH_CRITIC[trial.method])
+    trainer = Trainer(
+        policy,
+        questions,
+        Method(METHODS[trial.method](critics), critic=critic, critic_rows=CRITIC_ROWS),
+        rate=trial.rate,
+        seed=trial.seed,
+        tokens_per_update=trial.per_update,
+        max_rows=max_rows,
+    )
+    # of all methods alike, before the first update tells what a prompt costs
+    trainer.per_prompt = 4.0 * questions.max_tokens
+    return trainer
+
+
+def finished(records: list[Measurement]) -> dict[tuple[float, str, int], dict[Choice, Run]]:
     """Whole runs by (start, method, seed) and choice. Of several, the last; runs that were cut
     short are left out.
     """
@@ -147,7 +147,7 @@ def finished(records: list[Record]) -> dict[tuple[float, str, int], dict[Choice,
             (record["start"], record["method"], record["seed"]),
             (record["per_update"], record["rate"]),
         )
-        if record["update"] == 0 or (key, choice) not in begun:
+        if record["step"] == 0 or (key, choice) not in begun:
             begun[key, choice] = []
         begun[key, choice].append(record)
         if record["end"]:

@@ -27,8 +27,9 @@ from typing import Any
 
 from arsm_experiments.palette import save
 from arsm_experiments.runs.archive import KEPT, read_archive, write_archive
+from arsm_experiments.runs.lines import parse as parse_lines
+from arsm_experiments.runs.lines import read as read_lines
 from arsm_experiments.sequences.levels import CHOSEN_ON
-from arsm_experiments.sequences.methods import read_lines
 from arsm_experiments.sequences.trials import METHODS, TRIAL
 
 RESULTS = Path("results/language_model")
@@ -130,11 +131,6 @@ def _is_trial(run: Mapping[str, bytes]) -> bool:
     if "config.json" not in run or not run.get("metrics.jsonl"):
         return False
     return json.loads(run["config.json"])["config"]["seed"] == TRIAL
-
-
-def parse_lines(whole: bytes) -> list[dict[str, Any]]:
-    """Records, one JSON object per line."""
-    return [json.loads(line) for line in whole.decode().splitlines()]
 
 
 def read_noise(lines: Sequence[Mapping[str, Any]]) -> list[Noise]:

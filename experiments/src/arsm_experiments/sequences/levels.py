@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from arsm.sequences import decoder
+from arsm_experiments.runs import lines
 from arsm_experiments.runs.provenance import provenance
-from arsm_experiments.sequences.methods import add_line, read_lines
 from arsm_experiments.sequences.pretrained import load_parts, load_pretrained, save_parts
 from arsm_experiments.sequences.texts import WRITTEN, Texts, load_texts
 from arsm_experiments.sequences.trainer import as_model, fine_tune, sampled_rewards
@@ -73,7 +73,7 @@ def reach(
     path = out / f"levels-{task}.jsonl"
     missing = [level for level in levels if not level_path(out, task, level).exists()]
     if not missing:
-        return read_lines(path)
+        return lines.read(path)
     begun = time.monotonic()
     pretrained = load_pretrained(model, device)
     texts = load_texts(pretrained.tokenizer, task, data)
@@ -98,12 +98,12 @@ def reach(
             level = missing.pop(0)
             save_parts(module, level_path(out, task, level))
             record = {"task": task, "level": level, "accuracy": reached, "steps": step}
-            add_line(path, record | {"rate": rate, "batch": batch, "seconds": spent, **words})
+            lines.add(path, record | {"rate": rate, "batch": batch, "seconds": spent, **words})
             if over:
                 break
         if over or not missing:
             break
-    return read_lines(path)
+    return lines.read(path)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from arsm import sequences
+from arsm_experiments.runs import lines
 from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import (
     CPU,
@@ -28,13 +29,11 @@ from arsm_experiments.sequences.methods import (
     Critics,
     Size,
     accuracy,
-    add_line,
     cross_entropy,
     draw_rows,
     estimate,
     load_policy,
     new_policy,
-    read_lines,
     save_policy,
     train_critics,
 )
@@ -102,13 +101,13 @@ def pretrain(
             last = accuracy(policy, task, test, torch.Generator(device).manual_seed(1))
             while missing and last >= missing[0]:
                 save_policy(policy, checkpoint_path(folder, task, missing[0]))
-                add_line(
+                lines.add(
                     folder / "pretraining.jsonl",
                     {
                         "task": task,
                         "level": missing.pop(0),
                         "accuracy": last,
-                        "steps": step,
+                        "step": step,
                         "seconds": time.time() - begun,
                     },
                 )
@@ -211,7 +210,7 @@ def measure_level(
 ) -> None:
     """Measure the methods that were not yet measured at a checkpoint."""
     path, weights = folder / f"variance-{task}.jsonl", checkpoint_path(folder, task, level)
-    done = {record["method"] for record in read_lines(path) if record["level"] == level}
+    done = {record["method"] for record in lines.read(path) if record["level"] == level}
     names = [name for name in methods if name not in done]
     if not weights.exists() or not names:
         return
@@ -235,7 +234,7 @@ def measure_level(
         )
         square = truth_record["squared_norm"]
         record["agreement"] = record.pop("projection") / square if square > 0 else float("nan")
-        add_line(
+        lines.add(
             path, {"task": task, "level": level, "accuracy": reached, "method": name, **record}
         )
         print(

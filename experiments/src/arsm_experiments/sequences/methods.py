@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Sized
-from contextlib import suppress
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,16 @@ from torch import Tensor
 
 import arsm
 from arsm import sequences
-from arsm.sequences import Branch, Decoding, Group, Prefixes, Strategy, by_likelihood, complete
+from arsm.sequences import (
+    Branch,
+    Decoding,
+    Group,
+    Model,
+    Prefixes,
+    Strategy,
+    by_likelihood,
+    complete,
+)
 from arsm.sequences.ends import live_tokens
 from arsm_experiments.sequences import likeliest
 from arsm_experiments.sequences.likeliest import Likeliest
@@ -96,16 +103,36 @@ def estimate(
     generator: torch.Generator,
 ) -> sequences.SequenceEstimate:
     """The gradient of the expected reward of answers of at most `width` tokens."""
-    options: dict[str, Any] = {
-        "max_tokens": width,
-        "eos": EOS,
-        "rows": max_rows,
-        "generator": generator,
-    }
-    options["micro_batch"] = max_rows
-    if isinstance(strategy, Likeliest):
-        return likeliest.estimate(strategy, policy, prompts, reward, **options)
-    return sequences.estimate(strategy, policy, prompts, reward, **options)
+    return estimate_by(
+        strategy,
+        policy,
+        prompts,
+        reward,
+        max_tokens=width,
+        eos=EOS,
+        rows=max_rows,
+        micro_batch=max_rows,
+        generator=generator,
+    )
+
+
+def estimate_by(
+    strategy: Strategy | Likeliest,
+    model: Model,
+    prompts: Tensor,
+    reward: Callable[[Tensor, Tensor], Tensor],
+    **options: Any,
+) -> sequences.SequenceEstimate:
+    """`sequences.estimate`, also for `Likeliest`, which is no strategy of the library."""
+    if not isinstance(strategy, Likeliest):
+        return sequences.estimate(strategy, model, prompts, reward, **options)
+    taken = ("max_tokens", "eos", "rows", "micro_batch", "generator")
+    others = [name for name, value in options.items() if name not in taken and value]
+    if others:
+        raise ValueError(f"Likeliest answers take no {', '.join(others)}; leave it out.")
+    return likeliest.estimate(
+        strategy, model, prompts, reward, **{name: options[name] for name in taken}
+    )
 
 
 @dataclass(frozen=True)
@@ -221,25 +248,3 @@ def train_critics(
         critics.state.fit(prompts, tokens, live, rewards)
         critics.action.fit(prompts, tokens, live, rewards)
     return critics
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSON-lines file; none if there is no file. Lines that were cut short are left
-    out.
-    """
-    return list(_records(path)) if path.exists() else []
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines():
-        with suppress(json.JSONDecodeError):
-            yield json.loads(line)
-
-
-def add_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one record, on a line of its own even if the last one was cut short."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        file.seek(max(0, file.tell() - 1))
-        start = b"" if file.read() in (b"", b"\n") else b"\n"
-        file.write(start + json.dumps(record).encode() + b"\n")

@@ -9,11 +9,13 @@ NOISE/noise-TASK-LEVEL.jsonl. All methods of a process meet the same questions.
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from torch import Tensor
 import arsm
 from arsm import sequences
 from arsm.sequences import Batch, Branch, Group, Strategy, by_likelihood, decoder, live_tokens
+from arsm.sequences.comparison import Measured
 from arsm.sequences.decode import Decoding
+from arsm_experiments.runs import lines
 from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.sequences.levels import (
     NOISE_FROM,
@@ -31,7 +35,7 @@ from arsm_experiments.sequences.levels import (
     held_out,
     load_level,
 )
-from arsm_experiments.sequences.methods import add_line, draw_rows, read_lines
+from arsm_experiments.sequences.methods import draw_rows
 from arsm_experiments.sequences.pretrained import load_pretrained
 from arsm_experiments.sequences.rivals import Unsure, ValueHead, ValueModel, VinePPO
 from arsm_experiments.sequences.texts import Texts, load_texts
@@ -93,78 +97,101 @@ LONG_METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
 """For answers of hundreds of tokens."""
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """How noise is measured.
+
+    Attributes:
+        device: where.
+        precision: of sampling and of gradients, by autocast; None for that of the weights.
+        seconds: no method is begun later.
+        names: the methods to measure; None for all.
+        prompts: prompts of a gradient.
+        repeats: estimates per method and round.
+        rounds: of all methods, one after the other.
+        micro_batch: sequences per pass with a graph.
+        critic_steps: steps of the value head before it is used.
+        critic_rows: sequences per such step.
+    """
+
+    device: str
+    precision: torch.dtype | None
+    seconds: float
+    names: list[str] | None = None
+    prompts: int = PROMPTS
+    repeats: int = REPEATS
+    rounds: int = 4
+    micro_batch: int = 32
+    critic_steps: int = CRITIC_STEPS
+    critic_rows: int = CRITIC_ROWS
+
+
+MEASURED = (
+    "unbiased",
+    "variance",
+    "variance_error",
+    "tokens",
+    "tokens_error",
+    "seconds",
+    "memory",
+    "signal",
+)
+"""What is recorded of a comparison's row."""
+
+
 def measure(
-    task: str,
-    level: str,
-    module: torch.nn.Module,
-    texts: Texts,
-    out: Path,
-    *,
-    names: list[str] | None = None,
-    device: str,
-    precision: torch.dtype | None,
-    seconds: float,
-    prompts: int = PROMPTS,
-    repeats: int = REPEATS,
-    rounds: int = 4,
-    micro_batch: int = 32,
-    critic_steps: int = CRITIC_STEPS,
-    critic_rows: int = CRITIC_ROWS,
+    task: str, level: str, module: torch.nn.Module, texts: Texts, out: Path, how: Measuring
 ) -> None:
     """Measure until the time is over; rounds that are in the file are not measured again."""
     begun = time.monotonic()
     path = out / f"noise-{task}-{level}.jsonl"
-    done = {(record["method"], record["round"]) for record in read_lines(path)}
+    done = {(record["method"], record["round"]) for record in lines.read(path)}
     methods = LONG_METHODS if task == "long" else METHODS
     model = as_model(module)
     trained, others = texts.split(held_out(texts))
-    accuracy = _accuracy(model, others.first(REPORTED), device, precision)
-    rows = torch.arange(NOISE_FROM, NOISE_FROM + prompts) % len(others)
-    asked, mask, reward = others.ask(rows, device)
-    critic = ValueModel(module, micro_batch=micro_batch, precision=precision)
-    _fit(critic, model, trained, device, precision, critic_steps, critic_rows)
-    words = {"task": task, "level": level, "accuracy": accuracy, **provenance(device)}
-    for number in range(rounds):
-        for name, make in methods.items():
-            if (name, number) in done or (names is not None and name not in names):
-                continue
-            if time.monotonic() - begun > seconds:
-                print(f"{task} {level}: out of time before {name}, round {number}", flush=True)
-                return
-            try:
-                with autocast(torch.device(device), precision):
-                    (row,) = sequences.compare(
-                        {name: make(critic)},
-                        model,
-                        asked,
-                        reward,
-                        max_tokens=texts.max_tokens,
-                        eos=texts.eos,
-                        mask=mask,
-                        repeats=repeats,
-                        micro_batch=micro_batch,
-                        sampling_dtype=precision,
-                        generator=torch.Generator(device).manual_seed(1000 + number),
-                    ).rows
-            except Exception:
-                print(f"{task} {level} {name}: {traceback.format_exc()}", flush=True)
-                done.add((name, number))
-                continue
-            found = {
-                key: getattr(row, key)
-                for key in (
-                    "unbiased",
-                    "variance",
-                    "variance_error",
-                    "tokens",
-                    "tokens_error",
-                    "seconds",
-                    "memory",
-                    "signal",
-                )
-            }
-            add_line(path, {"method": name, "round": number, "repeats": repeats, **words, **found})
-            print(f"{task} {level} ({accuracy:.2f}) {name}: {row.cost:.4g}", flush=True)
+    accuracy = _accuracy(model, others.first(REPORTED), how.device, how.precision)
+    critic = ValueModel(module, micro_batch=how.micro_batch, precision=how.precision)
+    _fit(critic, model, trained, how)
+    words = {"task": task, "level": level, "accuracy": accuracy, **provenance(how.device)}
+    for number, name in itertools.product(range(how.rounds), methods):
+        if (name, number) in done or (how.names is not None and name not in how.names):
+            continue
+        if time.monotonic() - begun > how.seconds:
+            print(f"{task} {level}: out of time before {name}, round {number}", flush=True)
+            return
+        try:
+            row = _compared(name, methods[name](critic), model, others, number, how)
+        except Exception:
+            # one method that fails must not cost the others their measurement
+            print(f"{task} {level} {name}: {traceback.format_exc()}", flush=True)
+            continue
+        found = {key: getattr(row, key) for key in MEASURED}
+        record = {"method": name, "round": number, "repeats": how.repeats, **words, **found}
+        lines.add(path, record)
+        print(f"{task} {level} ({accuracy:.2f}) {name}: {row.cost:.4g}", flush=True)
+
+
+def _compared(
+    name: str, strategy: Strategy, model: Any, others: Texts, number: int, how: Measuring
+) -> Measured:
+    """One method's row of a round, at the prompts that all methods share."""
+    rows = torch.arange(NOISE_FROM, NOISE_FROM + how.prompts) % len(others)
+    asked, mask, reward = others.ask(rows, how.device)
+    with autocast(torch.device(how.device), how.precision):
+        (row,) = sequences.compare(
+            {name: strategy},
+            model,
+            asked,
+            reward,
+            max_tokens=others.max_tokens,
+            eos=others.eos,
+            mask=mask,
+            repeats=how.repeats,
+            micro_batch=how.micro_batch,
+            sampling_dtype=how.precision,
+            generator=torch.Generator(how.device).manual_seed(1000 + number),
+        ).rows
+    return row
 
 
 def _accuracy(model: Any, tested: Texts, device: str, precision: torch.dtype | None) -> float:
@@ -172,22 +199,15 @@ def _accuracy(model: Any, tested: Texts, device: str, precision: torch.dtype | N
     return float(sampled_rewards(sampler, tested, torch.device(device)).mean())
 
 
-def _fit(
-    critic: ValueModel,
-    model: Any,
-    trained: Texts,
-    device: str,
-    precision: torch.dtype | None,
-    steps: int,
-    rows: int,
-) -> None:
+def _fit(critic: ValueModel, model: Any, trained: Texts, how: Measuring) -> None:
     """Regress the reward on samples of the policy as it is."""
-    generator = torch.Generator(device).manual_seed(7)
-    sampler = decoder(model, rows, dtype=precision)
+    generator = torch.Generator(how.device).manual_seed(7)
+    sampler = decoder(model, how.critic_rows, dtype=how.precision)
     decoding = Decoding(trained.max_tokens, trained.eos)
-    for _ in range(steps):
-        prompts, mask, reward = trained.ask(draw_rows(trained, rows, generator), device)
-        row = torch.arange(rows, device=device)
+    for _ in range(how.critic_steps):
+        chosen = draw_rows(trained, how.critic_rows, generator)
+        prompts, mask, reward = trained.ask(chosen, how.device)
+        row = torch.arange(how.critic_rows, device=how.device)
         tokens = sampler.sample(prompts, mask, row, decoding, 1, generator).tokens[..., 0]
         live = live_tokens(tokens, trained.eos)
         critic.fit(prompts, tokens, live, reward(prompts, tokens), mask)
@@ -226,16 +246,18 @@ def main() -> None:
         pretrained.module,
         load_texts(pretrained.tokenizer, task, words.data),
         words.out,
-        names=words.methods,
-        device=words.device,
-        precision=torch.bfloat16 if words.precision == "bfloat16" else None,
-        seconds=words.seconds,
-        prompts=words.prompts,
-        repeats=words.repeats,
-        rounds=words.rounds,
-        micro_batch=words.micro_batch,
-        critic_steps=words.critic_steps,
-        critic_rows=words.critic_rows,
+        Measuring(
+            device=words.device,
+            precision=torch.bfloat16 if words.precision == "bfloat16" else None,
+            seconds=words.seconds,
+            names=words.methods,
+            prompts=words.prompts,
+            repeats=words.repeats,
+            rounds=words.rounds,
+            micro_batch=words.micro_batch,
+            critic_steps=words.critic_steps,
+            critic_rows=words.critic_rows,
+        ),
     )
 
 

@@ -1,34 +1,40 @@
 """The sequences' table and figures, from their records: `python -m
 arsm_experiments.sequences.publish`.
 
-`results/sequences/records.tar.xz` holds the lines of JSON that `schedule` wrote, those of curves by
-column; `provenance.json` among them says on which hardware and at which commit. `--records FOLDER`
-first packs that folder into the archive.
+`results/sequences/records.tar.xz` is an archive of runs, as `results/runs` holds them: one for the
+trainings of every task, one for its variances, and one for all checkpoints. `--records FOLDER`
+first makes it from the lines of JSON that `schedule` wrote; FOLDER/provenance.json says on which
+hardware and at which commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import io
 import itertools
 import json
-import lzma
-import os
 import statistics
-import tarfile
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from arsm_experiments.palette import save
-from arsm_experiments.runs.archive import by_column, by_line
-from arsm_experiments.sequences.curves import GOALS, Record, Run, best_choice, crossing, finished
+from arsm_experiments.runs import lines
+from arsm_experiments.runs.archive import read_archive, write_archive
+from arsm_experiments.runs.reader import FORMAT, Record, make_record
+from arsm_experiments.sequences.curves import (
+    GOALS,
+    Measurement,
+    Run,
+    best_choice,
+    crossing,
+    finished,
+)
 from arsm_experiments.sequences.measure import FRESH
-from arsm_experiments.sequences.methods import read_lines
 
+Records = dict[str, Record]
+"""Runs by name: curves-TASK, variance-TASK and pretraining."""
 Runs = dict[str, dict[int, Run]]
 """Training runs by method and seed."""
 RESULTS = Path("results/sequences")
@@ -40,7 +46,6 @@ TASKS = {
     "filtering": "small_filtering",
 }
 """Tasks by their names on the page."""
-COLUMNS_SUFFIX = ".columns"
 LEVELS = (0.1, 0.45, 0.8)
 GROUPS = ("group 2", "group 4", "group 8", "group 16")
 RIVALS = ("value head", "token baseline 8", "group 4", "group 8", "grpo 8", "vineppo 2")
@@ -69,16 +74,16 @@ others.
 """
 
 
-def variances(folder: Path) -> dict[tuple[str, float], dict[str, Record]]:
-    """Records by (task, level) and method."""
-    found: dict[tuple[str, float], dict[str, Record]] = defaultdict(dict)
+def variances(records: Records) -> dict[tuple[str, float], dict[str, Measurement]]:
+    """Measurements by (task, level) and method."""
+    found: dict[tuple[str, float], dict[str, Measurement]] = defaultdict(dict)
     for task in TASKS.values():
-        for record in read_lines(folder / f"variance-{task}.jsonl"):
-            found[task, record["level"]][record["method"]] = record
+        for line in records[f"variance-{task}"].metrics:
+            found[task, line["level"]][line["method"]] = line
     return found
 
 
-def between_prompts(methods: dict[str, Record]) -> float | None:
+def between_prompts(methods: dict[str, Measurement]) -> float | None:
     """What drawing 128 prompts adds to the trace, the same for all unbiased methods; None where it
     was not measured.
     """
@@ -88,7 +93,7 @@ def between_prompts(methods: dict[str, Record]) -> float | None:
     )
 
 
-def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float:
+def relative(methods: dict[str, Measurement], name: str, added: float = 0.0) -> float:
     """(trace + added) x tokens, relative to the best group."""
     measured = {key: methods[key] for key in (*GROUPS, name) if key in methods}
     costs = {
@@ -98,9 +103,9 @@ def relative(methods: dict[str, Record], name: str, added: float = 0.0) -> float
     return costs[name] / min(costs[key] for key in GROUPS if key in costs)
 
 
-def runs(folder: Path, task: str, start: float, goal: float) -> Runs:
+def runs(records: Records, task: str, start: float, goal: float) -> Runs:
     """Finished runs of the reported seeds, with the size and rate that seed 0 chose for a goal."""
-    whole = finished(read_lines(folder / f"curves-{task}.jsonl"))
+    whole = finished(records[f"curves-{task}"].metrics)
     found: Runs = defaultdict(dict)
     for (begun, method, seed), choices in whole.items():
         if seed and begun == start and (start, method, 0) in whole:
@@ -111,7 +116,7 @@ def runs(folder: Path, task: str, start: float, goal: float) -> Runs:
 
 
 def variance_rows(
-    task: str, level: float, methods: dict[str, Record], about: list[str]
+    task: str, level: float, methods: dict[str, Measurement], about: list[str]
 ) -> Iterator[list[Any]]:
     """Variance times tokens at a checkpoint, relative to the best group, at fixed prompts."""
     for name, record in methods.items():
@@ -168,16 +173,21 @@ def goal_rows(found: Runs, goal: float, where: str, about: list[str]) -> Iterato
             )
 
 
-def rows(folder: Path) -> Iterator[list[Any]]:
+def about(record: Record) -> list[str]:
+    """Hardware and commit of a run."""
+    session = record.sessions[-1]
+    return [session["hardware"], session["commit"]]
+
+
+def rows(records: Records) -> Iterator[list[Any]]:
     """The lines of table.csv."""
-    provenance = json.loads((folder / "provenance.json").read_text())
-    for (task, level), methods in variances(folder).items():
-        yield from variance_rows(task, level, methods, provenance["variance"])
+    for (task, level), methods in variances(records).items():
+        yield from variance_rows(task, level, methods, about(records[f"variance-{task}"]))
     for task, start, goal in itertools.product(TASKS.values(), LEVELS, GOALS):
-        found = runs(folder, task, start, goal)
-        about = provenance[f"curves-{task}"]
-        yield from goal_rows(found, goal, f"{task}, from {start}, ", about)
-        yield from rival_rows(found, goal, f"{task}, from {start}, ", about)
+        found = runs(records, task, start, goal)
+        made = about(records[f"curves-{task}"])
+        yield from goal_rows(found, goal, f"{task}, from {start}, ", made)
+        yield from rival_rows(found, goal, f"{task}, from {start}, ", made)
 
 
 def line(where: str, metric: str, values: list[float], seconds: str, about: list[str]) -> list[Any]:
@@ -195,11 +205,11 @@ def line(where: str, metric: str, values: list[float], seconds: str, about: list
     ]
 
 
-def draw_variances(folder: Path, path: Path) -> None:
+def draw_variances(records: Records, path: Path) -> None:
     """Each method's cost relative to the best group of whole sequences, by task and accuracy."""
     import matplotlib.pyplot as plt
 
-    found = variances(folder)
+    found = variances(records)
     figure, panels = plt.subplots(
         1, len(TASKS), figsize=(11, 3.4), sharey=True, layout="constrained"
     )
@@ -238,7 +248,7 @@ def draw_variances(folder: Path, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_curves(folder: Path, path: Path) -> None:
+def draw_curves(records: Records, path: Path) -> None:
     """Accuracy against generated tokens of the runs to the last goal: mean and range over seeds.
 
     A run that has ended keeps its last accuracy.
@@ -247,7 +257,7 @@ def draw_curves(folder: Path, path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(TASKS), figsize=(11, 3.6), layout="constrained")
     for axes, title in zip(panels, TASKS, strict=True):
-        best = runs(folder, TASKS[title], LEVELS[0], GOALS[-1])
+        best = runs(records, TASKS[title], LEVELS[0], GOALS[-1])
         highest = 0.0
         for name, colour in CURVES.items():
             if name not in best:
@@ -255,12 +265,10 @@ def draw_curves(folder: Path, path: Path) -> None:
             seeds = list(best[name].values())
             number = range(max(map(len, seeds)))
             x = [
-                statistics.mean(records[i]["tokens"] for records in seeds if i < len(records)) / 1e3
+                statistics.mean(run[i]["tokens"] for run in seeds if i < len(run)) / 1e3
                 for i in number
             ]
-            y = [
-                [records[min(i, len(records) - 1)]["accuracy"] for records in seeds] for i in number
-            ]
+            y = [[run[min(i, len(run) - 1)]["accuracy"] for run in seeds] for i in number]
             highest = max(highest, *map(max, y))
             axes.plot(x, [statistics.mean(v) for v in y], color=colour, label=name, linewidth=1.5)
             axes.fill_between(
@@ -284,57 +292,57 @@ def draw_curves(folder: Path, path: Path) -> None:
     plt.close(figure)
 
 
-def write_table(folder: Path, path: Path) -> None:
+def write_table(records: Records, path: Path) -> None:
     """table.csv."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(rows(folder))
+        writer.writerows(rows(records))
 
 
-def unpack(archive: Path, folder: Path) -> None:
-    """The records, as files of a folder."""
-    with tarfile.open(archive) as files:
-        files.extractall(folder, filter="data")
-    for path in folder.rglob(f"*{COLUMNS_SUFFIX}"):
-        path.with_suffix(".jsonl").write_bytes(by_line(path.read_bytes()))
-        path.unlink()
+def load(archive: Path) -> Records:
+    """The runs of an archive, by name."""
+    return {
+        name: make_record(archive / name, files) for name, files in read_archive(archive).items()
+    }
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """A folder's records: of curves the last whole run of each kind, by column, seconds in tenths,
-    other numbers to six digits.
+    """Make the archive from a folder of `schedule`: of trainings the last whole one of each kind,
+    seconds in tenths, other numbers to six digits.
     """
-    part = archive.with_suffix(".part")
-    with (
-        lzma.open(part, "wb", preset=9 | lzma.PRESET_EXTREME) as packed,
-        tarfile.open(mode="w", fileobj=packed) as files,
-    ):
-        for path in sorted([*folder.rglob("*.jsonl"), folder / "provenance.json"]):
-            name = path.relative_to(folder)
-            data = path.read_bytes()
-            if path.name.startswith("curves"):
-                name = name.with_suffix(COLUMNS_SUFFIX)
-                data = by_column(_lines([shorten(record) for record in _whole_runs(path)]))
-            elif path.suffix == ".jsonl":
-                data = _lines([shorten(record) for record in read_lines(path)])
-            entry = tarfile.TarInfo(str(name))
-            entry.size = len(data)
-            files.addfile(entry, io.BytesIO(data))
-    os.replace(part, archive)
+    known = json.loads((folder / "provenance.json").read_text())
+    paths = sorted(folder.glob("*.jsonl"))
+    write_archive(archive, {path.stem: _files(path, known) for path in paths})
 
 
-def _whole_runs(path: Path) -> list[Record]:
+def _files(path: Path, known: dict[str, Any]) -> dict[str, bytes]:
+    """A file of lines as the files of a run: configuration and metrics."""
+    group, _, task = path.stem.partition("-")
+    records = _whole_runs(path) if group == "curves" else lines.read(path)
+    hardware, commit = known.get(path.stem, known.get(group, ["", ""]))
+    header = {
+        "format": FORMAT,
+        "experiment": "sequences",
+        "group": group,
+        "label": task,
+        "config": {"data": known.get("data", "")},
+        "sessions": [{"hardware": hardware, "commit": commit, "torch": known.get("torch", "")}],
+        "finished": True,
+    }
+    if task:  # the label says it
+        records = [{key: record[key] for key in record if key != "task"} for record in records]
+    metrics = lines.written(shorten({"step": 0} | record) for record in records)
+    return {"config.json": json.dumps(header).encode(), "metrics.jsonl": metrics}
+
+
+def _whole_runs(path: Path) -> list[Measurement]:
     """The measurements of the last whole run of each kind."""
-    found = finished(read_lines(path))
+    found = finished(lines.read(path))
     return [record for runs in found.values() for run in runs.values() for record in run]
 
 
-def _lines(records: list[Record]) -> bytes:
-    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
-
-
-def shorten(record: Record) -> Record:
+def shorten(record: Measurement) -> Measurement:
     """Without digits that say nothing."""
     numbers = {
         key: float(f"{value:.6g}") for key, value in record.items() if isinstance(value, float)
@@ -352,12 +360,10 @@ def main() -> None:
     archive = options.results / "records.tar.xz"
     if options.records is not None:
         pack(options.records, archive)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        unpack(archive, folder)
-        write_table(folder, options.results / "table.csv")
-        draw_variances(folder, options.results / "variance.png")
-        draw_curves(folder, options.results / "curves.png")
+    records = load(archive)
+    write_table(records, options.results / "table.csv")
+    draw_variances(records, options.results / "variance.png")
+    draw_curves(records, options.results / "curves.png")
 
 
 if __name__ == "__main__":

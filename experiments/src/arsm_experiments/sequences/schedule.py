@@ -22,17 +22,20 @@ from pathlib import Path
 
 import torch
 
+from arsm_experiments.runs import lines
 from arsm_experiments.sequences.curves import (
     GOALS,
     Choice,
+    Ending,
     Run,
+    Trial,
     best_choice,
     crossing,
     finished,
     train,
 )
 from arsm_experiments.sequences.measure import LEVELS, checkpoint_path, measure_level, pretrain
-from arsm_experiments.sequences.methods import SMALL, Size, read_lines
+from arsm_experiments.sequences.methods import SMALL, Size
 from arsm_experiments.sequences.tasks import load
 
 FIRST = ("likeliest", "token baseline 8", "value head", "branch rloo 64, chance", "group", "grpo 8")
@@ -192,7 +195,7 @@ class Worker:
         """The tasks and levels at which every variance was measured."""
         found: dict[tuple[str, float], set[str]] = defaultdict(set)
         for task in self.settings:
-            for record in read_lines(self.out / f"variance-{task}.jsonl"):
+            for record in lines.read(self.out / f"variance-{task}.jsonl"):
                 found[task, record["level"]].add(record["method"])
         return {key for key, names in found.items() if names >= set(MEASURED)}
 
@@ -280,28 +283,26 @@ class Worker:
         if choice in self.done(job, job.seed) or choice in map(self.choice, higher):
             return  # a run to a higher goal passes this one
         train(
-            job.method,
-            *choice,
-            job.seed,
-            job.task,
-            job.level,
+            Trial(job.task, job.level, job.method, *choice, job.seed),
+            Ending(
+                job.goal,
+                lambda: self.limit(job, job.seed),
+                math.inf if job.seed else setting.lost,
+                self.deadline,
+            ),
             self.load(job.task),
             self.size,
             checkpoint_path(self.out, job.task, job.level),
             path,
             self.device,
-            job.goal,
-            lambda: self.limit(job, job.seed),
-            math.inf if job.seed else setting.lost,
             4096,
-            self.deadline,
         )
 
 
 @lru_cache(maxsize=8)
 def _finished(path: Path, size: int) -> dict[tuple[float, str, int], dict[Choice, Run]]:
     """Reads the file again when it has grown to another size."""
-    return finished(read_lines(path))
+    return finished(lines.read(path))
 
 
 def supervise(workers: int, seconds: float, words: list[str]) -> None:

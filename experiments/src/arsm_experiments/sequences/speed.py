@@ -18,7 +18,8 @@ from torch import Tensor
 import arsm
 from arsm import policy
 from arsm.sequences import Decoding, Model, Prefixes, Transformers, complete, live_tokens
-from arsm_experiments.sequences.methods import SMALL, Size, add_line, new_policy
+from arsm_experiments.runs import lines
+from arsm_experiments.sequences.methods import SMALL, Size, new_policy
 from arsm_experiments.sequences.tasks import EOS, TASKS, VOCABULARY
 
 LEAST_LOGITS = 8_192_000
@@ -201,13 +202,13 @@ def main() -> None:
         ]
         records[-1]["generate tokens per second"] = generate_speed(library, task, rows, device, 3)
         for record in records:
-            add_line(path, record)
+            lines.add(path, record)
             print(record, flush=True)
     for vocabulary in (100,) if options.small else (1000, 32_000, 150_000):
         for estimator in (arsm.RLOO(4), arsm.RLOO(16), arsm.ARSM(references=1)):
             states = 64 if options.small else max(512, LEAST_LOGITS // vocabulary)
             record = planning_cost(estimator, vocabulary, states, options.device, 3)
-            add_line(path, record)
+            lines.add(path, record)
             print(record, flush=True)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,11 +42,13 @@ from arsm.sequences import (
 )
 from arsm.sequences.model import one_pass
 from arsm_experiments.replicas import seed_of
+from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import (
     Size,
     accuracy,
     cross_entropy,
     draw_rows,
+    estimate_by,
     no_baseline,
 )
 from arsm_experiments.sequences.pretrained import load_parts, trained_parameters
@@ -77,11 +79,13 @@ LOST = 0.5
 class Method:
     """How a batch becomes steps."""
 
-    strategy: Strategy
+    strategy: Strategy | Likeliest
     epochs: int = 1
     """Steps per batch; after the first, with PPO's clipped ratios."""
     critic: ValueModel | Critic | None = None
     """Learns along."""
+    critic_rows: int | None = None
+    """Most sequences that the critic takes one step on; None for all of an update."""
 
 
 def named_method(
@@ -147,13 +151,27 @@ def as_model(policy: nn.Module) -> Model:
     return policy if isinstance(policy, Transformer) else Transformers(policy)
 
 
-def most_tokens(strategy: Strategy, width: int, vocabulary: int) -> float:
+def most_tokens(strategy: Strategy | Likeliest, width: int, vocabulary: int) -> float:
     """About the most tokens that a prompt can cost, with answers of `width` tokens."""
+    if isinstance(strategy, Likeliest):
+        looked_at = width * (1 + strategy.tries)
+        return looked_at + most_tokens(strategy.rest, width, vocabulary)
     if isinstance(strategy, Branch):
         rollouts = strategy.estimator.most_queries(torch.zeros(1, 1, vocabulary)) - 1
     else:
         rollouts = strategy.draws - 1
     return width * (strategy.samples or 1) * (1 + rollouts * width / 2)
+
+
+class _Part(NamedTuple):
+    """What one part of an update found."""
+
+    totals: torch.Tensor
+    """[4]: generated tokens, rollouts, mean reward and mean KL."""
+    again: Callable[[], torch.Tensor] | None
+    """The value for a further epoch."""
+    learn: Callable[[], None]
+    """The critic's steps."""
 
 
 class Trainer:
@@ -226,76 +244,112 @@ class Trainer:
 
     def update(self) -> dict[str, float]:
         """One step uphill; what to record of it. An exception leaves everything as it was."""
+        count = self._next_count()
+        self.optimiser.zero_grad()
+        parts = [self._part(part, count) for part in range(self._rank, self.parts, self._processes)]
+        totals = torch.zeros(4, dtype=torch.float64)
+        for part in parts:
+            totals += part.totals
+        if self._processes > 1:
+            self._add_up(totals)
+        norm = self._step()
+        for part in parts:
+            part.learn()
+        for _ in range(self.method.epochs - 1):
+            self._further_epoch(parts, count)
+        return self._recorded(totals, count) | {"gradient_norm": float(norm)}
+
+    def _next_count(self) -> int:
+        """Prompts per part of the next update."""
         count = max(1, round(self.tokens_per_update / self.per_prompt / self.parts))
         if self.updates:
             # one lucky prompt without rollouts must not make the next update a hundred times larger
             count = min(count, GROWTH * self.prompts)
+        return count
+
+    def _part(self, part: int, count: int) -> _Part:
+        """Estimate and backward of one part of an update."""
+        seed = seed_of(f"part {self.seed} {self.updates} {part}")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        rows = draw_rows(self.questions, count, generator)
+        prompts, mask, reward = self.questions.ask(rows, self.device)
+        again = None
+        with autocast(self.device, self.precision):
+            out = estimate_by(
+                self.strategy,
+                self.model,
+                prompts,
+                reward,
+                max_tokens=self.questions.max_tokens,
+                eos=self.questions.eos,
+                mask=mask,
+                reference=self._reference,
+                kl=self.kl,
+                rows=self.max_rows,
+                micro_batch=self.micro_batch,
+                sampling_dtype=self.precision,
+                engine=self.engine,
+                generator=generator,
+            )
+            if self.method.epochs > 1:
+                assert out.clipped is not None
+                again = out.clipped(CLIP)
+        (-out.value.sum() / (count * self.parts)).backward()
+        found = [
+            out.info["generated"],
+            out.info.get("rollouts", 0),
+            out.rewards.mean(),
+            out.info.get("kl", 0.0),
+        ]
+        totals = torch.tensor([float(x) for x in found], dtype=torch.float64)
+        return _Part(totals, again, partial(self._learn, prompts, mask, out))
+
+    def _learn(
+        self, prompts: torch.Tensor, mask: torch.Tensor | None, out: sequences.SequenceEstimate
+    ) -> None:
+        """The critic's steps on a part's sequences, and on its rollouts where they tell of single
+        tokens.
+        """
+        critic = self.method.critic
+        if critic is None:
+            return
+        most = self.method.critic_rows or prompts.shape[0]
+        for rows in torch.arange(prompts.shape[0], device=prompts.device).split(most):
+            own = None if mask is None else mask[rows]
+            critic.fit(prompts[rows], out.tokens[rows], out.mask[rows], out.rewards[rows], mask=own)
+        branches = out.branches
+        if branches is None or branches.row.shape[0] == 0:
+            return
+        step = torch.arange(branches.tokens.shape[1], device=prompts.device)
+        after = step >= branches.step.unsqueeze(-1)
+        after = after & live_tokens(branches.tokens, self.questions.eos)
+        own = None if mask is None else mask[branches.row]
+        critic.fit(prompts[branches.row], branches.tokens, after, branches.rewards, mask=own)
+
+    def _further_epoch(self, parts: list[_Part], count: int) -> None:
+        """One more step on the same sequences, with clipped ratios."""
         self.optimiser.zero_grad()
-        totals = torch.zeros(4, dtype=torch.float64)
-        again: list[Callable[[], torch.Tensor]] = []
-        learn: list[Callable[[], object]] = []
-        for part in range(self._rank, self.parts, self._processes):
-            generator = torch.Generator(self.device).manual_seed(
-                seed_of(f"part {self.seed} {self.updates} {part}")
-            )
-            rows = draw_rows(self.questions, count, generator)
-            prompts, mask, reward = self.questions.ask(rows, self.device)
+        for part in parts:
+            assert part.again is not None
             with autocast(self.device, self.precision):
-                out = sequences.estimate(
-                    self.strategy,
-                    self.model,
-                    prompts,
-                    reward,
-                    max_tokens=self.questions.max_tokens,
-                    eos=self.questions.eos,
-                    mask=mask,
-                    reference=self._reference,
-                    kl=self.kl,
-                    rows=self.max_rows,
-                    micro_batch=self.micro_batch,
-                    sampling_dtype=self.precision,
-                    engine=self.engine,
-                    generator=generator,
-                )
-                if self.method.epochs > 1:
-                    assert out.clipped is not None
-                    again.append(out.clipped(CLIP))
-            (-out.value.sum() / (count * self.parts)).backward()
-            if self.method.critic is not None:
-                seen = (prompts, out.tokens, out.mask, out.rewards)
-                learn.append(partial(self.method.critic.fit, *seen, mask=mask))
-            found = [out.info["generated"], out.info["rollouts"], out.rewards.mean()]
-            totals += torch.tensor(
-                [*map(float, found), float(out.info.get("kl", 0.0))], dtype=torch.float64
-            )
+                value = part.again()
+            (-value.sum() / (count * self.parts)).backward()
         if self._processes > 1:
-            self._add_up(totals)
-        norm = self._step()
-        for fit in learn:
-            fit()
-        for _ in range(self.method.epochs - 1):
-            self.optimiser.zero_grad()
-            for epoch in again:
-                with autocast(self.device, self.precision):
-                    value = epoch()
-                (-value.sum() / (count * self.parts)).backward()
-            if self._processes > 1:
-                self._add_up(torch.zeros(1, dtype=torch.float64))
-            self._step()
-            for fit in learn:
-                fit()
+            self._add_up(torch.zeros(1, dtype=torch.float64))
+        self._step()
+        for part in parts:
+            part.learn()
+
+    def _recorded(self, totals: torch.Tensor, count: int) -> dict[str, float]:
+        """Count the update; what to record of it."""
         generated, rollouts = (int(x) for x in totals[:2])
         last = generated / (count * self.parts)
         self.per_prompt = 0.8 * self.per_prompt + 0.2 * last if self.updates else last
-        self.updates, self.tokens = self.updates + 1, self.tokens + generated
+        self.updates += 1
+        self.tokens += generated
         self.prompts = count
         reward, kl = (totals[2:] / self.parts).tolist()
-        record = {
-            "reward": reward,
-            "prompts": count * self.parts,
-            "rollouts": rollouts,
-            "gradient_norm": float(norm),
-        }
+        record = {"reward": reward, "prompts": count * self.parts, "rollouts": rollouts}
         return record | ({"kl": kl} if self.kl else {})
 
     def _step(self) -> torch.Tensor:

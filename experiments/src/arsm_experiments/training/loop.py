@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arsm.checks import NotFiniteError
+from arsm_experiments.adam import Optimiser
 from arsm_experiments.checks import pick_device
 from arsm_experiments.data import Mnist, load_mnist
 from arsm_experiments.layout import pack
-from arsm_experiments.replicas import Objective, Optimiser, Replicas, compiles_slopes, seed_of
+from arsm_experiments.replicas import Objective, Replicas, compiles_slopes, seed_of
 from arsm_experiments.runs.writer import Run, open_run
 from arsm_experiments.training.pictures import save_sheet
 from arsm_experiments.training.processes import process_group, share_checkpoint

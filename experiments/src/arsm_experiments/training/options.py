@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import arsm
+from arsm_experiments.adam import Schedule
 from arsm_experiments.checks import (
     check_asks,
     check_device,
@@ -25,7 +26,7 @@ from arsm_experiments.checks import (
 from arsm_experiments.data import TRAINING, VALIDATION, Mnist
 from arsm_experiments.model import Model
 from arsm_experiments.progress import progress_bars
-from arsm_experiments.replicas import Replicas, Schedule
+from arsm_experiments.replicas import Replicas
 from arsm_experiments.runs.files import plain_name
 from arsm_experiments.training.loop import train
 from arsm_experiments.training.measure import BLOCK_DRAWS
