@@ -24,7 +24,7 @@ from arsm.rl import (
     make_engine,
     make_environment,
 )
-from arsm.rl.environments import Environment
+from arsm.rl.environment import Environment
 from arsm.rl.play import BranchPoints, play_episodes
 from arsm.rl.policies import Perceptron, Policy
 from arsm.rl.stepped import Stepped

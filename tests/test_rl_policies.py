@@ -197,7 +197,7 @@ def test_a_team_is_one_environment() -> None:
     found = make_environment(Meeting)
     assert isinstance(found, Stepped)
     assert found.shape == (9,)
-    lanes, seen = found.start([0])
+    lanes, seen = found.reset([0])
     assert seen[0, 2] == seen[0, 8] == 0 < seen[0, 5]  # padded to bert's length
     rewards, ends = [], []
     for _ in range(8):

@@ -14,10 +14,11 @@ import torch
 
 import arsm
 from arsm.rl import EnvironmentFailure, PolicyGradient, WorkerFailure, make_environment
-from arsm.rl.environments import Environment
+from arsm.rl.environment import Environment
 from arsm.rl.play import BranchPoints, Episode, play_episodes, play_rollouts
 from arsm.rl.policies import FEW_ROWS, Perceptron, act
 from arsm.rl.rollouts import InProcess, Pool, make_engine, share_out
+from arsm.rl.stepped import Stepped
 from arsm.rl.streams import BLOCK, OwnNoise, Tape, race_units
 from arsm.swap import run_race
 from tests.test_rl_environments import Walk, WalkWithHiddenState
@@ -234,7 +235,9 @@ def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
     copied_once = [many.step[many.episode == number].max() for number in range(2)]
     assert here.replayed == sum(copied_once)
     parts = [many.part(index) for index in share_out(environment, many, 2)]
-    assert there.replayed == sum(environment.replayed(part.episode, part.step) for part in parts)
+    assert there.replayed == sum(
+        play_rollouts(environment, policy, part).replayed for part in parts
+    )
     assert here.cpu_seconds == 0 < there.cpu_seconds
     assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
 
@@ -259,7 +262,7 @@ def test_environments_that_are_there_branch_without_a_reset() -> None:
     before = len(Counted.resets)
     assert play_rollouts(environment, policy, many).returns.tolist() == first.returns.tolist()
     assert len(Counted.resets) == before
-    from_seeds = replace(many, trails=tuple(replace(trail, begin=None) for trail in many.trails))
+    from_seeds = replace(many, trails=tuple(replace(trail, states=()) for trail in many.trails))
     assert play_rollouts(environment, policy, from_seeds).returns.tolist() == first.returns.tolist()
     assert len(Counted.resets) == before + 2
 
@@ -419,6 +422,7 @@ class Nameless(Failing):
 )
 def test_an_environment_that_fails_midway(kind: type[Failing], message: str) -> None:
     environment = make_environment(kind, horizon=300)
+    assert isinstance(environment, Stepped)
     policy = Perceptron(((np.zeros((2, 2)), np.zeros(2)),), (2,))
     with pytest.raises(EnvironmentFailure, match=message):
         play_episodes(environment, policy, [0], noise(environment, 1))

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 import arsm
 from arsm.rl import EnvironmentFailure, PolicyGradient, make_environment
-from arsm.rl.branching import Trail
+from arsm.rl.environment import Trail
 from arsm.rl.stepped import Stepped
 from tests.statistics import deviations
 from tests.test_rl_environments import Walk, WalkThatCannotBeCopied
@@ -62,14 +62,14 @@ def test_an_exact_snapshot_comes_first(make: Any, pair: Any, way: str) -> None:
     assert isinstance(found, Stepped)
     assert found.way == way
     actions = np.random.default_rng(0).integers(found.choices, size=(20, 1))
-    lanes, _ = found.start([5])
+    lanes, _ = found.reset([5])
     given = [lanes.step(action[None]) for action in actions]
-    branches = found.branch([Trail(5, actions)], np.zeros(2, int), np.array([4, 11]), 1, [()] * 2)
+    branches = found.restore([Trail(5, actions)], np.zeros(2, int), np.array([4, 11]), [()] * 2, 1)
     for first in (4, 11):
         for step in range(first, 20):
             np.testing.assert_array_equal(branches.step(actions[step][None])[0], given[step][0])
         if first == 4:
-            branches.restart(0)
+            branches.restore(0)
 
 
 def test_wrappers_go_with_a_snapshot() -> None:
@@ -97,7 +97,10 @@ def test_atari_branches_by_its_emulators_state() -> None:
     found = make_environment("ale_py:ALE/Pong-v5", horizon=20, options={"obs_type": "ram"})
     assert isinstance(found, Stepped)
     assert (found.way, found.shape) == ("ale", (128,))
-    assert found.replayed(np.zeros(5, int), np.array([9, 9, 20, 30, 50])) == 50
+    # the way to later branches goes on from the earlier ones
+    step = np.array([4, 4, 9, 13])
+    trail = Trail(0, np.zeros((20, 1), int))
+    assert found.restore([trail], np.zeros(4, int), step, [()] * 4, 4).replayed == 13
     with pytest.raises(ValueError, match="does not draw its randomness from np_random"):
         make_environment(
             "ale_py:ALE/Pong-v5", horizon=3, options={"obs_type": "ram"}, randomness="fresh"
@@ -194,8 +197,8 @@ def test_fresh_randomness_differs_by_rollout_and_the_same_does_not() -> None:
     seen = {}
     for randomness in ("same", "fresh"):
         found = make_environment(Walk, horizon=30, randomness=randomness)
-        branches = found.branch(
-            [Trail(5, actions)], np.zeros(3, int), np.full(3, 4), 3, [(7, 0), (7, 1), (7, 0)]
+        branches = found.restore(
+            [Trail(5, actions)], np.zeros(3, int), np.full(3, 4), [(7, 0), (7, 1), (7, 0)], 3
         )
         seen[randomness] = branches.step(actions[:3])[0]
     assert (seen["same"] == seen["same"][0]).all()

@@ -11,8 +11,8 @@ from arsm.rl.settings import Learning, Settings
 
 if TYPE_CHECKING:
     from arsm.rl.agent import Evaluation, Iteration, PolicyGradient
-    from arsm.rl.branching import EnvironmentFailure
     from arsm.rl.callbacks import Checkpoint, Evaluate
+    from arsm.rl.environment import Environment, EnvironmentFailure, Lanes, Trail
     from arsm.rl.environments import make_environment
     from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
     from arsm.rl.rollouts import WorkerFailure, make_engine
@@ -21,14 +21,17 @@ __all__ = [
     "ActionConditioned",
     "ActorCritic",
     "Checkpoint",
+    "Environment",
     "EnvironmentFailure",
     "Evaluate",
     "Evaluation",
     "Iteration",
+    "Lanes",
     "Learning",
     "PolicyGradient",
     "Proximal",
     "Settings",
+    "Trail",
     "WorkerFailure",
     "make_engine",
     "make_environment",
@@ -39,9 +42,12 @@ _LATE = {
     "Evaluation": "agent",
     "Iteration": "agent",
     "PolicyGradient": "agent",
-    "EnvironmentFailure": "branching",
     "Checkpoint": "callbacks",
     "Evaluate": "callbacks",
+    "Environment": "environment",
+    "EnvironmentFailure": "environment",
+    "Lanes": "environment",
+    "Trail": "environment",
     "make_environment": "environments",
     "ActionConditioned": "learners",
     "ActorCritic": "learners",

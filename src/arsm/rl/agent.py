@@ -16,8 +16,8 @@ from torch import nn
 
 from arsm.capabilities import require
 from arsm.rl import files
-from arsm.rl.branching import Array
 from arsm.rl.callbacks import Callback, TensorBoard, call_all
+from arsm.rl.environment import Array
 from arsm.rl.environments import make_environment
 from arsm.rl.learners import ActionConditioned, ActorCritic, Method, Proximal
 from arsm.rl.play import BranchPoints, RolloutResults, play_episodes
@@ -27,7 +27,6 @@ from arsm.rl.rollouts import make_engine
 from arsm.rl.settings import Settings, changed, check_count, check_seed
 from arsm.rl.snapshots import Snapshot
 from arsm.rl.spaces import Encoder, exists, full_mask
-from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Still, Tape, race_units
 from arsm.rl.training import Iteration, Training
 
@@ -154,16 +153,10 @@ class PolicyGradient(Training):
         noise = np.zeros_like(logits)
         if not deterministic:
             noise = race_units(np.log(np.random.default_rng().standard_exponential(logits.shape)))
-        actions = act(logits, noise)
-        if not isinstance(world, Stepped):
-            return actions[:, 0].tolist()
-        team = world.team()
-        return world.native(actions) if team is None else [team.split(joint) for joint in actions]
+        return world.decode(act(logits, noise))
 
     def _vector(self, observation: Any, mask: Any) -> Array:
         world = self.environment
-        if isinstance(world, Stepped) and (team := world.team()) is not None:
-            observation = team.join(observation)
         seen = world.encode(observation)
         if seen.shape != (world.observations,):
             raise ValueError(

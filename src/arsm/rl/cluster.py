@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from arsm.cluster import join_cluster
-from arsm.rl.branching import EnvironmentFailure
-from arsm.rl.environments import Environment
+from arsm.rl.environment import Environment, EnvironmentFailure
 from arsm.rl.play import BranchPoints, RolloutResults, play_elsewhere
 from arsm.rl.policies import Policy
 from arsm.rl.rollouts import WorkerFailure, gather_results, share_out

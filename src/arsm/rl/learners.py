@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from arsm import policy
 from arsm.categorical import one_hot
 from arsm.estimators import RELAX, Reinforce
-from arsm.rl.branching import Array, discounted
+from arsm.rl.environment import Array
 from arsm.rl.networks import mlp
+from arsm.rl.play import discounted
 from arsm.types import Estimator
 
 

@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import process_time
+from typing import Any
 
 import numpy as np
 
-from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Trail, check_finite, discounted
-from arsm.rl.environments import Environment
+from arsm.rl.environment import (
+    ENDLESS,
+    Array,
+    Environment,
+    EnvironmentFailure,
+    Trail,
+    check_finite,
+    strayed,
+)
 from arsm.rl.policies import Policy, act
 from arsm.rl.streams import OwnNoise, SharedNoise, Still, Tape
 
@@ -46,6 +54,15 @@ class Episode:
         return discounted(self.rewards, gamma)
 
 
+def discounted(rewards: Array, gamma: float) -> Array:
+    """[T]: the discounted sum of the rewards [T] from each step on."""
+    sums, total = [], 0.0
+    for reward in rewards[::-1].tolist():
+        total = reward + gamma * total
+        sums.append(total)
+    return np.array(sums[::-1])
+
+
 def play_episodes(
     environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still
 ) -> list[Episode]:
@@ -67,19 +84,19 @@ def _play_together(
     first: int,
 ) -> list[Episode]:
     """Episodes in lock step; `first` is the number of the first one's noise."""
-    lanes, seen = environment.start(seeds)
-    begins = getattr(lanes, "begins", None) or [None] * len(seeds)
+    lanes, seen = environment.reset(seeds)
     owner: Array = np.arange(len(seeds))
     steps: list[tuple[Array, ...]] = []
+    kept: list[tuple[Array, Sequence[Any] | Array]] = []
     ended: dict[int, tuple[bool, Array]] = {}
     for time in range(environment.horizon):
         logits = policy.logits(seen)
         actions = act(logits, noise.at(first + owner, time))
-        state = getattr(lanes, "state", None)
+        state = lanes.state()
+        if state is not None:
+            kept.append((owner, state))
         following, rewards, terminated, over = lanes.step(actions)
-        steps.append(
-            (owner, seen, logits, actions, rewards, *(() if state is None else (state.T,)))
-        )
+        steps.append((owner, seen, logits, actions, rewards))
         seen = following
         if time + 1 == environment.horizon:
             over = np.ones_like(over)
@@ -91,22 +108,60 @@ def _play_together(
             for lane in over.nonzero()[0]:
                 ended[int(owner[lane])] = (bool(terminated[lane]), seen[lane])
             keep = (~over).nonzero()[0]
-            lanes.drop(keep)
+            lanes.keep(keep)
             if not len(keep):
                 break
             owner, seen = owner[keep], seen[keep]
-    played = np.concatenate([step[0] for step in steps])
-    columns = [np.concatenate(column) for column in list(zip(*steps, strict=True))[1:]]
+    played, *columns = (np.concatenate(column) for column in zip(*steps, strict=True))
+    states = _by_episode(kept, len(seeds))
     episodes = []
     for number, seed in enumerate(seeds):
-        seen, logits, actions, rewards, *state = (column[played == number] for column in columns)
+        seen, logits, actions, rewards = (column[played == number] for column in columns)
         check_finite(environment.name, "a reward", rewards)
         check_finite(environment.name, "an observation", seen)
         terminated, last = ended[number]
-        states = state[0].T if state else None
-        trail = Trail(seed, actions, states, begins[number], rewards, seen)
+        trail = Trail(seed, actions, states[number], rewards, seen)
         episodes.append(Episode(seen, logits, actions, rewards, terminated, last, trail))
     return episodes
+
+
+def _by_episode(
+    kept: list[tuple[Array, Sequence[Any] | Array]], episodes: int
+) -> list[Sequence[Any] | Array]:
+    """The states of each episode, of (owners [N], states [N]) at some steps."""
+    if kept and all(isinstance(states, np.ndarray) for _, states in kept):
+        owner = np.concatenate([owner for owner, _ in kept])
+        rows = np.concatenate([states for _, states in kept])
+        return [rows[owner == number] for number in range(episodes)]
+    found: list[Sequence[Any] | Array] = []
+    for number in range(episodes):
+        own = [
+            state
+            for owner, states in kept
+            for lane, state in zip(owner, states, strict=True)
+            if lane == number
+        ]
+        found.append(own)
+    return found
+
+
+def check_repeats(environment: Environment, trail: Trail) -> None:
+    """Play an episode again with no other beside it, and refuse an environment that gives
+    something else than before.
+
+    The test before the training knows random episodes only, and learning leads to other
+    states.
+    """
+    assert trail.observations is not None
+    assert trail.rewards is not None
+    lanes, seen = environment.reset([trail.seed])
+    for place, action in enumerate(trail.actions):
+        if not np.array_equal(seen[0], trail.observations[place]):
+            raise strayed(environment.name, place - 1)
+        seen, rewards, _, _ = lanes.step(action[None])
+        if rewards[0] != trail.rewards[place]:
+            raise strayed(environment.name, place)
+    lanes.keep(np.arange(0))
 
 
 # ---------------------------------------------------------------- rollouts
@@ -185,7 +240,7 @@ def play_rollouts(
     count = min(total, environment.lanes or total)
     horizon, shape = environment.horizon, (len(policy.choices), max(policy.choices))
     streams = [(branches.key, number) for number in branches.number.tolist()]
-    lanes = environment.branch(branches.trails, branches.episode, branches.step, count, streams)
+    lanes = environment.restore(branches.trails, branches.episode, branches.step, streams, count)
     if branches.shared is None:
         noise = OwnNoise(branches.key, branches.number, count, shape)
     else:
@@ -217,7 +272,7 @@ def play_rollouts(
             left[owner[done]] = np.where(terminated[done], 0.0, factor[done])
             for lane in done.tolist():
                 if following < total:
-                    lanes.restart(lane)
+                    lanes.restore(lane)
                     noise.restart(lane, following)
                     owner[lane], result[lane], factor[lane] = following, 0.0, 1.0
                     limit[lane] = clock + lengths[following]
@@ -226,7 +281,7 @@ def play_rollouts(
                     following += 1
             if np.count_nonzero(over):
                 keep = (~over).nonzero()[0]
-                lanes.drop(keep)
+                lanes.keep(keep)
                 if not len(keep):
                     break
                 fresh = [lane for lane in range(len(keep)) if keep[lane] in fresh]
@@ -238,6 +293,4 @@ def play_rollouts(
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     check_finite(environment.name, "a reward", returns)
-    return RolloutResults(
-        returns, ends, left, steps, environment.replayed(branches.episode, branches.step)
-    )
+    return RolloutResults(returns, ends, left, steps, lanes.replayed)

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from arsm.rl.branching import Array, EnvironmentFailure
-from arsm.rl.environments import Environment
+from arsm.rl.environment import Array, Environment, EnvironmentFailure
 from arsm.rl.play import BranchPoints, RolloutResults, play_elsewhere, play_rollouts
 from arsm.rl.policies import Policy
 

@@ -18,8 +18,7 @@ from arsm import policy as rollouts
 from arsm.categorical import entropy
 from arsm.checks import legal_rows
 from arsm.diagnostics import MovingVariance
-from arsm.rl.branching import Array
-from arsm.rl.environments import Environment
+from arsm.rl.environment import Array, Environment
 from arsm.rl.learners import (
     ActionConditioned,
     ActorCritic,
@@ -34,11 +33,10 @@ from arsm.rl.learners import (
     TryAndSee,
 )
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
-from arsm.rl.play import BranchPoints, Episode, RolloutResults, play_episodes
+from arsm.rl.play import BranchPoints, Episode, RolloutResults, check_repeats, play_episodes
 from arsm.rl.policies import ModulePolicy, Policy
 from arsm.rl.settings import Settings
 from arsm.rl.spaces import exists
-from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
 
 DECAY = 0.99
@@ -266,8 +264,8 @@ class Training(ABC):
         which costs little.
         """
         due = self.iteration & (self.iteration + 1) == 0
-        if due and isinstance(self.environment, Stepped):
-            self.environment.check_again(played[self.iteration % len(played)].trail)
+        if due:
+            check_repeats(self.environment, played[self.iteration % len(played)].trail)
 
     def _plan(self, batch: TrueEpisodes, generator: torch.Generator) -> rollouts.Rollouts:
         """The rollouts to play: all true episodes are one of T steps."""
