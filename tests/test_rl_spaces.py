@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 import arsm
-from arsm.rl import ActorCritic, EnvironmentFailure, PolicyGradient, make_environment
+from arsm.rl import EnvironmentFailure, PolicyGradient, Value, make_environment
 from arsm.rl.environment import ENDLESS
 from arsm.rl.spaces import categories_of_actions, encode, encoded_shape, full_mask
 from arsm.rl.stepped import Stepped
@@ -174,7 +174,7 @@ def test_dictionary_observations_need_no_encoder_and_no_horizon() -> None:
 
 
 @pytest.mark.parametrize("kind", [MaskedRoom, AskedRoom])
-@pytest.mark.parametrize("method", [arsm.ARSM(), arsm.RLOO(2), ActorCritic()], ids=repr)
+@pytest.mark.parametrize("method", [arsm.ARSM(), arsm.RLOO(2), Value.actor_critic()], ids=repr)
 def test_a_masked_action_is_never_taken(kind: type[Room], method: Any) -> None:
     """Neither by true episodes, nor as pseudo actions, nor by rollouts, nor by the test of the ways
     to branch.
@@ -278,7 +278,7 @@ class Flagged(Walk):
 
 
 @pytest.mark.parametrize("flag", [int, np.int64, np.bool_, np.array])
-@pytest.mark.parametrize("method", [ActorCritic(None), arsm.ARSM()], ids=repr)
+@pytest.mark.parametrize("method", [Value.actor_critic(None), arsm.ARSM()], ids=repr)
 def test_flags_may_be_numbers(flag: Any, method: Any) -> None:
     kind = type("Kind", (Flagged,), {"flag": staticmethod(flag)})
     agent = PolicyGradient(kind, method, horizon=30, episodes_an_iteration=1)

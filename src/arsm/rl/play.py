@@ -8,12 +8,13 @@ which others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import process_time
 from typing import Any
 
 import numpy as np
 
+from arsm.policy import Rollouts
 from arsm.rl.environment import (
     ENDLESS,
     Array,
@@ -167,10 +168,16 @@ def check_repeats(environment: Environment, trail: Trail) -> None:
 # ---------------------------------------------------------------- rollouts
 
 
+def _not_played() -> Array:
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, eq=False)
-class BranchPoints:
-    """R rollouts: where they leave their true episodes, and the action they take there.
-    Sorted by episode and step.
+class Branches:
+    """R rollouts, from the plan to the gradient: where they leave their true episodes, the
+    actions they take there, and, once they are played, what came of them.
+
+    They are sorted by episode and step.
     """
 
     trails: tuple[Trail, ...]
@@ -189,54 +196,61 @@ class BranchPoints:
     """The key of the true episodes' noise, where rollouts share it."""
     cut: int | None = None
     """The most steps of a rollout; None plays to the end of the episode."""
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def part(self, index: Array) -> BranchPoints:
-        """Some of the rollouts."""
-        chosen = {
-            name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
-        }
-        return replace(self, **chosen)
-
-
-@dataclass(frozen=True, eq=False)
-class RolloutResults:
-    """Results of R rollouts."""
-
-    returns: Array
+    plan: Rollouts | None = None
+    """The estimator's questions that the rollouts answer; they stay in this process."""
+    returns: Array = field(default_factory=_not_played)
     """[R]: discounted, from the branch on."""
-    ends: Array
+    ends: Array = field(default_factory=_not_played)
     """[R, D]: the observations after the last steps."""
-    left: Array
+    left: Array = field(default_factory=_not_played)
     """[R]: the discount of what would follow there; 0 where the episode ended by itself."""
-    steps: int
+    steps: int = 0
     """Environment steps from the branches on."""
     replayed: int = 0
     """Environment steps that were played again to reach the branches."""
     cpu_seconds: float = 0.0
     """CPU seconds of other processes."""
 
+    def __len__(self) -> int:
+        return len(self.step)
 
-def play_elsewhere(
-    environment: Environment, policy: Policy, branches: BranchPoints
-) -> RolloutResults:
+    def part(self, index: Array) -> Branches:
+        """Some of the rollouts, for another process."""
+        chosen = {
+            name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
+        }
+        return replace(self, **chosen, plan=None)
+
+    def answered(self, parts: Sequence[Array], played: Sequence[Branches]) -> Branches:
+        """These rollouts with the results of their parts, which lie at the given places."""
+        order = np.argsort(np.concatenate(parts))
+        results = {
+            name: np.concatenate([getattr(one, name) for one in played])[order]
+            for name in ("returns", "ends", "left")
+        }
+        totals = {
+            name: sum(getattr(one, name) for one in played)
+            for name in ("steps", "replayed", "cpu_seconds")
+        }
+        return replace(self, **results, **totals)
+
+
+def play_elsewhere(environment: Environment, policy: Policy, branches: Branches) -> Branches:
     """As `play_rollouts`, in a process of its own, whose time is counted."""
     begin = process_time()
     played = play_rollouts(environment, policy, branches)
-    return replace(played, cpu_seconds=process_time() - begin)
+    # who asked has the trails
+    return replace(played, trails=(), cpu_seconds=process_time() - begin)
 
 
-def play_rollouts(
-    environment: Environment, policy: Policy, branches: BranchPoints
-) -> RolloutResults:
+def play_rollouts(environment: Environment, policy: Policy, branches: Branches) -> Branches:
     """Play rollouts in lock step, one call of the policy per step; a lane that is done
     takes the next rollout.
     """
     total = len(branches)
     if not total:
-        return RolloutResults(np.zeros(0), np.zeros((0, environment.observations)), np.zeros(0), 0)
+        nothing = np.zeros((0, environment.observations))
+        return replace(branches, returns=nothing[:, 0], ends=nothing, left=nothing[:, 0])
     count = min(total, environment.lanes or total)
     horizon, shape = environment.horizon, (len(policy.choices), max(policy.choices))
     streams = [(branches.key, number) for number in branches.number.tolist()]
@@ -293,4 +307,6 @@ def play_rollouts(
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     check_finite(environment.name, "a reward", returns)
-    return RolloutResults(returns, ends, left, steps, lanes.replayed)
+    return replace(
+        branches, returns=returns, ends=ends, left=left, steps=steps, replayed=lanes.replayed
+    )
