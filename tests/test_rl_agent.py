@@ -332,6 +332,9 @@ def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
         PolicyGradient.from_file(tmp_path / "list.pt")
     with pytest.raises(FileNotFoundError):
         other.load(tmp_path / "nowhere.pt")
+    torch.save({**saved, "arguments": {"estimator": None}}, tmp_path / "old.pt")
+    with pytest.raises(ValueError, match=r"old.pt was written by an earlier version of arsm; t"):
+        PolicyGradient.from_file(tmp_path / "old.pt")
     other.learn(episodes=1)
     assert not list(tmp_path.glob(".*")), "no file is left half written"
 
@@ -504,8 +507,14 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Value(**{name: value})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="needs f's derivative"):
-        one_by_one("CartPole-v1", arsm.estimator("gumbel-softmax"))
+    for wrong_credit in (arsm.estimator("gumbel-softmax"), Value(branch=arsm.GumbelSoftmax())):
+        with pytest.raises(ValueError, match="needs f's derivative"):
+            one_by_one("CartPole-v1", wrong_credit)
+    with pytest.raises(TypeError, match='has no setting "estimator": use credit='):
+        PolicyGradient("CartPole-v1", estimator=arsm.ARSM())
+    for gone, instead in (("Proximal", "Value"), ("ActorCritic", "Value.actor_critic")):
+        with pytest.raises(ImportError, match=rf"{gone}\(\) is arsm.rl.{instead}\(\) since 0.3"):
+            getattr(arsm.rl, gone)
     with pytest.raises(ValueError, match=r"cannot start from a given sample.* arsm\.RLOO"):
         one_by_one("CartPole-v1", arsm.Exact())
     for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):
