@@ -39,7 +39,7 @@ from examples.many_actions import Knobs
 from examples.spread import get_state, set_state, spread
 
 import arsm
-from arsm.rl import ActorCritic, Iteration, PolicyGradient, Proximal
+from arsm.rl import Iteration, PolicyGradient, Value
 from arsm.rl.spaces import encode, encoded_shape
 from arsm_experiments.runs.provenance import provenance
 from benchmarks.agents_report import WINDOW, read, report
@@ -70,7 +70,7 @@ def taxi_without_masks() -> Any:
     return Unmasked(gymnasium.make("Taxi-v4"))
 
 
-Method = arsm.Estimator | Proximal | ActorCritic
+Method = arsm.Estimator | Value
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ ROWS: dict[str, Row] = {
                     "budget": 1024,
                 },
             ),
-            "RLOO(2), cut after 32 steps": (
-                ActorCritic(32, arsm.RLOO(2)),
+            "the value, RLOO(2) cut after 32 steps": (
+                Value(branch=arsm.RLOO(2), every=4, cut=32),
                 {"hidden": (64, 64), "learning_rate": 0.003},
             ),
         },
@@ -197,8 +197,9 @@ ROWS: dict[str, Row] = {
     "Spread, 3 agents": Row(partial(spread, 3), {"snapshot": (get_state, set_state)}),
 }
 OURS: dict[str, Method] = {
-    "the default": Proximal(),
-    "the default with RLOO(2)": Proximal(estimator=arsm.RLOO(2)),
+    "the default": Value(),
+    "the default with RLOO(2)": Value(branch=arsm.RLOO(2), where="random"),
+    "RLOO(2) where the value is unsure": Value(branch=arsm.RLOO(2)),
     "RLOO(2)": arsm.RLOO(2),
     "ARSM": arsm.ARSM(),
 }
@@ -245,8 +246,8 @@ def run(job: Job) -> dict[str, Any]:
     method = job.method.removesuffix(", no masks")
     if method in OURS or method in row.others:
         environment = row.unmasked if method != job.method and row.unmasked else row.environment
-        estimator, settings = row.others.get(method) or (OURS[method], {})
-        found = ours(environment, {**row.arguments, **settings}, estimator, job)
+        credit, settings = row.others.get(method) or (OURS[method], {})
+        found = ours(environment, {**row.arguments, **settings}, credit, job)
     else:
         # Stable-Baselines3 is needed to run its methods, not to report them
         from benchmarks import baselines
@@ -265,9 +266,7 @@ class OnCpu(PolicyGradient):
         return {**super()._clock(), "seconds": time.process_time()}
 
 
-def ours(
-    environment: Any, arguments: dict[str, Any], estimator: Method, job: Job
-) -> dict[str, Any]:
+def ours(environment: Any, arguments: dict[str, Any], credit: Method, job: Job) -> dict[str, Any]:
     """This library's agent."""
     begin = time.process_time()
     line, recent = ROWS[job.row].line, deque[float](maxlen=WINDOW)
@@ -278,7 +277,7 @@ def ours(
         if not solved and len(recent) == recent.maxlen and np.mean(recent) >= line:
             solved.append(time.process_time() - begin)
 
-    agent = OnCpu(environment, estimator, seed=job.seed, **arguments)
+    agent = OnCpu(environment, credit, seed=job.seed, **arguments)
     agent.learn(seconds=job.seconds - (time.process_time() - begin), callback=watch, progress=False)
     spent = time.process_time() - begin
     sampled, likeliest = (

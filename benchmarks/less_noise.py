@@ -18,7 +18,7 @@ import csv
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import arsm
 from arsm import policy
-from arsm.rl import ActorCritic, PolicyGradient
-from arsm.rl.learners import Loss, Single, Tries, TrueEpisodes
+from arsm.rl import PolicyGradient, Value
+from arsm.rl.credit import Branching, Loss, TrueEpisodes, Valued
 from arsm.rl.networks import mlp
+from arsm.rl.play import Branches
 from benchmarks.agents import work
 from benchmarks.agents_report import read
 from benchmarks.measure import table
@@ -56,7 +57,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[[], Any], int | None, int]] = {
 """Environment, horizon, and steps to learn for."""
 
 
-class ControlVariate(Single):
+class ControlVariate(Branching):
     """A learned h(s, a) = sum_k h_k(s, a_k) taken off the returns, and the gradient of its
     expectation put back.
 
@@ -66,7 +67,8 @@ class ControlVariate(Single):
     """
 
     def __init__(self, estimator: arsm.Estimator, agent: PolicyGradient) -> None:
-        self.estimator, self.shape = estimator, agent._logits_shape
+        super().__init__(estimator)
+        self.shape = agent._logits_shape
         generator = torch.Generator().manual_seed(agent.settings.seed)
         self.network = mlp(
             agent.environment.observations, agent.settings.hidden, math.prod(self.shape), generator
@@ -75,33 +77,58 @@ class ControlVariate(Single):
     def parameters(self) -> list[torch.nn.Parameter]:
         return list(self.network.parameters())
 
-    def gradient(
-        self, batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries
-    ) -> tuple[Tensor, Loss]:
+    def gradient(self, batch: TrueEpisodes, branches: Branches) -> tuple[Tensor, Loss]:
+        rollouts, returns = branches.plan, torch.from_numpy(branches.returns)
+        assert rollouts is not None
+        assert self.estimator is not None
         true = torch.cat([part.pose().queries.points[0] for part in rollouts.parts])
         h = self.network(batch.observations).unflatten(-1, self.shape)
         own, tried = (
             x.gather(-1, a.unsqueeze(-1)).sum((-2, -1))
             for x, a in ((h, true), (h[rollouts.step], rollouts.action))
         )
-        loss = ((own - batch.returns).square().sum() + (tried - tries.returns).square().sum()) / 2
+        loss = ((own - batch.returns).square().sum() + (tried - returns).square().sum()) / 2
         h, probabilities = h.detach(), batch.logits.softmax(-1)
         exact = probabilities * (h - (probabilities * h).sum(-1, keepdim=True))
         rest = batch.gradient(
-            self.estimator, rollouts, batch.returns - own.detach(), tries.returns - tried.detach()
+            self.estimator, rollouts, batch.returns - own.detach(), returns - tried.detach()
         )
         return exact + rest, lambda: loss
 
 
-whole = partial(PolicyGradient, estimator=arsm.RLOO(2))
+whole = partial(PolicyGradient, credit=arsm.RLOO(2))
 """Rollouts to the end."""
 
 
-def with_control_variate(**arguments: Any) -> PolicyGradient:
+class Cut(Valued):
+    """Rollouts that are cut after some steps and go on with a learned value, at the steps of the
+    budget's walk alone.
+    """
+
+    def __init__(self, steps: int, agent: PolicyGradient) -> None:
+        credit = Value(1.0, steps, updates=1, value_updates=1, branch=arsm.RLOO(2), cut=steps)
+        world, settings = agent.environment, agent.settings
+        generator = torch.Generator().manual_seed(settings.seed)
+        super().__init__(
+            replace(credit, where="random"),
+            world.observations,
+            settings.hidden,
+            settings.gamma,
+            generator,
+        )
+
+    def branching(
+        self, batch: TrueEpisodes, budget: int | None, generator: torch.Generator
+    ) -> Tensor | None:
+        return None
+
+
+def with_credit(make: Callable[[PolicyGradient], Any], **arguments: Any) -> PolicyGradient:
+    """An agent with a credit that the library does not have."""
     agent = whole(**arguments)
-    agent.learner = ControlVariate(arsm.RLOO(2), agent)
+    agent.credit = make(agent)
     agent._optimizers.append(
-        torch.optim.Adam(agent.learner.parameters(), lr=agent.settings.learning_rate)
+        torch.optim.Adam(agent.credit.parameters(), lr=agent.settings.learning_rate)
     )
     return agent
 
@@ -116,13 +143,15 @@ class Kept(PolicyGradient):
             [torch.arange(length, 0, -1, dtype=torch.float64) for length in batch.lengths]
         )
         budget = self._budget(len(batch.lengths))
+        estimator = self.credit.estimator
         assert budget is not None
+        assert estimator is not None
         keep = left.rsqrt()
         for _ in range(10):  # the expected number of rollouts is at most the budget
             keep = (keep * budget / keep.sum()).clamp(max=1.0)
         logits = batch.logits.unsqueeze(0)
         return policy.plan(
-            self.learner.estimator,
+            estimator,
             logits,
             batch.actions.unsqueeze(0),
             keep=keep.unsqueeze(0),
@@ -133,10 +162,10 @@ class Kept(PolicyGradient):
 WAYS: dict[str, Callable[..., PolicyGradient]] = {
     "noise of their own": partial(whole, common_random_numbers=False),
     "common random numbers": whole,
-    "cut after 16 steps": partial(PolicyGradient, estimator=ActorCritic(16, arsm.RLOO(2))),
-    "cut after 64 steps": partial(PolicyGradient, estimator=ActorCritic(64, arsm.RLOO(2))),
-    "learned control variate": with_control_variate,
-    "keep-probabilities": partial(Kept, estimator=arsm.RLOO(2)),
+    "cut after 16 steps": partial(with_credit, partial(Cut, 16)),
+    "cut after 64 steps": partial(with_credit, partial(Cut, 64)),
+    "learned control variate": partial(with_credit, partial(ControlVariate, arsm.RLOO(2))),
+    "keep-probabilities": partial(Kept, credit=arsm.RLOO(2)),
 }
 
 

@@ -26,18 +26,18 @@ from examples.many_actions import Knobs
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import arsm
-from arsm.rl import ActorCritic, PolicyGradient
+from arsm.rl import PolicyGradient, Value
 from benchmarks.agents import work
 from benchmarks.agents_report import read
 from benchmarks.measure import table
 
-METHODS: dict[str, arsm.Estimator | ActorCritic] = {
+METHODS: dict[str, arsm.Estimator | Value] = {
     "ARSM": arsm.ARSM(),
     "pooled ARSM": arsm.ARSM(pooled=True),
     "RLOO(2)": arsm.RLOO(2),
     "RLOO(8)": arsm.RLOO(8),
     "local expectation": arsm.LocalExpectation(),
-    "A2C": ActorCritic(value_updates=10),
+    "A2C": Value.actor_critic(value_updates=10),
 }
 BUDGET = 128
 ITERATIONS = 100

@@ -17,15 +17,15 @@ import torch
 import arsm
 from arsm.rl import (
     ActionConditioned,
-    ActorCritic,
     Learning,
     PolicyGradient,
     Settings,
+    Value,
     make_engine,
     make_environment,
 )
-from arsm.rl.environments import Environment
-from arsm.rl.play import BranchPoints, play_episodes
+from arsm.rl.environment import Environment
+from arsm.rl.play import Branches, play_episodes
 from arsm.rl.policies import Perceptron, Policy
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
@@ -53,7 +53,7 @@ def uniform_policy(environment: Environment) -> Perceptron:
 
 def branches_of(
     environment: Environment, policy: Policy, count: int, *, at_start: bool
-) -> BranchPoints:
+) -> Branches:
     """Rollouts from the start, or spread over an episode."""
     generator = np.random.default_rng(0)
     noise = Tape(0, 1, (len(environment.choices), max(environment.choices)))
@@ -64,9 +64,7 @@ def branches_of(
         else np.linspace(0, len(episode.rewards) - 1, count).astype(int)
     )
     action = generator.integers(environment.choices, size=(count, len(environment.choices)))
-    return BranchPoints(
-        (episode.trail,), np.zeros(count, int), step, action, 0, np.arange(count), 0.99
-    )
+    return Branches((episode.trail,), np.zeros(count, int), step, action, 0, np.arange(count), 0.99)
 
 
 def iteration() -> None:
@@ -121,13 +119,13 @@ def variance(iterations: int = 300) -> None:
     trained = PolicyGradient("CartPole-v0", arsm.ARSM(), settings=paper(learning_rate=0.03))
     trained.learn(episodes=40)
     fixed = {name: tensor.clone() for name, tensor in trained.network.state_dict().items()}
-    methods: dict[str, tuple[arsm.Estimator | ActorCritic | ActionConditioned, bool]] = {
+    methods: dict[str, tuple[arsm.Estimator | Value | ActionConditioned, bool]] = {
         "ARSM": (arsm.ARSM(), False),
         "ARSM, common random numbers": (arsm.ARSM(), True),
         "RLOO, 4 draws per state": (arsm.RLOO(4), False),
         "every action": (arsm.LocalExpectation(), False),
-        "A2C": (ActorCritic(), False),
-        "REINFORCE, value baseline": (ActorCritic(None), False),
+        "A2C": (Value.actor_critic(), False),
+        "REINFORCE, value baseline": (Value.actor_critic(None), False),
         "RELAX": (ActionConditioned(), False),
     }
     measured = {}
@@ -208,7 +206,7 @@ class Task(NamedTuple):
     line: float
     limit: float
     """Maximum CPU seconds."""
-    agents: dict[str, tuple[arsm.Estimator | ActorCritic, Settings]]
+    agents: dict[str, tuple[arsm.Estimator | Value, Settings]]
     """Of this library, by name; none where results/control says what it takes."""
     steps: int
     """Stable-Baselines3's, as its settings have them: DLR-RM/rl-baselines3-zoo,
@@ -234,7 +232,7 @@ TASKS = (
         60.0,
         {
             "ARSM": (arsm.ARSM(), paper(optimizer="rmsprop", learning_rate=0.03)),
-            "A2C of this loop": (ActorCritic(), paper(optimizer="adam", learning_rate=0.01)),
+            "A2C of this loop": (Value.actor_critic(), paper(optimizer="adam", learning_rate=0.01)),
         },
         steps=500_000,
         environments=8,
@@ -262,11 +260,11 @@ TASKS = (
                 paper(entropy=0.01, budget=64, learning_rate=0.01),
             ),
             "A2C of this loop, a linear policy": (
-                ActorCritic(),
+                Value.actor_critic(),
                 paper(entropy=0.01, hidden=(), optimizer="rmsprop", learning_rate=0.03),
             ),
             "A2C of this loop, 10 and 10 units": (
-                ActorCritic(),
+                Value.actor_critic(),
                 paper(entropy=0.01, optimizer="rmsprop", learning_rate=0.01),
             ),
         },
@@ -293,7 +291,7 @@ TASKS = (
 )
 
 
-def ours(task: Task, method: arsm.Estimator | ActorCritic, settings: Settings, seed: int) -> Solved:
+def ours(task: Task, method: arsm.Estimator | Value, settings: Settings, seed: int) -> Solved:
     """An agent of this library."""
     agent = PolicyGradient(task.environment, method, settings=replace(settings, seed=seed))
     begin, begin_cpu, returns = time.perf_counter(), time.process_time(), []

@@ -203,7 +203,7 @@ PYRO_EXTRA = "arsm.pyro needs Pyro; install it with `pip install 'arsm[pyro]'`."
 OPTUNA_EXTRA = "arsm.optuna needs Optuna; install it with `pip install 'arsm[optuna]'`."
 WITHOUT_EXTRAS = {
     "arsm.rl.PolicyGradient": f"ModuleNotFoundError: {RL_EXTRA}",
-    "from arsm.rl import Proximal": f"ModuleNotFoundError: {RL_EXTRA}",
+    "from arsm.rl import Value": f"ModuleNotFoundError: {RL_EXTRA}",
     "arsm.rl.Settings()": "",  # needs none
     "arsm.pyro": f"AttributeError: {PYRO_EXTRA}",
     "import arsm.pyro": f"ModuleNotFoundError: {PYRO_EXTRA}",

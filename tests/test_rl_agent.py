@@ -20,12 +20,11 @@ from torch.nn.utils import parameters_to_vector
 import arsm
 from arsm.rl import (
     ActionConditioned,
-    ActorCritic,
     EnvironmentFailure,
     Learning,
     PolicyGradient,
-    Proximal,
     Settings,
+    Value,
 )
 from arsm.rl.progress import LearningProgress, clock
 from tests.test_rl_environments import Walk
@@ -49,11 +48,12 @@ METHODS = [
     arsm.ARS(),
     arsm.RLOO(3),
     arsm.LocalExpectation(),
-    ActorCritic(),
-    ActorCritic(None),
+    Value.actor_critic(),
+    Value.actor_critic(None),
     ActionConditioned(),
-    Proximal(),
-    Proximal(estimator=arsm.RLOO(2), every=4, steps=3),
+    Value(),
+    Value(branch=arsm.RLOO(2), every=4, cut=3),
+    Value(branch=arsm.ARSM(), every=4, cut=None, where="random"),
 ]
 
 
@@ -116,12 +116,12 @@ def test_several_actions_a_step() -> None:
     assert action.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("method", [arsm.ARSM(), ActorCritic()], ids=repr)
+@pytest.mark.parametrize("method", [arsm.ARSM(), Value.actor_critic()], ids=repr)
 def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: Any) -> None:
     found = []
     for scale in (1.0, 0.25):
         agent = one_by_one("CartPole-v1", method, horizon=40, reward_scale=scale)
-        for parameter in agent.learner.parameters():  # a critic that says nothing yet
+        for parameter in agent.credit.parameters():  # a critic that says nothing yet
             torch.nn.init.zeros_(parameter)
         (iteration,) = agent.learn(episodes=1)
         found.append(
@@ -141,12 +141,12 @@ def test_scaled_rewards_scale_the_gradient_and_are_reported_as_they_are(method: 
 def test_the_number_of_episodes_follows_their_length(tmp_path: Path) -> None:
     """The last iteration's decides; the first has no last one and plays the fewest."""
     for method, horizon, chosen in (
-        (Proximal(), 2, 128),
-        (Proximal(), 20, 100),
-        (Proximal(), 100, 20),
-        (ActorCritic(), 2, 64),
+        (Value(), 2, 128),
+        (Value(), 20, 100),
+        (Value(), 100, 20),
+        (Value.actor_critic(), 2, 64),
         (arsm.RLOO(2), 20, 50),
-        (ActorCritic(), 600, 4),
+        (Value.actor_critic(), 600, 4),
     ):
         agent = PolicyGradient(Lasting, method, horizon=horizon)
         assert [len(x.returns) for x in agent.iterations(episodes=4 + chosen)] == [4, chosen]
@@ -197,7 +197,7 @@ class LotteryForMore(Lottery):
     prize = 1e6
 
 
-@pytest.mark.parametrize("method", [arsm.ARSM(), Proximal()], ids=repr)
+@pytest.mark.parametrize("method", [arsm.ARSM(), Value()], ids=repr)
 def test_the_unit_of_rewards_is_immaterial_before_returns_differ(method: Any) -> None:
     found = []
     for kind in (Lottery, LotteryForMore):
@@ -256,17 +256,17 @@ def test_predict_takes_the_likeliest_action_or_samples() -> None:
 
 
 def test_saved_and_loaded_it_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    whole = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    whole = one_by_one("CartPole-v1", Value.actor_critic(), horizon=40, seed=1)
     whole.learn(episodes=6)
-    first = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    first = one_by_one("CartPole-v1", Value.actor_critic(), horizon=40, seed=1)
     first.learn(episodes=3)
     first.save(tmp_path / "agent.pt")
-    second = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=1)
+    second = one_by_one("CartPole-v1", Value.actor_critic(), horizon=40, seed=1)
     second.load(tmp_path / "agent.pt")
     history = second.learn(episodes=3)
     assert weights(second) == weights(whole)
     assert history[-1].episodes == 6
-    other = one_by_one("CartPole-v1", ActorCritic(), hidden=(5,))
+    other = one_by_one("CartPole-v1", Value.actor_critic(), hidden=(5,))
     with pytest.raises(ValueError, match=r"another hidden \(\[10, 10\]\)"):
         other.load(tmp_path / "agent.pt")
 
@@ -278,7 +278,7 @@ def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
     first.learn(episodes=3)
     first.save(tmp_path / "agent.pt")
     second = PolicyGradient.from_file(tmp_path / "agent.pt")
-    assert (second.settings, second.learner.estimator) == (first.settings, first.learner.estimator)
+    assert (second.settings, second.credit.estimator) == (first.settings, first.credit.estimator)
     assert second.environment.horizon == 40
     first.learn(episodes=2)
     second.learn(episodes=2)
@@ -286,22 +286,22 @@ def test_a_file_makes_the_agent_again(tmp_path: Path) -> None:
     own = one_by_one(Walk, arsm.Average(arsm.RLOO(2), 2), horizon=9)
     own.save(tmp_path / "own.pt")
     with pytest.raises(
-        ValueError, match="cannot hold the agent's environment and estimator; give the same"
+        ValueError, match="cannot hold the agent's environment and credit; give the same"
     ):
         PolicyGradient.from_file(tmp_path / "own.pt")
     assert (
         PolicyGradient.from_file(
-            tmp_path / "own.pt", environment=Walk, estimator=arsm.RLOO(2)
+            tmp_path / "own.pt", environment=Walk, credit=arsm.RLOO(2)
         ).episodes
         == 0
     )
 
 
 def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
-    agent = one_by_one("CartPole-v1", ActorCritic(), horizon=40)
+    agent = one_by_one("CartPole-v1", Value.actor_critic(), horizon=40)
     agent.learn(episodes=2)
     agent.save(tmp_path / "agent.pt")
-    other = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=3)
+    other = one_by_one("CartPole-v1", Value.actor_critic(), horizon=40, seed=3)
     other.learn(episodes=1)
     before = copy.deepcopy(other.state_dict())
     saved = torch.load(tmp_path / "agent.pt", weights_only=True)
@@ -313,7 +313,7 @@ def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
     for changes in (
         {"counters": [1]},
         {"optimizers": []},
-        {"learner": [torch.zeros(3)]},
+        {"credit": [torch.zeros(3)]},
         {"network": {}},
     ):
         with pytest.raises(
@@ -332,6 +332,9 @@ def test_a_load_that_fails_leaves_the_agent_as_it_was(tmp_path: Path) -> None:
         PolicyGradient.from_file(tmp_path / "list.pt")
     with pytest.raises(FileNotFoundError):
         other.load(tmp_path / "nowhere.pt")
+    torch.save({**saved, "arguments": {"estimator": None}}, tmp_path / "old.pt")
+    with pytest.raises(ValueError, match=r"old.pt was written by an earlier version of arsm; t"):
+        PolicyGradient.from_file(tmp_path / "old.pt")
     other.learn(episodes=1)
     assert not list(tmp_path.glob(".*")), "no file is left half written"
 
@@ -485,26 +488,33 @@ def test_refusals() -> None:
     for name, value, message in wrong:
         with pytest.raises(ValueError, match=message):
             PolicyGradient("CartPole-v1", settings=Settings(**{name: value}))
-    for words in ("arsm", arsm.ARSM, ActorCritic):
+    for words in ("arsm", arsm.ARSM, Value):
         with pytest.raises(TypeError, match="estimator must be an estimator such as"):
             one_by_one("CartPole-v1", words)  # pyright: ignore[reportArgumentType]
     with pytest.raises(
-        ValueError, match="steps must be at least 1, or None for the whole return, but is 0"
+        ValueError, match="steps must be at least 1, or None for the whole episode, but is 0"
     ):
-        ActorCritic(steps=0)
-    with pytest.raises(ValueError, match="value_updates must be at least 1, but is 0"):
-        ActorCritic(value_updates=0)
+        Value(steps=0)
+    with pytest.raises(ValueError, match="cut must be at least 1, or None for the whole"):
+        Value(cut=0)
     for name, value, message in (
         ("trace", 1.5, r"trace must lie in \[0, 1\], but is 1.5"),
         ("divergence", -1.0, "divergence must not be negative, but is -1.0"),
         ("updates", 0, "updates must be at least 1, but is 0"),
         ("value_updates", 0, "value_updates must be at least 1, but is 0"),
         ("every", 0, "every must be at least 1, but is 0"),
+        ("where", "late", 'where must be "unsure" or "random", but is'),
     ):
         with pytest.raises(ValueError, match=message):
-            Proximal(**{name: value})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="needs f's derivative"):
-        one_by_one("CartPole-v1", arsm.estimator("gumbel-softmax"))
+            Value(**{name: value})  # pyright: ignore[reportArgumentType]
+    for wrong_credit in (arsm.estimator("gumbel-softmax"), Value(branch=arsm.GumbelSoftmax())):
+        with pytest.raises(ValueError, match="needs f's derivative"):
+            one_by_one("CartPole-v1", wrong_credit)
+    with pytest.raises(TypeError, match='has no setting "estimator": use credit='):
+        PolicyGradient("CartPole-v1", estimator=arsm.ARSM())
+    for gone, instead in (("Proximal", "Value"), ("ActorCritic", "Value.actor_critic")):
+        with pytest.raises(ImportError, match=rf"{gone}\(\) is arsm.rl.{instead}\(\) since 0.3"):
+            getattr(arsm.rl, gone)
     with pytest.raises(ValueError, match=r"cannot start from a given sample.* arsm\.RLOO"):
         one_by_one("CartPole-v1", arsm.Exact())
     for learner in (arsm.RELAX(), arsm.Average(arsm.RELAX(), 2)):
@@ -534,7 +544,7 @@ def test_refusals() -> None:
         one_by_one(WalkWithoutRewards, horizon=20)
 
 
-@pytest.mark.parametrize("method", [arsm.ARSM(), ActorCritic()])
+@pytest.mark.parametrize("method", [arsm.ARSM(), Value.actor_critic()])
 def test_a_policy_that_is_not_finite_is_an_error(method: Any) -> None:
     agent = one_by_one("CartPole-v1", method, horizon=20, learning_rate=1e200)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Branching environments against Gymnasium's own, bit for bit."""
+"""The adapter for Gymnasium's environments: ways to branch, time limits, refusals."""
 
 from __future__ import annotations
 
@@ -9,118 +9,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.envs.box2d.lunar_lander import heuristic
 
 from arsm.rl import EnvironmentFailure, make_environment
-from arsm.rl.arrays import FEW_LINKS, FEW_POLES, Acrobot
-from arsm.rl.branching import Trail
-from arsm.rl.lunar_lander import TrimmedLunarLander
+from arsm.rl.environment import Trail
 from arsm.rl.stepped import Stepped
-
-
-@pytest.mark.parametrize(
-    ("name", "steps", "lanes"),
-    [
-        ("CartPole-v1", 2500, 2),
-        ("CartPole-v1", 2500, FEW_POLES + 1),
-        ("Acrobot-v1", 3000, 2),
-        ("Acrobot-v1", 3000, FEW_LINKS + 1),
-    ],
-)
-def test_array_environments_are_gymnasiums_bit_for_bit(name: str, steps: int, lanes: int) -> None:
-    generator = np.random.default_rng(0)
-    ours, theirs = make_environment(name), gymnasium.make(name, max_episode_steps=-1)
-    seed = 0
-    while steps > 0:
-        first, _ = theirs.reset(seed=seed)
-        played, seen = ours.start(range(seed, seed + lanes))
-        np.testing.assert_array_equal(seen[0], first)
-        for _ in range(600):
-            actions = generator.integers(ours.choices, size=(lanes, 1))
-            observation, reward, terminated, _, _ = theirs.step(actions[0, 0])
-            seen, rewards, over, _ = played.step(actions)
-            np.testing.assert_array_equal(seen[0], observation)
-            np.testing.assert_array_equal(played.state[:, 0], theirs.unwrapped.state)  # pyright: ignore
-            assert (rewards[0], over[0]) == (reward, terminated)
-            steps -= 1
-            if terminated:
-                break
-        seed += 2
-
-
-@pytest.mark.parametrize("together", [1, 100])
-def test_acrobot_squares_as_gymnasium_does(together: int) -> None:
-    """Where x**2 and x * x differ in the last bit, as they do for one double in a thousand with
-    glibc's pow.
-    """
-    generator = np.random.default_rng(0)
-
-    def first_that_differ(candidates: Any, squared: Any) -> Any:
-        order = np.argsort(squared * squared == np.float_power(squared, 2.0), stable=True)
-        return candidates[order[:100]]  # where pow is exact, any will do
-
-    speeds, angles = (
-        generator.uniform(-12.0, 12.0, size=200_000),
-        generator.uniform(-3.0, 3.0, size=200_000),
-    )
-    speeds = first_that_differ(speeds, speeds)
-    angles = first_that_differ(angles, 0.25 + 0.5 * np.cos(angles) + 1.0)
-    states = np.stack([generator.uniform(-3.0, 3.0, size=100), angles, speeds, speeds[::-1]])
-    actions = generator.integers(3, size=(100, 1))
-    ours = make_environment("Acrobot-v1")
-    assert isinstance(ours, Acrobot)
-    parts = zip(
-        np.split(states, 100 // together, 1), np.split(actions, 100 // together), strict=True
-    )
-    following = np.concatenate([ours.advance(*part)[0] for part in parts], 1)
-    theirs: Any = gymnasium.make(
-        "Acrobot-v1", max_episode_steps=-1, disable_env_checker=True
-    ).unwrapped
-    theirs.reset(seed=0)
-    for column, action in enumerate(actions[:, 0]):
-        theirs.state = states[:, column].copy()
-        theirs.step(action)
-        np.testing.assert_array_equal(following[:, column], theirs.state)
-
-
-def test_trimmed_lunar_lander_is_gymnasiums_bit_for_bit() -> None:
-    generator = np.random.default_rng(0)
-    ours, theirs = TrimmedLunarLander(), gymnasium.make("LunarLander-v3", max_episode_steps=-1)
-    touched = 0
-    for seed in range(6):
-        first, _ = theirs.reset(seed=seed)
-        np.testing.assert_array_equal(ours.reset(seed=seed)[0], first)
-        observation = first
-        for _ in range(300):
-            action = (
-                heuristic(theirs.unwrapped, observation)
-                if generator.random() < 0.9
-                else int(generator.integers(4))
-            )
-            mine, (observation, reward, terminated, *_) = ours.step(action), theirs.step(action)
-            np.testing.assert_array_equal(mine[0], observation)
-            assert mine[1:3] == (float(reward), terminated)
-            touched += int(observation[6] or observation[7])
-            if terminated:
-                break
-    assert touched > 50
-
-
-def test_lunar_landers_replay_leads_where_its_steps_do() -> None:
-    actions = np.random.default_rng(0).integers(4, size=90).tolist()
-    stepped, replayed = TrimmedLunarLander(), TrimmedLunarLander()
-    for end in (0, 1, 2, 60, 61):
-        stepped.reset(seed=3)
-        replayed.reset(seed=3)
-        for action in actions[:end]:
-            stepped.step(action)
-        replayed.replay(actions[:end])
-        for action in actions[end:]:
-            mine, other = replayed.step(action), stepped.step(action)
-            np.testing.assert_array_equal(mine[0], other[0])
-            assert mine[1:3] == other[1:3]
-            if mine[2]:
-                break
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -218,12 +110,12 @@ def test_state_that_no_random_walk_reaches_is_branched_too(held: Any, way: str) 
     assert isinstance(found, Stepped)
     assert found.way == way
     actions = np.zeros((50, 1), int)
-    lanes, _ = found.start([0])
+    lanes, _ = found.reset([0])
     given = [lanes.step(action[None])[1][0] for action in actions]
     assert max(given) > 90
-    branches = found.branch([Trail(0, actions)], np.zeros(2, int), np.array([40, 0]), 1, [()] * 2)
+    branches = found.restore([Trail(0, actions)], np.zeros(2, int), np.array([40, 0]), [()] * 2, 1)
     assert [branches.step(action[None])[1][0] for action in actions[40:]] == given[40:]
-    branches.restart(0)
+    branches.restore(0)
     assert branches.step(actions[:1])[1][0] == given[0]
 
 
@@ -259,17 +151,17 @@ def test_every_way_to_branch(kind: type[Walk], way: str) -> None:
     assert found.way == way
     generator = np.random.default_rng(1)
     actions = generator.integers(found.choices, size=(20, 1))
-    lanes, _ = found.start([5])
+    lanes, _ = found.reset([5])
     given = [lanes.step(action[None]) for action in actions]
     places = np.zeros(3, int), np.array([4, 4, 11])
-    branches = found.branch([Trail(5, actions)], *places, 2, [()] * 3)
-    assert found.replayed(*places) == (19 if way == "replay" else 11)
+    branches = found.restore([Trail(5, actions)], *places, [()] * 3, 2)
     for step in range(4, 20):
         seen, rewards, *_ = branches.step(np.repeat(actions[step][None], 2, 0))
         np.testing.assert_array_equal(seen, np.repeat(given[step][0], 2, 0))
         np.testing.assert_array_equal(rewards, np.repeat(given[step][1], 2))
-    branches.restart(1)
-    branches.drop(np.array([1]))
+    branches.restore(1)
+    branches.keep(np.array([1]))
+    assert branches.replayed == (19 if way == "replay" else 11)
     for step in range(11, 20):
         np.testing.assert_array_equal(branches.step(actions[step][None])[0], given[step][0])
 
@@ -285,7 +177,7 @@ def test_a_wrappers_time_limit_is_the_horizon_where_an_episode_stops_but_does_no
     environment = make_environment(limited, horizon=asked)
     assert isinstance(environment, Stepped)
     assert (environment.horizon, environment.way) == (found, "state")
-    lanes, _ = environment.start([0])
+    lanes, _ = environment.reset([0])
     for _ in range(found):
         assert not lanes.step(np.ones((1, 1), int))[2][0]
 
@@ -298,7 +190,7 @@ def test_what_is_truncated_is_over_but_not_terminated() -> None:
     environment = make_environment(limited_within)
     assert isinstance(environment, Stepped)
     assert (environment.horizon, environment.way) == (15, "state")
-    lanes, _ = environment.start([0])
+    lanes, _ = environment.reset([0])
     ends = np.array([lanes.step(np.ones((1, 1), int))[2:] for _ in range(15)])[..., 0]
     assert ends.T.tolist() == [[False] * 15, [False] * 14 + [True]]
 
@@ -411,6 +303,6 @@ def test_refusals() -> None:
 def test_an_encoder_makes_vectors_of_images() -> None:
     found = make_environment(Images, horizon=5, encoder=lambda picture: picture[0, 0] / 255)
     assert found.observations == 3
-    lanes, seen = found.start([0, 1])
+    lanes, seen = found.reset([0, 1])
     assert seen.shape == (2, 3)
     assert lanes.step(np.zeros((2, 1), int))[0].shape == (2, 3)

@@ -15,10 +15,9 @@ from torch import nn
 import arsm
 from arsm.rl import (
     ActionConditioned,
-    ActorCritic,
     PolicyGradient,
-    Proximal,
     Settings,
+    Value,
     make_environment,
 )
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
@@ -56,7 +55,7 @@ def convolutions(outputs: int = 2) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("method", [arsm.RLOO(2), ActorCritic()], ids=repr)
+@pytest.mark.parametrize("method", [arsm.RLOO(2), Value.actor_critic()], ids=repr)
 def test_a_convolutional_policy_learns_from_images(method: Any) -> None:
     """In float32 and evaluation mode, although it has dropout."""
     settings = Settings(learning_rate=0.02, episodes_an_iteration=2, entropy=0.0, decay_over=None)
@@ -70,7 +69,7 @@ def test_a_convolutional_policy_learns_from_images(method: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [Proximal(), arsm.RLOO(2), ActorCritic(), ActionConditioned()], ids=repr
+    "method", [Value(), arsm.RLOO(2), Value.actor_critic(), ActionConditioned()], ids=repr
 )
 def test_without_a_module_images_are_read_as_vectors(method: Any) -> None:
     agent = PolicyGradient(Light, method, episodes_an_iteration=1)
@@ -197,7 +196,7 @@ def test_a_team_is_one_environment() -> None:
     found = make_environment(Meeting)
     assert isinstance(found, Stepped)
     assert found.shape == (9,)
-    lanes, seen = found.start([0])
+    lanes, seen = found.reset([0])
     assert seen[0, 2] == seen[0, 8] == 0 < seen[0, 5]  # padded to bert's length
     rewards, ends = [], []
     for _ in range(8):

@@ -14,10 +14,11 @@ import torch
 
 import arsm
 from arsm.rl import EnvironmentFailure, PolicyGradient, WorkerFailure, make_environment
-from arsm.rl.environments import Environment
-from arsm.rl.play import BranchPoints, Episode, play_episodes, play_rollouts
+from arsm.rl.environment import Environment
+from arsm.rl.play import Branches, Episode, play_episodes, play_rollouts
 from arsm.rl.policies import FEW_ROWS, Perceptron, act
 from arsm.rl.rollouts import InProcess, Pool, make_engine, share_out
+from arsm.rl.stepped import Stepped
 from arsm.rl.streams import BLOCK, OwnNoise, Tape, race_units
 from arsm.swap import run_race
 from tests.test_rl_environments import Walk, WalkWithHiddenState
@@ -36,7 +37,7 @@ def noise(environment: Environment, episodes: int, seed: int = 0) -> Tape:
     return Tape(seed, episodes, (len(environment.choices), max(environment.choices)))
 
 
-def branches(environment: Environment, episodes: list[Episode], count: int) -> BranchPoints:
+def branches(environment: Environment, episodes: list[Episode], count: int) -> Branches:
     """Branches at random steps of several episodes."""
     generator = np.random.default_rng(1)
     episode = np.sort(generator.integers(len(episodes), size=count))
@@ -44,7 +45,7 @@ def branches(environment: Environment, episodes: list[Episode], count: int) -> B
     order = np.lexsort((step, episode))
     action = generator.integers(environment.choices, size=(count, len(environment.choices)))
     trails = tuple(one.trail for one in episodes)
-    return BranchPoints(
+    return Branches(
         trails, episode, step[order], action, key=11, number=np.arange(count), gamma=0.97
     )
 
@@ -88,7 +89,7 @@ def test_a_rollout_that_repeats_the_true_actions_repeats_the_true_return(name: s
     step = np.concatenate(steps)
     action = np.concatenate([one.actions[x] for one, x in zip(episodes, steps, strict=True)])
     trails = tuple(one.trail for one in episodes)
-    again = BranchPoints(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units.key)
+    again = Branches(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units.key)
     played = play_rollouts(environment, policy, again)
     expected = np.concatenate([one.returns(0.9)[x] for one, x in zip(episodes, steps, strict=True)])
     np.testing.assert_allclose(played.returns, expected, rtol=1e-12)
@@ -177,7 +178,7 @@ def test_a_rollout_does_not_depend_on_its_company(name: str) -> None:
 
 @pytest.mark.parametrize("restarted", [0, 5, BLOCK - 2, BLOCK - 1, BLOCK])
 def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: int) -> None:
-    many = BranchPoints(
+    many = Branches(
         (),
         np.zeros(4, int),
         np.zeros(4, int),
@@ -234,7 +235,9 @@ def test_the_pool_gives_what_one_process_gives(pool: Pool) -> None:
     copied_once = [many.step[many.episode == number].max() for number in range(2)]
     assert here.replayed == sum(copied_once)
     parts = [many.part(index) for index in share_out(environment, many, 2)]
-    assert there.replayed == sum(environment.replayed(part.episode, part.step) for part in parts)
+    assert there.replayed == sum(
+        play_rollouts(environment, policy, part).replayed for part in parts
+    )
     assert here.cpu_seconds == 0 < there.cpu_seconds
     assert pool.play(policy, many.part(np.arange(0))).returns.shape == (0,)
 
@@ -259,7 +262,7 @@ def test_environments_that_are_there_branch_without_a_reset() -> None:
     before = len(Counted.resets)
     assert play_rollouts(environment, policy, many).returns.tolist() == first.returns.tolist()
     assert len(Counted.resets) == before
-    from_seeds = replace(many, trails=tuple(replace(trail, begin=None) for trail in many.trails))
+    from_seeds = replace(many, trails=tuple(replace(trail, states=()) for trail in many.trails))
     assert play_rollouts(environment, policy, from_seeds).returns.tolist() == first.returns.tolist()
     assert len(Counted.resets) == before + 2
 
@@ -419,6 +422,7 @@ class Nameless(Failing):
 )
 def test_an_environment_that_fails_midway(kind: type[Failing], message: str) -> None:
     environment = make_environment(kind, horizon=300)
+    assert isinstance(environment, Stepped)
     policy = Perceptron(((np.zeros((2, 2)), np.zeros(2)),), (2,))
     with pytest.raises(EnvironmentFailure, match=message):
         play_episodes(environment, policy, [0], noise(environment, 1))

@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 
 import arsm
-from arsm.rl import ActorCritic, EnvironmentFailure, PolicyGradient, make_environment
-from arsm.rl.branching import ENDLESS
+from arsm.rl import EnvironmentFailure, PolicyGradient, Value, make_environment
+from arsm.rl.environment import ENDLESS
 from arsm.rl.spaces import categories_of_actions, encode, encoded_shape, full_mask
 from arsm.rl.stepped import Stepped
 from tests.test_rl_environments import Walk
@@ -174,7 +174,7 @@ def test_dictionary_observations_need_no_encoder_and_no_horizon() -> None:
 
 
 @pytest.mark.parametrize("kind", [MaskedRoom, AskedRoom])
-@pytest.mark.parametrize("method", [arsm.ARSM(), arsm.RLOO(2), ActorCritic()], ids=repr)
+@pytest.mark.parametrize("method", [arsm.ARSM(), arsm.RLOO(2), Value.actor_critic()], ids=repr)
 def test_a_masked_action_is_never_taken(kind: type[Room], method: Any) -> None:
     """Neither by true episodes, nor as pseudo actions, nor by rollouts, nor by the test of the ways
     to branch.
@@ -256,7 +256,7 @@ def test_what_an_environment_may_not_do() -> None:
         ValueError, match=r"Gone has observations Text.*, which have no encoding; give an encoder"
     ):
         make_environment(type("Gone", (Room,), {"observation_space": spaces.Text(3)}))
-    with pytest.raises(TypeError, match=r"must be a gymnasium\.Env or a PettingZoo ParallelEnv"):
+    with pytest.raises(TypeError, match=r"must be a gymnasium\.Env, a PettingZoo Par"):
         make_environment(dict)
 
 
@@ -278,13 +278,13 @@ class Flagged(Walk):
 
 
 @pytest.mark.parametrize("flag", [int, np.int64, np.bool_, np.array])
-@pytest.mark.parametrize("method", [ActorCritic(None), arsm.ARSM()], ids=repr)
+@pytest.mark.parametrize("method", [Value.actor_critic(None), arsm.ARSM()], ids=repr)
 def test_flags_may_be_numbers(flag: Any, method: Any) -> None:
     kind = type("Kind", (Flagged,), {"flag": staticmethod(flag)})
     agent = PolicyGradient(kind, method, horizon=30, episodes_an_iteration=1)
     (iteration,) = agent.learn(episodes=1)
     assert 7 <= iteration.steps <= 7 + 7 * iteration.rollouts
-    assert len(agent.environment.start([0])[0].step(np.zeros((1, 1), int))[3]) == 1
+    assert len(agent.environment.reset([0])[0].step(np.zeros((1, 1), int))[3]) == 1
 
 
 def test_observations_are_compared_after_encoding() -> None:

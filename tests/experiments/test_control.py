@@ -272,7 +272,7 @@ def test_a_killed_run_resumes_to_the_same_curve(tmp_path: Path) -> None:
         (["--encoder", "encode"], "An encoder is named as MODULE:FUNCTION"),
         (["--options", "ram"], "An option of the environment is KEY=VALUE"),
         (["--methods", "armsm"], 'There is no estimator "armsm": did you mean "arsm"'),
-        (["--methods", "ppo"], 'There is no method "ppo": "proximal" is the nearest'),
+        (["--methods", "ppo"], 'There is no method "ppo": "value" is the nearest'),
         (["--environment", "Acrobot-v1", "--budget", "1"], "less than the 2 pseudo actions"),
         (["--episodes", "0"], "--episodes must be at least 1"),
         (["--gamma", "2"], "gamma must lie in (0, 1], but is 2.0."),

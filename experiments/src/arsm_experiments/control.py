@@ -31,7 +31,7 @@ from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.runs.writer import Run, open_run
 
 if TYPE_CHECKING:  # gymnasium is optional: the other commands do not need it
-    from arsm.rl import ActionConditioned, ActorCritic, Iteration, PolicyGradient, Proximal
+    from arsm.rl import ActionConditioned, Iteration, PolicyGradient, Value
 
 WINDOW = 100
 """Number of true episodes in an average return."""
@@ -46,21 +46,21 @@ SMALLEST = {
 }
 
 
-def method(words: str) -> arsm.Estimator | ActorCritic | ActionConditioned | Proximal:
+def method(words: str) -> arsm.Estimator | Value | ActionConditioned:
     """An estimator in words, or "a2c", "reinforce" (with a value baseline), "relax"
-    (action-conditioned) or "proximal" (generalized advantages).
+    (action-conditioned) or "value" (generalized advantages).
     """
-    from arsm.rl import ActionConditioned, ActorCritic, Proximal
+    from arsm.rl import ActionConditioned, Value
 
     if words == "ppo":
         raise ValueError(
-            'There is no method "ppo": "proximal" is the nearest, and `benchmarks/agents.py` '
+            'There is no method "ppo": "value" is the nearest, and `benchmarks/agents.py` '
             "compares it with Stable-Baselines3's PPO."
         )
     baselines = {
-        "proximal": Proximal(),
-        "a2c": ActorCritic(),
-        "reinforce": ActorCritic(steps=None),
+        "value": Value(),
+        "a2c": Value.actor_critic(),
+        "reinforce": Value.actor_critic(steps=None),
         "relax": ActionConditioned(),
     }
     return baselines[words] if words in baselines else arsm.estimator(words)
@@ -79,7 +79,7 @@ class Control:
     """
     methods: tuple[str, ...] = ("arsm",)
     """Estimators in words ("arsm", "ars", "rloo:samples=4"), "a2c", "reinforce" (with a value
-    baseline) or "relax".
+    baseline), "value" (generalized advantages) or "relax".
     """
     learning_rates: tuple[float, ...] = (0.01,)
     """Learning rates; the paper tries 0.001, 0.003, 0.01 and 0.03."""

@@ -1,5 +1,6 @@
-"""Reinforcement learning by try-and-see: environments that can return to a state,
-engines that play rollouts, and an agent.
+"""Reinforcement learning: environments that can return to a state, engines that play
+rollouts, and an agent whose credit comes from branches, from a learned value, or from
+both.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ from arsm.rl.settings import Learning, Settings
 
 if TYPE_CHECKING:
     from arsm.rl.agent import Evaluation, Iteration, PolicyGradient
-    from arsm.rl.branching import EnvironmentFailure
     from arsm.rl.callbacks import Checkpoint, Evaluate
+    from arsm.rl.credit import ActionConditioned, Value
+    from arsm.rl.environment import Environment, EnvironmentFailure, Lanes, Trail
     from arsm.rl.environments import make_environment
-    from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
     from arsm.rl.rollouts import WorkerFailure, make_engine
 
 __all__ = [
     "ActionConditioned",
-    "ActorCritic",
     "Checkpoint",
+    "Environment",
     "EnvironmentFailure",
     "Evaluate",
     "Evaluation",
     "Iteration",
+    "Lanes",
     "Learning",
     "PolicyGradient",
-    "Proximal",
     "Settings",
+    "Trail",
+    "Value",
     "WorkerFailure",
     "make_engine",
     "make_environment",
@@ -39,19 +42,31 @@ _LATE = {
     "Evaluation": "agent",
     "Iteration": "agent",
     "PolicyGradient": "agent",
-    "EnvironmentFailure": "branching",
+    "ActionConditioned": "credit",
+    "Value": "credit",
     "Checkpoint": "callbacks",
     "Evaluate": "callbacks",
+    "Environment": "environment",
+    "EnvironmentFailure": "environment",
+    "Lanes": "environment",
+    "Trail": "environment",
     "make_environment": "environments",
-    "ActionConditioned": "learners",
-    "ActorCritic": "learners",
-    "Proximal": "learners",
     "WorkerFailure": "rollouts",
     "make_engine": "rollouts",
 }
 
 
+_GONE = {"Proximal": "Value()", "ActorCritic": "Value.actor_critic()"}
+"""Names of 0.2, and what to write instead."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _GONE:
+        # an AttributeError would lose its words in `from arsm.rl import ...`
+        raise ImportError(
+            f"{__name__}.{name}() is {__name__}.{_GONE[name]} since 0.3; docs/migration.md has its "
+            "options."
+        )
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""`PolicyGradient`: an agent that learns by trying the actions it might have taken."""
+"""`PolicyGradient`: an agent with credit from branches, from a learned value, or from both."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from torch import nn
 
 from arsm.capabilities import require
 from arsm.rl import files
-from arsm.rl.branching import Array
 from arsm.rl.callbacks import Callback, TensorBoard, call_all
+from arsm.rl.credit import ActionConditioned, Credit, Value
+from arsm.rl.environment import Array
 from arsm.rl.environments import make_environment
-from arsm.rl.learners import ActionConditioned, ActorCritic, Method, Proximal
-from arsm.rl.play import BranchPoints, RolloutResults, play_episodes
+from arsm.rl.play import Branches, play_episodes
 from arsm.rl.policies import Policy, act
 from arsm.rl.progress import LearningProgress
 from arsm.rl.rollouts import make_engine
 from arsm.rl.settings import Settings, changed, check_count, check_seed
 from arsm.rl.snapshots import Snapshot
 from arsm.rl.spaces import Encoder, exists, full_mask
-from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Still, Tape, race_units
 from arsm.rl.training import Iteration, Training
 
@@ -51,8 +50,8 @@ class Evaluation:
 
 
 class PolicyGradient(Training):
-    """A policy that learns from true episodes and, by choice, from rollouts of the
-    actions that it might have taken.
+    """A policy that learns from episodes, with credit from branches (rollouts of the
+    actions that it might have taken), from a learned value, or from both.
 
         agent = PolicyGradient("CartPole-v1")
         agent.learn(seconds=20)
@@ -61,12 +60,12 @@ class PolicyGradient(Training):
 
     Args:
         environment: the name of a Gymnasium environment, or a function that makes one,
-            or a PettingZoo parallel one.
-        estimator: `Proximal()` by default, which learns from true episodes and a
-            learned value, and is biased as far as the value is wrong; or an estimator
-            that `arsm.policy.plan` takes, such as ARSM or RLOO, on the returns of
-            rollouts to the end, whose gradient is unbiased; or `ActorCritic()` or
-            `ActionConditioned()`.
+            or a PettingZoo parallel one, or an `arsm.rl.Environment`.
+        credit: an estimator that `arsm.policy.plan` takes, such as `arsm.RLOO(2)` or
+            `arsm.ARSM()`: branches, played to the end, whose gradient is unbiased. Or
+            `Value()`, the default: generalized advantages from a learned value and no
+            branches, biased as far as the value is wrong. Or both,
+            `Value(branch=arsm.RLOO(2))`. Or `ActionConditioned()`.
         policy: a module from observations [N, *shape] to the logits [N, K C] of K
             actions; by default an MLP in NumPy. It is used in evaluation mode and on
             its own device.
@@ -89,7 +88,7 @@ class PolicyGradient(Training):
     def __init__(
         self,
         environment: str | Callable[[], Any],
-        estimator: Method | None = None,
+        credit: Credit | None = None,
         *,
         policy: nn.Module | None = None,
         settings: Settings | None = None,
@@ -104,13 +103,13 @@ class PolicyGradient(Training):
         address: str | None = None,
         **changes: Any,
     ) -> None:
-        estimator = estimator or Proximal()
-        _check_parts(estimator, policy)
+        credit = Value() if credit is None else credit
+        _check_parts(credit, policy)
         settings = changed(settings or Settings(), changes)
         world = make_environment(
             environment, horizon, encoder, snapshot=snapshot, randomness=randomness, options=options
         )
-        super().__init__(world, estimator, policy, settings, shared_policy=shared_policy)
+        super().__init__(world, credit, policy, settings, shared_policy=shared_policy)
         self._arguments = {
             "environment": environment if isinstance(environment, str) else None,
             "horizon": horizon,
@@ -121,11 +120,11 @@ class PolicyGradient(Training):
             "snapshot": snapshot is not None,
             "policy": policy is not None,
             "settings": asdict(settings),
-            "estimator": files.describe_estimator(estimator),
+            "credit": files.describe_credit(credit),
         }
         self._engine = make_engine(engine, world, workers, address)
 
-    def _play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
+    def _play(self, policy: Policy, branches: Branches) -> Branches:
         return self._engine.play(policy, branches)
 
     # ---------------------------------------------------------------- playing
@@ -154,16 +153,10 @@ class PolicyGradient(Training):
         noise = np.zeros_like(logits)
         if not deterministic:
             noise = race_units(np.log(np.random.default_rng().standard_exponential(logits.shape)))
-        actions = act(logits, noise)
-        if not isinstance(world, Stepped):
-            return actions[:, 0].tolist()
-        team = world.team()
-        return world.native(actions) if team is None else [team.split(joint) for joint in actions]
+        return world.decode(act(logits, noise))
 
     def _vector(self, observation: Any, mask: Any) -> Array:
         world = self.environment
-        if isinstance(world, Stepped) and (team := world.team()) is not None:
-            observation = team.join(observation)
         seen = world.encode(observation)
         if seen.shape != (world.observations,):
             raise ValueError(
@@ -351,7 +344,7 @@ class PolicyGradient(Training):
             "choices": list(world.choices),
             "hidden": list(self.settings.hidden),
             "optimizer": self.settings.optimizer,
-            "learner": type(self.learner).__name__,
+            "credit": type(self.credit).__name__,
             "parameters": [list(parameter.shape) for parameter in self.network.parameters()],
         }
 
@@ -373,8 +366,9 @@ def _check_named(call: str, limit: object) -> None:
         )
 
 
-def _check_parts(estimator: Method, policy: object) -> None:
-    if not isinstance(estimator, Proximal | ActorCritic | ActionConditioned):
+def _check_parts(credit: Credit, policy: object) -> None:
+    estimator = credit.branch if isinstance(credit, Value) else credit
+    if estimator is not None and not isinstance(estimator, ActionConditioned):
         relax = 'use ActionConditioned(), the method "relax" of `arsm control`'
         require(estimator, "PolicyGradient", "nothing_learned", instead=relax)
     if policy is not None and not (isinstance(policy, nn.Module) and list(policy.parameters())):

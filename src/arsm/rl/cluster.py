@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from arsm.cluster import join_cluster
-from arsm.rl.branching import EnvironmentFailure
-from arsm.rl.environments import Environment
-from arsm.rl.play import BranchPoints, RolloutResults, play_elsewhere
+from arsm.rl.environment import Environment, EnvironmentFailure
+from arsm.rl.play import Branches, play_elsewhere
 from arsm.rl.policies import Policy
-from arsm.rl.rollouts import WorkerFailure, gather_results, share_out
+from arsm.rl.rollouts import WorkerFailure, share_out
 
 
 class Ray:
@@ -30,7 +29,7 @@ class Ray:
         )
         self._actors = [actor.remote(environment) for _ in range(count)]
 
-    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
+    def play(self, policy: Policy, branches: Branches) -> Branches:
         ray = self._ray
         parts = share_out(self.environment, branches, len(self._actors))
         shared = ray.put(policy)
@@ -39,7 +38,7 @@ class Ray:
             for number, part in enumerate(parts)
         ]
         try:
-            return gather_results(parts, ray.get(tasks))
+            return branches.answered(parts, ray.get(tasks))
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, EnvironmentFailure) else None
             raise cause or EnvironmentFailure(f"A worker failed: {error.cause!r}") from None
@@ -63,5 +62,5 @@ class RolloutActor:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
 
-    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
+    def play(self, policy: Policy, branches: Branches) -> Branches:
         return play_elsewhere(self.environment, policy, branches)

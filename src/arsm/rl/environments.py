@@ -1,4 +1,6 @@
-"""Environments that can branch, by name."""
+"""Environments that can branch: one that a package offers for a name, one that a
+function makes, or Gymnasium's own behind the adapter.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import importlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 import gymnasium
@@ -15,22 +19,17 @@ from gymnasium.error import Error as GymnasiumError
 from gymnasium.wrappers import TimeLimit
 
 from arsm.options import closest
-from arsm.rl.arrays import Acrobot, Arrays, CartPole
-from arsm.rl.branching import ENDLESS, EnvironmentFailure
+from arsm.rl.environment import ENDLESS, Environment, EnvironmentFailure, Randomness
 from arsm.rl.settings import check_count
 from arsm.rl.snapshots import Env, LastAction, Snapshot, layers
 from arsm.rl.spaces import Encoder, categories_of_actions, encoded_shape
 from arsm.rl.stepped import Stepped
-from arsm.rl.tabular import NAMES, Tabular, tabulate
 from arsm.rl.teams import Team, is_parallel
 
-Environment = Arrays | Tabular | Stepped
-ARRAYS: dict[str, type[Arrays]] = {
-    "CartPole-v0": CartPole,
-    "CartPole-v1": CartPole,
-    "Acrobot-v1": Acrobot,
-}
-Randomness = Literal["same", "fresh"]
+GROUP = "arsm.environments"
+"""The entry points of packages that offer an `Environment` for a name: each a function
+of the name, the horizon and the randomness.
+"""
 
 
 def make_environment(
@@ -46,7 +45,9 @@ def make_environment(
 
     Args:
         which: the name of a Gymnasium environment, or a function that makes one, or a
-            PettingZoo parallel one.
+            PettingZoo parallel one, or an `arsm.rl.Environment`. For a name without an
+            encoder, a snapshot and options, an installed package may offer a faster
+            environment of the same law.
         horizon: maximum steps per episode; the environment's own limit applies as well.
         encoder: a function from an observation to a vector, used instead of the
             encoding for its space.
@@ -59,25 +60,28 @@ def make_environment(
         options: arguments of gymnasium.make, for an environment by name.
     """
     _check(which, horizon, snapshot, randomness, options)
+    plain = encoder is None and snapshot is None and not options
     if isinstance(which, str):
+        if plain and (entry := offered(which)) is not None:
+            registered = gymnasium.registry.get(which)
+            limit = None if registered is None else registered.max_episode_steps
+            return entry.load()(which, _earliest(horizon, limit), randomness)
         limit = _spec(which).max_episode_steps
-        if which in ARRAYS and encoder is None and snapshot is None and not options:
-            return ARRAYS[which](_earliest(horizon, limit))
         name, make = which, _MakeNamed(which, options or {})
         env = make()
-        if which in NAMES and encoder is None and snapshot is None and not options:
-            with closing(env):
-                return tabulate(env, which, _needed(_earliest(horizon, limit), which), randomness)
     else:
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
         made = which()
+        if isinstance(made, Environment):
+            _check_plain(made, plain and horizon is None and randomness == "same")
+            return made
         env, limit = make.strip(made), _time_limit(made)
     with closing(env):
         _check_spaces(env, name)
         first, actions = categories_of_actions(env.action_space, name)
         seen, info = _first(env, name)
         shape = _observation_shape(env, seen, name, encoder)
-        plain = encoder is not None or (
+        vectors = encoder is not None or (
             _is_vector(env.observation_space) and env.observation_space.dtype != np.uint8
         )
         environment = Stepped(
@@ -87,7 +91,7 @@ def make_environment(
             choices=actions,
             first_choice=first,
             horizon=_earliest(horizon, limit),
-            space=None if plain else env.observation_space,
+            space=None if vectors else env.observation_space,
             encoder=encoder,
             masked_by=_masks(env, info),
             agents=env.size if isinstance(env, Team) else 1,
@@ -95,6 +99,23 @@ def make_environment(
             randomness=randomness,
         )
     return environment.tested()
+
+
+def offered(name: str) -> EntryPoint | None:
+    """The environment that an installed package offers for this name, if any."""
+    # a package may be found twice, by its source and by its installation
+    found = {entry.value: entry for entry in _entries() if entry.name == name}
+    if len(found) > 1:
+        raise ValueError(
+            f"{' and '.join(sorted(found))} are both offered for {name}; uninstall one of their "
+            "packages, or give a function that makes your environment."
+        )
+    return next(iter(found.values()), None)
+
+
+@cache  # reads the metadata of every installed package
+def _entries() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
 
 
 @dataclass(frozen=True)
@@ -105,10 +126,6 @@ class _MakeNamed:
     options: dict[str, Any]
 
     def __call__(self) -> Env:
-        if self.name == "LunarLander-v3" and not self.options:
-            from arsm.rl.lunar_lander import TrimmedLunarLander  # Box2D is an extra of its own
-
-            return TrimmedLunarLander()
         _spec(self.name)  # a worker process must import the module first
         return _prepared(
             gymnasium.make(
@@ -134,8 +151,8 @@ class _WithoutLimit:
             return Team(env)
         if not isinstance(env, gymnasium.Env):
             raise TypeError(
-                "An environment must be a gymnasium.Env or a PettingZoo ParallelEnv, but "
-                f"{self.make} makes a {type(env).__name__}."
+                "An environment must be a gymnasium.Env, a PettingZoo ParallelEnv or an "
+                f"arsm.rl.Environment, but {self.make} makes a {type(env).__name__}."
             )
         return _prepared(env.env if isinstance(env, TimeLimit) else env)
 
@@ -163,6 +180,14 @@ def _check(
     if options and not isinstance(which, str):
         raise ValueError(
             "options are arguments of gymnasium.make; let your function pass them itself."
+        )
+
+
+def _check_plain(made: Environment, plain: bool) -> None:
+    if not plain:
+        raise ValueError(
+            f"{made.name} is an arsm.rl.Environment, which has its own horizon, encoding, "
+            "snapshots, randomness and options; let the function that makes it choose them."
         )
 
 
@@ -202,12 +227,6 @@ def _earliest(horizon: int | None, limit: int | None) -> int:
     # Gymnasium has -1 for no limit
     known = [end for end in (horizon, limit) if end is not None and end > 0]
     return min(known, default=ENDLESS)
-
-
-def _needed(horizon: int, name: str) -> int:
-    if horizon == ENDLESS:
-        raise ValueError(f"{name} has no time limit; give one as horizon.")
-    return horizon
 
 
 def _check_spaces(env: Env, name: str) -> None:

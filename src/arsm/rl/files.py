@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arsm.estimators import NAMES
-from arsm.rl.learners import ActionConditioned, ActorCritic, Proximal
+from arsm.rl.credit import ActionConditioned, Value
 from arsm.rl.settings import Settings
 
 if TYPE_CHECKING:
     from arsm.rl.agent import PolicyGradient
 
 KNOWN: dict[str, Any] = {
-    kind.__name__: kind for kind in (*NAMES.values(), ActorCritic, ActionConditioned, Proximal)
+    kind.__name__: kind for kind in (*NAMES.values(), Value, ActionConditioned)
 }
 PLAIN = (int, float, str, bool, type(None))
 UNHELD = ("encoder", "snapshot", "policy")
@@ -69,12 +69,12 @@ def make(
     missing = [name for name in UNHELD if saved.pop(name) and name not in given]
     if saved["environment"] is None and "environment" not in given:
         missing.insert(0, "environment")
-    words = saved.pop("estimator")
-    if "estimator" not in given:
+    words = saved.pop("credit")
+    if "credit" not in given:
         if words is None:
-            missing.append("estimator")
+            missing.append("credit")
         else:
-            saved["estimator"] = _out_of_words(words)
+            saved["credit"] = _out_of_words(words)
     if missing:
         raise ValueError(
             f"{path} cannot hold the agent's {' and '.join(missing)}; give the same as when it was "
@@ -91,21 +91,18 @@ def make(
     return agent
 
 
-def describe_estimator(estimator: Any) -> dict[str, Any] | None:
-    """The estimator's class and options, if a file can hold them."""
-    if not dataclasses.is_dataclass(estimator) or KNOWN.get(type(estimator).__name__) is not type(
-        estimator
-    ):
+def describe_credit(credit: Any) -> dict[str, Any] | None:
+    """The class and options of an estimator, or of other credit, if a file can hold them."""
+    kind = type(credit)
+    if not dataclasses.is_dataclass(credit) or KNOWN.get(kind.__name__) is not kind:
         return None
-    values = {
-        each.name: vars(estimator)[each.name] for each in dataclasses.fields(estimator) if each.init
-    }
+    values = {each.name: vars(credit)[each.name] for each in dataclasses.fields(kind) if each.init}
     options = {
-        name: value if isinstance(value, PLAIN) else describe_estimator(value)
+        name: value if isinstance(value, PLAIN) else describe_credit(value)
         for name, value in values.items()
     }
     plain = all(options[name] is not None or value is None for name, value in values.items())
-    return {"kind": type(estimator).__name__, "options": options} if plain else None
+    return {"kind": kind.__name__, "options": options} if plain else None
 
 
 def _out_of_words(words: dict[str, Any]) -> Any:
@@ -125,4 +122,8 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         ) from error
     if not isinstance(saved, dict) or not {"agent", "arguments", "state"} <= saved.keys():
         raise ValueError(f"{path} was not written by PolicyGradient.save.")
+    if "credit" not in saved["arguments"]:
+        raise ValueError(
+            f"{path} was written by an earlier version of arsm; train the agent again."
+        )
     return saved

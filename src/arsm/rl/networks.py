@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from arsm.rl.branching import Array
+from arsm.rl.environment import Array
 from arsm.rl.policies import Perceptron
 
 

@@ -8,13 +8,22 @@ which others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import process_time
+from typing import Any
 
 import numpy as np
 
-from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Trail, check_finite, discounted
-from arsm.rl.environments import Environment
+from arsm.policy import Rollouts
+from arsm.rl.environment import (
+    ENDLESS,
+    Array,
+    Environment,
+    EnvironmentFailure,
+    Trail,
+    check_finite,
+    strayed,
+)
 from arsm.rl.policies import Policy, act
 from arsm.rl.streams import OwnNoise, SharedNoise, Still, Tape
 
@@ -46,6 +55,15 @@ class Episode:
         return discounted(self.rewards, gamma)
 
 
+def discounted(rewards: Array, gamma: float) -> Array:
+    """[T]: the discounted sum of the rewards [T] from each step on."""
+    sums, total = [], 0.0
+    for reward in rewards[::-1].tolist():
+        total = reward + gamma * total
+        sums.append(total)
+    return np.array(sums[::-1])
+
+
 def play_episodes(
     environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still
 ) -> list[Episode]:
@@ -67,19 +85,19 @@ def _play_together(
     first: int,
 ) -> list[Episode]:
     """Episodes in lock step; `first` is the number of the first one's noise."""
-    lanes, seen = environment.start(seeds)
-    begins = getattr(lanes, "begins", None) or [None] * len(seeds)
+    lanes, seen = environment.reset(seeds)
     owner: Array = np.arange(len(seeds))
     steps: list[tuple[Array, ...]] = []
+    kept: list[tuple[Array, Sequence[Any] | Array]] = []
     ended: dict[int, tuple[bool, Array]] = {}
     for time in range(environment.horizon):
         logits = policy.logits(seen)
         actions = act(logits, noise.at(first + owner, time))
-        state = getattr(lanes, "state", None)
+        state = lanes.state()
+        if state is not None:
+            kept.append((owner, state))
         following, rewards, terminated, over = lanes.step(actions)
-        steps.append(
-            (owner, seen, logits, actions, rewards, *(() if state is None else (state.T,)))
-        )
+        steps.append((owner, seen, logits, actions, rewards))
         seen = following
         if time + 1 == environment.horizon:
             over = np.ones_like(over)
@@ -91,31 +109,75 @@ def _play_together(
             for lane in over.nonzero()[0]:
                 ended[int(owner[lane])] = (bool(terminated[lane]), seen[lane])
             keep = (~over).nonzero()[0]
-            lanes.drop(keep)
+            lanes.keep(keep)
             if not len(keep):
                 break
             owner, seen = owner[keep], seen[keep]
-    played = np.concatenate([step[0] for step in steps])
-    columns = [np.concatenate(column) for column in list(zip(*steps, strict=True))[1:]]
+    played, *columns = (np.concatenate(column) for column in zip(*steps, strict=True))
+    states = _by_episode(kept, len(seeds))
     episodes = []
     for number, seed in enumerate(seeds):
-        seen, logits, actions, rewards, *state = (column[played == number] for column in columns)
+        seen, logits, actions, rewards = (column[played == number] for column in columns)
         check_finite(environment.name, "a reward", rewards)
         check_finite(environment.name, "an observation", seen)
         terminated, last = ended[number]
-        states = state[0].T if state else None
-        trail = Trail(seed, actions, states, begins[number], rewards, seen)
+        trail = Trail(seed, actions, states[number], rewards, seen)
         episodes.append(Episode(seen, logits, actions, rewards, terminated, last, trail))
     return episodes
+
+
+def _by_episode(
+    kept: list[tuple[Array, Sequence[Any] | Array]], episodes: int
+) -> list[Sequence[Any] | Array]:
+    """The states of each episode, of (owners [N], states [N]) at some steps."""
+    if kept and all(isinstance(states, np.ndarray) for _, states in kept):
+        owner = np.concatenate([owner for owner, _ in kept])
+        rows = np.concatenate([states for _, states in kept])
+        return [rows[owner == number] for number in range(episodes)]
+    found: list[Sequence[Any] | Array] = []
+    for number in range(episodes):
+        own = [
+            state
+            for owner, states in kept
+            for lane, state in zip(owner, states, strict=True)
+            if lane == number
+        ]
+        found.append(own)
+    return found
+
+
+def check_repeats(environment: Environment, trail: Trail) -> None:
+    """Play an episode again with no other beside it, and refuse an environment that gives
+    something else than before.
+
+    The test before the training knows random episodes only, and learning leads to other
+    states.
+    """
+    assert trail.observations is not None
+    assert trail.rewards is not None
+    lanes, seen = environment.reset([trail.seed])
+    for place, action in enumerate(trail.actions):
+        if not np.array_equal(seen[0], trail.observations[place]):
+            raise strayed(environment.name, place - 1)
+        seen, rewards, _, _ = lanes.step(action[None])
+        if rewards[0] != trail.rewards[place]:
+            raise strayed(environment.name, place)
+    lanes.keep(np.arange(0))
 
 
 # ---------------------------------------------------------------- rollouts
 
 
+def _not_played() -> Array:
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, eq=False)
-class BranchPoints:
-    """R rollouts: where they leave their true episodes, and the action they take there.
-    Sorted by episode and step.
+class Branches:
+    """R rollouts, from the plan to the gradient: where they leave their true episodes, the
+    actions they take there, and, once they are played, what came of them.
+
+    They are sorted by episode and step.
     """
 
     trails: tuple[Trail, ...]
@@ -134,58 +196,65 @@ class BranchPoints:
     """The key of the true episodes' noise, where rollouts share it."""
     cut: int | None = None
     """The most steps of a rollout; None plays to the end of the episode."""
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def part(self, index: Array) -> BranchPoints:
-        """Some of the rollouts."""
-        chosen = {
-            name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
-        }
-        return replace(self, **chosen)
-
-
-@dataclass(frozen=True, eq=False)
-class RolloutResults:
-    """Results of R rollouts."""
-
-    returns: Array
+    plan: Rollouts | None = None
+    """The estimator's questions that the rollouts answer; they stay in this process."""
+    returns: Array = field(default_factory=_not_played)
     """[R]: discounted, from the branch on."""
-    ends: Array
+    ends: Array = field(default_factory=_not_played)
     """[R, D]: the observations after the last steps."""
-    left: Array
+    left: Array = field(default_factory=_not_played)
     """[R]: the discount of what would follow there; 0 where the episode ended by itself."""
-    steps: int
+    steps: int = 0
     """Environment steps from the branches on."""
     replayed: int = 0
     """Environment steps that were played again to reach the branches."""
     cpu_seconds: float = 0.0
     """CPU seconds of other processes."""
 
+    def __len__(self) -> int:
+        return len(self.step)
 
-def play_elsewhere(
-    environment: Environment, policy: Policy, branches: BranchPoints
-) -> RolloutResults:
+    def part(self, index: Array) -> Branches:
+        """Some of the rollouts, for another process."""
+        chosen = {
+            name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
+        }
+        return replace(self, **chosen, plan=None)
+
+    def answered(self, parts: Sequence[Array], played: Sequence[Branches]) -> Branches:
+        """These rollouts with the results of their parts, which lie at the given places."""
+        order = np.argsort(np.concatenate(parts))
+        results = {
+            name: np.concatenate([getattr(one, name) for one in played])[order]
+            for name in ("returns", "ends", "left")
+        }
+        totals = {
+            name: sum(getattr(one, name) for one in played)
+            for name in ("steps", "replayed", "cpu_seconds")
+        }
+        return replace(self, **results, **totals)
+
+
+def play_elsewhere(environment: Environment, policy: Policy, branches: Branches) -> Branches:
     """As `play_rollouts`, in a process of its own, whose time is counted."""
     begin = process_time()
     played = play_rollouts(environment, policy, branches)
-    return replace(played, cpu_seconds=process_time() - begin)
+    # who asked has the trails
+    return replace(played, trails=(), cpu_seconds=process_time() - begin)
 
 
-def play_rollouts(
-    environment: Environment, policy: Policy, branches: BranchPoints
-) -> RolloutResults:
+def play_rollouts(environment: Environment, policy: Policy, branches: Branches) -> Branches:
     """Play rollouts in lock step, one call of the policy per step; a lane that is done
     takes the next rollout.
     """
     total = len(branches)
     if not total:
-        return RolloutResults(np.zeros(0), np.zeros((0, environment.observations)), np.zeros(0), 0)
+        nothing = np.zeros((0, environment.observations))
+        return replace(branches, returns=nothing[:, 0], ends=nothing, left=nothing[:, 0])
     count = min(total, environment.lanes or total)
     horizon, shape = environment.horizon, (len(policy.choices), max(policy.choices))
     streams = [(branches.key, number) for number in branches.number.tolist()]
-    lanes = environment.branch(branches.trails, branches.episode, branches.step, count, streams)
+    lanes = environment.restore(branches.trails, branches.episode, branches.step, streams, count)
     if branches.shared is None:
         noise = OwnNoise(branches.key, branches.number, count, shape)
     else:
@@ -217,7 +286,7 @@ def play_rollouts(
             left[owner[done]] = np.where(terminated[done], 0.0, factor[done])
             for lane in done.tolist():
                 if following < total:
-                    lanes.restart(lane)
+                    lanes.restore(lane)
                     noise.restart(lane, following)
                     owner[lane], result[lane], factor[lane] = following, 0.0, 1.0
                     limit[lane] = clock + lengths[following]
@@ -226,7 +295,7 @@ def play_rollouts(
                     following += 1
             if np.count_nonzero(over):
                 keep = (~over).nonzero()[0]
-                lanes.drop(keep)
+                lanes.keep(keep)
                 if not len(keep):
                     break
                 fresh = [lane for lane in range(len(keep)) if keep[lane] in fresh]
@@ -238,6 +307,6 @@ def play_rollouts(
         if fresh:
             actions[fresh] = branches.action[owner[fresh]]
     check_finite(environment.name, "a reward", returns)
-    return RolloutResults(
-        returns, ends, left, steps, environment.replayed(branches.episode, branches.step)
+    return replace(
+        branches, returns=returns, ends=ends, left=left, steps=steps, replayed=lanes.replayed
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from arsm.noise import RESOLUTION
-from arsm.rl.branching import Array
+from arsm.rl.environment import Array
 from arsm.rl.spaces import exists
 
 # as arrays, which NumPy takes faster than Python's numbers

@@ -7,7 +7,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -17,16 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from arsm.rl.branching import Array, EnvironmentFailure
-from arsm.rl.environments import Environment
-from arsm.rl.play import BranchPoints, RolloutResults, play_elsewhere, play_rollouts
+from arsm.rl.environment import Array, Environment, EnvironmentFailure
+from arsm.rl.play import Branches, play_elsewhere, play_rollouts
 from arsm.rl.policies import Policy
 
 
 class RolloutEngine(Protocol):
     """Plays rollouts somewhere."""
 
-    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults: ...
+    def play(self, policy: Policy, branches: Branches) -> Branches: ...
 
     def close(self) -> None: ...
 
@@ -37,14 +36,14 @@ class InProcess:
 
     environment: Environment
 
-    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
+    def play(self, policy: Policy, branches: Branches) -> Branches:
         return play_rollouts(self.environment, policy, branches)
 
     def close(self) -> None:
         pass
 
 
-def share_out(environment: Environment, branches: BranchPoints, workers: int) -> list[Array]:
+def share_out(environment: Environment, branches: Branches, workers: int) -> list[Array]:
     """Deal the rollouts into parts, long and short ones alike in each.
 
     One part per worker for arrays, whose steps cost as much for few rollouts as for
@@ -54,19 +53,6 @@ def share_out(environment: Environment, branches: BranchPoints, workers: int) ->
         raise RuntimeError("The workers were ended by close(); make another agent.")
     parts = max(1, min(len(branches), workers * (1 if environment.lanes is None else 4)))
     return [np.arange(first, len(branches), parts) for first in range(parts)]
-
-
-def gather_results(parts: list[Array], played: Sequence[RolloutResults]) -> RolloutResults:
-    """Put the parts' returns back in order."""
-    order = np.argsort(np.concatenate(parts))
-    returns, ends, left = (
-        np.concatenate([getattr(one, name) for one in played])[order]
-        for name in ("returns", "ends", "left")
-    )
-    totals = (
-        sum(getattr(one, name) for one in played) for name in ("steps", "replayed", "cpu_seconds")
-    )
-    return RolloutResults(returns, ends, left, *totals)
 
 
 class WorkerFailure(RuntimeError):
@@ -103,9 +89,9 @@ class Pool:
         there.close()
         return process, here
 
-    def play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
+    def play(self, policy: Policy, branches: Branches) -> Branches:
         parts = share_out(self.environment, branches, len(self._workers))
-        played: list[RolloutResults | None] = [None] * len(parts)
+        played: list[Branches | None] = [None] * len(parts)
         waiting = list(range(len(parts)))[::-1]
         lives = [self.patience] * len(parts)
         busy: dict[int, int] = {}
@@ -151,7 +137,7 @@ class Pool:
         finally:
             for worker in busy:  # its late answer would meet the next question
                 self._replace(worker)
-        return gather_results(parts, [one for one in played if one is not None])
+        return branches.answered(parts, [one for one in played if one is not None])
 
     def _replace(self, worker: int) -> int | None:
         process, pipe = self._workers[worker]

@@ -19,7 +19,7 @@ class Learning:
     Attributes:
         episodes_an_iteration: True episodes per update. 0 chooses 4 to 64 for each
             iteration, about 1,000 steps if they are as long as the last iteration's, or
-            with `Proximal` 4 to 128, about 2,000 steps.
+            with `Value` 4 to 128, about 2,000 steps.
         gamma: Discount factor.
         reward_scale: Factor of the rewards for learning; reported returns are unscaled.
             None divides by the standard deviation of the returns of earlier iterations.
@@ -53,7 +53,7 @@ class Settings(Learning):
     Attributes:
         episodes_an_iteration: True episodes per update. 0 chooses 4 to 64 for each
             iteration, about 1,000 steps if they are as long as the last iteration's, or
-            with `Proximal` 4 to 128, about 2,000 steps.
+            with `Value` 4 to 128, about 2,000 steps.
         gamma: Discount factor.
         reward_scale: Factor of the rewards for learning; reported returns are unscaled.
             None divides by the standard deviation of the returns of earlier iterations.
@@ -142,11 +142,12 @@ ELSEWHERE = {
     "device": "give a module on that device as policy=",
     "max_episode_steps": "use horizon=",
     "env": "use environment=",
-    "method": "use estimator=",
+    "method": "use credit=",
+    "estimator": "use credit=",
 }
 """What other libraries' settings are here."""
 ARGUMENTS = (
-    *("environment", "estimator", "policy", "settings", "horizon", "encoder", "snapshot"),
+    *("environment", "credit", "policy", "settings", "horizon", "encoder", "snapshot"),
     *("randomness", "options", "shared_policy", "engine", "workers", "address"),
 )
 """Arguments of `PolicyGradient` that are no settings."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from arsm.rl.branching import Array
+from arsm.rl.environment import Array
 
 Encoder = Callable[[Any], Any]
 """Makes an array, or numbers for one, of an observation."""

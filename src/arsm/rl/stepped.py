@@ -14,9 +14,19 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space
 
-from arsm.rl.branching import ENDLESS, Array, EnvironmentFailure, Replays, Trail, check_finite
+from arsm.rl.environment import (
+    ENDLESS,
+    Array,
+    EnvironmentFailure,
+    Randomness,
+    Replays,
+    Trail,
+    check_finite,
+    strayed,
+)
 from arsm.rl.snapshots import WAYS, Env, Snapshot, Way, snapshot_of
 from arsm.rl.spaces import Encoder, encode, exists, full_mask, is_bytes
+from arsm.rl.teams import Team
 
 GAPS = (0, 3)
 """Steps between the starts of instances that are played in turns: all at once, and one
@@ -49,7 +59,7 @@ class Stepped:
     agents: int = 1
     """Agents of a team, whose observations and actions lie side by side."""
     snapshot: Snapshot | None = None
-    randomness: Literal["same", "fresh"] = "same"
+    randomness: Randomness = "same"
     """Whether a branch goes on with the true episode's random numbers or with its own."""
     way: Way = "replay"
     """How to branch."""
@@ -102,7 +112,7 @@ class Stepped:
         """
         return 1 if self.alone else 32
 
-    def team(self) -> Any:
+    def _team(self) -> Team | None:
         """One of its environments, where several agents are one environment; None for a
         single agent.
         """
@@ -110,41 +120,47 @@ class Stepped:
             return None
         env = self._take()
         self.give_back([env])
+        assert isinstance(env, Team)
         return env
 
     # ---------------------------------------------------------------- episodes and branches
 
-    def start(self, seeds: Sequence[int]) -> tuple[SteppedLanes, Array]:
+    def reset(self, seeds: Sequence[int]) -> tuple[SteppedLanes, Array]:
         """Fresh episodes, and their observations [N, D]."""
         environments = [self._take() for _ in seeds]
-        seen = np.stack(
-            [self.reset(env, seed) for env, seed in zip(environments, seeds, strict=True)]
-        )
-        begins = (
-            None if self.way in ("copy", "replay") else [self._get(env) for env in environments]
-        )
-        return SteppedLanes(
-            self, environments, self._branches((), seen[:0, 0], seen[:0, 0], ()), begins
-        ), seen
+        seen = [self.reset_one(env, seed) for env, seed in zip(environments, seeds, strict=True)]
+        return SteppedLanes(self, environments), np.stack(seen)
 
-    def branch(
+    def restore(
         self,
         trails: Sequence[Trail],
         episode: Array,
         step: Array,
-        lanes: int,
         streams: Sequence[Sequence[int]],
+        lanes: int,
     ) -> SteppedLanes:
-        """The first `lanes` branches; the others follow by `restart`, in the order
-        given: sorted by step they share the way there. Each has a stream of fresh
-        random numbers, if it wants them."""
-        source = self._branches(trails, episode, step, streams)
-        return SteppedLanes(self, [next(source) for _ in range(lanes)], source)
+        """Environments at these steps; those that follow use the lanes' environments again."""
+        branches = SteppedLanes(self, [])
+        branches.follow(self._branches(trails, episode, step, streams, branches), lanes)
+        return branches
+
+    def begins(self, environments: Sequence[Env]) -> list[Any] | None:
+        """Snapshots of environments that were just reset; None without a way to take them."""
+        if self.way in ("copy", "replay"):
+            return None
+        return [self._get(env) for env in environments]
 
     def _branches(
-        self, trails: Sequence[Trail], episode: Array, step: Array, streams: Sequence[Sequence[int]]
+        self,
+        trails: Sequence[Trail],
+        episode: Array,
+        step: Array,
+        streams: Sequence[Sequence[int]],
+        lanes: SteppedLanes,
     ) -> Generator[Env, Env | None, None]:
-        """An environment at each of these steps; one that is sent back is used again."""
+        """An environment at each of these steps; one that is sent back is used again.
+        The steps of the way there are counted in the lanes.
+        """
         spare: Env | None = None
         trunk, at = None, (-1, -1)
         state: Any = None
@@ -155,15 +171,17 @@ class Stepped:
                     env = spare or self._take()
                     self._check_reset(env, trail)
                     self._advance(env, trail, 0, time)
+                    lanes.replayed += time
                 else:
                     if trunk is None or at[0] != number or at[1] > time:
                         trunk, at = trunk or self._take_awake(), (number, -1)
-                        if trail.begin is None or self.way == "copy":
+                        if len(trail.states) == 0 or self.way == "copy":
                             self._check_reset(trunk, trail)
                         else:
-                            self._pair[1](trunk, trail.begin)
+                            self._pair[1](trunk, trail.states[0])
                     if at[1] != time:
                         self._advance(trunk, trail, max(at[1], 0), time)
+                        lanes.replayed += time - max(at[1], 0)
                         state = None if self.way == "copy" else self._get(trunk)
                     at = (number, time)
                     if self.way == "copy":
@@ -197,12 +215,6 @@ class Stepped:
                 "cannot be copied; let __init__ make it."
             ) from error
 
-    def replayed(self, episode: Array, step: Array) -> int:
-        """Number of steps that are played again to reach these branches."""
-        if self.way == "replay":
-            return int(step.sum())
-        return sum(int(step[episode == number].max()) for number in np.unique(episode))
-
     def _take_awake(self) -> Env:
         """An environment that wrappers allow to step; a seed makes Atari games load
         again, which takes long.
@@ -219,9 +231,9 @@ class Stepped:
             env.replay(actions)
             return
         for place, action in enumerate(actions, begin):
-            raw, reward, _, over, info = self.step(env, action)
+            raw, reward, _, over, info = self.step_one(env, action)
             if trail.rewards is not None and reward != trail.rewards[place]:
-                raise self._strayed(place)
+                raise strayed(self.name, place)
             last = place + 1 == end
             if (
                 last
@@ -230,46 +242,34 @@ class Stepped:
                     self.observe(env, raw, info, over=over), trail.observations[end]
                 )
             ):
-                raise self._strayed(place)
-
-    def _strayed(self, place: int) -> EnvironmentFailure:
-        return EnvironmentFailure(
-            f"{self.name} gave something else at step {place + 1} when an episode's seed and "
-            "actions were played again: its instances share state, or reset(seed=...) leaves some "
-            "of it as it was; keep all state in attributes of the instance, and let reset set it."
-        )
-
-    def check_again(self, trail: Trail) -> None:
-        """Play an episode again with no other beside it, and refuse an environment that
-        gives something else than before.
-
-        The test before the training knows random episodes only, and learning leads to
-        other states.
-        """
-        env = self._take_awake()
-        if not isinstance(env, Replays):
-            if trail.begin is None:
-                self._check_reset(env, trail)
-            else:
-                self._pair[1](env, trail.begin)
-            self._advance(env, trail, 0, len(trail.actions) - 1)
-        self.give_back([env])
+                raise strayed(self.name, place)
 
     def _check_reset(self, env: Env, trail: Trail) -> None:
-        seen = self.reset(env, trail.seed)
+        seen = self.reset_one(env, trail.seed)
         if trail.observations is not None and not np.array_equal(seen, trail.observations[0]):
-            raise self._strayed(-1)
+            raise strayed(self.name, -1)
 
-    # ---------------------------------------------------------------- what goes in and what comes
-    # out
+    # ---------------------------------------------------------------- actions and observations
+
+    def decode(self, actions: Array) -> list[Any]:
+        """Actions [N, K] as the environment wants them; of a team {agent: action} each."""
+        team = self._team()
+        return self.native(actions) if team is None else [team.split(joint) for joint in actions]
+
+    def encode(self, observation: Any) -> Array:
+        """An observation as the environment gives it, of a team {agent: observation}, as
+        a vector [D].
+        """
+        team = self._team()
+        return self.encode_one(observation if team is None else team.join(observation))
 
     def native(self, actions: Array) -> list[Any]:
-        """Actions [N, K] as the environment wants them."""
+        """Actions [N, K] as `step_one` takes them."""
         if self.first_choice.ndim == 0:
             return (actions[:, 0] + self.first_choice).tolist()
         return list(actions + self.first_choice)
 
-    def reset(self, env: Env, seed: int) -> Array:
+    def reset_one(self, env: Env, seed: int) -> Array:
         """The first observation [D], with the mask if there are masks."""
         try:
             seen, info = env.reset(seed=seed)
@@ -278,7 +278,7 @@ class Stepped:
         self._awake.add(id(env))
         return self.observe(env, seen, info, over=False)
 
-    def step(self, env: Env, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step_one(self, env: Env, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The observation as the environment gives it, the reward, whether it
         terminated, whether it is over, and the environment's further information."""
         try:
@@ -296,7 +296,7 @@ class Stepped:
 
     def observe(self, env: Env, seen: Any, info: dict[str, Any], *, over: bool) -> Array:
         """An observation as a vector [D], with the mask [K C] behind it if there are masks."""
-        vector = self.encode(seen)
+        vector = self.encode_one(seen)
         if self.masked_by is None:
             return vector
         if over:  # nothing is chosen there, and many an environment allows nothing
@@ -311,7 +311,7 @@ class Stepped:
         except Exception as error:
             raise self._failure("action mask", error) from error
 
-    def encode(self, seen: Any) -> Array:
+    def encode_one(self, seen: Any) -> Array:
         """An observation as a vector [D]."""
         try:
             if self.encoder is not None:
@@ -377,7 +377,7 @@ class Stepped:
         self.give_back([env])
         return snapshot_of(env, way, self.snapshot) is not None
 
-    def _checked_randomness(self, way: Way) -> Literal["same", "fresh"]:
+    def _checked_randomness(self, way: Way) -> Randomness:
         if self.randomness == "fresh" and (way == "ale" or self.agents > 1):
             raise ValueError(
                 f"{self.name} does not draw its randomness from np_random: branches cannot have "
@@ -390,13 +390,14 @@ class Stepped:
         """An episode of random actions, and what each of them gave."""
         generator = np.random.default_rng(seed)
         env, given, actions, before = self._take(), [], [], []
-        seen = self.reset(env, seed)
+        seen = self.reset_one(env, seed)
         check_finite(self.name, "an observation", seen)
         for time in range(PATIENCE if self.horizon == ENDLESS else min(self.horizon, TESTED_STEPS)):
             action = self._random_action(seen, generator)
             if time < TESTED_STEPS:
                 before.append(seen)
-            raw, reward, terminated, over, info = self.step(env, self.native(action[None])[0])
+            chosen = self.native(action[None])[0]
+            raw, reward, terminated, over, info = self.step_one(env, chosen)
             seen = self.observe(env, raw, info, over=over)
             if time < TESTED_STEPS:
                 actions.append(action)
@@ -442,14 +443,14 @@ class Stepped:
         """Play a recorded episode: whether its reset and then its steps are the same."""
         env = self._take()
         assert trail.observations is not None
-        yield np.array_equal(self.reset(env, trail.seed), trail.observations[0])
+        yield np.array_equal(self.reset_one(env, trail.seed), trail.observations[0])
         for action, expected in zip(self.native(trail.actions), given, strict=True):
             yield self._gives(env, action, expected)
 
     def _gives(self, env: Env, action: Any, expected: tuple[Array, float, bool, bool]) -> bool:
         """Whether a step gives this observation, this reward and this end."""
         seen, *rest = expected
-        raw, reward, terminated, over, info = self.step(env, action)
+        raw, reward, terminated, over, info = self.step_one(env, action)
         return [reward, terminated, over] == rest and np.array_equal(
             self.observe(env, raw, info, over=over), seen
         )
@@ -474,7 +475,9 @@ class Stepped:
         points = [point for point in points for _ in range(width)]
         episode, step = np.array(points).T
         try:
-            branches = self._branches(trails, episode, step, [()] * len(points))
+            branches = self._branches(
+                trails, episode, step, [()] * len(points), SteppedLanes(self, [])
+            )
             lanes: list[Env | None] = [None] * width
             for number, begin in points[::width]:
                 lanes = [branches.send(env) for env in lanes]
@@ -496,22 +499,30 @@ class Stepped:
 class SteppedLanes:
     """Lanes of one object per episode."""
 
-    def __init__(
-        self,
-        environment: Stepped,
-        environments: list[Env],
-        source: Generator[Env, Env | None, None],
-        begins: list[Any] | None = None,
-    ) -> None:
-        self.environment, self.begins = environment, begins
+    def __init__(self, environment: Stepped, environments: list[Env]) -> None:
+        self.environment = environment
         self.environments = environments
-        self.source = source
+        self.replayed = 0
+        self._moved = False
+        self._source: Generator[Env, Env | None, None] | None = None
+
+    def follow(self, source: Generator[Env, Env | None, None], lanes: int) -> None:
+        """Take branches from here, the first for so many lanes."""
+        self._source, self._moved = source, True
+        self.environments = [next(source) for _ in range(lanes)]
+
+    def state(self) -> list[Any] | None:
+        """Snapshots after the reset alone, which takes long in Atari games; one per step
+        would cost more than the few that branches go back to.
+        """
+        return None if self._moved else self.environment.begins(self.environments)
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         world = self.environment
-        chosen = world.native(actions)
+        self._moved = True
         given = [
-            world.step(env, action) for env, action in zip(self.environments, chosen, strict=True)
+            world.step_one(env, action)
+            for env, action in zip(self.environments, world.native(actions), strict=True)
         ]
         seen, reward, terminated, over, info = zip(*given, strict=True)
         if (
@@ -533,17 +544,19 @@ class SteppedLanes:
         except (TypeError, ValueError):
             stacked = np.empty(0)
         if stacked.shape != (len(seen), self.environment.observations):
-            return np.array([self.environment.encode(x) for x in seen])  # which says what is wrong
+            # which says what is wrong
+            return np.array([self.environment.encode_one(x) for x in seen])
         return stacked if self.environment.space is None else stacked / 255
 
-    def drop(self, keep: Array) -> None:
-        kept = set(keep.tolist())
+    def keep(self, lanes: Array) -> None:
+        kept = set(lanes.tolist())
         self.environment.give_back(
             env for lane, env in enumerate(self.environments) if lane not in kept
         )
-        self.environments = [self.environments[lane] for lane in keep]
-        if not self.environments:
-            self.source.close()
+        self.environments = [self.environments[lane] for lane in lanes]
+        if not self.environments and self._source is not None:
+            self._source.close()
 
-    def restart(self, lane: int) -> None:
-        self.environments[lane] = self.source.send(self.environments[lane])
+    def restore(self, lane: int) -> None:
+        assert self._source is not None  # only branches are restored
+        self.environments[lane] = self._source.send(self.environments[lane])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from arsm.noise import LOWEST, RESOLUTION
-from arsm.rl.branching import Array
+from arsm.rl.environment import Array
 
 TINY = np.finfo(np.float64).tiny
 BLOCK = 64

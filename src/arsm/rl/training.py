@@ -1,4 +1,6 @@
-"""One iteration of learning: play true episodes, try other actions, take a step uphill."""
+"""One iteration of learning: play true episodes and their branches, assign credit, take a step
+uphill.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,13 @@ from arsm import policy as rollouts
 from arsm.categorical import entropy
 from arsm.checks import legal_rows
 from arsm.diagnostics import MovingVariance
-from arsm.rl.branching import Array
-from arsm.rl.environments import Environment
-from arsm.rl.learners import (
-    ActionConditioned,
-    ActorCritic,
-    Critic,
-    Learner,
-    Method,
-    Proximal,
-    ProximalCritic,
-    Relax,
-    Tries,
-    TrueEpisodes,
-    TryAndSee,
-)
+from arsm.rl.credit import Credit, TrueEpisodes, make_credit
+from arsm.rl.environment import Array, Environment
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
-from arsm.rl.play import BranchPoints, Episode, RolloutResults, play_episodes
+from arsm.rl.play import Branches, Episode, check_repeats, play_episodes
 from arsm.rl.policies import ModulePolicy, Policy
 from arsm.rl.settings import Settings
 from arsm.rl.spaces import exists
-from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
 
 DECAY = 0.99
@@ -92,7 +80,7 @@ class Training(ABC):
     def __init__(
         self,
         environment: Environment,
-        estimator: Method,
+        credit: Credit,
         policy: nn.Module | None,
         settings: Settings,
         *,
@@ -102,23 +90,30 @@ class Training(ABC):
         generator = torch.Generator().manual_seed(settings.seed)
         self.network = self._mlp(shared_policy, generator) if policy is None else policy.eval()
         self._made = policy is None
-        self.learner = self._learner(estimator, settings.hidden, generator)
+        self.credit = make_credit(
+            credit,
+            environment.observations,
+            environment.choices,
+            settings.hidden,
+            settings.gamma,
+            generator,
+        )
         self._optimizers = [
             KINDS[settings.optimizer](
-                parameters, lr=settings.learning_rate, eps=self.learner.epsilon, foreach=True
+                parameters, lr=settings.learning_rate, eps=self.credit.epsilon, foreach=True
             )
-            for parameters in (list(self.network.parameters()), self.learner.parameters())
+            for parameters in (list(self.network.parameters()), self.credit.parameters())
             if parameters
         ]
         self._variance = MovingVariance(DECAY)
         self._returns = torch.zeros(2, dtype=torch.float64)
         self.iteration = self.episodes = self.steps = self.replayed = 0
-        self._length = self.learner.iteration[0]  # of the last iteration's episodes, on average
+        self._length = self.credit.iteration[0]  # of the last iteration's episodes, on average
         self._left = 1.0  # the share that is left of what `learn` was asked for
         self._check_policy()
 
     @abstractmethod
-    def _play(self, policy: Policy, branches: BranchPoints) -> RolloutResults:
+    def _play(self, policy: Policy, branches: Branches) -> Branches:
         """Play rollouts."""
 
     def _mlp(self, shared: bool, generator: torch.Generator) -> nn.Module:
@@ -138,21 +133,6 @@ class Training(ABC):
         return TeamNetwork(
             [mlp(inputs, hidden, outputs, generator) for _ in range(count)], world.agents
         )
-
-    def _learner(
-        self,
-        estimator: Method,
-        hidden: tuple[int, ...],
-        generator: torch.Generator,
-    ) -> Learner:
-        inputs, choices = self.environment.observations, self.environment.choices
-        if isinstance(estimator, Proximal):
-            return ProximalCritic(estimator, inputs, hidden, self.settings.gamma, generator)
-        if isinstance(estimator, ActorCritic):
-            return Critic(estimator, inputs, hidden, self.settings.gamma, generator)
-        if isinstance(estimator, ActionConditioned):
-            return Relax(estimator, inputs + len(choices) * max(choices), hidden, generator)
-        return TryAndSee(estimator)
 
     @property
     def _decay(self) -> float:
@@ -178,10 +158,12 @@ class Training(ABC):
                 f"The policy does not take observations [N, {', '.join(map(str, world.shape))}] of "
                 f"{world.name} ({' '.join(str(error).split())}); let its first layer read them."
             ) from error
+        if self.credit.estimator is None:
+            return
         logits = torch.from_numpy(np.where(like > -np.inf, 0.0, -np.inf)).unsqueeze(0)
         first = torch.zeros(logits.shape[:-1], dtype=torch.int64)
         rollouts.plan(
-            self.learner.estimator,
+            self.credit.estimator,
             logits,
             first,
             budget=self._budget(self._count()),
@@ -199,7 +181,7 @@ class Training(ABC):
         """Number of true episodes in the next iteration; earlier ones decide it, which
         keeps the gradient unbiased.
         """
-        steps, most = self.learner.iteration
+        steps, most = self.credit.iteration
         return self.settings.episodes_an_iteration or min(max(steps // self._length, FEWEST), most)
 
     @property
@@ -236,29 +218,31 @@ class Training(ABC):
         branches = self._branches(
             plan, played, branched, true if settings.common_random_numbers else None
         )
-        tried = self._play(current, branches)
-        scale = self._measure_scale(batch.returns.numpy(), tried.returns)
+        branches = self._play(current, branches)
+        scale = self._measure_scale(batch.returns.numpy(), branches.returns)
         batch = replace(batch, rewards=scale * batch.rewards, returns=scale * batch.returns)
-        tries = Tries(*map(torch.from_numpy, (scale * tried.returns, tried.ends, tried.left)))
-        mean_entropy = self._update(batch, plan, tries)
+        branches = replace(branches, returns=scale * branches.returns)
+        mean_entropy = self._update(batch, branches)
 
         self.iteration += 1
         self.episodes += count
         self._length = max(1, sum(batch.lengths) // count)
-        self.steps += sum(batch.lengths) + tried.steps
-        self.replayed += tried.replayed
+        self.steps += sum(batch.lengths) + branches.steps
+        self.replayed += branches.replayed
         return Iteration(
             iteration=self.iteration,
             episodes=self.episodes,
             steps=self.steps,
-            replayed=tried.replayed,
+            replayed=branches.replayed,
             returns=tuple(float(one.rewards.sum()) for one in played),
             rollouts=len(branches),
-            pseudo_actions=float(plan.pseudo_actions.sum()) / sum(batch.lengths),
+            pseudo_actions=0.0
+            if plan is None
+            else float(plan.pseudo_actions.sum()) / sum(batch.lengths),
             entropy=mean_entropy,
             log_variance=math.log(max(float(self._variance.mean()), sys.float_info.min)),
             seconds=time.perf_counter() - begin,
-            cpu_seconds=time.process_time() - begin_cpu + tried.cpu_seconds,
+            cpu_seconds=time.process_time() - begin_cpu + branches.cpu_seconds,
         )
 
     def _check_isolation(self, played: list[Episode]) -> None:
@@ -266,40 +250,44 @@ class Training(ABC):
         which costs little.
         """
         due = self.iteration & (self.iteration + 1) == 0
-        if due and isinstance(self.environment, Stepped):
-            self.environment.check_again(played[self.iteration % len(played)].trail)
+        if due:
+            check_repeats(self.environment, played[self.iteration % len(played)].trail)
 
-    def _plan(self, batch: TrueEpisodes, generator: torch.Generator) -> rollouts.Rollouts:
-        """The rollouts to play: all true episodes are one of T steps."""
+    def _plan(self, batch: TrueEpisodes, generator: torch.Generator) -> rollouts.Rollouts | None:
+        """The rollouts to play, if any: all true episodes are one of T steps."""
+        if self.credit.estimator is None:
+            return None
         budget = self._budget(len(batch.lengths))
-        tried = self.learner.tried(batch.logits, budget, generator)
+        steps = self.credit.branching(batch, budget, generator)
         return rollouts.plan(
-            self.learner.estimator,
+            self.credit.estimator,
             batch.logits.unsqueeze(0),
             batch.actions.unsqueeze(0),
-            mask=None if tried is None else tried.unsqueeze(0),
-            budget=budget if tried is None else None,
+            mask=None if steps is None else steps.unsqueeze(0),
+            budget=budget if steps is None else None,
             generator=generator,
             weighted=self.settings.weighted,
         )
 
     def _branches(
-        self, plan: rollouts.Rollouts, played: list[Episode], key: int, shared: int | None
-    ) -> BranchPoints:
+        self, plan: rollouts.Rollouts | None, played: list[Episode], key: int, shared: int | None
+    ) -> Branches:
         """The plan's steps, which are numbered through all episodes, as steps of each."""
         offset = np.cumsum([0, *(len(one.rewards) for one in played)])
-        step = plan.step.numpy()
+        step = np.zeros(0, int) if plan is None else plan.step.numpy()
+        action = played[0].actions[:0] if plan is None else plan.action.numpy()
         episode = np.searchsorted(offset, step, "right") - 1
-        return BranchPoints(
+        return Branches(
             trails=tuple(one.trail for one in played),
             episode=episode,
             step=step - offset[episode],
-            action=plan.action.numpy(),
+            action=action,
             key=key,
             number=np.arange(len(step)),
             gamma=self.settings.gamma,
             shared=shared,
-            cut=self.learner.cut,
+            cut=self.credit.cut,
+            plan=plan,
         )
 
     def _measure_scale(self, returns: Array, tried: Array) -> float:
@@ -358,9 +346,9 @@ class Training(ABC):
             .masked_fill(batch.logits == -torch.inf, -torch.inf)
         )
 
-    def _update(self, batch: TrueEpisodes, plan: rollouts.Rollouts, tries: Tries) -> float:
+    def _update(self, batch: TrueEpisodes, branches: Branches) -> float:
         """The updates; returns the entropy of the policy that played."""
-        grad, loss = self.learner.gradient(batch, plan, tries)
+        grad, loss = self.credit.gradient(batch, branches)
         played_entropy, scale, decay = (
             entropy(batch.logits).sum(),
             1 / len(batch.lengths),
@@ -369,9 +357,9 @@ class Training(ABC):
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = decay * self.settings.learning_rate
-        for number in range(self.learner.updates):
+        for number in range(self.credit.updates):
             logits = self._logits(batch)
-            if number and divergence(batch.logits, logits.detach()) > self.learner.divergence:
+            if number and divergence(batch.logits, logits.detach()) > self.credit.divergence:
                 break
             objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
             if self.settings.entropy:
@@ -386,7 +374,7 @@ class Training(ABC):
                 )
             self._optimizers[0].step()
         if loss is not None:
-            for _ in range(self.learner.own_updates):
+            for _ in range(self.credit.own_updates):
                 self._optimizers[1].zero_grad()
                 (scale * loss()).backward()
                 self._optimizers[1].step()
@@ -396,7 +384,7 @@ class Training(ABC):
         """Everything that learning continues from."""
         return {
             "network": self.network.state_dict(),
-            "learner": [parameter.detach().clone() for parameter in self.learner.parameters()],
+            "credit": [parameter.detach().clone() for parameter in self.credit.parameters()],
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "variance": self._variance.state_dict(),
             "returns": self._returns.clone(),
@@ -415,7 +403,7 @@ class Training(ABC):
     def _set_state(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         with torch.no_grad():
-            for parameter, saved in zip(self.learner.parameters(), state["learner"], strict=True):
+            for parameter, saved in zip(self.credit.parameters(), state["credit"], strict=True):
                 parameter.copy_(saved)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -8,22 +8,16 @@ same random numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+import gymnasium
 import numpy as np
 
-from arsm.rl.arrays import ArrayLanes, Columns
-from arsm.rl.branching import Array, Trail
+from arsm.rl.environment import ENDLESS, Array, Environment, Randomness, Trail
+from arsm_experiments.environments.arrays import ColumnLanes, Columns
 
-NAMES = (
-    "FrozenLake-v1",
-    "FrozenLake8x8-v1",
-    "CliffWalking-v1",
-    "CliffWalkingSlippery-v1",
-    "Taxi-v4",
-)
-"""Gymnasium's environments whose `P` holds all that happens."""
 GOLDEN, FIRST, SECOND = (
     np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -53,8 +47,7 @@ class Tabular(Columns):
     """[S, A, M]: whether the episode terminates."""
     mask: Array | None = None
     """[S, A]: the actions that are allowed, if the environment masks any."""
-    randomness: Literal["same", "fresh"] = "same"
-    agents = 1
+    randomness: Randomness = "same"
 
     @property
     def observations(self) -> int:
@@ -92,10 +85,10 @@ class Tabular(Columns):
             else np.concatenate([seen, self.mask[places.astype(np.intp)]], 1)
         )
 
-    def encode(self, seen: Any) -> Array:
+    def encode(self, observation: Any) -> Array:
         """An observation as Gymnasium gives it, as a vector [S]."""
         vector = np.zeros(self.observations)
-        vector[int(seen)] = 1.0
+        vector[int(observation)] = 1.0
         return vector
 
     def advance(self, state: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
@@ -113,21 +106,21 @@ class Tabular(Columns):
             self.ends[outcome],
         )
 
-    def branch(
+    def restore(
         self,
         trails: Sequence[Trail],
         episode: Array,
         step: Array,
-        lanes: int,
         streams: Sequence[Sequence[int]],
-    ) -> ArrayLanes:
+        lanes: int,
+    ) -> ColumnLanes:
         """The states at these steps, with fresh counters if randomness is fresh."""
-        branches = super().branch(trails, episode, step, lanes, streams)
+        branches = super().restore(trails, episode, step, streams, lanes)
         if self.randomness == "fresh":
             fresh = [
                 np.random.SeedSequence(stream).generate_state(1, np.uint64)[0] for stream in streams
             ]
-            branches.state[1] = np.array(fresh, np.uint64)
+            branches.columns[1] = np.array(fresh, np.uint64)
         return branches
 
 
@@ -142,7 +135,15 @@ def _next_uniform(counter: Array) -> tuple[Array, Array]:
     return counter, (mixed >> np.uint64(11)) * 2.0**-53
 
 
-def tabulate(env: Any, name: str, horizon: int, randomness: Literal["same", "fresh"]) -> Tabular:
+def make_table(name: str, horizon: int, randomness: Randomness) -> Environment:
+    """One of Gymnasium's environments by its name."""
+    if horizon == ENDLESS:
+        raise ValueError(f"{name} has no time limit; give one as horizon.")
+    with closing(gymnasium.make(name, max_episode_steps=-1, disable_env_checker=True)) as env:
+        return tabulate(env, name, horizon, randomness)
+
+
+def tabulate(env: Any, name: str, horizon: int, randomness: Randomness) -> Tabular:
     """The table of one of Gymnasium's environments."""
     base, info = env.unwrapped, env.reset(seed=0)[1]
     states, actions = len(base.P), len(base.P[0])

@@ -1,4 +1,6 @@
-"""N episodes at once, their state in one array: branching is a copy of columns."""
+"""CartPole and Acrobot for N episodes at once, their state in one array: branching is a copy of
+columns.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arsm.rl.branching import Array, Trail
+from arsm.rl.environment import Array, Environment, Randomness, Trail
 
 
 class Columns:
-    """A batch of episodes whose state is an array [S, N], a column per episode."""
+    """An environment whose state is an array [S, N], a column per episode."""
+
+    agents: int = 1
+    lanes: int | None = None
+    """All at once: a batch of a thousand costs little more than one of ten."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether an action mask follows each observation."""
+        return False
 
     def initial(self, generator: np.random.Generator) -> tuple[Array, Array]:
         """One episode's state [S] and observation [D]."""
@@ -26,86 +37,93 @@ class Columns:
         """
         raise NotImplementedError
 
-    @property
-    def lanes(self) -> int | None:
-        """All at once: a batch of a thousand costs little more than one of ten."""
-        return None
-
-    def start(self, seeds: Sequence[int]) -> tuple[ArrayLanes, Array]:
+    def reset(self, seeds: Sequence[int]) -> tuple[ColumnLanes, Array]:
         """Fresh episodes, and their observations [N, D]."""
         fresh = [
             self.initial(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))))
             for seed in seeds
         ]
-        return ArrayLanes(self, np.stack([state for state, _ in fresh], 1)), np.stack(
-            [seen for _, seen in fresh]
-        )
+        states = np.stack([state for state, _ in fresh], 1)
+        return ColumnLanes(self, states), np.stack([seen for _, seen in fresh])
 
-    def branch(
+    def restore(
         self,
         trails: Sequence[Trail],
         episode: Array,
         step: Array,
-        lanes: int,
         streams: Sequence[Sequence[int]],
-    ) -> ArrayLanes:
+        lanes: int,
+    ) -> ColumnLanes:
         """The states at these steps of these episodes."""
-        states = [trail.states for trail in trails if trail.states is not None]
-        offset = np.cumsum([0] + [state.shape[1] for state in states])
-        return ArrayLanes(self, np.concatenate(states, 1)[:, offset[episode] + step])
+        states = np.concatenate([np.asarray(trail.states) for trail in trails])
+        offset = np.cumsum([0, *(len(trail.states) for trail in trails)])
+        return ColumnLanes(self, np.ascontiguousarray(states[offset[episode] + step].T))
 
-    def replayed(self, episode: Array, step: Array) -> int:
-        """None: a state is copied."""
-        return 0
+    def decode(self, actions: Array) -> list[Any]:
+        """The numbers of the actions."""
+        return actions[:, 0].tolist()
 
     def close(self) -> None:
         """Nothing is open."""
 
 
+class ColumnLanes:
+    """Lanes of one environment of columns."""
+
+    replayed: int = 0
+    """None: a state is copied."""
+
+    def __init__(self, environment: Columns, columns: Array) -> None:
+        self.environment = environment
+        self.columns = columns
+
+    def state(self) -> Array:
+        return self.columns.T
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
+        self.columns, seen, reward, terminated = self.environment.advance(self.columns, actions)
+        return seen, reward, terminated, terminated
+
+    def keep(self, lanes: Array) -> None:
+        self.columns = self.columns.take(lanes, 1)
+
+    def restore(self, lane: int) -> None:
+        raise AssertionError("all branches of an array environment start at once")
+
+
 @dataclass(frozen=True)
 class Arrays(Columns):
-    """An environment that is built in as array operations."""
+    """An environment that is built of array operations."""
 
+    name: str
     horizon: int
-    """The step at which an episode ends at the latest."""
 
-    name: ClassVar[str]
     observations: ClassVar[int]
     choices: ClassVar[tuple[int, ...]]
-    masks: ClassVar[bool] = False
-    agents: ClassVar[int] = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of an observation."""
         return (self.observations,)
 
-    def encode(self, seen: Any) -> Array:
+    def encode(self, observation: Any) -> Array:
         """An observation as Gymnasium gives it, as a vector [D]."""
         try:
-            return np.asarray(seen, dtype=np.float64)
+            return np.asarray(observation, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"An observation must have {self.observations} numbers, but is {seen!r}."
+                f"An observation must have {self.observations} numbers, but is {observation!r}."
             ) from error
 
 
-class ArrayLanes:
-    """Lanes of one array environment."""
+def make_cart_pole(name: str, horizon: int, randomness: Randomness) -> Environment:
+    """CartPole; nothing is random after the reset."""
+    return CartPole(name, horizon)
 
-    def __init__(self, environment: Columns, state: Array) -> None:
-        self.environment = environment
-        self.state = state
 
-    def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        self.state, seen, reward, terminated = self.environment.advance(self.state, actions)
-        return seen, reward, terminated, terminated
-
-    def drop(self, keep: Array) -> None:
-        self.state = self.state.take(keep, 1)
-
-    def restart(self, lane: int) -> None:
-        raise AssertionError("all branches of an array environment start at once")
+def make_acrobot(name: str, horizon: int, randomness: Randomness) -> Environment:
+    """Acrobot; nothing is random after the reset."""
+    return Acrobot(name, horizon)
 
 
 FAR, TILTED = 2.4, 12 * 2 * math.pi / 360
@@ -115,7 +133,6 @@ FEW_POLES, FEW_LINKS = 8, 5  # up to here Python's own numbers are faster than a
 class CartPole(Arrays):
     """Gymnasium's CartPole, bit for bit. Reference: Barto, Sutton and Anderson, 1983."""
 
-    name = "CartPole"
     observations = 4
     choices = (2,)
 
@@ -200,7 +217,6 @@ class Acrobot(Arrays):
     Reference: Sutton, Generalization in reinforcement learning, 1996.
     """
 
-    name = "Acrobot"
     observations = 6
     choices = (3,)
 

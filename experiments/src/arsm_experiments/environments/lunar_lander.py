@@ -5,6 +5,7 @@ numbers, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import cos, sin, sqrt
 from typing import Any, Literal
@@ -19,7 +20,9 @@ from gymnasium.envs.box2d.lunar_lander import (
 )
 from numpy.typing import NDArray
 
-from arsm.rl.branching import Replays
+from arsm.rl import make_environment
+from arsm.rl.environment import Environment, Randomness, Replays
+from arsm.rl.stepped import Stepped
 
 # Gymnasium's constants in metres and seconds: viewport 600 x 400 at 30 pixels per metre, 50 frames
 # per second.
@@ -73,6 +76,13 @@ JOINTS = tuple(
     )
     for side, lowest in ((-1, 0.4), (1, -0.9))
 )
+
+
+def make_lunar_lander(name: str, horizon: int, randomness: Randomness) -> Environment:
+    """LunarLander through the library's adapter, which branches by `TrimmedLunarLander.replay`."""
+    made = make_environment(TrimmedLunarLander, horizon, randomness=randomness)
+    assert isinstance(made, Stepped)
+    return replace(made, name=name)
 
 
 class TrimmedLunarLander(LunarLander, Replays):

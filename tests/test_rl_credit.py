@@ -1,4 +1,4 @@
-"""The learners: advantages, proximal updates, and critics beside the estimators."""
+"""Credit: advantages from a learned value, branches, both, and the updates that they make."""
 
 from __future__ import annotations
 
@@ -15,21 +15,9 @@ from PIL import Image
 
 import arsm
 from arsm import policy
-from arsm.rl import (
-    ActionConditioned,
-    ActorCritic,
-    PolicyGradient,
-    Proximal,
-)
-from arsm.rl.learners import (
-    Critic,
-    ProximalCritic,
-    Relax,
-    Tries,
-    TrueEpisodes,
-    generalized_advantages,
-    n_step_returns,
-)
+from arsm.rl import ActionConditioned, PolicyGradient, Value
+from arsm.rl.credit import Relax, TrueEpisodes, Valued, generalized_advantages
+from arsm.rl.play import Branches
 from arsm.rl.training import divergence
 from tests.test_rl_agent import Pair, one_by_one, weights
 from tests.test_rl_environments import Walk
@@ -45,8 +33,10 @@ def test_returns_and_advantages_against_a_loop() -> None:
         torch.zeros(9, 1, dtype=torch.int64),
     )
     batch = TrueEpisodes(logits, logits, actions, rewards, rewards, None, lengths, last, terminated)
-    targets = n_step_returns(batch, value, last, 3, gamma)
+    targets = value + generalized_advantages(batch, value, last, gamma, 1.0, 3)
     advantages = generalized_advantages(batch, value, last, gamma, trace)
+    whole = generalized_advantages(batch, value, last, gamma, 1.0)
+    mixed = generalized_advantages(batch, value, last, gamma, trace, 2)
     begin = 0
     for length, over, final in zip(lengths, terminated, last.tolist(), strict=True):
         own, paid = value[begin : begin + length].tolist(), rewards[begin : begin + length].tolist()
@@ -64,6 +54,11 @@ def test_returns_and_advantages_against_a_loop() -> None:
             weights.append(1 - sum(weights))  # those that reach the end
             average = sum(weight * steps(t, i + 1) for i, weight in enumerate(weights))
             assert float(advantages[begin + t]) == pytest.approx(average - own[t])
+            # the rewards alone: the value after the time limit is left out
+            paid_on = sum(gamma**i * reward for i, reward in enumerate(paid[t:]))
+            assert float(whole[begin + t]) == pytest.approx(paid_on - own[t])
+            short = (1 - trace) * steps(t, 1) + trace * steps(t, 2)
+            assert float(mixed[begin + t]) == pytest.approx(short - own[t])
         begin += length
 
 
@@ -82,15 +77,15 @@ def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(
         states, logits, actions, returns, returns, None, (steps,), states[:1], (True,)
     )
     learner = Relax(ActionConditioned(), inputs + variables * categories, (8,), generator)
+    assert learner.estimator is not None
     plan = policy.plan(
         learner.estimator, logits.unsqueeze(0), actions.unsqueeze(0), generator=generator
     )
     queries = [part.pose().queries for part in plan.parts]
     assert [len(part.z) for part in queries] == [4] * 7 + [2]
-    nothing = Tries(
-        torch.zeros(0, dtype=torch.float64), states[:0], torch.zeros(0, dtype=torch.float64)
-    )
-    found, loss = learner.gradient(batch, plan, nothing)
+    none = np.zeros(0)
+    nothing = Branches((), none, none, none, 0, none, 1.0, plan=plan, returns=none)
+    found, loss = learner.gradient(batch, nothing)
     begin = 0
     for part in queries:
         rows = slice(begin, begin + len(part.z))
@@ -102,9 +97,9 @@ def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(
     assert loss is not None
     loss().backward()
     assert all(parameter.grad is not None for parameter in learner.parameters())
-    assert torch.equal(learner.gradient(batch, plan, nothing)[0], found)
+    assert torch.equal(learner.gradient(batch, nothing)[0], found)
     # a gradient never goes on with the states that another one left, nor leaves any
-    gradient = partial(batch.gradient, learner.estimator, plan, returns, nothing.returns)
+    gradient = partial(batch.gradient, learner.estimator, plan, returns, torch.from_numpy(none))
     with pytest.raises(RuntimeError, match="no state for these steps"):
         gradient()
     with (
@@ -116,52 +111,68 @@ def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(
         gradient()
         with pytest.raises(RuntimeError, match="no state for these steps"):
             gradient()
-    assert torch.equal(learner.gradient(batch, plan, nothing)[0], found)
+    assert torch.equal(learner.gradient(batch, nothing)[0], found)
 
 
-@pytest.mark.parametrize("estimator", [arsm.Reinforce(), arsm.RLOO(2)], ids=repr)
-def test_proximal_gives_every_step_an_advantage_or_rollouts(estimator: arsm.Estimator) -> None:
-    agent = one_by_one(
-        "CartPole-v1", Proximal(updates=1, estimator=estimator, every=3), horizon=40, seed=5
-    )
-    learner = agent.learner
-    assert isinstance(learner, ProximalCritic)
+def watched(agent: PolicyGradient) -> dict[str, Any]:
+    """What the credit is computed from in the next iteration, and the gradient."""
     seen: dict[str, Any] = {}
-    gradient = learner.gradient
+    gradient = agent.credit.gradient
 
-    def spy(batch: TrueEpisodes, plan: policy.Rollouts, tries: Tries) -> Any:
-        with torch.no_grad():
-            value, last = (
-                learner.value(x).squeeze(-1) for x in (batch.observations, batch.last_observations)
+    def spy(batch: TrueEpisodes, branches: Branches) -> Any:
+        found = gradient(batch, branches)
+        seen.update(batch=batch, branches=branches, plan=branches.plan, grad=found[0])
+        if isinstance(agent.credit, Valued):
+            with torch.no_grad():
+                values = agent.credit.values(batch.observations)
+                last = agent.credit.values(batch.last_observations).mean(0)
+            seen.update(
+                advantages=generalized_advantages(batch, values.mean(0), last, 0.99, 0.95),
+                unsure=(values[0] - values[-1]).abs(),
             )
-        advantages = generalized_advantages(batch, value, last, 0.99, 0.95)
-        seen.update(
-            batch=batch, plan=plan, advantages=advantages, grad=gradient(batch, plan, tries)[0]
-        )
-        return gradient(batch, plan, tries)
+        return found
 
-    learner.gradient = spy  # pyright: ignore[reportAttributeAccessIssue]
+    agent.credit.gradient = spy  # pyright: ignore[reportAttributeAccessIssue]
+    return seen
+
+
+@pytest.mark.parametrize("where", [None, "random", "unsure"])
+def test_every_step_has_an_advantage_or_branches(where: Any) -> None:
+    both = {} if where is None else {"branch": arsm.RLOO(2), "every": 3, "where": where}
+    agent = one_by_one("CartPole-v1", Value(updates=1, **both), horizon=40, seed=5)
+    seen = watched(agent)
     (iteration,) = agent.learn(episodes=1)
     batch, plan = seen["batch"], seen["plan"]
     length = batch.lengths[0]
-    assert len(plan.played) == length // 3
-    elsewhere = torch.ones(length, dtype=torch.bool).index_fill(0, plan.played, False)
     score = arsm.one_hot(batch.actions, 2, torch.float64) - batch.logits.softmax(-1)
     expected = seen["advantages"][:, None, None] * score
+    if where is None:
+        assert (plan, iteration.rollouts, iteration.pseudo_actions) == (None, 0, 0.0)
+        torch.testing.assert_close(seen["grad"], expected)
+        return
+    assert len(plan.played) == length // 3
+    elsewhere = torch.ones(length, dtype=torch.bool).index_fill(0, plan.played, False)
     torch.testing.assert_close(seen["grad"][elsewhere], expected[elsewhere])
     agree = plan.pseudo_actions == 0
-    if isinstance(estimator, arsm.RLOO):
-        assert 0 < iteration.rollouts < len(plan.played)
-        assert not seen["grad"][plan.played[agree]].any()
-        assert seen["grad"][plan.played[~agree]].any()
-    else:
-        assert iteration.rollouts == 0
+    assert 0 < iteration.rollouts < len(plan.played)
+    assert not seen["grad"][plan.played[agree]].any()
+    assert seen["grad"][plan.played[~agree]].any()
+    if where == "unsure":
+        assert 0 < seen["unsure"][elsewhere].max() <= seen["unsure"][plan.played].min()
 
 
-def test_proximal_updates_end_where_the_policy_has_moved_far() -> None:
+def test_branches_stay_within_the_budget() -> None:
+    credit = Value(branch=arsm.RLOO(3), every=1)
+    agent = one_by_one("CartPole-v1", credit, horizon=40, budget=5, seed=5)
+    seen = watched(agent)
+    assert 0 < max(x.rollouts for x in agent.learn(episodes=4)) <= 5
+    assert len(seen["plan"].played) == 5  # of two actions, each has one other at most
+
+
+def test_updates_end_where_the_policy_has_moved_far() -> None:
     moved, values = [], []
     for bound in (0.0, 0.02, math.inf):
-        method = Proximal(updates=20, divergence=bound)
+        method = Value(updates=20, divergence=bound)
         agent = one_by_one("CartPole-v1", method, horizon=40, seed=5, learning_rate=0.01)
         played: list[torch.Tensor] = []
         logits = agent._logits
@@ -169,7 +180,7 @@ def test_proximal_updates_end_where_the_policy_has_moved_far() -> None:
         agent.learn(episodes=1)
         path = [divergence(played[0].detach(), later.detach()) for later in played]
         moved.append(len(path) - 1)  # updates before the last look
-        values.append(torch.cat([p.flatten() for p in agent.learner.parameters()]))
+        values.append(torch.cat([p.flatten() for p in agent.credit.parameters()]))
         if bound == 0.02:
             assert path[-1] > bound >= max(path[:-1])
     assert moved[0] == 1 < moved[1] < moved[2] == 19
@@ -179,8 +190,8 @@ def test_proximal_updates_end_where_the_policy_has_moved_far() -> None:
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (Proximal(updates=2, value_updates=7, divergence=math.inf), [2, 7]),
-        (ActorCritic(value_updates=7), [1, 7]),
+        (Value(updates=2, value_updates=7, divergence=math.inf), [2, 7]),
+        (Value.actor_critic(value_updates=7), [1, 7]),
     ],
 )
 def test_policy_and_value_have_their_numbers_of_updates(method: Any, expected: list[int]) -> None:
@@ -199,14 +210,7 @@ def test_the_update_is_the_planned_gradient(environment: Any) -> None:
     changes = {"entropy": 0.1, "discounting": "gamma^t", "decay_over": 8}
     agent = one_by_one(environment, horizon=30, episodes_an_iteration=2, **changes)
     agent.episodes = 6
-    seen: dict[str, Any] = {}
-    plain = agent.learner.gradient
-
-    def spy(batch: TrueEpisodes, rollouts: policy.Rollouts, tries: Tries) -> Any:
-        seen["batch"], (seen["grad"], loss) = batch, plain(batch, rollouts, tries)
-        return seen["grad"], loss
-
-    agent.learner.gradient = spy  # pyright: ignore[reportAttributeAccessIssue]
+    seen = watched(agent)
     before = [parameter.detach().clone() for parameter in agent.network.parameters()]
     agent.learn(episodes=2)
     with torch.no_grad():
@@ -226,26 +230,27 @@ def test_the_update_is_the_planned_gradient(environment: Any) -> None:
     )
 
 
-def test_a_critic_that_says_nothing_leaves_the_estimators_gradient() -> None:
+@pytest.mark.parametrize("cut", [40, None])
+def test_a_value_that_says_nothing_leaves_the_estimators_gradient(cut: int | None) -> None:
+    """Where all steps branch and V is 0, both is the same as branches alone."""
     found = []
-    for method in (arsm.RLOO(2), ActorCritic(40, arsm.RLOO(2))):
-        agent = one_by_one("CartPole-v1", method, horizon=40, seed=5)
-        for parameter in agent.learner.parameters():
+    for method in (arsm.RLOO(2), Value(branch=arsm.RLOO(2), every=1, updates=1, cut=cut)):
+        agent = one_by_one("CartPole-v1", method, horizon=40, seed=5, budget=None)
+        for parameter in agent.credit.parameters():
             torch.nn.init.zeros_(parameter)
+        seen = watched(agent)
         agent.learn(episodes=1)
-        found.append(
-            torch.cat([p.grad.flatten() for p in agent.network.parameters() if p.grad is not None])
-        )
+        found.append(seen["grad"])
     assert found[0].abs().max() > 0
     torch.testing.assert_close(*found)
 
 
-def test_rollouts_of_an_actor_critic_are_cut_and_valued(tmp_path: Path) -> None:
+def test_rollouts_are_cut_and_valued(tmp_path: Path) -> None:
     """A value of 50 everywhere but after the end: the longest rollouts have 3 rewards of 1 and
     gamma^3 50.
     """
-    agent = one_by_one("CartPole-v1", ActorCritic(3, arsm.RLOO(2)), horizon=40, seed=5, budget=None)
-    assert isinstance(agent.learner, Critic)
+    credit = Value(branch=arsm.RLOO(2), every=1, cut=3, where="random")
+    agent = one_by_one("CartPole-v1", credit, horizon=40, seed=5, budget=None)
     seen: dict[str, torch.Tensor] = {}
     gradient = TrueEpisodes.gradient
 
@@ -256,9 +261,9 @@ def test_rollouts_of_an_actor_critic_are_cut_and_valued(tmp_path: Path) -> None:
         return gradient(batch, estimator, plan, returns, tried)
 
     with torch.no_grad():
-        for parameter in agent.learner.parameters():
+        for parameter in agent.credit.parameters():
             parameter.zero_()
-        list(agent.learner.parameters())[-1].fill_(50.0)
+        list(agent.credit.parameters())[-1].fill_(50.0)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(TrueEpisodes, "gradient", spy)
         (iteration,) = agent.learn(episodes=1)
@@ -267,7 +272,7 @@ def test_rollouts_of_an_actor_critic_are_cut_and_valued(tmp_path: Path) -> None:
         assert float(advantages.max()) == pytest.approx(most, abs=1e-5)
     assert iteration.steps <= 4 * iteration.returns[0] + 3 * iteration.rollouts
     agent.save(tmp_path / "agent.pt")
-    assert PolicyGradient.from_file(tmp_path / "agent.pt").learner.estimator == arsm.RLOO(2)
+    assert PolicyGradient.from_file(tmp_path / "agent.pt").credit.estimator == arsm.RLOO(2)
 
 
 def test_a_critic_learns_the_same_from_steps_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +280,7 @@ def test_a_critic_learns_the_same_from_steps_in_parts(monkeypatch: pytest.Monkey
     for cells in (policy.CELLS, 8):
         monkeypatch.setattr(policy, "CELLS", cells)
         monkeypatch.setattr(policy, "PARTS", 1000)
-        agent = one_by_one("CartPole-v1", ActorCritic(), horizon=40, seed=5)
+        agent = one_by_one("CartPole-v1", Value(branch=arsm.RLOO(2)), horizon=40, seed=5)
         agent.learn(episodes=3)
         found.append(weights(agent))
     assert found[0] == [pytest.approx(parameter) for parameter in found[1]]

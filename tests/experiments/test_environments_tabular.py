@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from arsm.rl import PolicyGradient, make_environment
-from arsm.rl.branching import Trail
-from arsm.rl.tabular import NAMES, Tabular, _next_uniform
+from arsm.rl.environment import Trail
+from arsm_experiments.environments.tabular import Tabular, _next_uniform
+
+NAMES = (
+    "FrozenLake-v1",
+    "FrozenLake8x8-v1",
+    "CliffWalking-v1",
+    "CliffWalkingSlippery-v1",
+    "Taxi-v4",
+)
 
 
 def table(name: str, **arguments: Any) -> Tabular:
@@ -28,7 +36,7 @@ def test_a_table_knows_every_transition_of_gymnasium(name: str) -> None:
     generator = np.random.default_rng(0)
     for seed in range(20):
         place, info = theirs.reset(seed=seed)
-        _, seen = ours.start([seed])
+        _, seen = ours.reset([seed])
         assert seen[0, : ours.observations].argmax() == place
         for _ in range(30):
             if ours.mask is not None:
@@ -83,14 +91,14 @@ def test_uniforms_are_those_of_splitmix64() -> None:
 @pytest.mark.parametrize("randomness", ["same", "fresh"])
 def test_branches_go_on_with_the_same_or_with_fresh_randomness(randomness: Any) -> None:
     ours = table("FrozenLake8x8-v1", randomness=randomness)
-    lanes, _ = ours.start([3])
+    lanes, _ = ours.reset([3])
     states, given = [], []
     for _ in range(12):
-        states.append(lanes.state)
+        states.append(lanes.state())
         given.append(lanes.step(np.zeros((1, 1), int))[0])
-    trail = Trail(3, np.zeros((12, 1), int), np.concatenate(states, 1))
+    trail = Trail(3, np.zeros((12, 1), int), np.concatenate(states))
     streams = [(1, number) for number in range(3)]
-    branches = ours.branch([trail], np.zeros(3, int), np.full(3, 2), 3, streams)
+    branches = ours.restore([trail], np.zeros(3, int), np.full(3, 2), streams, 3)
     seen = np.stack([branches.step(np.zeros((3, 1), int))[0] for _ in range(10)], 1)
     assert (seen == np.concatenate(given[2:])).all() == (randomness == "same")
     assert (seen[0] == seen[1]).all() == (randomness == "same")
