@@ -35,7 +35,7 @@ from arsm import policy
 from arsm.rl import PolicyGradient, Value
 from arsm.rl.credit import Branching, Loss, TrueEpisodes, Valued
 from arsm.rl.networks import mlp
-from arsm.rl.play import Branches
+from arsm.rl.play import EpisodeBranches
 from benchmarks.agents import work
 from benchmarks.agents_report import read
 from benchmarks.measure import table
@@ -77,7 +77,7 @@ class ControlVariate(Branching):
     def parameters(self) -> list[torch.nn.Parameter]:
         return list(self.network.parameters())
 
-    def gradient(self, batch: TrueEpisodes, branches: Branches) -> tuple[Tensor, Loss]:
+    def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         rollouts, returns = branches.plan, torch.from_numpy(branches.returns)
         assert rollouts is not None
         assert self.estimator is not None

@@ -25,7 +25,7 @@ from arsm.rl import (
     make_environment,
 )
 from arsm.rl.environment import Environment
-from arsm.rl.play import Branches, play_episodes
+from arsm.rl.play import EpisodeBranches, play_episodes
 from arsm.rl.policies import Perceptron, Policy
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
@@ -53,7 +53,7 @@ def uniform_policy(environment: Environment) -> Perceptron:
 
 def branches_of(
     environment: Environment, policy: Policy, count: int, *, at_start: bool
-) -> Branches:
+) -> EpisodeBranches:
     """Rollouts from the start, or spread over an episode."""
     generator = np.random.default_rng(0)
     noise = Tape(0, 1, (len(environment.choices), max(environment.choices)))
@@ -64,7 +64,9 @@ def branches_of(
         else np.linspace(0, len(episode.rewards) - 1, count).astype(int)
     )
     action = generator.integers(environment.choices, size=(count, len(environment.choices)))
-    return Branches((episode.trail,), np.zeros(count, int), step, action, 0, np.arange(count), 0.99)
+    return EpisodeBranches(
+        (episode.trail,), np.zeros(count, int), step, action, 0, np.arange(count), 0.99
+    )
 
 
 def iteration() -> None:

@@ -137,7 +137,7 @@ def test_unknown_settings_are_refused_with_the_right_name(name: str, hint: str) 
 def test_a_policy_that_does_not_read_the_observations_is_refused() -> None:
     for wrong in (nn.Linear(5, 2), nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten())):
         with pytest.raises(
-            ValueError, match=r"does not take observations \[N, 4\] of CartPole \(.+\); let its"
+            ValueError, match=r"does not take observations \[N, 4\] of CartPole-v1 \(.+\); let its"
         ):
             PolicyGradient("CartPole-v1", policy=wrong)
 

@@ -17,7 +17,7 @@ import arsm
 from arsm import policy
 from arsm.rl import ActionConditioned, PolicyGradient, Value
 from arsm.rl.credit import Relax, TrueEpisodes, Valued, generalized_advantages
-from arsm.rl.play import Branches
+from arsm.rl.play import EpisodeBranches
 from arsm.rl.training import divergence
 from tests.test_rl_agent import Pair, one_by_one, weights
 from tests.test_rl_environments import Walk
@@ -84,7 +84,7 @@ def test_relax_reads_the_state_of_every_step_when_the_steps_are_split(
     queries = [part.pose().queries for part in plan.parts]
     assert [len(part.z) for part in queries] == [4] * 7 + [2]
     none = np.zeros(0)
-    nothing = Branches((), none, none, none, 0, none, 1.0, plan=plan, returns=none)
+    nothing = EpisodeBranches((), none, none, none, 0, none, 1.0, plan=plan, returns=none)
     found, loss = learner.gradient(batch, nothing)
     begin = 0
     for part in queries:
@@ -119,7 +119,7 @@ def watched(agent: PolicyGradient) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     gradient = agent.credit.gradient
 
-    def spy(batch: TrueEpisodes, branches: Branches) -> Any:
+    def spy(batch: TrueEpisodes, branches: EpisodeBranches) -> Any:
         found = gradient(batch, branches)
         seen.update(batch=batch, branches=branches, plan=branches.plan, grad=found[0])
         if isinstance(agent.credit, Valued):

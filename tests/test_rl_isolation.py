@@ -14,7 +14,7 @@ import pytest
 
 import arsm
 from arsm.rl import EnvironmentFailure, PolicyGradient, make_environment
-from arsm.rl.play import Branches, Episode, play_episodes, play_rollouts
+from arsm.rl.play import Episode, EpisodeBranches, play_episodes, play_rollouts
 from arsm.rl.policies import Perceptron
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
@@ -81,7 +81,7 @@ def test_shared_state_is_played_as_each_instance_gives_alone(kind: Any) -> None:
 
     # rollouts with the true episodes' actions and noise have the true returns
     episode, step = (x.reshape(-1) for x in np.mgrid[0:4, 0 : shared_state.STEPS : 4])
-    branches = Branches(
+    branches = EpisodeBranches(
         trails=tuple(one.trail for one in episodes),
         episode=episode,
         step=step,

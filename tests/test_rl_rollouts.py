@@ -15,7 +15,7 @@ import torch
 import arsm
 from arsm.rl import EnvironmentFailure, PolicyGradient, WorkerFailure, make_environment
 from arsm.rl.environment import Environment
-from arsm.rl.play import Branches, Episode, play_episodes, play_rollouts
+from arsm.rl.play import Episode, EpisodeBranches, play_episodes, play_rollouts
 from arsm.rl.policies import FEW_ROWS, Perceptron, act
 from arsm.rl.rollouts import InProcess, Pool, make_engine, share_out
 from arsm.rl.stepped import Stepped
@@ -37,7 +37,7 @@ def noise(environment: Environment, episodes: int, seed: int = 0) -> Tape:
     return Tape(seed, episodes, (len(environment.choices), max(environment.choices)))
 
 
-def branches(environment: Environment, episodes: list[Episode], count: int) -> Branches:
+def branches(environment: Environment, episodes: list[Episode], count: int) -> EpisodeBranches:
     """Branches at random steps of several episodes."""
     generator = np.random.default_rng(1)
     episode = np.sort(generator.integers(len(episodes), size=count))
@@ -45,7 +45,7 @@ def branches(environment: Environment, episodes: list[Episode], count: int) -> B
     order = np.lexsort((step, episode))
     action = generator.integers(environment.choices, size=(count, len(environment.choices)))
     trails = tuple(one.trail for one in episodes)
-    return Branches(
+    return EpisodeBranches(
         trails, episode, step[order], action, key=11, number=np.arange(count), gamma=0.97
     )
 
@@ -89,7 +89,7 @@ def test_a_rollout_that_repeats_the_true_actions_repeats_the_true_return(name: s
     step = np.concatenate(steps)
     action = np.concatenate([one.actions[x] for one, x in zip(episodes, steps, strict=True)])
     trails = tuple(one.trail for one in episodes)
-    again = Branches(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units.key)
+    again = EpisodeBranches(trails, episode, step, action, 0, np.arange(len(step)), 0.9, units.key)
     played = play_rollouts(environment, policy, again)
     expected = np.concatenate([one.returns(0.9)[x] for one, x in zip(episodes, steps, strict=True)])
     np.testing.assert_allclose(played.returns, expected, rtol=1e-12)
@@ -178,7 +178,7 @@ def test_a_rollout_does_not_depend_on_its_company(name: str) -> None:
 
 @pytest.mark.parametrize("restarted", [0, 5, BLOCK - 2, BLOCK - 1, BLOCK])
 def test_a_rollouts_noise_is_its_own_stream_from_its_second_step_on(restarted: int) -> None:
-    many = Branches(
+    many = EpisodeBranches(
         (),
         np.zeros(4, int),
         np.zeros(4, int),

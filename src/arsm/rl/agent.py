@@ -20,7 +20,7 @@ from arsm.rl.callbacks import Callback, TensorBoard, call_all
 from arsm.rl.credit import ActionConditioned, Credit, Value
 from arsm.rl.environment import Array
 from arsm.rl.environments import make_environment
-from arsm.rl.play import Branches, play_episodes
+from arsm.rl.play import EpisodeBranches, play_episodes
 from arsm.rl.policies import Policy, act
 from arsm.rl.progress import LearningProgress
 from arsm.rl.rollouts import make_engine
@@ -124,7 +124,7 @@ class PolicyGradient(Training):
         }
         self._engine = make_engine(engine, world, workers, address)
 
-    def _play(self, policy: Policy, branches: Branches) -> Branches:
+    def _play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         return self._engine.play(policy, branches)
 
     # ---------------------------------------------------------------- playing

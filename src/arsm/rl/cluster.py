@@ -6,7 +6,7 @@ from typing import Any
 
 from arsm.cluster import join_cluster
 from arsm.rl.environment import Environment, EnvironmentFailure
-from arsm.rl.play import Branches, play_elsewhere
+from arsm.rl.play import EpisodeBranches, play_elsewhere
 from arsm.rl.policies import Policy
 from arsm.rl.rollouts import WorkerFailure, share_out
 
@@ -29,7 +29,7 @@ class Ray:
         )
         self._actors = [actor.remote(environment) for _ in range(count)]
 
-    def play(self, policy: Policy, branches: Branches) -> Branches:
+    def play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         ray = self._ray
         parts = share_out(self.environment, branches, len(self._actors))
         shared = ray.put(policy)
@@ -62,5 +62,5 @@ class RolloutActor:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
 
-    def play(self, policy: Policy, branches: Branches) -> Branches:
+    def play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         return play_elsewhere(self.environment, policy, branches)

@@ -19,7 +19,7 @@ from arsm.categorical import one_hot
 from arsm.estimators import RELAX
 from arsm.rl.environment import Array
 from arsm.rl.networks import mlp
-from arsm.rl.play import Branches, discounted
+from arsm.rl.play import EpisodeBranches, discounted
 from arsm.types import Estimator
 
 # ---------------------------------------------------------------- what a user chooses
@@ -192,7 +192,7 @@ class CreditSource(Protocol):
         """[T] bool: the steps that branch; None leaves the choice to the budget's walk."""
         ...
 
-    def gradient(self, batch: TrueEpisodes, branches: Branches) -> tuple[Tensor, Loss]:
+    def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         """The estimate of dJ/dlogits [T, K, C], and the loss of its own parameters as
         they are at a call.
         """
@@ -243,7 +243,7 @@ class Branching(Single):
     def parameters(self) -> list[nn.Parameter]:
         return []
 
-    def gradient(self, batch: TrueEpisodes, branches: Branches) -> tuple[Tensor, Loss]:
+    def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         assert self.estimator is not None
         assert branches.plan is not None
         tried = torch.from_numpy(branches.returns)
@@ -305,7 +305,7 @@ class Valued(Single):
             order = (first - second).abs().argsort(descending=True, stable=True)
         return torch.zeros(steps, dtype=torch.bool).index_fill(0, order[: max(count, 1)], True)
 
-    def gradient(self, batch: TrueEpisodes, branches: Branches) -> tuple[Tensor, Loss]:
+    def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         with torch.no_grad():
             value, last, following = (
                 self.values(seen).mean(0)
@@ -424,7 +424,7 @@ class Relax(Branching):
     def parameters(self) -> list[nn.Parameter]:
         return list(self.control.parameters())
 
-    def gradient(self, batch: TrueEpisodes, branches: Branches) -> tuple[Tensor, Loss]:
+    def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         assert branches.plan is not None
         with self.control.at(batch.observations[branches.plan.played]):
             grad, _ = super().gradient(batch, branches)

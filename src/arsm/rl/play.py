@@ -173,7 +173,7 @@ def _not_played() -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Branches:
+class EpisodeBranches:
     """R rollouts, from the plan to the gradient: where they leave their true episodes, the
     actions they take there, and, once they are played, what came of them.
 
@@ -214,14 +214,16 @@ class Branches:
     def __len__(self) -> int:
         return len(self.step)
 
-    def part(self, index: Array) -> Branches:
+    def part(self, index: Array) -> EpisodeBranches:
         """Some of the rollouts, for another process."""
         chosen = {
             name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
         }
         return replace(self, **chosen, plan=None)
 
-    def answered(self, parts: Sequence[Array], played: Sequence[Branches]) -> Branches:
+    def answered(
+        self, parts: Sequence[Array], played: Sequence[EpisodeBranches]
+    ) -> EpisodeBranches:
         """These rollouts with the results of their parts, which lie at the given places."""
         order = np.argsort(np.concatenate(parts))
         results = {
@@ -235,7 +237,9 @@ class Branches:
         return replace(self, **results, **totals)
 
 
-def play_elsewhere(environment: Environment, policy: Policy, branches: Branches) -> Branches:
+def play_elsewhere(
+    environment: Environment, policy: Policy, branches: EpisodeBranches
+) -> EpisodeBranches:
     """As `play_rollouts`, in a process of its own, whose time is counted."""
     begin = process_time()
     played = play_rollouts(environment, policy, branches)
@@ -243,7 +247,9 @@ def play_elsewhere(environment: Environment, policy: Policy, branches: Branches)
     return replace(played, trails=(), cpu_seconds=process_time() - begin)
 
 
-def play_rollouts(environment: Environment, policy: Policy, branches: Branches) -> Branches:
+def play_rollouts(
+    environment: Environment, policy: Policy, branches: EpisodeBranches
+) -> EpisodeBranches:
     """Play rollouts in lock step, one call of the policy per step; a lane that is done
     takes the next rollout.
     """

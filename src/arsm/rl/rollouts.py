@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from arsm.rl.environment import Array, Environment, EnvironmentFailure
-from arsm.rl.play import Branches, play_elsewhere, play_rollouts
+from arsm.rl.play import EpisodeBranches, play_elsewhere, play_rollouts
 from arsm.rl.policies import Policy
 
 
 class RolloutEngine(Protocol):
     """Plays rollouts somewhere."""
 
-    def play(self, policy: Policy, branches: Branches) -> Branches: ...
+    def play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches: ...
 
     def close(self) -> None: ...
 
@@ -36,14 +36,14 @@ class InProcess:
 
     environment: Environment
 
-    def play(self, policy: Policy, branches: Branches) -> Branches:
+    def play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         return play_rollouts(self.environment, policy, branches)
 
     def close(self) -> None:
         pass
 
 
-def share_out(environment: Environment, branches: Branches, workers: int) -> list[Array]:
+def share_out(environment: Environment, branches: EpisodeBranches, workers: int) -> list[Array]:
     """Deal the rollouts into parts, long and short ones alike in each.
 
     One part per worker for arrays, whose steps cost as much for few rollouts as for
@@ -89,9 +89,9 @@ class Pool:
         there.close()
         return process, here
 
-    def play(self, policy: Policy, branches: Branches) -> Branches:
+    def play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         parts = share_out(self.environment, branches, len(self._workers))
-        played: list[Branches | None] = [None] * len(parts)
+        played: list[EpisodeBranches | None] = [None] * len(parts)
         waiting = list(range(len(parts)))[::-1]
         lives = [self.patience] * len(parts)
         busy: dict[int, int] = {}

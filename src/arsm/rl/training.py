@@ -23,7 +23,7 @@ from arsm.diagnostics import MovingVariance
 from arsm.rl.credit import Credit, TrueEpisodes, make_credit
 from arsm.rl.environment import Array, Environment
 from arsm.rl.networks import TeamNetwork, mlp, perceptron
-from arsm.rl.play import Branches, Episode, check_repeats, play_episodes
+from arsm.rl.play import Episode, EpisodeBranches, check_repeats, play_episodes
 from arsm.rl.policies import ModulePolicy, Policy
 from arsm.rl.settings import Settings
 from arsm.rl.spaces import exists
@@ -113,7 +113,7 @@ class Training(ABC):
         self._check_policy()
 
     @abstractmethod
-    def _play(self, policy: Policy, branches: Branches) -> Branches:
+    def _play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         """Play rollouts."""
 
     def _mlp(self, shared: bool, generator: torch.Generator) -> nn.Module:
@@ -271,13 +271,13 @@ class Training(ABC):
 
     def _branches(
         self, plan: rollouts.Rollouts | None, played: list[Episode], key: int, shared: int | None
-    ) -> Branches:
+    ) -> EpisodeBranches:
         """The plan's steps, which are numbered through all episodes, as steps of each."""
         offset = np.cumsum([0, *(len(one.rewards) for one in played)])
         step = np.zeros(0, int) if plan is None else plan.step.numpy()
         action = played[0].actions[:0] if plan is None else plan.action.numpy()
         episode = np.searchsorted(offset, step, "right") - 1
-        return Branches(
+        return EpisodeBranches(
             trails=tuple(one.trail for one in played),
             episode=episode,
             step=step - offset[episode],
@@ -346,7 +346,7 @@ class Training(ABC):
             .masked_fill(batch.logits == -torch.inf, -torch.inf)
         )
 
-    def _update(self, batch: TrueEpisodes, branches: Branches) -> float:
+    def _update(self, batch: TrueEpisodes, branches: EpisodeBranches) -> float:
         """The updates; returns the entropy of the policy that played."""
         grad, loss = self.credit.gradient(batch, branches)
         played_entropy, scale, decay = (
