@@ -26,11 +26,12 @@ closed form, and Gumbel the same polynomial of its straight-through choices. "Sw
 router" that know nothing of the price are the trainings of the first setting.
 
 Protocol, fixed before the first training: every way has the same trials, `RATES` x `BALANCES`
-(learning rate and coefficient of Switch's balancing loss) for `TRIAL_STEPS` steps on seed 100, which
-is not reported; the setting with the lowest test loss is trained for `STEPS` steps on seeds 0, 1 and
-2. Adam's rate falls linearly. Test loss (with the price, where there is one) is that of the most
-probable experts on held-out text. Times are CPU seconds of training steps in one thread. A training is a line of
-results/router/transformer.jsonl.xz as soon as it is finished, and is not made again:
+(learning rate and coefficient of Switch's balancing loss) for `TRIAL_STEPS` steps on seed 100,
+which is not reported; the setting with the lowest test loss is trained for `STEPS` steps on seeds
+0, 1 and 2. Adam's rate falls linearly. Test loss (with the price, where there is one) is that of
+the most probable experts on held-out text. Times are CPU seconds of training steps in one thread. A
+training is a line of results/router/transformer.jsonl.xz as soon as it is finished, and is not made
+again:
 
     python -m benchmarks.router_transformer run       # trainings, then the time per step
     python -m benchmarks.router_transformer report    # transformer.csv and transformer.png
