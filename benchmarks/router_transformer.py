@@ -25,13 +25,13 @@ Where there is a price, Switch adds the expected number of experts that sampled 
 closed form, and Gumbel the same polynomial of its straight-through choices. "Switch" and "untrained
 router" that know nothing of the price are the trainings of the first setting.
 
-Protocol, fixed before the first training: every way has the same trials, `RATES` x `BALANCES`
-(learning rate and coefficient of Switch's balancing loss) for `TRIAL_STEPS` steps on seed 100,
-which is not reported; the setting with the lowest test loss is trained for `STEPS` steps on seeds
-0, 1 and 2. Adam's rate falls linearly. Test loss (with the price, where there is one) is that of
-the most probable experts on held-out text. Times are CPU seconds of training steps in one thread. A
-training is a line of results/router/transformer.jsonl.xz as soon as it is finished, and is not made
-again:
+Protocol, fixed before the first reported training: every way has the same trials, `RATES` x
+`BALANCES` (learning rate and coefficient of Switch's balancing loss) for `TRIAL_STEPS` steps on
+seed 100, which is not reported, in the first setting. The trial with the lowest test loss decides
+for all three settings, which are trained for `STEPS` steps on seeds 0, 1 and 2. Adam's rate falls
+linearly. Test loss (with the price, where there is one) is that of the most probable experts on
+held-out text. Times are CPU seconds of training steps in one thread. A training is a line of
+results/router/transformer.jsonl.xz as soon as it is finished, and is not made again:
 
     python -m benchmarks.router_transformer run       # trainings, then the time per step
     python -m benchmarks.router_transformer report    # transformer.csv and transformer.png
@@ -417,15 +417,15 @@ def test_loss(record: records.Record) -> float:
     return priced(record) if record["setting"] == PRICED else record["nats"]
 
 
-def trials(setting: str, way: str) -> list[Key]:
+def trials(way: str) -> list[Key]:
     balances = (0.0,) if way == "untrained router" else BALANCES
-    return [(setting, way, rate, b, CHOSEN_ON) for rate in RATES for b in balances]
+    return [("top-1", way, rate, b, CHOSEN_ON) for rate in RATES for b in balances]
 
 
-def chosen(done: list[records.Record], setting: str, way: str) -> Key:
-    """The best trial of a way."""
-    tried = [r for r in done if key_of(r) in trials(setting, way)]
-    return key_of(min(tried, key=test_loss))
+def chosen(done: list[records.Record], way: str) -> tuple[float, float]:
+    """Rate and balance of a way's best trial."""
+    best = min((r for r in done if key_of(r) in trials(way)), key=test_loss)
+    return best["rate"], best["balance"]
 
 
 def run(repetitions: int, out: Path) -> None:
@@ -444,9 +444,9 @@ def run(repetitions: int, out: Path) -> None:
             )
 
     every = [(setting, way) for setting, ways in SETTINGS.items() for way in ways]
-    make(key for each in every for key in trials(*each))
-    best = {each: chosen(records.read(path), *each) for each in every}
-    make((*best[each][:4], seed) for seed in REPORTED for each in every)
+    make(key for way in WAYS for key in trials(way))
+    best = {way: chosen(records.read(path), way) for way in WAYS}
+    make((setting, way, *best[way], seed) for seed in REPORTED for setting, way in every)
     times = out / "transformer_times.json"
     if times.exists():
         return
