@@ -488,9 +488,14 @@ def main() -> None:
     runs = commands.add_parser("run", help="make the trainings that are missing, time the steps")
     runs.add_argument("--repetitions", type=int, default=100)
     runs.add_argument("--out", type=Path, default=RESULTS)
+    commands.add_parser("report", help="transformer.csv and transformer.png from the trainings")
     options = vars(parser.parse_args())
-    options.pop("command")
-    run(**options)
+    if options.pop("command") == "run":
+        run(**options)
+        return
+    from benchmarks.router_transformer_report import report
+
+    report(RESULTS)
 
 
 if __name__ == "__main__":

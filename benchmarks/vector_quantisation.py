@@ -36,7 +36,9 @@ Reference: van den Oord, Vinyals and Kavukcuoglu, Neural discrete representation
 from __future__ import annotations
 
 import argparse
+import csv
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,6 +243,40 @@ def run(out: Path) -> None:
     make((*pair, rates[pair], seed) for seed in REPORTED for pair in pairs())
 
 
+def report(folder: Path) -> None:
+    """Write table.csv."""
+    path = folder / "runs.jsonl.xz"
+    trainings = records.read(path)
+    records.write(path, trainings)
+    rows = []
+    for setting in SETTINGS:
+        for way in (VQ, *ESTIMATORS):
+            # VQ-VAE has one training for both settings
+            trained = "fixed rate" if way == VQ else setting
+            group = [r for r in trainings if key_of(r)[:2] == (trained, way)]
+            group = [r for r in group if r["seed"] in REPORTED]
+            paid = SETTINGS[setting].bound
+            losses = [r["nats"] + (r["rate"] if paid else 0.0) for r in group]
+            for metric, found in (
+                ("test loss", losses),
+                ("nats of the pixels", [r["nats"] for r in group]),
+                ("codes in use", [r["codes"] for r in group]),
+                ("CPU ms per step", [1000 * r["seconds"] / r["steps"] for r in group]),
+            ):
+                mean = statistics.mean(found)
+                spread = f"{statistics.stdev(found):.2f}" if len(found) > 1 else ""
+                spent = f"{sum(r['seconds'] for r in group):.1f}"
+                place = (group[0]["hardware"], group[0]["commit"])
+                name = f"{setting}: {way}"
+                cells = (f"{mean:.2f}", spread, len(found), "", spent)
+                rows.append([name, metric, *cells, *place])
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        header = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -248,9 +284,12 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="make the trainings that are missing")
     runs.add_argument("--out", type=Path, default=RESULTS)
+    commands.add_parser("report", help="table.csv from the trainings")
     options = vars(parser.parse_args())
-    options.pop("command")
-    run(**options)
+    if options.pop("command") == "run":
+        run(**options)
+    else:
+        report(RESULTS)
 
 
 if __name__ == "__main__":
