@@ -88,8 +88,14 @@ def _draw(path: Path, groups: Groups) -> None:
     from arsm_experiments.palette import save
 
     colours = {way: f"C{i}" for i, way in enumerate(SETTINGS["top-1"])}
-    figure, axes = plt.subplots(1, len(SETTINGS), figsize=(13, 4.2), layout="constrained")
-    for axis, setting in zip(axes, SETTINGS, strict=True):
+    # a single way compares nothing
+    shown = [s for s in SETTINGS if sum(setting == s for setting, _ in groups) > 1]
+    width = 2.5 + 3.5 * len(shown)
+    figure, grid = plt.subplots(
+        1, len(shown), figsize=(width, 4.2), squeeze=False, layout="constrained"
+    )
+    axes = grid[0]
+    for axis, setting in zip(axes, shown, strict=True):
         for (of, way), group in groups.items():
             if of == setting:
                 # [seeds][points]: step, seconds, nats, experts in use
