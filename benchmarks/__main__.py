@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from benchmarks import gpu, overhead, rl, swap, univariate, vae
-from benchmarks.measure import hardware
+from benchmarks.measure import Table, hardware, write_record
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Callable[[], list[Table] | None]] = {
     "univariate": univariate.main,
     "swap": swap.main,
     "overhead": overhead.main,
@@ -50,7 +52,14 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
-    names = parser.parse_args().names or [
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FOLDER",
+        help="also keep what univariate, swap and overhead print, and every single time",
+    )
+    chosen = parser.parse_args()
+    names = chosen.names or [
         name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()
     ]
     for name in names:
@@ -60,7 +69,9 @@ def main() -> None:
             parser.error(f"there is no benchmark {name!r}; known are {', '.join(BENCHMARKS)}.")
     print(hardware(), end="\n\n")
     for name in names:
-        BENCHMARKS[name]()
+        tables = BENCHMARKS[name]()
+        if chosen.record is not None and tables:
+            write_record(chosen.record, name, tables)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from arsm_experiments.runs.provenance import provenance
+from benchmarks import records
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,13 @@ class Timing:
     median: float
     low: float
     high: float
+    each: tuple[float, ...] = ()
+    """Every repetition, for the record."""
+
+    @staticmethod
+    def of(times: Sequence[float]) -> Timing:
+        """Median and range of single times."""
+        return Timing(statistics.median(times), min(times), max(times), tuple(times))
 
     def __str__(self) -> str:
         return f"{seconds(self.median)} ({seconds(self.low)} to {seconds(self.high)})"
@@ -52,7 +62,7 @@ def interleaved(
             call()
             if repetition:
                 times[name].append(clock() - start)
-    return {name: Timing(statistics.median(t), min(t), max(t)) for name, t in times.items()}
+    return {name: Timing.of(t) for name, t in times.items()}
 
 
 def peak_memory() -> int:
@@ -81,11 +91,60 @@ def hardware() -> str:
     )
 
 
-def table(title: str, header: list[str], rows: list[list[str]]) -> str:
-    """Columns of text."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in [header, *rows]
-    ]
-    return "\n".join([title, *(line.rstrip() for line in lines), ""])
+@dataclass(frozen=True)
+class Table:
+    """Columns of text, and the single times behind them."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    seconds: dict[str, tuple[float, ...]]
+    """Every repetition, by row."""
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [max(len(row[i]) for row in lines) for i in range(len(self.header))]
+        text = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in lines
+        )
+        return "\n".join([self.title, *(line.rstrip() for line in text), ""])
+
+
+def table(
+    title: str,
+    header: list[str],
+    rows: list[list[str]],
+    times: Mapping[str, Timing] | None = None,
+) -> Table:
+    """A table, with the times that it was made from."""
+    seconds = {name: timing.each for name, timing in (times or {}).items()}
+    return Table(title, header, rows, seconds)
+
+
+def write_record(folder: Path, name: str, tables: Sequence[Table]) -> None:
+    """Keep what a benchmark printed, NAME.txt, and every single time, NAME.jsonl.xz."""
+    about = provenance("cpu")
+    policy = os.environ.get("OMP_WAIT_POLICY", "default")
+    load = round(os.getloadavg()[0], 1)
+    head = (
+        f"python -m benchmarks {name}, commit {about['commit']}, {about['hardware']}, torch "
+        f"{about['torch']}, OMP_WAIT_POLICY={policy}; {load} processes ran or waited.\n\n"
+    )
+    record = {
+        **about,
+        "wait policy": policy,
+        "processes that ran or waited": load,
+        "tables": [
+            {
+                "title": table.title,
+                "seconds": {
+                    name: [float(f"{x:.4g}") for x in each] for name, each in table.seconds.items()
+                },
+            }
+            for table in tables
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.txt").write_text(head + "\n".join(map(str, tables)))
+    records.write(folder / f"{name}.jsonl.xz", [record])

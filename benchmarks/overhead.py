@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import arsm
-from benchmarks.measure import Timing, in_subprocess, interleaved, table
+from benchmarks.measure import Table, Timing, in_subprocess, interleaved, table
 
 ROWS, VARIABLES, CATEGORIES = 200, 20, 10
 REPETITIONS = 30
@@ -125,7 +124,7 @@ def ours(logits: Tensor) -> tuple[dict[str, Call], dict[str, int], dict[str, str
 def storchastic() -> tuple[dict[str, Timing], Timing]:
     """Timings in a separate process, with torch's `gumbel_softmax` for comparison."""
     times = {
-        name: Timing(*values)
+        name: Timing.of(values)
         for name, values in json.loads(in_subprocess("benchmarks.overhead")).items()
     }
     return times, times.pop(BASE)
@@ -139,14 +138,14 @@ def time_storchastic() -> None:
     print(
         json.dumps(
             {
-                name: astuple(timing)
+                name: timing.each
                 for name, timing in interleaved(calls, REPETITIONS, time.process_time).items()
             }
         )
     )
 
 
-def small() -> str:
+def small() -> Table:
     """A problem so small that only the number of kernels matters."""
     logits = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
     by_hand = "leave-one-out by hand, 4 samples"
@@ -156,13 +155,14 @@ def small() -> str:
     times = interleaved(calls, 300, time.process_time)
     rows = [[name, str(t), f"{t.median / times[by_hand].median:.2f}"] for name, t in times.items()]
     title = f"Forward and backward without f, logits {list(SMALL)}, one thread"
-    return table(title, ["estimator", "median (range)", "times by hand"], rows)
+    return table(title, ["estimator", "median (range)", "times by hand"], rows, times)
 
 
-def main() -> None:
+def main() -> list[Table]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    print(small())
+    first = small()
+    print(first)
     logits = problem()
     calls, asked, lines = ours(logits)
     calls |= torch_calls(logits)
@@ -196,9 +196,11 @@ def main() -> None:
         f"Forward and backward without f, B = {ROWS}, K = {VARIABLES}, C = {CATEGORIES}, one thread"
     )
     header = ["estimator", "evaluations asked", "median (range)", "times gumbel_softmax"]
-    print(table(title, header, rows), end="")
+    second = table(title, header, rows, times)
+    print(second, end="")
     print(*(f"{name}: {line}" for name, line in lines.items()), sep="\n", end="\n\n")
     torch.set_num_threads(threads)
+    return [first, second]
 
 
 if __name__ == "__main__":

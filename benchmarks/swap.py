@@ -10,7 +10,7 @@ from torch import Tensor
 from arsm.distinct import share
 from arsm.noise import dirichlet
 from arsm.swap import pair_table, run_race
-from benchmarks.measure import interleaved, table
+from benchmarks.measure import Table, interleaved, table
 
 ROWS, VARIABLES, CATEGORIES = 200, 20, 10
 
@@ -31,7 +31,7 @@ def pseudo_actions(logits: Tensor, log_pi: Tensor) -> Tensor:
     return pair_table(run_race(logits, log_pi))
 
 
-def main() -> None:
+def main() -> list[Table]:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(ROWS, VARIABLES, CATEGORIES, generator=generator)
     log_pi = dirichlet(logits, generator)
@@ -53,4 +53,6 @@ def main() -> None:
         for name, timing in times.items()
     ]
     title = f"Pseudo actions, B = {ROWS}, K = {VARIABLES}, C = {CATEGORIES}"
-    print(table(title, ["way", "median (range)", "argmins / this"], rows))
+    made = table(title, ["way", "median (range)", "argmins / this"], rows, times)
+    print(made)
+    return [made]

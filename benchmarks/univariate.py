@@ -14,7 +14,15 @@ from torch import Tensor
 import arsm
 from arsm.noise import dirichlet
 from arsm.swap import run_race, swap_with, threshold
-from benchmarks.measure import Timing, in_subprocess, interleaved, peak_memory, seconds, table
+from benchmarks.measure import (
+    Table,
+    Timing,
+    in_subprocess,
+    interleaved,
+    peak_memory,
+    seconds,
+    table,
+)
 
 COMPARED = 10_000
 BLOCK = 500
@@ -47,7 +55,7 @@ def by_table(logits: Tensor, log_pi: Tensor) -> Tensor:
     return total - total.mean()
 
 
-def compare() -> str:
+def compare() -> Table:
     """One estimate under the same noise, in both ways, alternately."""
     torch.set_num_threads(1)
     logits = torch.zeros(COMPARED)
@@ -68,8 +76,8 @@ def compare() -> str:
         5,
         time.process_time,
     )
-    table_time, burst = times["table"], times["estimate"]
-    one = Timing(burst.median / BURST, burst.low / BURST, burst.high / BURST)
+    table_time = times["table"]
+    one = Timing.of([x / BURST for x in times["estimate"].each])
     ratio = table_time.median / one.median
     rows = [
         ["C x C table", str(table_time)],
@@ -77,18 +85,22 @@ def compare() -> str:
         ["ratio", f"{ratio:.0f}"],
     ]
     return table(
-        f"One ARSM estimate, C = {COMPARED:,}, one thread", ["way", "median (range)"], rows
+        f"One ARSM estimate, C = {COMPARED:,}, one thread",
+        ["way", "median (range)"],
+        rows,
+        {"C x C table": table_time, "arsm.estimate": one},
     )
 
 
-def grow() -> str:
+def grow() -> Table:
     """Noise, estimate and backward, each size in its own process; equal logits need f at every
     category.
     """
-    rows = []
+    rows, times = [], {}
     for categories in GROWTH:
         result = json.loads(in_subprocess("benchmarks.univariate", str(categories)))
-        timing = Timing(*result["seconds"])
+        timing = Timing.of(result["seconds"])
+        times[f"{categories:,}"] = timing
         memory = f"{result['bytes'] / 1e6:,.0f} MB"
         rows.append(
             [
@@ -100,7 +112,7 @@ def grow() -> str:
             ]
         )
     header = ["C", "median (range)", "per category", "peak memory added", "evaluations of f"]
-    return table("Noise, estimate and backward, one thread", header, rows)
+    return table("Noise, estimate and backward, one thread", header, rows, times)
 
 
 def measure(categories: int) -> str:
@@ -120,16 +132,17 @@ def measure(categories: int) -> str:
     added = peak_memory() - before
     return json.dumps(
         {
-            "seconds": [timing.median, timing.low, timing.high],
+            "seconds": timing.each,
             "bytes": added,
             "asked": step(categories),
         }
     )
 
 
-def main() -> None:
-    print(compare())
-    print(grow())
+def main() -> list[Table]:
+    tables = [compare(), grow()]
+    print(*tables, sep="\n")
+    return tables
 
 
 if __name__ == "__main__":

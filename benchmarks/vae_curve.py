@@ -113,7 +113,7 @@ def compare(old: Path, new: Path) -> str:
         f"-ELBO of {before.shape[1]} runs; shown is also the epoch where the two are the most "
         "errors apart"
     )
-    lines = [table(title, header, rows)]
+    lines = [str(table(title, header, rows))]
     if "gradient" in a and "gradient" in b:
         gradient = (b["gradient"] - a["gradient"]).norm() / a["gradient"].norm()
         lines.append(f"mean gradient at the same weights: relative difference {gradient:.1e}")

@@ -357,6 +357,18 @@ def group_deviation(batch: TrainerBatch) -> Tensor:
     return own_mean(batch) / (deviation + 1e-4)
 
 
+def tokens_of_group(batch: TrainerBatch) -> Tensor:
+    """[N, 1]: the number of tokens in all answers to a row's prompt."""
+    tokens = batch.mask.sum(-1).view(-1, batch.answers).sum(1)
+    return tokens.repeat_interleave(batch.answers).unsqueeze(-1)
+
+
+def over_group_mean(batch: TrainerBatch) -> Tensor:
+    """The advantage divided by the group's mean reward instead of its standard deviation."""
+    mean = batch.rewards.view(-1, batch.answers).mean(1).repeat_interleave(batch.answers)
+    return own_mean(batch) / (mean + 1e-6)
+
+
 def cut_off(batch: TrainerBatch) -> Tensor:
     """The mask without answers that have no end token."""
     ended = ((batch.completions == batch.end) * batch.mask).any(-1, keepdim=True)
@@ -390,12 +402,19 @@ DEFECTS: dict[str, Defect] = {
     "division by the tokens of the batch": Defect(
         by_mask(lambda b: b.mask * len(b.mask) / b.mask.sum()), "length"
     ),
+    "division by the tokens of the group": Defect(
+        by_mask(lambda b: b.mask * b.answers / tokens_of_group(b)), "length"
+    ),
+    "k1 in the loss, divided by the length": Defect(
+        with_divergence(lambda b: k1(b) / b.mask.sum(-1)), "divergence", DIVERGENCE
+    ),
     "group mean over prompts": Defect(
         score(lambda b: (b.rewards - b.rewards.mean()) * b.answers / (b.answers - 1)),
         "prompts mixed",
     ),
     "normalisation over the batch": Defect(score(batch_deviation), "standard deviation"),
     "normalisation over the group": Defect(score(group_deviation), "standard deviation"),
+    "division by the group's mean": Defect(score(over_group_mean), "mean"),
     "end token masked out": Defect(
         by_mask(lambda b: b.mask * (b.completions != b.end)), "end token"
     ),

@@ -33,7 +33,7 @@ from arsm_experiments.report.findings import finding
 from arsm_experiments.report.interactive import interactive, number
 from arsm_experiments.report.picture import draw_panel, save_figure
 from arsm_experiments.report.sections import COLUMNS, Result, Section, Verdict, student_quantile
-from arsm_experiments.report.toy import toy_sections
+from arsm_experiments.report.toy import AT_EVERY_UPDATE, ON_THE_WAY, toy_sections
 from arsm_experiments.runs.reader import Record, read_run
 from arsm_experiments.toy import Toy
 
@@ -221,6 +221,37 @@ def test_a_true_gradient_that_arrives_is_no_measure(tmp_path: Path) -> None:
         "true gradient", "E[f]"
     ] == 0.5 + 1 / toy.r
     assert "gap / true gap" not in {result.metric for result in section.results}
+
+
+def test_the_variance_over_a_run_is_that_of_every_update_where_it_was_measured(
+    tmp_path: Path,
+) -> None:
+    """30 updates measured at 0, 20 and 30: the two means stand for 20 and for 10 updates."""
+    Toy(
+        categories=(4,),
+        updates=30,
+        trace_every=20,
+        variance_samples=4,
+        seeds=2,
+        estimators=("arsm", "reinforce"),
+        variance_of_every_update=2,
+        root=tmp_path,
+    ).run(Console(quiet=True))
+    names = ("arsm", "reinforce")
+    records = {name: read_run(tmp_path / "toy" / f"C4-step1-{name}") for name in names}
+    (section,) = toy_sections(list(records.values()))
+    means = {
+        name: [
+            (20 * first + 10 * second) / 30
+            for first, second in record.series("variance_of_every_update")[1]
+        ]
+        for name, record in records.items()
+    }
+    found = {(r.row, r.metric): list(r.values) for r in section.results}
+    for name in names:
+        expected = [x / fmean(means["arsm"]) for x in means[name]]
+        assert found[name, AT_EVERY_UPDATE] == pytest.approx(expected)
+        assert found[name, ON_THE_WAY] != pytest.approx(expected)
 
 
 def test_different_problems_are_different_sections(runs: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from rich.console import Console
 
 import arsm
 from arsm_experiments.runs.reader import Record, load_checkpoint, read_run
-from arsm_experiments.toy import Problem, Toy, ascend, folder_name, scaled_step
+from arsm_experiments.toy import EVERY_UPDATE, Problem, Toy, ascend, folder_name, scaled_step
 
 CONFIG: dict[str, Any] = {
     "estimator": "arsm",
@@ -119,6 +120,46 @@ def test_measuring_changes_no_update(tmp_path: Path) -> None:
     assert [values[-1] for values in rare.series("reward")[1]] == [
         values[-1] for values in often.series("reward")[1]
     ]
+
+
+def test_the_variance_of_every_update_is_that_of_tracing_all_of_them(tmp_path: Path) -> None:
+    """REINFORCE's variance falls as it settles: a mean over few updates, the first among them, is
+    another number.
+    """
+    changes = {"estimator": "reinforce", "variance_samples": 400}
+    every = play(tmp_path / "every", variance_of_every_update=400, **changes)
+    traced = play(tmp_path / "traced", trace_every=1, **changes)
+
+    steps, means = every.series(EVERY_UPDATE)
+    assert steps == [7, 14, 21, 28, 30]
+    _, values = traced.series("variance")
+    for seed, bins in enumerate(means):
+        for last, width, found in zip(steps, (7, 7, 7, 7, 2), bins, strict=True):
+            expected = fmean(values[seed][last - width : last])
+            assert found == pytest.approx(expected, rel=0.1)
+    whole = [fmean(values[:30]) for values in traced.series("variance")[1]]
+    few = [fmean(values) for values in every.series("variance")[1]]
+    assert any(abs(one / other - 1) > 0.05 for one, other in zip(few, whole, strict=True))
+
+    # nothing else changes, and a resumed run has the same numbers
+    without = play(tmp_path / "without", **changes)
+    for line in every.metrics:
+        line.pop(EVERY_UPDATE, None)
+    assert without_seconds(every) == without_seconds(without)
+    play(tmp_path / "stopped", variance_of_every_update=400, stop=15, **changes)
+    resumed = play(tmp_path / "stopped", variance_of_every_update=400, resume=True, **changes)
+    assert resumed.series(EVERY_UPDATE) == (steps, means)
+
+
+def test_the_variance_of_an_update_is_taken_before_it(tmp_path: Path) -> None:
+    """Update 1 draws its estimate at phi = 0; a long step then leaves little to vary."""
+    changes = {"estimator": "reinforce", "variance_samples": 400, "step": 20.0, "updates": 1}
+    record = play(tmp_path, variance_of_every_update=400, **changes)
+    for (taken,), (before, after) in zip(
+        record.series(EVERY_UPDATE)[1], record.series("variance")[1], strict=True
+    ):
+        assert taken == pytest.approx(before, rel=0.1)
+        assert after < before / 2
 
 
 def test_a_relaxing_estimator_runs(tmp_path: Path) -> None:

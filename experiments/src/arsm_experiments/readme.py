@@ -49,6 +49,9 @@ VERDICTS = {"unbiased": OURS, "biased, no promise broken": "#9aa2ad", "not as do
 PACKAGES = (
     "trl",
     "verl",
+    "openrlhf",
+    "skyrl",
+    "tunix",
     "pyro",
     "numpyro",
     "storchastic",

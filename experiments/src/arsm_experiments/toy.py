@@ -35,6 +35,10 @@ from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import plain_name
 from arsm_experiments.runs.writer import open_run
 
+EVERY_UPDATE = "variance_of_every_update"
+"""The option, and the metric: the mean over every update since the last measurement."""
+EVERY_UPDATE_SEED = 1 << 32
+"""Far from the seeds of the updates and of the other measurements."""
 SHARE_DRAWS = 10
 LEARNED_PARTS_RATE = 0.01
 """Adam's rate: a network of 64 units learns the level of f, about 0.5, within about ten updates."""
@@ -110,6 +114,10 @@ class Toy:
     """Estimates per measured variance."""
     trace_every: int = 50
     """Updates between measurements of variance, gradient, probabilities, entropy and reward."""
+    variance_of_every_update: int = 0
+    """Estimates by which the variance of each update's estimate is measured too, at least 2, or 0;
+    its mean since the last measurement is recorded.
+    """
     checkpoint_every: int = 500
     """Updates between checkpoints."""
     device: str = "cpu"
@@ -129,6 +137,8 @@ class Toy:
             arsm.estimator(words)
         check_name(self.name)
         check_least(self, **SMALLEST)
+        if self.variance_of_every_update:
+            check_least(self, variance_of_every_update=2)
         check_some(categories=self.categories, steps=self.steps, estimators=self.estimators)
         check_positive(
             r=(self.r,), steps=[step for step in self.steps if not isinstance(step, str)]
@@ -164,6 +174,9 @@ class Toy:
     def configs(self) -> Iterator[dict[str, Any]]:
         """The settings that determine each run's results."""
         common = ("r", "updates", "seeds", "seed", "variance_samples", "trace_every")
+        # a run without it has the same settings as before this option existed
+        every = self.variance_of_every_update
+        extra = {EVERY_UPDATE: every} if every else {}
         for categories in self.categories:
             named = {"printed": 1.0, "scaled": scaled_step(categories, self.r)}
             for step in dict.fromkeys(
@@ -175,6 +188,7 @@ class Toy:
                         "categories": categories,
                         "step": step,
                         **{key: getattr(self, key) for key in common},
+                        **extra,
                     }
 
 
@@ -206,6 +220,7 @@ def ascend(
     evaluations = torch.zeros(config["seeds"], dtype=torch.int64, device=device)
     # measuring has separate random numbers: how often it happens must not change any update
     noise, probe = (torch.Generator(device).manual_seed(2 * config["seed"] + i) for i in range(2))
+    every = EveryUpdate(estimators, config, device)
 
     label = "true gradient" if config["estimator"] == "exact" else config["estimator"]
     with open_run(
@@ -218,6 +233,7 @@ def ascend(
                 for key, value in measure(estimators, phi, config, probe).items()
             }
             measured["evaluations"] = evaluations.tolist()
+            measured |= every.take()
             for seed in range(config["seeds"]):
                 run.log(step, {key: values[seed] for key, values in measured.items()}, seed)
 
@@ -225,7 +241,13 @@ def ascend(
             generators = {"noise": noise.get_state(), "probe": probe.get_state()}
             run.save(
                 step,
-                {"phi": phi, "evaluations": evaluations, **generators, **estimators.state_dict()},
+                {
+                    "phi": phi,
+                    "evaluations": evaluations,
+                    **generators,
+                    **every.state_dict(),
+                    **estimators.state_dict(),
+                },
             )
 
         if run.state is None:
@@ -235,9 +257,11 @@ def ascend(
             phi, evaluations = run.state["phi"].to(device), run.state["evaluations"].to(device)
             noise.set_state(run.state["noise"])
             probe.set_state(run.state["probe"])
+            every.load_state_dict(run.state)
             estimators.load_state_dict(run.state)
         yield run.step
         for step in range(run.step + 1, config["updates"] + 1):
+            every.measure(phi)
             estimate = estimators.estimate(phi, noise, learn=True)
             phi = phi + config["step"] * estimate.gradient
             evaluations = evaluations + estimate.evaluations
@@ -344,6 +368,51 @@ class SeedEstimators:
         if self.optimiser is not None:
             self.parts.load_state_dict(state["learned_parts"])
             self.optimiser.load_state_dict(state["optimiser"])
+
+
+class EveryUpdate:
+    """The variance of every update's estimate, averaged since it was last taken.
+
+    One mean in place of many values keeps the record small. Between measurements an estimator's
+    variance may change by orders of magnitude, and a mean over every 50th update misses that. The
+    variance from n estimates is unbiased from n = 2 on, and thousands of updates average its noise.
+    """
+
+    def __init__(self, estimators: SeedEstimators, config: dict[str, Any], device: str) -> None:
+        self.estimators = estimators
+        self.samples = config.get(EVERY_UPDATE, 0)
+        self.sum = torch.zeros(config["seeds"], dtype=torch.float64, device=device)
+        self.updates = 0
+        # random numbers of its own: whether it measures must not change anything else
+        self.generator = torch.Generator(device).manual_seed(EVERY_UPDATE_SEED + config["seed"])
+
+    def measure(self, phi: Tensor) -> None:
+        """Add the variance of the estimate that is about to be drawn at phi [S, 1, C]."""
+        if self.samples:
+            variance = self.estimators.variance(phi, self.samples, self.generator)
+            self.sum = self.sum + variance.mean((-2, -1))
+            self.updates += 1
+
+    def take(self) -> dict[str, list[float]]:
+        """The mean per seed since the last call; empty if nothing was measured."""
+        if self.updates == 0:
+            return {}
+        mean = (self.sum / self.updates).tolist()
+        self.sum, self.updates = torch.zeros_like(self.sum), 0
+        return {EVERY_UPDATE: mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sum, number of updates and generator; empty if nothing is wanted."""
+        if not self.samples:
+            return {}
+        state = {"sum": self.sum, "updates": self.updates, "noise": self.generator.get_state()}
+        return {"every_update": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.samples:
+            saved = state["every_update"]
+            self.sum, self.updates = saved["sum"].to(self.sum.device), saved["updates"]
+            self.generator.set_state(saved["noise"])
 
 
 def measure(

@@ -120,6 +120,8 @@ class Evidence:
             )
             for p in range(len(PROMPTS))
         ]
+        if _left_out(*found):
+            return False
         difference = (found[0].tokens[:, 0] - found[1].tokens[:, 0]).abs().max()
         return float(difference) > NEAR * max(found[0].largest, 1e-3)
 
@@ -184,12 +186,12 @@ def explain(evidence: Evidence) -> list[Finding]:
         _mask,
         _graph,
         _temperature,
+        _clip,
         _padding,
         _prompt_length,
         _deviation,
         _length,
         _rewards,
-        _clip,
         _mixed,
         _own_sample,
         _nothing_in_the_mean,
@@ -391,11 +393,20 @@ def _prompt_length(evidence: Evidence) -> Finding | None:
 def _length(evidence: Evidence) -> Finding | None:
     if not evidence.own_length and not evidence.other_lengths:
         return None
+    if _left_out(evidence.base, evidence.shorter):
+        return None
     if evidence.own_length and not evidence.other_lengths:
         words = "an answer's weights change with its own length: a mean over its tokens"
     elif _proportional_to_tokens(evidence):
         words = (
             "all weights change with the number of tokens in the batch, the answer's own among them"
+        )
+    elif _proportional_to_tokens(evidence, slice(0, PAIR.answers)) and not evidence.differs(
+        evidence.shorter, slice(PAIR.answers, None)
+    ):
+        words = (
+            "the weights of a prompt's answers change with the number of their tokens, the "
+            "answer's own among them"
         )
     else:
         words = "the baseline changes with lengths, the answer's own among them"
@@ -411,9 +422,18 @@ def _length(evidence: Evidence) -> Finding | None:
     )
 
 
-def _proportional_to_tokens(evidence: Evidence) -> bool:
-    """Whether one factor explains all changes when an answer gets shorter."""
-    ours, theirs = evidence.base.tokens[:, 0], evidence.shorter.tokens[:, 0]
+def _left_out(one: Weights, other: Weights) -> bool:
+    """Whether a first token has a weight in one batch and none in the other: a mean over tokens
+    makes weights smaller, and leaves none out.
+    """
+    limit = NEAR * max(one.largest, 1e-3)
+    nothing = [weights.tokens[:, 0].abs() <= limit for weights in (one, other)]
+    return bool((nothing[0] != nothing[1]).any())
+
+
+def _proportional_to_tokens(evidence: Evidence, rows: slice = slice(None)) -> bool:
+    """Whether one factor explains all changes of these rows when an answer gets shorter."""
+    ours, theirs = evidence.base.tokens[rows, 0], evidence.shorter.tokens[rows, 0]
     use = ours.abs() > NEAR * evidence.base.largest
     ratio = theirs[use] / ours[use]
     return bool((ratio - ratio.median()).abs().max() < 0.01)
@@ -425,12 +445,33 @@ def _deviation(evidence: Evidence) -> Finding | None:
     tenfold = evidence.ask.weights(rewards=10 * REWARDS)
     if tenfold.largest > 3 * evidence.base.largest:
         return None
+    if _shrinks(evidence):
+        return Finding(
+            "mean",
+            "The weights do not grow with the rewards, and a constant added to these shrinks them: "
+            "they are divided by the rewards' own mean, which makes another objective's gradient. "
+            "Leave the division out.",
+        )
     over = "the batch, other prompts included" if evidence.other_prompts else "the group"
     return Finding(
         "standard deviation",
         "The weights do not grow with the rewards: they are divided by a standard deviation over "
         f"{over}, which makes another objective's gradient. Leave the division out.",
     )
+
+
+def _shrinks(evidence: Evidence) -> bool:
+    """Whether a constant added to the rewards divides all weights of a group by one number."""
+    ours = evidence.base.tokens[:, 0].view(len(PROMPTS), -1)
+    theirs = evidence.ask.weights(rewards=REWARDS + 1).tokens[:, 0].view_as(ours)
+    known = ours.abs() > 0.1 * max(evidence.base.largest, 1e-3)
+    for group, live in zip(theirs / ours, known, strict=True):
+        ratio = group[live]
+        if len(ratio) < 2 or float(ratio.max() - ratio.min()) > 0.02 * float(ratio.abs().max()):
+            return False
+        if float((ratio.mean() - 1).abs()) < 0.02:  # a standard deviation does not see a constant
+            return False
+    return True
 
 
 def _rewards(evidence: Evidence) -> Finding | None:
@@ -493,6 +534,9 @@ def _own_sample(evidence: Evidence) -> Finding | None:
     own = evidence.slopes.diagonal()
     again = evidence.ask.slopes(REWARDS.flip(0)).diagonal()
     size = float(torch.cat([own, again]).abs().max())
+    # an answer that never counts is left out, whatever its reward
+    if bool(((own.abs() < 1e-3 * size) & (again.abs() < 1e-3 * size)).any()):
+        return None
     if (
         size < 1e-3
         or float((own - own[0]).abs().max() + (again - again[0]).abs().max()) < 0.02 * size
@@ -590,6 +634,8 @@ def _divergences(world: World, setting: Setting, truth: Tensor) -> Iterator[tupl
                 (r.square() / 2 * live).sum(-1) / length,
             ),
             ("k3's, divided by the answer's length", k3.sum(-1) / length),
+            ("k1's in the loss, divided by the answer's length", r.sum(-1) / length),
+            ("that of |k1| in the loss, divided by the answer's length", r.abs().sum(-1) / length),
         ]
         gradients = [
             (words, torch.autograd.grad((q * value).sum(-1).mean(), table, retain_graph=True)[0])

@@ -8,6 +8,7 @@ python -m arsm_experiments.ecosystem --export results/audit
 from arsm_experiments.ecosystem import (
     genjax,
     numpyro,
+    openrlhf,
     optax,
     own,
     pyro,
@@ -18,6 +19,7 @@ from arsm_experiments.ecosystem import (
     storchastic,
     torchrl,
     trl,
+    tunix,
     vector_quantize,
     verl,
 )
@@ -31,7 +33,9 @@ ENTRIES: tuple[Entry, ...] = (
     *genjax.ENTRIES,
     *trl.ENTRIES,
     *verl.ENTRIES,
+    *openrlhf.ENTRIES,
     *skyrl.ENTRIES,
+    *tunix.ENTRIES,
     *vector_quantize.ENTRIES,
     *rlax.ENTRIES,
     *torchrl.ENTRIES,

@@ -1,11 +1,11 @@
-"""Has everything that the registries of TRL and verl export an entry, or a reason why not?
+"""Has everything that the registries of trainers export an entry, or a reason why not?
 
 python -m arsm_experiments.ecosystem.coverage --export results/audit
 
-The names are read from the installed packages: verl's registries; the strings that a function
-compares its argument with, where there is no registry; the options of TRL's configurations that the
-code of the loss reads; the trainers. What is neither an entry nor a reason ends the command with an
-error.
+The names are read from the installed packages: registries of verl, SkyRL and tunix; the strings
+that a function compares its argument with, where there is no registry; the choices of OpenRLHF's
+command line; the options of TRL's configurations that the code of the loss reads; the trainers.
+What is neither an entry nor a reason ends the command with an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from arsm_experiments.ecosystem import ENTRIES, trl, verl
+from arsm_experiments.ecosystem import ENTRIES, openrlhf, skyrl, trl, tunix, verl
 from arsm_experiments.ecosystem.entry import from_package
 from arsm_experiments.ecosystem.environments import default_folder, environment_of, variables
 
@@ -131,22 +131,105 @@ def exported_by_verl() -> Exported:
     }
 
 
+def exported_by_openrlhf() -> Exported:
+    """The choices of its command line that the loss depends on, and its classes of losses."""
+    folder = Path(next(iter(from_package("openrlhf").__path__)))
+    command = (folder / "cli" / "train_ppo_ray.py").read_text()
+    losses = ast.parse((folder / "models" / "loss.py").read_text()).body
+    return {
+        "losses": [node.name for node in losses if isinstance(node, ast.ClassDef)],
+        **{registry: choices_of(command, option) for registry, option in OPTIONS.items()},
+    }
+
+
+OPTIONS = {
+    "advantages": "--algo.advantage.estimator",
+    "policy losses": "--actor.policy_loss_type",
+    "aggregations": "--actor.loss_agg_mode",
+    "divergences": "--algo.kl.estimator",
+    "is_correction_level": "--algo.advantage.is_correction_level",
+    "is_correction_mode": "--algo.advantage.is_correction_mode",
+    "is_correction_gating": "--algo.advantage.is_correction_gating",
+}
+"""Registry -> the option of OpenRLHF's command line."""
+
+
+def choices_of(source: str, option: str) -> list[str]:
+    """The choices that `add_argument(option, choices=[...])` gives in this source."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        first = node.args[0]
+        if isinstance(first, ast.Constant) and first.value == option:
+            (choices,) = (k.value for k in node.keywords if k.arg == "choices")
+            return list(ast.literal_eval(choices))
+    raise ValueError(f"there is no option {option}.")
+
+
+def exported_by_skyrl() -> Exported:
+    """SkyRL's two registries, its reductions, divergences and corrections."""
+    algos = skyrl.algorithms()
+    corrections = from_package("skyrl.backends.skyrl_train.utils.off_policy_correction_utils")
+    return {
+        "advantages": sorted(algos.AdvantageEstimatorRegistry.list_available()),
+        "policy losses": sorted(algos.PolicyLossRegistry.list_available()),
+        "dppo_type": compared_with([algos.dppo_policy_loss.__wrapped__], "dppo_type"),
+        "reductions": compared_with(
+            [algos.apply_loss_reduction_to_advantages_minibatch], "loss_reduction"
+        ),
+        "divergences": compared_with([algos.compute_approx_kl], "kl_estimator_type"),
+        "tis_ratio_type": compared_with([corrections.compute_tis_ratio], "tis_ratio_type"),
+        "sequence_mask_metric": compared_with(
+            [corrections.compute_sequence_mask], "sequence_mask_metric"
+        ),
+    }
+
+
+def exported_by_tunix() -> Exported:
+    """tunix's registries, and the names of its aggregations and divergences."""
+    package, common = from_package("tunix"), from_package("tunix.rl.common")
+    registry = from_package("tunix.rl.function_registry").default_registry
+    return {
+        "advantages": sorted(registry.list_functions("advantage_estimator")),
+        "policy losses": sorted(registry.list_functions("policy_loss_fn")),
+        "value losses": sorted(registry.list_functions("value_loss_fn")),
+        "reward managers": sorted(registry.list_functions("reward_manager")),
+        "loss_algo": compared_with([package.GRPOConfig.__post_init__], "loss_algo"),
+        "aggregations": compared_with([common.aggregate_loss], "loss_agg_mode"),
+        "divergences": compared_with([common.compute_kl_divergence], "method"),
+    }
+
+
 PACKAGES = {
-    "trl": (exported_by_trl, f"trl=={trl.VERSION}"),
-    "verl": (exported_by_verl, f"verl=={verl.VERSION}"),
+    "trl": (exported_by_trl, (f"trl=={trl.VERSION}",)),
+    "verl": (exported_by_verl, (f"verl=={verl.VERSION}",)),
+    "openrlhf": (exported_by_openrlhf, openrlhf.REQUIRES),
+    "skyrl": (exported_by_skyrl, skyrl.REQUIRES),
+    "tunix": (exported_by_tunix, (f"{tunix.PACKAGE}=={tunix.VERSION}",)),
 }
 
 # ---------------------------------------------------------------- what is said about it
 
 BEGINNINGS = {
-    "advantages": ("verl: advantages {}",),
-    "policy losses": ("verl: policy loss {}",),
-    "aggregations": ("verl: aggregation {}",),
-    "divergences": ("verl: KL loss {}", "verl: KL in the reward, {}"),
-    "GRPOConfig.loss_type": ("trl: GRPO trainer, loss_type={}",),
+    "advantages": ("advantages {}",),
+    "policy losses": ("policy loss {}",),
+    "aggregations": ("aggregation {}",),
+    "reductions": ("reduction {}",),
+    "divergences": ("KL loss {}", "KL in the reward, {}"),
+    "dppo_type": ("policy loss dppo, {}",),
+    "tis_ratio_type": ("off-policy correction, tis_ratio_type={}",),
+    "sequence_mask_metric": ("off-policy correction, sequence_mask_metric={}",),
+    "is_correction_level": ("is_correction {}",),
+    "is_correction_mode": ("is_correction token, {}",),
+    "is_correction_gating": ("is_correction token, mask, {}",),
+    "loss_algo": ("policy loss grpo, loss_algo={}",),
+    "GRPOConfig.loss_type": ("GRPO trainer, loss_type={}",),
 }
-"""Registry -> how the names of its entries begin."""
+"""Registry -> how the names of its entries begin, behind the package."""
 JUDGED = {
+    ("loss_algo", "grpo"): "tunix: policy loss grpo",
+    ("losses", "PolicyLoss"): "openrlhf: policy loss ppo",
+    ("is_correction_gating", "ratio"): "openrlhf: is_correction token, mask, stale sampler",
     ("trainers", "GRPOTrainer"): "trl: GRPO trainer, defaults",
     ("trainers", "RLOOTrainer"): "trl: RLOO trainer, beta = 0",
     ("GRPOConfig.scale_rewards", "group"): "trl: GRPO trainer, defaults",
@@ -193,8 +276,15 @@ ENTROPY = "the entropy bonus is another objective, off by default"
 SHAPE = "the parameter of a gate that has an entry at its default"
 INPUTS = "it changes what is read or logged, not the loss"
 BRANCH = "mixtures of experts alone have it"
+CRITIC = "it trains a critic"
 SEVERAL = "it combines several reward functions; the referee has one"
 REASONS = {
+    **{("losses", name): PAIRS for name in ("DPOLoss", "PairWiseLoss", "LogExpLoss")},
+    **{("losses", name): "it imitates given answers" for name in ("GPTLMLoss", "SFTLoss")},
+    ("losses", "ValueLoss"): CRITIC,
+    ("value losses", "ppo"): CRITIC,
+    ("reward managers", "sequence-level"): SEVERAL,
+    ("reward managers", "agentic-sequence-level"): SEVERAL,
     ("advantages", "gdpo"): "it needs rewards of several dimensions for every answer",
     ("divergences", "full"): "kl_penalty_forward raises a NotImplementedError",
     **{("trainers", name): PAIRS for name in ("DPOTrainer", "KTOTrainer")},
@@ -298,7 +388,7 @@ def answered(package: str, exported: Exported) -> list[Line]:
             entry = JUDGED.get((registry, part), "")
             for beginning in BEGINNINGS.get(registry, ()):
                 # the whole name, or the name and a comma
-                wanted = beginning.format(part)
+                wanted = f"{package}: {beginning.format(part)}"
                 found = [name for name in names if name == wanted or name.startswith(wanted + ",")]
                 entry = entry or next(iter(found), "")
             if entry and entry not in names:
@@ -313,7 +403,7 @@ def answered(package: str, exported: Exported) -> list[Line]:
 
 def read_apart(package: str, environments: Path) -> Exported:
     """What the package exports, read in the environment made for it."""
-    python = environment_of((PACKAGES[package][1],), environments)
+    python = environment_of(PACKAGES[package][1], environments)
     code = (
         "import json; from arsm_experiments.ecosystem.coverage import PACKAGES; "
         f"print('exported', json.dumps(PACKAGES[{package!r}][0]()))"

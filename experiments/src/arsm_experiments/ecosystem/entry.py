@@ -116,11 +116,9 @@ def in_columns(audit: Audit) -> Found:
     setting.
     """
     row = next((r for r in audit.rows if r.scale is not None), None)
-    scale = (
-        ""
-        if row is None or row.scale is None
-        else f"{row.scale.value:.3f}, direction {row.direction:.3f}"
-    )
+    scale = "" if row is None or row.scale is None else f"{row.scale.value:.3f}"
+    if row is not None and row.direction is not None:  # a gradient of 0 has none
+        scale += f", direction {row.direction:.3f}"
     finding = sentences(audit)
     factor = [n for n in audit.notes if n.startswith("Right up to")]
     return Found(audit.verdict, finding or " ".join(factor), scale, "enumerated")

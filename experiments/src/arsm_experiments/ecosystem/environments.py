@@ -26,19 +26,28 @@ def environment_of(requirements: Sequence[str], folder: Path) -> Path:
     """The interpreter of the environment with these requirements; made if there is none yet.
 
     torch comes first, in the version that runs here: left to themselves, some packages fetch one
-    with CUDA.
+    with CUDA. A requirement with options of pip, such as "--no-deps openrlhf", is installed by
+    itself, after all others.
     """
-    name = "+".join(r.replace("==", "-") for r in requirements if not r.startswith("-"))
-    place = folder / name
+    alone = [r.split() for r in requirements if r.startswith("-")]
+    plain = [r for r in requirements if not r.startswith("-")]
+    place = folder / folder_of(requirements)
     python = place / "bin" / "python"
     if (place / FINISHED).exists():
         return python
     version = torch.__version__.split("+")[0]
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
-    for words in ([f"torch=={version}"], ["numpy"], list(requirements)):
+    for words in ([f"torch=={version}"], ["numpy"], plain, *alone):
+        if not words:
+            continue
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *words], check=True)
     (place / FINISHED).write_text("\n".join(requirements) + "\n")
     return python
+
+
+def folder_of(requirements: Sequence[str]) -> str:
+    """The name of an environment's folder: what is installed, without pip's options."""
+    return "+".join(r.split()[-1].replace("==", "-") for r in requirements)
 
 
 def variables() -> dict[str, str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from arsm_experiments import palette
 
+COLUMN, HIGHEST = 1.0, 7
+"""Degrees between neighbouring stacks of points, and the points of a stack."""
 COLOURS = {
     "unbiased": "tab:green",
     "biased, no promise broken": "tab:orange",
@@ -60,19 +63,33 @@ def summary(table: Path) -> list[str]:
 
 
 def draw(table: Path, target: Path) -> None:
-    """Every whole loss in the table, ordered by package and by its angle."""
+    """A point for every whole loss: its angle, in the line of its package, equal ones stacked."""
     with table.open() as file:
         rows = [row for row in csv.DictReader(file) if angle(row) is not None]
-    rows.sort(key=lambda row: (row["row"].split(":")[0], -(angle(row) or 0.0)), reverse=True)
-    figure = Figure(figsize=(9, 1.0 + 0.19 * len(rows)), layout="constrained")
+    if not rows:
+        return
+    packages = list(dict.fromkeys(row["row"].split(":")[0] for row in rows))
+    figure = Figure(figsize=(9, 1.2 + 0.75 * len(packages)), layout="constrained")
     axes = figure.add_subplot()
-    for place, row in enumerate(rows):
-        degrees = angle(row) or 0.0
-        colour = COLOURS[kind(row)]
-        axes.plot([0, degrees], [place, place], color=colour, linewidth=1.5)
-        axes.plot([degrees], [place], "o", color=colour, markersize=4)
-    axes.set_yticks(range(len(rows)), [row["row"] for row in rows], fontsize=7)
-    axes.set_ylim(-0.8, len(rows) - 0.2)
+    order = list(COLOURS)
+    for line, package in enumerate(packages):
+        own = [row for row in rows if row["row"].split(":")[0] == package]
+        own.sort(key=lambda row: order.index(kind(row)))
+        stacked: Counter[int] = Counter()
+        for row in own:
+            degrees = angle(row) or 0.0
+            column = round(degrees / COLUMN)
+            # a stack turns to the right before it meets the next line
+            over, height = divmod(stacked[column], HIGHEST)
+            stacked[column] += 1
+            place = line + 0.36 - 0.11 * height
+            axes.plot(
+                [degrees + over * COLUMN], [place], "o", color=COLOURS[kind(row)], markersize=4.5
+            )
+    axes.set_yticks(range(len(packages)), packages)
+    axes.set_ylim(len(packages) - 0.5, -0.5)
+    for line in range(1, len(packages)):
+        axes.axhline(line - 0.5, color="0.85", linewidth=0.8)
     axes.set_xlim(left=-1)
     axes.set_xlabel("degrees between the mean gradient and the objective's")
     for name, colour in COLOURS.items():

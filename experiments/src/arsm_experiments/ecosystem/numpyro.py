@@ -19,6 +19,11 @@ from arsm_experiments.ecosystem.entry import (
     from_package,
 )
 
+OLD = "0.10.1"
+"""A release whose TraceGraph_ELBO had an extra d ln q (numpyro 1512). Its mean is 0 where
+probabilities sum to 1, as those of logits do: noise here, and a bias in free probabilities.
+"""
+
 
 def numpyro_elbo(name: str, enumerate_: bool = False) -> Callable[[], Loss]:
     """The ELBO of `arsm_experiments.ecosystem.pyro`; the key of each call comes from torch's
@@ -94,5 +99,14 @@ ENTRIES = (
         "exact",
         audited(numpyro_elbo("TraceEnum_ELBO", True), ONE_VARIABLE),
         ("numpyro", "funsor"),
+    ),
+    Entry(
+        f"numpyro {OLD}: TraceGraph_ELBO",
+        "numpyro",
+        "numpyro",
+        UNBIASED,
+        audited(numpyro_elbo("TraceGraph_ELBO")),
+        # the last versions that it runs with
+        (f"numpyro=={OLD}", "jax==0.4.13", "jaxlib==0.4.13", "scipy==1.11.4", "numpy==1.26.4"),
     ),
 )

@@ -37,21 +37,24 @@ class Result:
     hardware: str
     commit: str
     command: str
+    wall: str = ""
+    """Seconds by the clock, of one thread, next to whatever else the machine did."""
 
 
 def run_entry(entry: Entry) -> Result:
     """One entry, here and now."""
-    version = seconds = ""
+    version = seconds = wall = ""
     if importlib.util.find_spec(entry.module) is None:
         found = Found("not installed", f"pip install {entry.package}")
     else:
         version = f"{entry.package} {importlib.metadata.version(entry.package)}"
-        start = time.process_time()
+        start, clock = time.process_time(), time.perf_counter()
         try:
             found = entry.run()
         except Exception as error:  # another package may raise anything
             found = Found("does not run", f"{type(error).__name__}: {error}"[:300])
         seconds = f"{time.process_time() - start:.0f}"
+        wall = f"{time.perf_counter() - clock:.0f}"
     made = provenance("cpu")
     command = f'python -m arsm_experiments.ecosystem "{entry.name}"'
     return Result(
@@ -63,6 +66,7 @@ def run_entry(entry: Entry) -> Result:
         made["hardware"],
         made["commit"] or "",
         command,
+        wall,
     )
 
 

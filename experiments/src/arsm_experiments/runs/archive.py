@@ -27,7 +27,7 @@ gap.
 """
 FEWER_DIGITS = {
     **dict.fromkeys(("train", "validation", "test"), 6),
-    **dict.fromkeys(("evaluations", "log_variance", "variance"), 5),
+    **dict.fromkeys(("evaluations", "log_variance", "variance", "variance_of_every_update"), 5),
     **dict.fromkeys(("learning_seconds", "cpu_seconds", "entropy", "gradient_variance"), 4),
     **dict.fromkeys(("probability_first", "probability_last"), 4),
     **dict.fromkeys(("pseudo_action_share", "pseudo_actions"), 4),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from arsm_experiments.report.pages import (
     agents,
+    benchmarks,
     claims,
     compare,
     conditional,
@@ -47,6 +48,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
         "claims": claims.claims,
         "paper": paper.short,
     },
+    "../benchmarks/README.md": benchmarks.PARTS,
     "../docs/estimators.md": {"compare": compare.in_short},
     "../docs/guides/vector_quantisation.md": quantisation.PARTS,
 }

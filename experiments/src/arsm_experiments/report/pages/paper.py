@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from arsm_experiments.report.pages import conditional, control, toy, vae
 from arsm_experiments.report.pages.tables import Cell, Tables, large, markdown, welch
-from arsm_experiments.report.toy import ON_THE_BEST, ON_THE_WAY
+from arsm_experiments.report.toy import ON_THE_BEST
 from arsm_experiments.report.training import CHOSE
 from arsm_experiments.report.welch import student_quantile
 
@@ -63,7 +63,7 @@ def _toy(tables: Tables) -> list[Claim]:
     gap = toy.cell(tables, 30, "ARSM", "gap / true gap")
     calls = toy.cell(tables, 30, "ARSM", "f calls an update").mean
     rivals = ("ARS", "Gumbel-Softmax (biased)", "RELAX", "REINFORCE", "AR")
-    ratios = [toy.cell(tables, 30, name, ON_THE_WAY).mean for name in rivals]
+    ratios = toy.rivals(tables)
     on_best = [toy.cell(tables, 30, name, ON_THE_BEST).mean for name in rivals[:2]]
     theirs = [toy.cell(tables, 30, name, "f calls an update").mean for name in rivals[:2]]
     return [
