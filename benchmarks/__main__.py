@@ -28,6 +28,8 @@ COMMANDS = {
     "processes": "a black box of 10 ms in several processes",
     "pyro_vae": "gradients of a VAE in Pyro beside Pyro's own ELBOs",
     "router": "a mixture of experts beside Switch and Gumbel straight-through",
+    "router_transformer": "routers inside a transformer, credited with the losses they reach",
+    "vector_quantisation": "an autoencoder of 512 codes: when a stochastic code pays",
     "decoding": "tokens per second of decoding in slots beside transformers' generate",
     "update": "one update of a language model, by stage",
     "token_credit": "TRL's GRPOTrainer beside arsm.trl.BranchTrainer on two tasks",

@@ -260,6 +260,27 @@ class Lossy(nn.Module):
             return run(lambda x, y: F.cross_entropy(self.model(x), y, reduction="none"), x, y)
 
 
+class Causal(nn.Module):
+    """Tokens [N, T, 4], routed and then summed with those before: losses [N, T]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.choice = nn.Linear(4, 3), arsm.Choice(reach="later")
+        self.experts = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.experts[self.choice(self.gate(x))] * x).sum(-1).cumsum(-1)
+
+
+def _by_position(call: nn.Module, model: nn.Module, estimator: arsm.Estimator, rank: int) -> Tensor:
+    """The gradient of a model with a loss for each position."""
+    model.zero_grad()
+    x = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(20 + rank))
+    with arsm.choices(call, estimator, generator=torch.Generator().manual_seed(rank)) as run:
+        run(call, x).mean().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
 def _replica(rank: int, port: int, out: Any) -> None:
     """For each estimator: gradients that two processes share, and the mean of those that each has
     alone.
@@ -291,6 +312,13 @@ def _replica(rank: int, port: int, out: Any) -> None:
         searching(x, y, estimator, torch.Generator().manual_seed(rank)).mean().backward()
         whole = torch.cat([p.grad.flatten() for p in searched.parameters() if p.grad is not None])
         found.append((shared.tolist(), (alone / 2).tolist(), whole.tolist()))
+    causal = Causal()
+    shared_causal = nn.parallel.DistributedDataParallel(causal)
+    for estimator in (arsm.RLOO(2), arsm.LocalExpectation()):
+        shared = _by_position(shared_causal, causal, estimator, rank)
+        alone = _by_position(causal, causal, estimator, rank)
+        torch.distributed.all_reduce(alone)
+        found.append((shared.tolist(), (alone / 2).tolist(), shared.tolist()))
     refusal = None
     try:
         with arsm.choices(

@@ -1,5 +1,5 @@
-"""Choices with a loss for each position: unbiased by enumeration of every pair of paths, and a
-wrong reach is found.
+"""Choices with a loss for each position: unbiased by enumeration of every pair of paths, or in the
+mean of many rows, and a wrong reach is found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 import arsm
 from arsm import choice_run
+from arsm.question import pose
 from arsm.subsets import subset_log_prob
+from tests.statistics import deviations
 
 POSITIONS, CATEGORIES = 2, 3
 
@@ -42,11 +44,12 @@ class Blocks(nn.Module):
             return x.sum(1, keepdim=True).expand_as(x)
         return x.cumsum(1) if self.mixed else x
 
-    def forward(self, x: Tensor) -> Tensor:  # [N] -> losses [N, T]
+    def forward(self, x: Tensor) -> Tensor:
+        """Losses [N, T] from zeros [N], or from a phi for each row, [N, blocks, T, C]."""
         state = torch.zeros(len(x), POSITIONS, CATEGORIES, dtype=torch.float64)
-        loss = x.unsqueeze(-1).expand(-1, POSITIONS)
+        loss = torch.zeros(len(x), POSITIONS, dtype=torch.float64)
         for block, choice in enumerate(self.choices):
-            z = choice(self.phi[block] + state)
+            z = choice((self.phi[block] if x.ndim == 1 else x[:, block]) + state)
             if z.ndim == 2:
                 z = z.unsqueeze(-1)
             chosen = arsm.one_hot(z, CATEGORIES, torch.float64).sum(-2)
@@ -183,6 +186,80 @@ def test_nested_blocks_are_unbiased(model: Any, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "model",
+    [lambda: Blocks(choice()), lambda: Blocks(choice("own"), mixed=False)],
+    ids=["later", "own"],
+)
+def test_local_expectation_is_unbiased(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By enumeration: every true sample is a row."""
+    made = model()
+    z = torch.cat([path[0] for path in paths(made)])
+    chance = choice_run._log_probs(made.phi[0].expand(len(z), -1, -1), z, None).sum(-1).exp()
+    chance = chance.detach()
+
+    def given(estimator: arsm.Estimator, logits: Tensor, **options: Any) -> Any:
+        return pose(estimator, logits, z=z, **options)
+
+    monkeypatch.setattr(choice_run, "pose", given)
+    with arsm.choices(made, arsm.LocalExpectation()) as run:
+        losses = run(made, torch.zeros(len(z), dtype=torch.float64))
+    (chance.unsqueeze(-1) * losses * WEIGHTS).sum().backward()
+    torch.testing.assert_close(gradients(made), exact(made))
+
+
+def per_row(model: Blocks, estimator: arsm.Estimator, rows: int = 1 << 12) -> tuple[Tensor, Tensor]:
+    """Estimates for phi of many rows, and their mean by enumeration."""
+    exact(model)
+    wanted = model.phi.grad
+    assert wanted is not None
+    phi = model.phi.detach().expand(rows, *model.phi.shape).clone().requires_grad_()
+    generator = torch.Generator().manual_seed(0)
+    with arsm.choices(model, estimator, generator=generator) as run:
+        losses = run(model, phi)
+    (losses * WEIGHTS).sum().backward()
+    assert phi.grad is not None
+    return phi.grad, wanted
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [arsm.LocalExpectation(), arsm.ARSM(), arsm.CARMS(3), arsm.OTB(3), arsm.Exact(), arsm.RLOO(2)],
+    ids=lambda e: type(e).__name__,
+)
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Blocks(choice(), choice()),
+        lambda: Blocks(choice(), choice("row")),
+        lambda: Blocks(choice("own"), choice("own"), mixed=False),
+    ],
+    ids=["later", "later and row", "own"],
+)
+def test_estimators_by_queries_are_unbiased(model: Any, estimator: arsm.Estimator) -> None:
+    """Nested blocks, whose later choices are drawn again."""
+    assert float(deviations(*per_row(model(), estimator)).max()) <= 1
+
+
+def test_a_wrong_reach_is_biased_by_queries_too() -> None:
+    model = Blocks(choice("own"), choice("own"))
+    assert float(deviations(*per_row(model, arsm.LocalExpectation())).max()) > 3
+
+
+def test_choices_that_reach_nothing_get_no_noise() -> None:
+    """The second position's choice has no credit for the first position's loss, though ARSM
+    changes both at once.
+    """
+    model = Blocks(choice())
+    generator = torch.Generator().manual_seed(0)
+    with arsm.choices(model, arsm.ARSM(), generator=generator) as run:
+        losses = run(model, torch.zeros(64, dtype=torch.float64))
+    losses[:, 0].sum().backward()
+    assert model.phi.grad is not None
+    assert float(model.phi.grad[0, 0].abs().max()) > 0
+    assert float(model.phi.grad[0, 1].abs().max()) == 0
+
+
+@pytest.mark.parametrize(
+    "model",
     [
         lambda: Blocks(choice("later"), ahead=True),
         lambda: Blocks(choice("own")),
@@ -198,11 +275,13 @@ def test_a_wrong_reach_is_biased_and_found(model: Any, monkeypatch: pytest.Monke
     assert not torch.allclose(wrong, exact(made), rtol=1e-2)
     monkeypatch.undo()
     found = "reaches further than it says: another choice at position"
-    with (
-        pytest.raises(ValueError, match=found),
-        arsm.choices(made, arsm.RLOO(2), check=True) as run,
-    ):
-        run(made, torch.zeros(5, dtype=torch.float64))
+    estimators = [arsm.RLOO(2), arsm.LocalExpectation()]
+    for estimator in estimators[: 1 if any(c.k for c in made.choices) else 2]:
+        with (
+            pytest.raises(ValueError, match=found),
+            arsm.choices(made, estimator, check=True) as run,
+        ):
+            run(made, torch.zeros(5, dtype=torch.float64))
 
 
 class Ahead(nn.Module):
@@ -229,10 +308,12 @@ def test_a_reach_by_way_of_later_choices_is_found() -> None:
         run(model, torch.zeros(3))
 
 
-def test_a_right_reach_passes_the_check_also_with_dropout() -> None:
-    model = Blocks(choice(), choice(k=2), choice("row"))
+@pytest.mark.parametrize("k", [2, None])
+def test_a_right_reach_passes_the_check_also_with_dropout(k: int | None) -> None:
+    model = Blocks(choice(), choice(k=k), choice("row"))
     drop = nn.Dropout(0.5)
-    with arsm.choices(model, arsm.RLOO(2), check=True) as run:
+    estimator = arsm.RLOO(2) if k else arsm.LocalExpectation()
+    with arsm.choices(model, estimator, check=True) as run:
         losses = run(lambda x: drop(model(x)), torch.zeros(5, dtype=torch.float64))
     assert losses.shape == (5, POSITIONS)
 
@@ -257,16 +338,19 @@ def test_shapes_of_sets() -> None:
 
 
 @pytest.mark.parametrize(
-    "estimator",
-    [arsm.ARSM(), arsm.LocalExpectation(), arsm.StraightThrough(), arsm.OTB(4), arsm.GRPO(4)],
+    ("estimator", "k", "words"),
+    [
+        (arsm.StraightThrough(), None, r"Choice\(reach='later'\) needs one that only evaluates f"),
+        (arsm.GRPO(4), None, r"Choice\(reach='later'\) needs one that is unbiased"),
+        (arsm.SIMPLE(2), 2, r"Choice\(reach='later'\) needs one that only evaluates f"),
+        (arsm.LocalExpectation(), 2, r"Choice\(k=2, reach='later'\) needs one that weighs whole"),
+        (arsm.SubsetRLOO(2), 2, r"Choice\(k=2, reach='later'\) needs one that weighs whole"),
+    ],
     ids=lambda e: type(e).__name__,
 )
-def test_other_estimators_are_refused(estimator: arsm.Estimator) -> None:
-    model = Blocks(choice())
-    with (
-        pytest.raises(ValueError, match=r"but this model's Choice\(reach='later'\) needs one that"),
-        arsm.choices(model, estimator),
-    ):
+def test_other_estimators_are_refused(estimator: arsm.Estimator, k: int | None, words: str) -> None:
+    model = Blocks(choice(k=k))
+    with pytest.raises(ValueError, match=words), arsm.choices(model, estimator):
         pass
 
 
@@ -278,10 +362,18 @@ def test_other_estimators_are_refused(estimator: arsm.Estimator) -> None:
     ],
     ids=["rows", "other positions"],
 )
-def test_losses_must_have_positions(function: Any, words: str) -> None:
+@pytest.mark.parametrize(
+    "estimator", [arsm.Reinforce(), arsm.LocalExpectation()], ids=lambda e: type(e).__name__
+)
+def test_losses_must_have_positions(function: Any, words: str, estimator: Any) -> None:
     model = Blocks(choice())
-    with pytest.raises(ValueError, match=words), arsm.choices(model, arsm.Reinforce()) as run:
-        run(lambda x: function(model(x).sum(-1)), torch.zeros(4, dtype=torch.float64))
+
+    def losses(x: Tensor) -> Tensor:
+        found = model(x).sum(-1)
+        return function(found) if len(x) == 4 else found.view(-1, 1).expand(-1, 3)
+
+    with pytest.raises(ValueError, match=words), arsm.choices(model, estimator) as run:
+        run(losses, torch.zeros(4, dtype=torch.float64))
 
 
 def test_a_reach_has_three_values() -> None:
@@ -310,25 +402,79 @@ def test_less_is_credited_with_less_noise() -> None:
     assert spread("later") < 0.95 * spread("row")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_changes_nothing_but_rounding(dtype: torch.dtype) -> None:
-    def gradient(enabled: bool) -> Tensor:
+class Gated(nn.Module):
+    """Tokens [N, T, 4] that are routed and summed: losses [N, T]."""
+
+    def __init__(self, k: int | None) -> None:
+        super().__init__()
         torch.manual_seed(0)
-        gate, route = nn.Linear(4, 3), choice(k=2)
-        model = nn.ModuleList([gate, route])
+        self.gate, self.route = nn.Linear(4, 3), choice(k=k)
+        self.experts = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.route(self.gate(x))
+        z = z if z.ndim == 3 else z.unsqueeze(-1)
+        return (self.experts[z].sum(-2) * x).sum(-1).cumsum(-1).float()
+
+
+def of_gate(model: Gated) -> Tensor:
+    assert model.gate.weight.grad is not None
+    return model.gate.weight.grad
+
+
+KINDS = [(arsm.RLOO(3), 2), (arsm.RLOO(3), None), (arsm.LocalExpectation(), None)]
+
+
+@pytest.mark.parametrize(("estimator", "k"), KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing_but_rounding(
+    dtype: torch.dtype, estimator: arsm.Estimator, k: int | None
+) -> None:
+    def gradient(enabled: bool) -> Tensor:
+        model = Gated(k)
         x = torch.randn(6, 5, 4)
         generator = torch.Generator().manual_seed(1)
-
-        def losses(x: Tensor) -> Tensor:
-            return route(gate(x)).float().sum(-1).cumsum(-1)
-
         with (
             torch.autocast("cpu", dtype, enabled=enabled),
-            arsm.choices(model, arsm.RLOO(3), generator=generator) as run,
+            arsm.choices(model, estimator, generator=generator) as run,
         ):
-            found = run(losses, x)
+            found = run(model, x)
         found.mean().backward()
-        assert gate.weight.grad is not None
-        return gate.weight.grad
+        return of_gate(model)
 
     torch.testing.assert_close(gradient(True), gradient(False), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(("estimator", "k"), KINDS)
+def test_compiled_models_get_the_same_gradient(estimator: arsm.Estimator, k: int | None) -> None:
+    model, x = Gated(k), torch.randn(6, 5, 4)
+
+    def gradient(call: Any) -> Tensor:
+        model.zero_grad()
+        with arsm.choices(model, estimator, generator=torch.Generator().manual_seed(1)) as run:
+            run(call, x).mean().backward()
+        return of_gate(model).clone()
+
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(gradient(compiled), gradient(model))
+
+
+@pytest.mark.parametrize(("estimator", "k"), KINDS)
+def test_logits_are_there_for_balancing_losses(estimator: arsm.Estimator, k: int | None) -> None:
+    """A balancing loss is added to the credit, and gets its ordinary gradient."""
+    model, x = Gated(k), torch.randn(6, 5, 4)
+
+    def gradient(credit: float, balance: float) -> Tensor:
+        model.zero_grad()
+        with arsm.choices(model, estimator, generator=torch.Generator().manual_seed(1)) as run:
+            loss = credit * run(model, x).mean()
+            assert model.route.logits is not None
+            share = model.route.logits.softmax(-1).mean((0, 1))
+            (loss + balance * share.square().sum()).backward()
+        return of_gate(model).clone()
+
+    alone = torch.autograd.grad(
+        model.gate(x).softmax(-1).mean((0, 1)).square().sum(), model.gate.weight
+    )[0]
+    torch.testing.assert_close(gradient(0.0, 1.0), alone)
+    torch.testing.assert_close(gradient(1.0, 0.5), gradient(1.0, 0.0) + 0.5 * alone)

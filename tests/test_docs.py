@@ -72,6 +72,7 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
         losses[-1] < losses[0] for losses in page["curves"]
     ),
     "docs/guides/choice.md": lambda page: page["accuracy"] > 0.75 and page["selected"] == [[1, 4]],
+    "docs/guides/vector_quantisation.md": lambda page: page["losses"][-1] < 0.6 * page["losses"][0],
     "docs/adding_a_caller.md": lambda page: (
         sum(page["history"][-10:]) < 0.8 * sum(page["history"][:10])
     ),

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from arsm.capabilities import require
 from arsm.checks import NotFiniteError, check_count, describe, legal_rows
-from arsm.choice_run import Reach, Run, draw_choice, shaped
+from arsm.choice_reach import Reach
+from arsm.choice_run import Run, draw_choice, shaped
 from arsm.options import suggests
 from arsm.types import Estimator
 
@@ -126,8 +127,9 @@ def choices(
             choice; relaxations make one pass with floating choices. Those that
             differentiate f at several points, bound it, or learn, are refused.
             `Choice(k=...)` takes `RLOO`, or an estimator of k-subsets with the same k.
-            `Choice(reach=...)` takes unbiased estimators that weigh whole samples, such
-            as `RLOO` and `Reinforce`.
+            `Choice(reach=...)` takes unbiased estimators that only evaluate f, such as
+            `RLOO`, `Reinforce` and `LocalExpectation`; with a k, those that weigh whole
+            samples, as the first two do.
         generator: the choices are drawn from it.
         check: test what the choices declare as their `reach`: change one at a time, and
             raise if a loss moves that it should not reach. It costs a few more passes,
@@ -177,10 +179,14 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
                 "unused, as its output has no graph; leave the option out, or wrap a module whose "
                 "forward returns run(function, *batch)."
             )
-    local = [choice for choice in found if choice.reach != "row"]
-    if local:
-        by = f"this model's Choice(reach={local[0].reach!r})"
-        require(estimator, by, "paths", "one_weight", "unbiased", instead="use RLOO(4)")
+    for choice in found:
+        if choice.reach == "row":
+            continue
+        by = f"this model's Choice(reach={choice.reach!r})"
+        require(estimator, by, "values_only", "unbiased", instead="use RLOO(4)")
+        if choice.k is not None:
+            by = f"this model's Choice(k={choice.k}, reach={choice.reach!r})"
+            require(estimator, by, "paths", "one_weight", instead="use RLOO(4)")
     for choice in found if not estimator.paths else []:
         by = "this model's Choice()" if choice.k is None else f"this model's Choice(k={choice.k})"
         require(

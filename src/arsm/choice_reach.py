@@ -1,12 +1,12 @@
-"""A test of what choices declare as their reach: change one of them, and see which
-losses move.
+"""The losses that a choice reaches, by what it declares, and a test of that: change one
+choice, and see which losses move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -15,22 +15,19 @@ if TYPE_CHECKING:
     from arsm.choice import Choice
     from arsm.choice_run import Run
 
+Reach = Literal["row", "later", "own"]
+"""The losses that a choice can change."""
+
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """One call of a Choice, for all paths."""
+    """One call of a Choice."""
 
     choice: Choice
     z: Tensor
     """[N, K], [N, k] or [N, T, k]."""
     logits: Tensor
     """[N, K, C]."""
-    log_q: Tensor
-    """[N, K], with the graph."""
-
-    def first(self, rows: int) -> Made:
-        """The call for the first rows, those of one path."""
-        return Made(self.choice, self.z[:rows], self.logits[:rows], self.log_q[:rows].detach())
 
     def changed(self, position: int) -> Tensor:
         """z with another choice at one position: the most probable category that was
@@ -48,6 +45,36 @@ class Made:
             new = torch.where(free, others.argmax(-1), here[:, 0])
             z[:, position] = torch.cat([new.unsqueeze(-1), here[:, 1:]], -1).sort(-1).values
         return z
+
+
+def sum_of_reaching(log_q: Tensor, reach: Reach, values: Tensor) -> Tensor:
+    """For each loss, ln q of the choices that reach it: log_q [N, K] -> [N] or [N, T],
+    as the values are.
+    """
+    if values.ndim == 1:
+        return log_q.sum(-1)
+    positions = values.shape[-1]
+    if reach == "row":
+        return log_q.sum(-1, keepdim=True).expand(-1, positions)
+    _require_positions(log_q.shape[-1], reach, positions)
+    return log_q.cumsum(-1) if reach == "later" else log_q
+
+
+def reaches(count: int, reach: Reach, positions: int, device: torch.device) -> Tensor:
+    """Whether a loss is reached by a choice: [T, K] bool, for K choices."""
+    if reach == "row":
+        return torch.ones(positions, count, dtype=torch.bool, device=device)
+    _require_positions(count, reach, positions)
+    square = torch.ones(positions, positions, dtype=torch.bool, device=device)
+    return square.tril() if reach == "later" else square.tril().triu()
+
+
+def _require_positions(count: int, reach: Reach, positions: int) -> None:
+    if count != positions:
+        raise ValueError(
+            f"Choice(reach={reach!r}) got logits for {count} positions, but the loss function "
+            f"returned losses for {positions}; they must be the same."
+        )
 
 
 def check_reach(

@@ -17,7 +17,8 @@ How a choice gets its credit follows from what the estimator declares:
   and those after it drawn again. That is `estimate` for phi_t with a random f, as in
   `estimate_layers`: equal queries share a value, and the true one's is the true path's.
   Later choices run the true path's races, so they differ only where the query changes
-  them.
+  them. Where there is a loss for each position, each has a credit of its own, of which
+  the choices that reach it keep their part.
 
 All three are unbiased where the estimator is.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from arsm.batch_norm import refuse_batch_norm
 from arsm.categorical import log_prob
 from arsm.checks import NotFiniteError, describe
-from arsm.choice_reach import Made, check_reach
+from arsm.choice_reach import Made, check_reach, reaches, sum_of_reaching
 from arsm.draws import sample
 from arsm.noise import argmin_sample, dirichlet, given_winner, working_dtype
 from arsm.question import Others, Question, attach, attach_paths, pose
@@ -44,9 +45,6 @@ from arsm.types import Estimator
 
 if TYPE_CHECKING:
     from arsm.choice import Choice
-
-Reach = Literal["row", "later", "own"]
-"""The losses that a choice can change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,20 +166,26 @@ class Run:
     ) -> Tensor:
         n = self.estimator.paths
         made: list[Made] = []
+        log_q: list[Tensor] = []
 
         def choose(choice: Choice, logits: Tensor) -> Tensor:
             z = draw_choice(logits, choice, self.generator)
-            made.append(Made(choice, z, logits.detach(), _log_probs(logits, z, choice.k)))
+            # one path is enough to test the reach
+            made.append(Made(choice, z[:rows], logits[:rows].detach()))
+            log_q.append(_log_probs(logits, z, choice.k))
             return z
 
         repeated = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in batch)
         values = self._evaluate(function, repeated, n * rows, choose)
         if self._test_reach:
-            check_reach(self, function, batch, [each.first(rows) for each in made])
+            check_reach(self, function, batch, made)
         values = values.unflatten(0, (n, rows))  # [n, N] or [n, N, T]
         if not made:
             return values.mean(0)
-        reaching = [_reaching(each.log_q, each.choice.reach, values[0]) for each in made]
+        reaching = [
+            sum_of_reaching(each, call.choice.reach, values[0])
+            for each, call in zip(log_q, made, strict=True)
+        ]
         whole = sum(reaching[1:], reaching[0]).unflatten(0, (n, rows))
         return attach_paths(values.mean(0), self.estimator, values, whole)
 
@@ -219,20 +223,53 @@ class Run:
             return z
 
         true = self._evaluate(function, batch, rows, choose)
+        if self._test_reach:
+            made = [Made(call.choice, call.z, call.question.logits.detach()) for call in calls]
+            check_reach(self, function, batch, made)
         value = true
         for t, call in enumerate(calls):
             others = call.question.others()
-            values = self._values_of_others(function, batch, calls, t, others).to(true.dtype)
-            every = call.question.spread_others(others, values, true.detach())
-            gradient = call.question.credit(every).gradient
-            if gradient is None:
-                raise TypeError(
-                    f"{self.estimator!r} tells no gradient but is not declared as pathwise."
-                )
-            value = attach(value, call.question.logits, gradient.detach())
+            values = true.detach()[:0]
+            if len(others.row) > 0:
+                values = self._values_of_others(function, batch, calls, t, others)
+            values = values.to(true.dtype)
+            if self._positions:
+                value = self._attach_reached(value, call, others, values, true.detach())
+            else:
+                gradient = self._credit(call, others, values, true.detach())
+                value = attach(value, call.question.logits, gradient)
         for choice, logits in last.items():  # not the queries' logits, which have no graph
             choice.logits = logits
         return value
+
+    def _credit(self, call: _Call, others: Others, values: Tensor, true: Tensor) -> Tensor:
+        """The gradient [N, K, C] of one loss, from its values [R] at the others and [N]."""
+        every = call.question.spread_others(others, values, true)
+        gradient = call.question.credit(every).gradient
+        if gradient is None:
+            raise TypeError(
+                f"{self.estimator!r} tells no gradient but is not declared as pathwise."
+            )
+        return gradient.detach()
+
+    def _attach_reached(
+        self, value: Tensor, call: _Call, others: Others, values: Tensor, true: Tensor
+    ) -> Tensor:
+        """value [N, T], where the loss at each position has a credit of its own for the
+        choices that reach it; from the losses [R, T] at the others and [N, T].
+
+        A choice that does not reach a loss has a gradient with mean 0 there, which is
+        left out.
+        """
+        logits = call.question.logits
+        positions = true.shape[-1]
+        reached = reaches(logits.shape[1], call.choice.reach, positions, logits.device)
+        by_loss = [
+            self._credit(call, others, values[:, s], true[:, s]) * reached[s].unsqueeze(-1)
+            for s in range(positions)
+        ]
+        expanded = logits.unsqueeze(1).expand(-1, positions, -1, -1)
+        return attach(value, expanded, torch.stack(by_loss, 1))
 
     @torch.no_grad()
     def _values_of_others(
@@ -243,10 +280,8 @@ class Run:
         t: int,
         others: Others,
     ) -> Tensor:
-        """f at the queries of call t that differ from the true sample: [R]."""
+        """f at the queries of call t that differ from the true sample: [R] or [R, T]."""
         row = others.row
-        if len(row) == 0:
-            return torch.zeros(0, device=row.device)
         made = 0
 
         def choose(choice: Choice, logits: Tensor) -> Tensor:
@@ -363,23 +398,6 @@ def _log_probs(logits: Tensor, z: Tensor, k: int | None) -> Tensor:
         .log_softmax(-1)
     )
     return log_prob(log_q, z)
-
-
-def _reaching(log_q: Tensor, reach: Reach, values: Tensor) -> Tensor:
-    """For each loss, ln q of the choices that reach it: log_q [N, K] -> [N] or [N, T],
-    as the values are.
-    """
-    if values.ndim == 1:
-        return log_q.sum(-1)
-    positions = values.shape[-1]
-    if reach == "row":
-        return log_q.sum(-1, keepdim=True).expand(-1, positions)
-    if log_q.shape[-1] != positions:
-        raise ValueError(
-            f"Choice(reach={reach!r}) got logits for {log_q.shape[-1]} positions, but the loss "
-            f"function returned losses for {positions}; they must be the same."
-        )
-    return log_q.cumsum(-1) if reach == "later" else log_q
 
 
 def _check_positions(values: object, rows: int) -> None:

@@ -22,6 +22,8 @@ from arsm_experiments.report.pages import (
     control,
     language_model,
     paper,
+    quantisation,
+    routers,
     sequences,
     tasks,
     toy,
@@ -39,6 +41,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     "agents/README.md": agents.PARTS,
     "sequences/README.md": sequences.PARTS,
     "language_model/README.md": language_model.PARTS,
+    "router/README.md": routers.PARTS,
     "README.md": paper.PARTS,
     "beyond.md": {"tasks": tasks.table},
     "../README.md": {
@@ -47,6 +50,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     },
     "../benchmarks/README.md": benchmarks.PARTS,
     "../docs/estimators.md": {"compare": compare.in_short},
+    "../docs/guides/vector_quantisation.md": quantisation.PARTS,
 }
 """The parts of each page by name; pages are relative to results/."""
 MARKED = re.compile(r"(<!-- from the tables: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

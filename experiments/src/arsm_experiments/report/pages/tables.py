@@ -104,6 +104,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(line.replace("|  |", "| |").replace("|  |", "| |") for line in text) + "\n"
 
 
+def with_spread(cell: Cell, decimals: int) -> str:
+    """Mean ± standard deviation with so many decimals; the mean alone of a single seed."""
+    spread = f" ± {cell.std:.{decimals}f}" if cell.seeds > 1 else ""
+    return f"{cell.mean:.{decimals}f}{spread}"
+
+
 def short(x: float) -> str:
     """Two significant digits; empty for NaN."""
     if math.isnan(x):
