@@ -45,7 +45,7 @@ def idx(grey: np.ndarray) -> bytes:
 
 
 def facts(packed: bytes = b"", train: bytes = b"") -> dict:
-    digests = {"mnist.xz": packed, TRAIN_FILE: train}
+    digests = {"mnist.bz2": packed, TRAIN_FILE: train}
     return {
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in digests.items()}
     }
@@ -71,7 +71,7 @@ def test_source_licence_and_checksums_are_recorded() -> None:
     recorded = provenance()
     assert "CC BY-SA 3.0" in recorded["licence"]
     assert "LeCun" in recorded["authors"]
-    assert set(recorded["sha256"]) == {*data.FILES, "mnist.xz", "sampled.xz"}
+    assert set(recorded["sha256"]) == {*data.FILES, "mnist.bz2", "sampled.xz"}
 
 
 def test_packing_keeps_every_bit(grey: np.ndarray) -> None:
@@ -83,7 +83,7 @@ def test_packing_keeps_every_bit(grey: np.ndarray) -> None:
     "damage", [lambda b: b[:-100], lambda b: b[:500] + bytes([b[500] ^ 1]) + b[501:]]
 )
 def test_a_truncated_or_altered_packed_file_is_refused(damage) -> None:
-    packed = (files("arsm_experiments") / "mnist" / "mnist.xz").read_bytes()
+    packed = (files("arsm_experiments") / "mnist" / "mnist.bz2").read_bytes()
     with pytest.raises(ValueError, match=r"truncated or altered; install the package again\.$"):
         unpack(damage(packed), provenance())
 

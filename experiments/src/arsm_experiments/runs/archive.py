@@ -28,7 +28,9 @@ gap.
 FEWER_DIGITS = {
     **dict.fromkeys(("train", "validation", "test"), 6),
     **dict.fromkeys(("evaluations", "log_variance", "variance", "variance_of_every_update"), 5),
-    **dict.fromkeys(("learning_seconds", "cpu_seconds", "entropy", "gradient_variance"), 4),
+    **dict.fromkeys(
+        ("seconds", "learning_seconds", "cpu_seconds", "entropy", "gradient_variance"), 4
+    ),
     **dict.fromkeys(("probability_first", "probability_last"), 4),
     **dict.fromkeys(("pseudo_action_share", "pseudo_actions"), 4),
     **dict.fromkeys(("gradient_first", "gradient_last"), 3),
