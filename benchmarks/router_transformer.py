@@ -44,12 +44,12 @@ via continuous relaxations, IJCAI 2019 (relaxed top-k).
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
@@ -282,7 +282,7 @@ def gumbel(model: Transformer, text: Tensor, price: float) -> Losses:
 
 def untrained(model: Transformer, text: Tensor, price: float) -> Losses:
     """The gates keep their random weights."""
-    loss = nats(model(text[:, :-1], partial(likeliest, model))[0], text).mean()
+    loss = nats(model(text[:, :-1], functools.partial(likeliest, model))[0], text).mean()
     return loss, []
 
 
@@ -351,7 +351,7 @@ class Score(NamedTuple):
 
 @torch.no_grad()
 def score(way: str, model: Transformer, text: Tensor) -> Score:
-    scores, routes = model(text[:, :-1], partial(WAYS[way].route, model))
+    scores, routes = model(text[:, :-1], functools.partial(WAYS[way].route, model))
     used = float(first_uses(routes).sum(1).mean()) / BLOCKS
     shares = []
     for route in routes:
@@ -361,13 +361,22 @@ def score(way: str, model: Transformer, text: Tensor) -> Score:
     return Score(round(float(nats(scores, text).mean()), 4), round(used, 3), shares)
 
 
+@functools.cache
+def source() -> dict[str, Any]:
+    """Hardware and commit when the command began: its own records are tracked files, which its
+    first training changes.
+    """
+    return provenance("cpu")
+
+
 def training(key: Key, steps: int | None = None) -> records.Record:
     """The record of a training."""
     setting, way, rate, coefficient, seed = key
     steps = steps or (TRIAL_STEPS if seed == CHOSEN_ON else STEPS)
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    where, text = provenance("cpu"), Text(seed)
+    where = source()
+    text = Text(seed)
     model, test = build(setting, way), text.test()
     optimiser = torch.optim.Adam(model.parameters(), rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
@@ -450,7 +459,7 @@ def run(repetitions: int, out: Path) -> None:
     times = out / "transformer_times.json"
     if times.exists():
         return
-    where = provenance("cpu")
+    where = source()
     measured = {
         "hardware": where["hardware"],
         "commit": where["commit"],
@@ -470,7 +479,7 @@ def step_times(repetitions: int) -> dict[str, float]:
         total(setting, way, 0.01, model, batch).backward()
 
     calls: dict[str, Callable[[], object]] = {
-        f"{setting}: {way}": partial(step, setting, way, build(setting, way))
+        f"{setting}: {way}": functools.partial(step, setting, way, build(setting, way))
         for setting, ways in SETTINGS.items()
         for way in ways
     }

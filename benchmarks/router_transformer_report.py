@@ -108,6 +108,8 @@ def _draw(path: Path, groups: Groups) -> None:
         axis.set_xlabel("CPU seconds of training")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test loss, nats per character")
-    axes[0].legend(fontsize=9)
+    # the middle panel has room where the curves of the quick ways have ended
+    handles, labels = axes[0].get_legend_handles_labels()
+    axes[len(axes) // 2].legend(handles, labels, fontsize=9, loc="lower right")
     save(figure, path)
     plt.close(figure)

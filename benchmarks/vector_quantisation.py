@@ -37,12 +37,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import math
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -173,6 +174,14 @@ def test_loss(record: records.Record) -> float:
     return record["nats"] + (record["rate"] if SETTINGS[record["setting"]].bound else 0.0)
 
 
+@functools.cache
+def source() -> dict[str, Any]:
+    """Hardware and commit when the command began: its own records are tracked files, which its
+    first training changes.
+    """
+    return provenance("cpu")
+
+
 def training(key: Key) -> records.Record:
     """The record of a training."""
     setting, way, rate, seed = key
@@ -180,7 +189,8 @@ def training(key: Key) -> records.Record:
     steps = TRIAL_STEPS if seed == CHOSEN_ON else STEPS
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    where, data = provenance("cpu"), load_mnist()
+    where = source()
+    data = load_mnist()
     model = Autoencoder(positions, data.train[torch.randperm(len(data.train))[:CODES]].float())
     optimiser = torch.optim.Adam(model.parameters(), rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
