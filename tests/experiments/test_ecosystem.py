@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -100,30 +99,6 @@ def test_the_committed_table_is_of_these_entries() -> None:
             row[name]
             for name in ("version", "claim", "verdict", "seconds", "hardware", "commit", "command")
         )
-
-
-def commits() -> set[str]:
-    """All commits that the audit's tables name."""
-    found = set()
-    for name in ("table.csv", "referee.csv"):
-        with (TABLE.parent / name).open() as file:
-            for row in csv.DictReader(file):
-                found |= set(row["commit"].split("; "))
-    return found
-
-
-def test_rows_name_commits_of_this_history() -> None:
-    root = TABLE.parents[2]
-
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
-        )
-
-    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        pytest.skip("the history is not here")
-    missing = {c for c in commits() if git("merge-base", "--is-ancestor", c, "HEAD").returncode}
-    assert not missing
 
 
 def test_every_broken_promise_is_reproduced_by_its_package_alone() -> None:
