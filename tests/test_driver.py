@@ -526,10 +526,11 @@ def test_options_that_do_not_fit_the_logits() -> None:
 
 
 def test_what_is_no_estimator_is_refused_with_how_to_make_one() -> None:
-    for wrong in ("arsm", arsm.ARSM):
-        with pytest.raises(
-            TypeError, match=r"such as arsm.ARSM\(\), but is .*; arsm.estimator\(.arsm.\) makes one"
-        ):
+    for wrong, how in (
+        ("arsm", r"but is .*; arsm.estimator\(.arsm.\) makes one"),
+        (arsm.ARSM, r"but is the class ARSM; ARSM\(...\), with its options, makes one"),
+    ):
+        with pytest.raises(TypeError, match=r"such as arsm.ARSM\(\), " + how):
             arsm.estimate(wrong, torch.zeros(3), lambda z: z[:, 0].float())  # pyright: ignore[reportArgumentType]
     for rows in (0, 2.5, True):
         with pytest.raises(

@@ -376,23 +376,23 @@ def test_a_trial_ends_when_it_can_no_longer_win(
 ) -> None:
     """Another one has reached the last goal, and so every goal, with fewer tokens."""
     started: list[Any] = []
-    monkeypatch.setattr(schedule, "train", lambda *words: started.append(words[11:14]))
+    monkeypatch.setattr(schedule, "train", lambda trial, ending, *_: started.append(ending))
     path = worker.out / "curves-spell_backward.jsonl"
     trials = [
         schedule.Job("train", "spell_backward", method="group 8", choice=(400, rate))
         for rate in (1e-3, 3e-3)
     ]
     worker.do(trials[1])
-    ((goal, tokens, lost),) = started
-    assert (goal, tokens(), lost) == (GOALS[-1], 300_000, 20_000)
+    (ending,) = started
+    assert (ending.goal, ending.tokens(), ending.lost) == (GOALS[-1], 300_000, 20_000)
     for record in curve(1e-3, (60_000, 0.85)):
         lines.add(path, record)
-    assert tokens() == 300_000
+    assert ending.tokens() == 300_000
     worker.do(trials[0])
     assert len(started) == 2, "a trial that ended before its goals were decided runs again"
     for record in curve(1e-3, (60_000, 0.85), (70_000, 0.95)):
         lines.add(path, record)
-    assert tokens() == pytest.approx(65_000), "a trial that runs already ends then"
+    assert ending.tokens() == pytest.approx(65_000), "a trial that runs already ends then"
     worker.do(trials[0])
     assert len(started) == 2
 
@@ -404,7 +404,9 @@ def test_every_goal_is_trained_for_with_its_own_choice(
     monkeypatch.setattr(
         schedule,
         "train",
-        lambda *words: started.append((words[2], words[11], words[12](), words[13])),
+        lambda trial, ending, *_: started.append(
+            (trial.rate, ending.goal, ending.tokens(), ending.lost)
+        ),
     )
     reported = [
         schedule.Job("train", "spell_backward", method="group 8", seed=1, goal=goal)
@@ -431,24 +433,13 @@ def test_a_run_ends_at_its_goal_at_its_limit_or_when_it_is_lost(
 
     def ends(accuracies: list[float], goal: float, tokens: float, lost: float) -> tuple[int, float]:
         values = iter(accuracies)
-        monkeypatch.setattr(curves, "accuracy", lambda *_: next(values))
-        words = (
-            "spell_backward",
-            0.1,
-            questions,
-            SMALL,
-            weights,
-            path,
-            "cpu",
-            goal,
-            lambda: tokens,
-            lost,
-            64,
-        )
-        curves.train("group 2", 100, 1e-4, 1, *words)
+        monkeypatch.setattr(curves.Trainer, "score", lambda *_: next(values))
+        trial = curves.Trial("spell_backward", 0.1, "group 2", 100, 1e-4, 1)
+        ending = curves.Ending(goal, lambda: tokens, lost)
+        curves.train(trial, ending, questions, SMALL, weights, path, "cpu", 64)
         last = lines.read(path)[-1]
         assert last["end"]
-        return last["update"], last["accuracy"]
+        return last["step"], last["accuracy"]
 
     assert ends([0.1, 0.6, 0.7, 0.9], 0.7, 1e9, math.inf) == (10, 0.7)
     assert ends([0.1, 0.01, 0.01, 0.8], 0.7, 1e9, math.inf) == (15, 0.8)

@@ -31,6 +31,7 @@ from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import RunError, plain_name
 from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.runs.writer import open_run
+from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import Size, load_policy, new_policy, save_policy
 from arsm_experiments.sequences.pretrained import (
     Pretrained,
@@ -215,7 +216,9 @@ class Sequences:
         if self.warm_up >= 1:
             raise ValueError(f"--warm-up must be below 1, but is {self.warm_up}.")
         for words in strategies:
-            named_method(words).strategy.check(torch.zeros(1, VOCABULARY))
+            strategy = named_method(words).strategy
+            assert not isinstance(strategy, Likeliest)  # no words name it
+            strategy.check(torch.zeros(1, VOCABULARY))
         if self.width % self.heads:
             raise ValueError(
                 f"--width must be a multiple of the {self.heads} heads, but is {self.width}."
