@@ -103,6 +103,13 @@ def _rank_below(theta, limit, starts, ranked, log_pi, mask, BUCKETS: tl.constexp
 
 
 @triton.jit
+def _count_below(theta, a0, a1, a2, a3, a4, a5):
+    """r, as far as the first ranks tell: how many of their a lie below theta."""
+    r = (a0 < theta).to(tl.int32) + (a1 < theta).to(tl.int32) + (a2 < theta).to(tl.int32)
+    return r + (a3 < theta).to(tl.int32) + (a4 < theta).to(tl.int32) + (a5 < theta).to(tl.int32)
+
+
+@triton.jit
 def _store_parts(part, P, s0, s1, s2, s3, s4, s5, total, of_z):
     """A chunk's shares, each summed over its block."""
     tl.store(part, tl.sum(s0, 0))
@@ -127,6 +134,7 @@ def _sum(
     of sum_c R_c and of R_z. The terms w d of the others are added at place r_c of a
     copy of value_sums; they wait in queue [R, C] until their chunk is done.
     """
+    # 64 bits: rows times categories may exceed 2^31
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     third = tl.load(ahead + row * 3 + 2)
@@ -144,18 +152,22 @@ def _sum(
     members = tl.load(starts + BUCKETS)
     state += row * S
     scales += row * SCALES
+
+    # the first block is on its way while the row's numbers are read
     begin = chunk * SPAN * BLOCK
-    end = begin
     after = begin + tl.arange(0, BLOCK)
     next_x, next_noise, next_value = _load(logits, log_pi, f, after, after < C)
     best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
     largest = tl.load(state + LARGEST)
     limit = tl.load(state + LIMIT)
     f_z = tl.load(f + z).to(tl.float64)
+    # differences to f(z): equal values then cancel exactly, whatever their size
     d_second = tl.load(f + second).to(tl.float64) - f_z
     d_third = tl.load(f + third).to(tl.float64) - f_z
     w_z = tl.load(scales + WEIGHT_Z)
+    # two literals would be divided in float32
     even = tl.full([], 1.0, tl.float64) / C
+
     # the noise of the first ranks, which many thetas exceed: they are counted in registers
     a0 = tl.load(scales + NOISES)
     a1 = tl.load(scales + NOISES + 1)
@@ -171,6 +183,9 @@ def _sum(
     s3 = total
     s4 = total
     s5 = total
+
+    # first pass: every category of the chunk, as if it beat no more than the first ranks
+    end = begin
     for i in range(SPAN):
         c, x, noise, value = after, next_x, next_noise, next_value
         after = c + BLOCK
@@ -182,6 +197,8 @@ def _sum(
             best, sum_z, bound_c, bound_z, with_second,
         )  # fmt: skip
         of_z += swapped * w
+
+        # the second sum of rank k collects w d of every theta above its noise
         term = w * d
         s0 += tl.where(a0 < theta, term, 0.0)
         s1 += tl.where(a1 < theta, term, 0.0)
@@ -189,23 +206,27 @@ def _sum(
         s3 += tl.where(a3 < theta, term, 0.0)
         s4 += tl.where(a4 < theta, term, 0.0)
         s5 += tl.where(a5 < theta, term, 0.0)
-        r = (a0 < theta).to(tl.int32) + (a1 < theta).to(tl.int32) + (a2 < theta).to(tl.int32)
-        r += (a3 < theta).to(tl.int32) + (a4 < theta).to(tl.int32) + (a5 < theta).to(tl.int32)
+
+        # the first sum is d_c times the weights below its rank
+        r = _count_below(theta, a0, a1, a2, a3, a4, a5)
         result = d * tl.load(scales + WEIGHTS + r) + swapped * w_z  # of z: 0
         total += result
         tl.store(sums + c, result, mask=c < C)
+
+        # who beats all of the first ranks may beat more: it waits in the queue
         found = (r == BINS).to(tl.int32)
         count = tl.sum(found, 0)
         if count > 0:
             tl.store(queue + end + tl.cumsum(found, 0) - 1, c, mask=r == BINS)
             end += count
 
+    # second pass: the queue, one block after the other, once all threads have written to it
     tl.debug_barrier()
+    # chunks take turns with the copies, so that few of them add to the same sum
     value_sums += chunk % copies_of(members, C) * (members + 1)
     unit = tl.load(scales + UNIT)
     per_value = tl.load(scales + PER_VALUE)
     w5 = tl.load(scales + WEIGHTS + BINS)
-    # those that beat more than the first ranks, one block of the queue after the other
     while begin < end:
         place = begin + tl.arange(0, BLOCK)
         mask = place < end
@@ -217,6 +238,7 @@ def _sum(
         )  # fmt: skip
         r = _rank_below(theta, limit, starts, ranked, log_pi, mask, BUCKETS)
         more = mask & (r > BINS)
+        # replaces what the first pass stored, and corrects the total by the difference
         first = tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit
         tl.store(sums + c, d * first + swapped * w_z, mask=more)
         total += tl.where(more, d * (first - w5), 0.0)
@@ -255,11 +277,14 @@ def _beaten(
     sums += row * C
     published += row * 2 * BLOCK_T
     parts += row * (BINS + 2) * P
+    # sums from the end: the first turn takes the last ranks, and the last turn, which knows all of
+    # the others, finishes the row
     last = count // LENGTH
     p = tl.arange(0, BLOCK_P)
     q = tl.arange(0, BINS + 2)
     for _ in range(tl.program_id(1), last + 1, tl.num_programs(1)):
         turn = take_turn(scratch + row * N + 1, last + 1)
+        # loaded early, for these loads take longest
         shares = tl.load(
             parts + q[:, None] * P + p[None, :], mask=(p < P)[None, :] & (turn == last), other=0.0
         )
@@ -268,8 +293,11 @@ def _beaten(
         own = tl.sum(value, 0)
         # sum_k sum_{r > k} v_r = sum_r (r - BINS) v_r, over the ranks k from BINS on
         rest = tl.sum(value.to(tl.float64) * tl.maximum(k - BINS, 0).to(tl.float64), 0) / per_value
+        # published before this program reads others: nobody waits longer than it must
         publish(published, turn, own)
         publish(published + BLOCK_T, turn, rest)
+
+        # the first ranks got their second sums in registers
         mask = (k >= BINS) & (k < count)
         place = sums + tl.load(ranked + k, mask=mask, other=0)
         first = tl.load(place, mask=mask, other=0.0).to(tl.float64)
@@ -277,6 +305,7 @@ def _beaten(
             tl.float64
         ) / per_value
         tl.store(place, first + second, mask=mask)
+
         if turn == last:
             found = tl.sum(shares, 1)
             ordered = (q < BINS) & (q < count)
@@ -330,6 +359,7 @@ def _merge_rows(
         rows, categories, EACH, PROGRAMS, CHUNKS, 1
     )
 
+    # everything that must start at 0 in one allocation, and so one fill
     zeros = f.new_zeros(rows * (3 * block_t + triton.cdiv(taken, 2)), dtype=torch.int64)
     published, of_values, scratch = zeros.split(
         [rows * block_t, 2 * rows * block_t, len(zeros) - 3 * rows * block_t]
@@ -341,7 +371,8 @@ def _merge_rows(
         f.new_empty(rows * count, dtype=torch.float64)
         for count in (chunks, SCALES.value, (2 + BINS.value) * own_chunks)
     )
-    bucketed = sums.view(torch.int32)  # nothing is summed before the order is known
+    # nothing is summed before the order is known: until then the sums' memory holds the buckets
+    bucketed = sums.view(torch.int32)
 
     fill[(rows, chunks)](
         log_pi, ahead, state, f, starts, members, scratch, bucketed, value_sums, spread,

@@ -252,6 +252,8 @@ def _finish(
     indices += row * P
     ahead += row * 3
     state += row * S
+
+    # the chunk of z, the chunk whose first comes next, and the first of a third chunk
     p = tl.arange(0, BLOCK)
     o = tl.load(values + p, mask=p < P, other=float("inf"))
     top = tl.load(tops + p, mask=p < P, other=float("-inf"))
@@ -268,13 +270,17 @@ def _finish(
     a_z = noise_at(log_pi, z, True)
     phi_z = logit_at(logits, z, True, largest)
 
+    # least noise and largest logit without z: of its chunk they are found again below
     least = tl.where(p == of_z, float("inf"), least)
     top = tl.where(p == of_z, float("-inf"), top)
+
+    # every thread keeps the best two of what it meets in both chunks
     best = tl.full([BLOCK], float("inf"), tl.float64)
     worse = best
     index = tl.zeros([BLOCK], tl.int32)
     index_worse = index
     for start in range(0, LENGTH, 4 * BLOCK):
+        # eight loads at once, from both chunks in turns; the lower chunk first, for ties
         for part in tl.static_range(8):
             i = start + part // 2 * BLOCK + p
             c = (tl.maximum(of_z, of_next) if part % 2 else tl.minimum(of_z, of_next)) * LENGTH + i
@@ -291,6 +297,8 @@ def _finish(
             index = tl.where(lower, c, index)
             least = tl.minimum(least, a)
             top = tl.maximum(top, x.to(tl.float64))
+
+    # the best of all threads, then the best of what is left
     second_best, second = _least_of(best, index)
     taken = (best == second_best) & (index == second)
     other_best, other = _least_of(tl.where(taken, worse, best), tl.where(taken, index_worse, index))
@@ -352,9 +360,12 @@ def _who_can_win(
         mask = c < C
         a, phi = fixed_noise(noise), below_largest(x, largest)
         theta, code = swaps(c, a, phi, z, second, best, sum_z, bound_c, bound_z, with_second)
+        # c wins some pair (c, j) if a reference's noise lies below theta_c
         wins = (theta > least) | (code == 1) | (c == z)
         tl.store(can_win + c, wins.to(tl.int8), mask=mask)
         second_wins = second_wins | ((code == 2) & (c != second))
+
+        # only noise below the limit is below any theta: `merge` puts these in order
         active = mask & (c != z) & (a < limit)
         found = active.to(tl.int32)
         total = tl.sum(found, 0)
@@ -363,6 +374,7 @@ def _who_can_win(
             bucket = bucket_of(tl.minimum(a, limit), limit, BUCKETS)
             tl.atomic_add(counts + bucket, 1, mask=active, sem="relaxed")
             end += total
+    # behind the last member, unless they fill the chunk
     tl.store(members + end, -1, mask=end < tl.minimum((chunk + 1) * SPAN * BLOCK, C))
     tl.store(flags + row * P + chunk, tl.max(second_wins.to(tl.int32), 0))
 

@@ -79,6 +79,8 @@ def fill(
     f += row * ROW
     count = tl.load(starts + BUCKETS)
     limit = tl.load(state + row * S + LIMIT)
+
+    # the largest |d|, from the least and the largest f of the chunk
     own = tl.load(f + tl.load(ahead + row * 3))
     low = tl.full([BLOCK], 0.0, own.dtype) + own
     high = low
@@ -91,6 +93,8 @@ def fill(
     above = tl.max(high, 0).to(tl.float64) - f_z
     below = f_z - tl.min(low, 0).to(tl.float64)
     tl.store(spread + row * P + chunk, tl.maximum(above, below))
+
+    # zeros for the chunk's part of the sums
     start = chunk * SPAN * BLOCK
     stop = tl.minimum(start + SPAN * BLOCK, C)
     summed = tl.minimum((count + 1) * copies_of(count, C), stop)
@@ -98,6 +102,8 @@ def fill(
         k = start + tl.arange(0, BLOCK)
         tl.store(value_sums + row * C + k, tl.zeros([BLOCK], tl.int64), mask=k < summed)
         start += BLOCK
+
+    # the chunk's members into their buckets; -1 stands behind the last of them
     start = chunk * SPAN * BLOCK
     while start < stop:
         k = start + tl.arange(0, BLOCK)
@@ -185,8 +191,10 @@ def rank(
     limit = tl.load(state + LIMIT)
     per_weight = _per_weight(state, C)
     turns = tl.maximum(tl.cdiv(count, LENGTH), 1)
+    # the grid has programs for the longest order; most rows need fewer
     if tl.program_id(1) < turns:
         turn = take_turn(scratch + row * N, turns)
+        # whole buckets only: ranks within a bucket need all of its members
         begin = _next_bucket(log_pi, bucketed, starts, limit, turn * LENGTH, count, BUCKETS)
         stop = _next_bucket(log_pi, bucketed, starts, limit, (turn + 1) * LENGTH, count, BUCKETS)
         own = tl.zeros([BLOCK], tl.int64)
@@ -199,6 +207,8 @@ def rank(
             at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
             first = tl.load(at, mask=mask, other=0)
             end = tl.load(at + 1, mask=mask, other=0)
+            # the rank is the number of members before it: all of the earlier buckets, and in
+            # its own bucket those with less noise, or with as much and a lower index
             rank = first
             longest = tl.max(end - first, 0)
             j = 0
@@ -208,6 +218,7 @@ def rank(
                 other = noise_at(log_pi, member, inside)
                 rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
                 j += 1
+
             tl.store(ranked + rank, c, mask=mask)
             w = (weight_at(log_pi, c, mask, C) * per_weight).to(tl.int64)
             tl.store(noise_sums + rank, w, mask=mask)
@@ -215,8 +226,11 @@ def rank(
             start += BLOCK
         total = tl.sum(own, 0)
         publish(published, turn, total)
+        # the weights were stored by rank, and are read below by other threads
         tl.debug_barrier()
+
         if turn == 0:
+            # the first ranks' noise and sums, which every program of `merge` reads first
             k = tl.arange(0, 8)
             c = tl.load(ranked + k, mask=k < count, other=0)
             w = tl.load(noise_sums + k, mask=k < count, other=0)
@@ -232,6 +246,8 @@ def rank(
                 mask=k <= BINS,
             )
             tl.debug_barrier()
+
+        # weights become sums of the weights before them, in place
         before = add_published(published, turn, total, BLOCK_T) - total
         start = begin
         while start < stop:
