@@ -31,6 +31,7 @@ from torch import Tensor
 
 from arsm.checks import NotFiniteError, check_generator
 from arsm.distinct import speakers
+from arsm.kernels.two_ways import join
 from arsm.types import Estimator, Queries
 
 Evaluation = Literal["packed", "dense"]
@@ -179,12 +180,12 @@ class Question:
         """
         lives = self.queries.weight.shape[0]
         if live_parts is None:
-            every = self._spread(asked, _join(parts))
+            every = self._spread(asked, join(parts))
             return Values(
                 every[:lives], every if self.estimator.needs_gradient else _detached(every)
             )
-        every = self._spread(asked, _join([_detached(part) for part in parts]))
-        return Values(self._spread_live(asked, _join(parts[:live_parts])), every)
+        every = self._spread(asked, join([_detached(part) for part in parts]))
+        return Values(self._spread_live(asked, join(parts[:live_parts])), every)
 
     def _spread(self, asked: Asked, values: Tensor) -> Tensor:
         """f at every query [M, *B], from its values [N] at those that were asked."""
@@ -438,10 +439,6 @@ def _check_finite(values: Tensor, asked: Distinct) -> None:
             f"f returned {float(values[first])} for {at} in row {int(asked.row[first])} of the "
             "batch; f must be finite wherever a category is not masked."
         )
-
-
-def _join(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.cat(values)
 
 
 def _detached(x: Tensor) -> Tensor:
