@@ -243,7 +243,15 @@ FULL: tuple[Experiment, ...] = (
         "CartPole-v0", ("a2c", "relax", "reinforce"), episodes=500, seeds=1, learning=BONUS
     ),
     control_grid("CartPole-v0", ("a2c", "relax"), episodes=500, seed=101, seeds=4, learning=BONUS),
-    control_grid("Acrobot-v1", ("arsm", "ars"), episodes=400, seeds=2, learning=BONUS),
+    control_grid("Acrobot-v1", ("arsm",), episodes=400, seeds=2, learning=BONUS),
+    control_grid(
+        "Acrobot-v1",
+        ("ars",),
+        learning_rates=(0.003, 0.01),
+        episodes=400,
+        seeds=2,
+        learning=BONUS,
+    ),
     control_grid(
         "Acrobot-v1", ("a2c", "relax", "reinforce"), episodes=500, seeds=2, learning=BONUS
     ),
@@ -260,7 +268,7 @@ FULL: tuple[Experiment, ...] = (
         ("arsm",),
         learning_rates=(0.01, 0.03),
         episodes=1200,
-        cpu_seconds=200,
+        cpu_seconds=150,
         seeds=1,
         learning=LANDER,
     ),
