@@ -234,8 +234,8 @@ class Job:
     method: str
     seed: int
     seconds: float
-    steps: int
-    """After which it is evaluated besides."""
+    compared_at: int
+    """Simulator steps after which it is evaluated besides."""
     episodes: int
     """Of each evaluation."""
 

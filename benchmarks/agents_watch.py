@@ -22,7 +22,7 @@ class Limits(Protocol):
     @property
     def seconds(self) -> float: ...
     @property
-    def steps(self) -> int: ...
+    def compared_at(self) -> int: ...
     @property
     def episodes(self) -> int: ...
 
@@ -46,7 +46,7 @@ class Watch:
         """After an update: has the task been solved, and have the steps been played?"""
         if not self.solved and len(recent) == WINDOW and np.mean(recent) >= self.line:
             self.solved.append(self.spent())
-        if not self._at_steps and steps >= self.job.steps:
+        if not self._at_steps and steps >= self.job.compared_at:
             self._at_steps = self._evaluate(steps, play)
 
     def found(self, steps: int, play: Play) -> dict[str, Any]:
