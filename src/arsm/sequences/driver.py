@@ -2,7 +2,8 @@
 sample, play, credit.
 
 1. Sample the true sequences and, from the same logits, the other draws of every state.
-2. Play the branches that the strategy asks for.
+   Where all of these will be asked for, branches begin beside them.
+2. Play the other branches that the strategy asks for.
 3. Credit: one pass with a graph over the true sequences, in micro-batches.
 
 No stage holds logits of all rows, steps and tokens, [N, T, V].
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from arsm.options import suggests
+from arsm.sequences.ahead import PlayedAhead
 from arsm.sequences.batch import (
     Batch,
     Branches,
@@ -202,6 +204,8 @@ class _True:
     """Whether somebody else than the model drew them."""
     generated: int
     """How many tokens were sampled for them."""
+    ahead: PlayedAhead | None = None
+    """Branches that were played while they were sampled."""
 
     @property
     def tokens(self) -> Tensor:
@@ -298,17 +302,19 @@ class _Call:
 
     def sample(self) -> _True:
         """True sequences, and draws beside them."""
-        sampled, reported = self.sampler.sample(
+        sampled, reported, ahead = self.sampler.sample(
             self.prompts,
             self.mask,
             self.row,
             self.whole,
             self.strategy.draws,
             self.micro_batch,
+            # not every strategy knows before the sequences are there
+            ahead=getattr(self.strategy, "plays_every_draw", False),
         )
         live = self.decoding.live(sampled.tokens[..., 0])
         elsewhere = self.sampler.engine is not None
-        return _True(sampled, live, reported, elsewhere, int(live.sum()))
+        return _True(sampled, live, reported, elsewhere, int(live.sum()), ahead)
 
     def given(self, completions: Tensor, log_probs: Tensor | None) -> _True:
         """True sequences of somebody else, and draws beside them."""
@@ -424,7 +430,7 @@ class _Branching:
 
     def __call__(self, prefixes: Prefixes) -> Branches:
         call = self.call
-        played = call.sampler.complete(*call.whole, prefixes)
+        played = call.sampler.complete(*call.whole, prefixes, self.true.ahead)
         step = torch.arange(call.decoding.max_tokens, device=played.tokens.device)
         after = (step >= prefixes.step.unsqueeze(-1)) & call.decoding.live(played.tokens)
         self.generated += int(after.sum())
