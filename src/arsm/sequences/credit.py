@@ -38,7 +38,7 @@ whose gradient is the credit.
 """
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """Some rows of a pass: a micro-batch."""
 
     rows: Tensor
@@ -73,7 +73,7 @@ class Pass:
             return self.credit.gradient.credited()
         return (self.credit.weights != 0).any(-1)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MicroBatch]:
         """The rows that have any credit, in as few parts as can be, of equal size.
 
         Rows of about the same length are together: a part ends with its last state that
@@ -93,10 +93,10 @@ class Pass:
             rows = order[begin:end]
             longest = lengths[end - 1]
             states = credited[rows, :longest].flatten().nonzero().squeeze(-1)
-            found.append(Part(rows, longest, states))
+            found.append(MicroBatch(rows, longest, states))
         return found
 
-    def read(self, part: Part) -> tuple[Tensor, Tensor, Tensor | None]:
+    def read(self, part: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Prompts, sequences and mask of a part."""
         mask = None if self.prompt_mask is None else self.prompt_mask[part.rows]
         return self.prompts[part.rows], self.sequences[part.rows, : part.length], mask
@@ -150,7 +150,7 @@ def _with_graph(later: Later, value: Tensor) -> Tensor:
     """
     run = later.run
 
-    def surrogate(part: Part) -> Tensor:
+    def surrogate(part: MicroBatch) -> Tensor:
         logits = one_pass(run.model, *run.read(part))
         step = torch.arange(part.length, device=part.rows.device).repeat(part.rows.shape[0])
         logits = run.limit(logits.flatten(0, 1), step)
@@ -159,7 +159,7 @@ def _with_graph(later: Later, value: Tensor) -> Tensor:
 
     first = torch.zeros_like(run.prompt[:1])
     # without any credit the first row's, which is 0
-    parts = later.parts or [Part(first, run.sequences.shape[1], first)]
+    parts = later.parts or [MicroBatch(first, run.sequences.shape[1], first)]
     found = []
     for part in parts:
         of_part: Any = (
@@ -207,18 +207,20 @@ class Later:
                 self._add_part(whole, part, grad[self.run.prompt[part.rows]], total)
         return total.gradients
 
-    def _trunk(self, part: Part) -> Headed:
+    def _trunk(self, part: MicroBatch) -> Headed:
         device, dtype, enabled = self._autocast
         with torch.enable_grad(), torch.autocast(device, dtype, enabled):
             return headed(self.run.model, *self.run.read(part))
 
-    def _add_part(self, whole: Headed, part: Part, weight: Tensor, total: Total) -> None:
+    def _add_part(self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total) -> None:
         """One micro-batch, and the weight [m] of its rows' values."""
         backward = self._through_head(whole, part, weight, total)
         if whole.hidden.requires_grad:
             total.add(total.parameters, whole.hidden, backward)
 
-    def _through_head(self, whole: Headed, part: Part, weight: Tensor, total: Total) -> Tensor:
+    def _through_head(
+        self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total
+    ) -> Tensor:
         """The gradient of the hidden states, [m, L, D]; that of the head's parameters
         is added to the total.
         """

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -31,18 +32,20 @@ from arsm.sequences.batch import (
 from arsm.sequences.checks import (
     Reward,
     check_cache,
+    check_kind,
     check_length,
-    check_model,
     check_options,
     check_padding,
     check_prompts,
     check_reward,
+    check_strategy,
     checked_rewards,
+    first_logits,
     given_completions,
     given_log_probs,
 )
 from arsm.sequences.costs import Costs, with_actions
-from arsm.sequences.credit import Pass, attach_credit, clipped_epochs
+from arsm.sequences.credit import Pass, attach_credit, clipped_epochs, parameters_of
 from arsm.sequences.decode import Decoding, Prefixes
 from arsm.sequences.draws import Sampled
 from arsm.sequences.ends import Ends, Stop
@@ -143,7 +146,13 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
     check_padding(model, prompts, mask)
     for each in (model, reference):
         check_length(each, prompts, mask, max_tokens)
-    vocabulary, dtype = _tried(strategy, model, prompts, mask, eos, sampled=completions is None)
+    check_kind(strategy)
+    if completions is None and engine is None:
+        logits = _remembered_logits(model, prompts, mask)
+    else:
+        logits = _first_logits(model, prompts, mask, cached=completions is not None)
+    check_strategy(strategy, logits, eos)
+    vocabulary, dtype = logits.shape[-1], logits.dtype
     decoding = Decoding(max_tokens, eos, temperature, rows, min_tokens, stop)
     row = torch.arange(prompts.shape[0], device=prompts.device)
     call = _Call(
@@ -167,24 +176,37 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
     return call.run(completions, log_probs)
 
 
+FIRST_LOGITS: WeakKeyDictionary[object, dict[object, Tensor]] = WeakKeyDictionary()
+"""Logits [1, V] of a model's first trial, by what their type depends on. A pass over one
+token takes as long as one over a batch, and every call would begin with it.
+"""
+
+
+def _remembered_logits(model: Model, prompts: Tensor, mask: Tensor | None) -> Tensor:
+    """The logits [1, V] of a first token, from an earlier call if there was one: what
+    they say of the model, the vocabulary and its type, stays.
+    """
+    device = prompts.device
+    autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    weights = {parameter.dtype for parameter in parameters_of(model) or []}
+    key = device, autocast, frozenset(weights)
+    known = FIRST_LOGITS.setdefault(model, {})
+    # a token beyond the vocabulary is named by the trial
+    if key not in known or int(prompts.max()) >= known[key].shape[-1]:
+        known[key] = _first_logits(model, prompts, mask, cached=False)
+    return known[key]
+
+
 @torch.no_grad()
-def _tried(
-    strategy: Strategy,
-    model: Model,
-    prompts: Tensor,
-    mask: Tensor | None,
-    eos: Ends,
-    *,
-    sampled: bool,
-) -> tuple[int, torch.dtype]:
-    """Try one prompt: the size of the vocabulary and the type of the logits."""
+def _first_logits(model: Model, prompts: Tensor, mask: Tensor | None, *, cached: bool) -> Tensor:
+    """The logits [1, V] of one prompt's first token; on request its cache is tried too."""
     # the prompt with the largest token, should it be unknown
     which = prompts.amax(-1).argmax(-1, keepdim=True)
     one = prompts[which], None if mask is None else mask[which]
-    found = check_model(strategy, model, *one, eos)
-    if not sampled:  # nothing will be sampled along which the two could be compared
+    logits = first_logits(model, *one)
+    if cached:  # nothing will be sampled along which step by step and one pass could be compared
         check_cache(model, *one)
-    return found
+    return logits
 
 
 # ---------------------------------------------------------------- the stages
