@@ -111,6 +111,29 @@ def test_the_credit_is_enough_for_another_trainer(strategy: sequences.Strategy) 
     )
 
 
+def test_padding_is_not_read_with_a_graph() -> None:
+    class Counting(Bigram):
+        read: list[tuple[int, int]]
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                self.read.append((tokens.shape[0], tokens.shape[1]))
+            return super().forward(tokens)
+
+    module = Counting()
+    out = estimate(Group(3), sequences.Recompute(module), micro_batch=4)
+    assert out.credit is not None
+    module.read = []
+    (out.value.sum()).backward()
+    credited = (out.credit.weights != 0).any(-1)
+    lengths = (credited * torch.arange(1, T + 1)).amax(-1)
+    longest_first = lengths[lengths > 0].sort(descending=True).values
+    # a prompt of one token, and the last token is not read
+    expected = [(len(some), int(some.max())) for some in longest_first.split(4)]
+    assert module.read == expected
+    assert expected[-1][1] < T, "some answers are short"
+
+
 def test_backward_twice_and_after_a_step() -> None:
     module = Bigram()
     out = estimate(Branch(arsm.RLOO(4)), sequences.Recompute(module))

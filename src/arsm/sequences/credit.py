@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -55,21 +56,31 @@ class Pass:
     limit: Limit
     """Which tokens could be drawn."""
 
+    @cached_property
     def credited(self) -> Tensor:
         """[M, T] bool: the states that have any credit."""
         if self.credit.gradient is not None:
             return self.credit.gradient.credited()
         return (self.credit.weights != 0).any(-1)
 
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[M]: tokens up to the last state that has any credit; 0 for none."""
+        steps = torch.arange(1, self.sequences.shape[1] + 1, device=self.sequences.device)
+        return (self.credited * steps).amax(-1)
+
     def parts(self) -> list[Tensor]:
-        """The rows that have any credit, in parts."""
-        rows = self.credited().any(-1).nonzero().squeeze(-1)
+        """The rows that have any credit, in parts of similar lengths, longest first."""
+        order = self.lengths.argsort(descending=True, stable=True)
+        rows = order[: int((self.lengths > 0).sum())]
         return list(rows.split(self.micro_batch)) if rows.shape[0] else []
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Prompts, sequences and mask of some rows."""
+        """Prompts, sequences and mask of some rows, up to the last state with credit."""
         mask = None if self.prompt_mask is None else self.prompt_mask[rows]
-        return self.prompts[rows], self.sequences[rows], mask
+        # a causal model's logits do not depend on later tokens, most of which are padding
+        width = max(1, int(self.lengths[rows].max()))
+        return self.prompts[rows], self.sequences[rows, :width], mask
 
     def term(self, logits: Tensor, row: Tensor, step: Tensor) -> Tensor:
         """The surrogate of credit: sum_i w_i ln p(token_i) in every state."""
@@ -118,10 +129,11 @@ def _with_graph(later: Later, value: Tensor) -> Tensor:
     """The surrogates [N], 0 in value, with an ordinary graph; of each part it is
     computed again on demand.
     """
-    run, width = later.run, later.run.sequences.shape[1]
+    run = later.run
 
     def surrogate(rows: Tensor) -> Tensor:
         logits = one_pass(run.model, *run.read(rows))
+        width = logits.shape[1]
         step = torch.arange(width, device=rows.device).repeat(rows.shape[0])
         logits = run.limit(logits.flatten(0, 1), step)
         terms = later.term(logits, rows.repeat_interleave(width), step)
@@ -146,7 +158,6 @@ class Later:
         self.run = run
         self.term = term
         self.parts = run.parts()
-        self.credited = run.credited()
         self.parameters = parameters_of(run.model)
         self.versions = [parameter._version for parameter in self.parameters or []]
         device = run.prompt.device.type
@@ -185,14 +196,14 @@ class Later:
             total.add(total.parameters, whole.hidden, backward)
 
     def _through_head(self, whole: Headed, rows: Tensor, weight: Tensor, total: Total) -> Tensor:
-        """The gradient of the hidden states, [m, T, D]; that of the head's parameters
+        """The gradient of the hidden states, [m, width, D]; that of the head's parameters
         is added to the total.
         """
         device, dtype, enabled = self._autocast
-        width = self.run.sequences.shape[1]
+        width = whole.hidden.shape[1]
         hidden = whole.hidden.detach().flatten(0, 1)
         backward = torch.zeros_like(hidden)
-        states = self.credited[rows].flatten().nonzero().squeeze(-1)
+        states = self.run.credited[rows, :width].flatten().nonzero().squeeze(-1)
         for some in whole.parts(states):
             with torch.enable_grad(), torch.autocast(device, dtype, enabled):
                 leaf = hidden[some].requires_grad_()
@@ -275,10 +286,12 @@ def clipped_epochs(value: Tensor, run: Pass, clip: float) -> Callable[[], Tensor
     if not 0 < clip < 1:
         raise ValueError(f"clip must lie in (0, 1), but is {clip}.")
     tokens, weights = run.credit.tokens, run.credit.weights
-    width = tokens.shape[1]
     now = torch.zeros_like(weights)
     for rows in run.parts():
-        states = logits_in_parts(run.model, *run.read(rows), run.credited()[rows], run.limit)
+        prompts, sequences, mask = run.read(rows)
+        width = sequences.shape[1]
+        wanted = run.credited[rows, :width]
+        states = logits_in_parts(run.model, prompts, sequences, mask, wanted, run.limit)
         for some, logits in states:
             row, step = rows[some // width], some % width
             log_probs = token_log_probs(logits, tokens[row, step], run.temperature)
