@@ -53,8 +53,8 @@ class TokenSampler:
         """
         if self.engine is None:
             with self._limited("sampling"):
-                decoder = self._decoder(row.shape[0])
-                sampled = decoder.sample(prompts, mask, row, self.decoding, draws, self.generator)
+                slots = self.slots(row.shape[0])
+                sampled = slots.sample(prompts, mask, row, self.decoding, draws, self.generator)
             return sampled, sampled.log_probs[..., 0]
         done = self._by_engine(prompts, mask, Prefixes.bare(row, self.decoding.max_tokens))
         # an engine draws one token per state: the others are drawn here
@@ -82,8 +82,8 @@ class TokenSampler:
         if self.engine is not None:
             return self._by_engine(prompts, mask, prefixes)
         with self._limited("playing branches"):
-            decoder = self._decoder(prefixes.row.shape[0])
-            return decoder.complete(prompts, mask, prefixes, self.decoding, self.generator)
+            slots = self.slots(prefixes.row.shape[0])
+            return slots.complete(prompts, mask, prefixes, self.decoding, self.generator)
 
     @contextmanager
     def _limited(self, doing: str) -> Iterator[None]:
@@ -100,8 +100,8 @@ class TokenSampler:
         done = self.engine.complete(prompts, mask, prefixes, self.decoding, self.generator)
         return checked_completions(done, self.vocabulary)
 
-    def _decoder(self, count: int) -> Slots | Waves:
-        """The smallest decoder that is there and is large enough, or a new one."""
+    def slots(self, count: int) -> Slots | Waves:
+        """The fewest slots that are there and hold so many sequences, or new ones."""
         made = DECODERS.setdefault(self.model, {})
         # no more slots than there are sequences, by powers of 2, so that few sizes are ever made
         power = 1 << (count - 1).bit_length() if count else 1

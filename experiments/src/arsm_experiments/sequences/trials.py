@@ -1,7 +1,8 @@
 """The training comparison of results/language_model/PROTOCOL.md: trials of rates, then fresh seeds.
 
 `python -m arsm_experiments.sequences.trials TASK --model FOLDER --start FILE --root RUNS
---at-once 10` starts so many workers. A worker takes the next job that nobody works on. A run's
+--at-once 10` starts so many workers. A worker takes the next job that nobody works on; workers of
+several commands share the jobs, if only their --methods, --micro-batch and numbers differ. A run's
 folder is RUNS/language_model/NAME; `--seconds` ends the workers, which first write checkpoints, and
 the same command later goes on from them. A method's seeds begin when its trials are done.
 """
@@ -19,18 +20,25 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from arsm.sequences import Transformers
 from arsm_experiments.runs.files import plain_name, write_atomically
 from arsm_experiments.runs.reader import Record, read_header, read_run
 from arsm_experiments.runs.writer import open_run
 from arsm_experiments.sequences.levels import CHOSEN_ON, REPORTED, held_out, load_level
 from arsm_experiments.sequences.pretrained import Pretrained, load_parts, load_pretrained
 from arsm_experiments.sequences.texts import WRITTEN, Texts, load_texts
-from arsm_experiments.sequences.trainer import Learning, Trainer, named_method, weights
+from arsm_experiments.sequences.trainer import (
+    Learning,
+    Trainer,
+    named_method,
+    weights,
+)
 
 EXPERIMENT = "language_model"
 METHODS = {
@@ -163,12 +171,19 @@ class Worker:
     micro_batch: int
     max_rows: int
     deadline: float
+    checkpoints: bool = True
+    """Write one when the time is over."""
+
+    @cached_property
+    def model(self) -> Transformers:
+        """Made once: its slots and captured steps serve all runs."""
+        return Transformers(self.pretrained.module)
 
     def work(
         self, methods: tuple[str, ...], rates: tuple[float, ...], seeds: tuple[int, ...]
     ) -> None:
         """Take jobs."""
-        start = {name: x.clone() for name, x in weights(self.pretrained.module).items()}
+        start = {name: x.cpu().clone() for name, x in weights(self.pretrained.module).items()}
         failed: set[Job] = set()
         while time.monotonic() < self.deadline:
             jobs, later = open_jobs(self.plan, self.root, methods, rates, seeds)
@@ -186,7 +201,7 @@ class Worker:
                     except Exception:
                         failed.add(job)
                         print(f"{job.name(self.plan)}: {traceback.format_exc()}", flush=True)
-                    # the last run's slots and captured steps
+                    # the last run's optimiser and value head
                     gc.collect()
                     torch.cuda.empty_cache()
                 if taken:
@@ -213,7 +228,7 @@ class Worker:
                 job.method, module, micro_batch=self.micro_batch, precision=self.precision
             )
             trainer = Trainer(
-                module,
+                self.model,
                 trained,
                 method,
                 rate=job.rate,
@@ -236,7 +251,8 @@ class Worker:
             )
             for _ in learning:
                 if time.monotonic() > self.deadline:
-                    learning.save()
+                    if self.checkpoints:
+                        learning.save()
                     raise OutOfTime
             self._finish(run.folder, learning)
             print(f"{name}: {float(_mean(learning)):.3f}, {learning.seconds:.0f} s", flush=True)
@@ -279,6 +295,15 @@ def main() -> None:
     parser.add_argument("--chosen-on", type=int, default=CHOSEN_ON)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--max-rows", type=int, default=512)
+    parser.add_argument(
+        "--memory", type=float, default=1.0, help="Share of the GPU's memory that a worker may hold"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Write checkpoints when the time is over",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     words = parser.parse_args()
@@ -288,6 +313,9 @@ def main() -> None:
         workers = [subprocess.Popen([*command, "--at-once", "1"]) for _ in range(words.at_once)]
         sys.exit(max(worker.wait() for worker in workers))
     torch.backends.cuda.matmul.allow_tf32 = True
+    if torch.device(words.device).type == "cuda":
+        # a worker then frees what it keeps in store before it takes more
+        torch.cuda.set_per_process_memory_fraction(words.memory)
     pretrained = load_pretrained(words.model, words.device)
     if words.start is not None:
         load_level(pretrained.module, words.start)
@@ -310,6 +338,7 @@ def main() -> None:
         words.micro_batch,
         words.max_rows,
         begun + words.seconds,
+        words.checkpoints,
     )
     worker.work(tuple(words.methods), tuple(words.rates), tuple(words.seeds))
 
