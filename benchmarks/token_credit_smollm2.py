@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from arsm_experiments import palette
 from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.sequences.pretrained import load_pretrained, unpacked
 from arsm_experiments.sequences.texts import (
@@ -242,6 +241,8 @@ def several(given: argparse.Namespace) -> None:
 def report(record: dict[str, Any], path: Path) -> None:
     """The mean reward of some updates against tokens and seconds, every seed a line."""
     from matplotlib.figure import Figure
+
+    from arsm_experiments import palette
 
     drawn = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = drawn.subplots(1, 2, sharey=True)

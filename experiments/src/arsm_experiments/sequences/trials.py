@@ -58,6 +58,8 @@ SEEDS = (1, 2, 3)
 TOKENS = 400_000
 TOKENS_PER_UPDATE = 8_000
 MEASURE_EVERY = 10
+LEAST_MICRO_BATCH = 8
+"""A run that does not fit with so few answers per pass fails."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,8 @@ class Worker:
                     if not mine or finished(self.root / EXPERIMENT / job.name(self.plan)):
                         continue
                     taken = True
-                    load_parts(self.pretrained.module, start)
                     try:
-                        self.train(job)
+                        self._train_within_memory(job, start)
                     except Exception:
                         failed.add(job)
                         print(f"{job.name(self.plan)}: {traceback.format_exc()}", flush=True)
@@ -211,7 +212,24 @@ class Worker:
                     return
                 time.sleep(1.0)
 
-    def train(self, job: Job) -> None:
+    def _train_within_memory(self, job: Job, start: dict[str, torch.Tensor]) -> None:
+        """One run; where memory is too small, again from its start with half the micro-batch."""
+        micro_batch = self.micro_batch
+        while True:
+            load_parts(self.pretrained.module, start)
+            try:
+                self.train(job, micro_batch)
+                return
+            except torch.OutOfMemoryError:
+                if micro_batch <= LEAST_MICRO_BATCH:
+                    raise
+                micro_batch //= 2
+                print(f"{job.name(self.plan)}: again, micro-batches of {micro_batch}", flush=True)
+            # behind the handler, which holds the failed run's tensors
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def train(self, job: Job, micro_batch: int) -> None:
         """One run, to its end or to the deadline."""
         plan, module = self.plan, self.pretrained.module
         name = job.name(plan)
@@ -225,7 +243,7 @@ class Worker:
         # suppress stands outside: the folder must see the exception, or would mark the run finished
         with suppress(OutOfTime), found as run:
             method = named_method(
-                job.method, module, micro_batch=self.micro_batch, precision=self.precision
+                job.method, module, micro_batch=micro_batch, precision=self.precision
             )
             trainer = Trainer(
                 self.model,
@@ -235,7 +253,7 @@ class Worker:
                 seed=job.seed,
                 tokens_per_update=plan.tokens_per_update,
                 max_rows=self.max_rows,
-                micro_batch=self.micro_batch,
+                micro_batch=micro_batch,
                 precision=self.precision,
             )
             learning = Learning(
