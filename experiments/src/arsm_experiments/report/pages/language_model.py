@@ -14,7 +14,6 @@ METHODS = {
     "group 16": "group 16",
     "token baseline 8": "token baseline",
     "value head": "value head",
-    "branch 4": "branch 4",
     "branch 8": "branch 8",
     "branch 16": "branch 16",
     "branch 32": "branch 32",
@@ -94,9 +93,12 @@ def long(tables: Tables) -> str:
     levels = [level for level in measured(tables) if level.task == "long"]
     if not levels:
         return "Not measured."
-    heads = [f"long {level.accuracy:.2f}" for level in levels]
-    names = dict.fromkeys(method for level in levels for method in level.ratios)
-    return markdown(["", *heads], _ratios({name: name for name in names}, levels))
+    return "\n".join(
+        f"At accuracy {level.accuracy:.2f}: "
+        + "; ".join(f"{name} {_ratio(cell)}" for name, cell in level.ratios.items())
+        + "."
+        for level in levels
+    )
 
 
 def _ratios(methods: Mapping[str, str], levels: list[Level]) -> list[list[str]]:
@@ -119,13 +121,9 @@ def _ratio(cell: Cell | None) -> str:
 
 
 def repeats(tables: Tables) -> str:
-    """How many estimates every level's ratios come from."""
-    words = []
-    for level in measured(tables):
-        counts = sorted({cell.seeds for cell in level.ratios.values()})
-        range_ = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        words.append(f"{level.task} {level.accuracy:.2f}: {range_}")
-    return f"Estimates per method: {'; '.join(words)}."
+    """How many estimates the ratios come from."""
+    counts = [cell.seeds for level in measured(tables) for cell in level.ratios.values()]
+    return f"Estimates per method and level: {min(counts)} to {max(counts)}."
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
