@@ -1,13 +1,15 @@
-"""TRL's two trainers on SmolLM2-135M: `python -m benchmarks.token_credit_smollm2 FILE.gguf`.
+"""TRL's two trainers on SmolLM2-135M: `python -m benchmarks.token_credit_smollm2 MODEL`.
 
-The model of `benchmarks.smollm2` imitates written-out sums until it answers a part of them. From
+The model of `benchmarks.smollm2` imitates written-out sums until it answers half of them. From
 there `GRPOTrainer` and `arsm.trl.BranchTrainer` train it by the reward 1 for a right last number,
 three seeds each, with the same `GRPOConfig` but for the answers per prompt: BranchTrainer samples
-half as many and spends the other half of the tokens on branches.
+half as many and spends the rest of the tokens on branches.
 
 Decoding waits for the host, not for the GPU, so all trainings run at once, each in a process of
 its own; every one ends after the same seconds. The record has reward, tokens and seconds of every
 update, and the accuracy on fresh questions before and after. Needs trl, gguf and a GPU.
+
+`--report` draws results/trl/smollm2.png from results/trl/smollm2.json instead.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from typing import Any
 
 import torch
 
-from arsm_experiments.sequences.pretrained import unpacked
+from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.sequences.pretrained import load_pretrained, unpacked
 from arsm_experiments.sequences.texts import (
     CHAIN_TOKENS,
     last_number_is_right,
     load_texts,
 )
 from arsm_experiments.sequences.trainer import fine_tune
-from benchmarks.measure import hardware
 
 HELD_OUT = 2048
 """Questions that no training sees."""
@@ -41,10 +43,11 @@ HELD_OUT = 2048
 TRAINERS = ("GRPOTrainer", "BranchTrainer")
 SEEDS = (0, 1, 2)
 ANSWERS = {"GRPOTrainer": 8, "BranchTrainer": 4}
-"""Answers per prompt; the other half of BranchTrainer's tokens are branches."""
+"""Answers per prompt; the other tokens of BranchTrainer are branches'."""
 IMITATION_RATE = 5e-5
-ROWS = 64
-"""Answers of one backward pass."""
+RESULTS = Path("results/trl")
+SMOOTH = 5
+"""Updates that a reward is averaged over."""
 MANY = 100_000
 """Updates that no run reaches: the time ends it."""
 
@@ -53,7 +56,7 @@ def begin(file: Path, folder: Path, steps: int, device: str) -> float:
     """Fine-tune the model and write it to the folder; the seconds that took."""
     start = time.perf_counter()
     torch.manual_seed(0)
-    module, tokenizer = unpacked(file)
+    module, tokenizer = load_pretrained(str(file)) if file.is_dir() else unpacked(file)
     learned, _ = load_texts(tokenizer, "chain", Path()).split(HELD_OUT)
     learning = fine_tune(
         module.to(device).eval(),
@@ -130,7 +133,7 @@ def train(kind: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(seed)
     before = accuracy(model, tokenizer, given.questions)
     rows = given.prompts * ANSWERS[kind]
-    at_once = min(ROWS, rows)
+    at_once = min(given.rows, rows)
     args = GRPOConfig(
         tempfile.mkdtemp(),
         num_generations=ANSWERS[kind],
@@ -159,7 +162,7 @@ def train(kind: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
         "callbacks": [clock],
     }
     trainer: Any = (
-        BranchTrainer(model, credit=arsm.RLOO(4), budget=given.budget, **options)
+        BranchTrainer(model, credit=arsm.RLOO(given.draws), budget=given.budget, **options)
         if kind == "BranchTrainer"
         else GRPOTrainer(model, **options)
     )
@@ -195,10 +198,9 @@ def several(given: argparse.Namespace) -> None:
     """Fine-tune once, run all trainings at the same time, and write one file."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     record: dict[str, Any] = {
-        "hardware": hardware(),
-        "torch": torch.__version__,
-        "commit": given.commit,
+        **provenance(device),
         "prompts": given.prompts,
+        "draws": given.draws,
         "budget": given.budget,
         "questions": given.questions,
         "imitation": given.imitation,
@@ -236,23 +238,56 @@ def several(given: argparse.Namespace) -> None:
             given.out.write_text(json.dumps({**record, "runs": runs}) + "\n")
 
 
+def report(record: dict[str, Any], path: Path) -> None:
+    """The mean reward of some updates against tokens and seconds, every seed a line."""
+    from matplotlib.figure import Figure
+
+    from arsm_experiments import palette
+
+    drawn = Figure(figsize=(8, 3.2), layout="constrained")
+    left, right = drawn.subplots(1, 2, sharey=True)
+    colours = dict(zip(TRAINERS, ("tab:gray", "tab:blue"), strict=True))
+    named = set()
+    for run in record["runs"]:
+        tokens, rewards, seconds = zip(*run["curve"], strict=True)
+        smooth = [statistics.mean(rewards[i - SMOOTH : i]) for i in range(SMOOTH, len(rewards) + 1)]
+        spent = [total / 1000 for total in itertools.accumulate(tokens)][SMOOTH - 1 :]
+        label = None if run["trainer"] in named else run["trainer"]
+        named.add(run["trainer"])
+        left.plot(spent, smooth, color=colours[run["trainer"]], label=label)
+        right.plot(seconds[SMOOTH - 1 :], smooth, color=colours[run["trainer"]])
+    left.set_ylabel(f"reward, mean of {SMOOTH} updates")
+    left.set_xlabel("generated tokens, thousands")
+    right.set_xlabel("seconds")
+    left.legend(frameon=False)
+    palette.save(drawn, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="SmolLM2-135M-Instruct.Q4_1.gguf, or an unpacked folder"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/token_credit_smollm2.json"))
-    parser.add_argument("--imitation", type=int, default=350, help="Steps of fine-tuning")
-    parser.add_argument("--seconds", type=float, default=100, help="Of every training")
+    parser.add_argument("--imitation", type=int, default=120, help="Steps of fine-tuning")
+    parser.add_argument("--seconds", type=float, default=200, help="Of every training")
     parser.add_argument("--prompts", type=int, default=32, help="Per update")
-    parser.add_argument("--rate", type=float, default=5e-6)
-    parser.add_argument("--budget", type=float, default=1.0, help="Of BranchTrainer")
-    parser.add_argument("--questions", type=int, default=512, help="For the accuracy")
+    parser.add_argument("--rows", type=int, default=32, help="Answers of one backward pass")
+    parser.add_argument("--rate", type=float, default=1e-5)
+    parser.add_argument("--draws", type=int, default=16, help="Of BranchTrainer, per state")
+    parser.add_argument("--budget", type=float, help="Of BranchTrainer; by default every state")
+    parser.add_argument("--questions", type=int, default=1024, help="For the accuracy")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--commit", default="", help="Recorded with the results")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--report", action="store_true", help="Draw the figure of the results")
     given = parser.parse_args()
-    if given.one:
+    if given.report:
+        report(json.loads((RESULTS / "smollm2.json").read_text()), RESULTS / "smollm2.png")
+    elif given.one:
         one(given)
+    elif given.file is None:
+        parser.error("MODEL is missing: the GGUF file, or the folder that it was unpacked to.")
     else:
         several(given)
 

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from arsm_experiments.report.pages import language_model as page
+from arsm_experiments.report.pages import trl as trl_page
+from arsm_experiments.report.pages.tables import Tables
 from arsm_experiments.runs.reader import read_header, read_run
 from arsm_experiments.sequences import language_model, noise, texts
 from arsm_experiments.sequences.language_model import Noise, Trained
@@ -142,14 +145,14 @@ def test_a_run_that_is_cut_goes_on_as_if_it_was_not(
         return real(trainer)
 
     monkeypatch.setattr(Trainer, "update", update)
-    late.train(job)
+    late.train(job, 8)
     monkeypatch.undo()
     cut = tmp_path / EXPERIMENT / job.name(PLAN)
     assert not read_header(cut).get("finished")
     assert (cut / "checkpoint.pt").exists()
     records = [{"prompt": f"Say {n}", "completion": "0123"} for n in range(80)]
     monkeypatch.setitem(texts.WRITTEN, TASK, Written(lambda _: records, count_digits, 6))
-    worker(folder, tmp_path).train(job)
+    worker(folder, tmp_path).train(job, 8)
     whole = root / EXPERIMENT / job.name(PLAN)
     assert (cut / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
     for ours, theirs in zip(read_run(cut).metrics, read_run(whole).metrics, strict=True):
@@ -256,14 +259,25 @@ def test_the_published_table_is_made_from_the_records(tmp_path: Path) -> None:
 def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> None:
     measured = tmp_path / "noise"
     measured.mkdir()
-    for level in ("0.1", "0.5"):
+    # the second measurement of a level takes the place of the first
+    for level in ("0.1", "0.5", "0.5b"):
         whole = "".join(json.dumps(line) + "\n" for line in lines_of(COSTS))
         (measured / f"noise-chain-{level}.jsonl").write_text(whole)
-    results = tmp_path / "results"
+    results = tmp_path / "language_model"
     language_model.pack(results / "records.tar.xz", None, measured, root)
     words = language_model.write(results)
     assert "| branch 32 | 0.12 ± " in words
-    assert "| branch | " in words
+    tables = Tables(tmp_path)
+    assert [level.task for level in page.measured(tables)] == ["chain"] * 2
+    assert page.noise(tables).splitlines()[0].count("chain") == 2
+    made = page.training(tables)
+    rates = {
+        chosen_rate([read_run(root / EXPERIMENT / Job(m, r, 0).name(PLAN)) for r in RATES])
+        for m in METHODS[:1]
+    }
+    assert f"| branch | {rates.pop():g} | " in made
+    assert "**Digits, 1 seed: `branch` ends at " in made
+    assert "training.png" in made
     rows = list(csv.DictReader((results / "table.csv").read_text().splitlines()))
     assert sum("trial" in row["row"] for row in rows) == len(METHODS) * len(RATES)
     assert (results / "noise.png").stat().st_size > 1000
@@ -271,12 +285,75 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     first = (results / "records.tar.xz").read_bytes()
     language_model.pack(results / "records.tar.xz", None, measured, root)
     assert (results / "records.tar.xz").read_bytes() == first
+    language_model.pack(results / "records.tar.xz", None, None, None, anew=True)
+    language_model.write(results)
+    assert page.training(Tables(tmp_path)).startswith("**No result yet.** 0 of 0 trials")
+
+
+def test_findings_say_what_was_met(tmp_path: Path) -> None:
+    fast = [0.3, 0.5, 0.6]
+    slow = [0.3, 0.4, 0.5]
+    scores = {"branch": [1.0, 1.0, 0.0], "ppo": [1.0, 0.0, 0.0]}
+    runs = [
+        trained(name, seed, scores[name], curve)
+        for name, curve in (("branch", fast), ("ppo", slow))
+        for seed in (1, 2)
+    ]
+    rows = language_model._result_rows("countdown", runs)
+    (tmp_path / "language_model").mkdir()
+    with (tmp_path / "language_model" / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, language_model.COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    made = page.training(Tables(tmp_path))
+    # the rival ends at 0.5, which branching has after half of the rival's tokens and seconds
+    assert "the best rival, ppo, at 0.500; difference +0.333" in made
+    assert "0.50 of the tokens (aim 0.33, missed)" in made
+    assert "0.50 of the seconds (aim 0.50, met)" in made
+
+
+def test_a_run_that_needs_too_much_memory_gets_smaller_micro_batches(
+    folder: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Trainer.update
+
+    def update(trainer: Trainer) -> dict[str, float]:
+        if trainer.micro_batch > 8 and trainer.updates == 1:
+            raise torch.OutOfMemoryError("Out of memory.")
+        return real(trainer)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    job = Job(METHODS[0], RATES[0], 0)
+    replace(worker(folder, tmp_path), micro_batch=16).work(METHODS[:1], RATES[:1], ())
+    found, expected = (
+        read_run(where / EXPERIMENT / job.name(PLAN)).metrics for where in (tmp_path, root)
+    )
+    assert [line["accuracy"] for line in found] == [line["accuracy"] for line in expected]
+    assert [line["tokens"] for line in found] == [line["tokens"] for line in expected]
 
 
 def test_a_ruined_run_stops(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = worker(folder, tmp_path)
     found = iter([torch.ones(4), 0.4 * torch.ones(4)])
     monkeypatch.setattr(Trainer, "scores", lambda *_: next(found))
-    late.train(replace(Job(METHODS[0], RATES[0], 0)))
+    late.train(replace(Job(METHODS[0], RATES[0], 0)), 8)
     run = read_run(tmp_path / EXPERIMENT / Job(METHODS[0], RATES[0], 0).name(PLAN))
     assert [line["accuracy"] for line in run.metrics] == [1.0, pytest.approx(0.4)]
+
+
+def test_trainers_are_compared_at_equal_tokens_and_seconds(tmp_path: Path) -> None:
+    assert trl_page.smollm2(Tables(tmp_path)) == "Not run yet."
+    curves = {
+        "GRPOTrainer": [[10, 0.1, 1.0], [10, 0.2, 2.0], [10, 0.3, 3.0]],
+        "BranchTrainer": [[20, 0.4, 4.0]],
+    }
+    runs = [
+        {"trainer": kind, "before": 0.1, "after": 0.2, "tokens": 30.0, "curve": curve}
+        for kind, curve in curves.items()
+    ]
+    record = {"runs": runs, "hardware": "H", "commit": "c" * 40, "trainings at once": 2}
+    (tmp_path / "trl").mkdir()
+    (tmp_path / trl_page.FILE).write_text(json.dumps(record))
+    made = trl_page.smollm2(Tables(tmp_path))
+    assert "| reward at 20 tokens | 0.150 ± 0.000 | 0.400 ± 0.000 |" in made
+    assert "| reward at 3 s | 0.200 ± 0.000 | 0.400 ± 0.000 |" in made

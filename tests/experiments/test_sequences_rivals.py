@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import arsm
 from arsm import sequences
-from arsm_experiments.sequences.rivals import BestOf, Unsure, ValueModel, VinePPO
+from arsm_experiments.sequences.rivals import BestOf, Unsure, ValueModel, VinePPO, by_success
 from tests.experiments.tiny_llama import save_tiny_llama
 from tests.statistics import deviations
 from tests.tables import Setting, reward
@@ -19,8 +20,23 @@ SETTINGS = {
 }
 
 
+def of_the_prefix(
+    prompts: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """A value in 0 to 1 that depends on the tokens before each state."""
+    before = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], -1).cumsum(-1)
+    return (before + prompts.sum(-1, keepdim=True)).double().sin().abs()
+
+
+STRATEGIES: dict[str, sequences.Strategy] = {
+    "unsure": Unsure(2, 4, 0.5),
+    "vineppo": VinePPO(2),
+    "chance by value": sequences.Branch(arsm.RLOO(3), chance=by_success(of_the_prefix, 0.2)),
+}
+
+
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-@pytest.mark.parametrize("strategy", [Unsure(2, 4, 0.5), VinePPO(2)], ids=repr)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 def test_unbiased(setting: Setting, strategy: sequences.Strategy) -> None:
     assert strategy.unbiased
     assert deviations(setting.estimates(strategy, 6000), setting.exact()).max() < 1

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.palette import save
 from arsm_experiments.report.pages import remake
+from arsm_experiments.report.pages.language_model import measured
+from arsm_experiments.report.pages.tables import Tables
 from arsm_experiments.runs.reader import read_runs
 
 if TYPE_CHECKING:
@@ -119,14 +120,12 @@ def draw_choice(axes: Axes, results: Path, scheme: Scheme) -> None:
 
 def draw_tokens(axes: Axes, results: Path, scheme: Scheme) -> None:
     """Tokens that branching needs for the noise of the best group method, by accuracy."""
-    pattern = re.compile(rf"(\w+), level \S+ \(accuracy (\S+)\), {re.escape(BRANCH)}")
     found: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
-    for row in read_table(results / "language_model"):
-        match = pattern.fullmatch(row["row"])
-        if match and row["metric"] == "variance x tokens / best rival":
-            half = NORMAL * float(row["std"]) / math.sqrt(int(row["seeds"]))
-            point = float(match[2]), float(row["mean"]), half
-            found[match[1]].append(point)
+    for level in measured(Tables(results)):
+        cell = level.ratios.get(BRANCH)
+        if cell is not None and level.task in found:
+            half = NORMAL * cell.std / math.sqrt(cell.seeds)
+            found[level.task].append((level.accuracy, cell.mean, half))
     for task, (name, colour) in TASKS.items():
         accuracy, ratio, half = zip(*sorted(found[task]), strict=True)
         axes.errorbar(

@@ -74,7 +74,7 @@ class TokenSampler:
         self, prompts: Tensor, mask: Tensor | None, row: Tensor, draws: int, ahead: bool
     ) -> tuple[Sampled, Tensor, PlayedAhead | None]:
         # branches play beside their sequences: in slots of their own, if possible
-        decoder = self._decoder((2 if ahead else 1) * row.shape[0])
+        decoder = self.slots((2 if ahead else 1) * row.shape[0])
         options = prompts, mask, row, self.decoding, draws, self.generator
         if ahead and isinstance(decoder, Slots):
             sampled, played = decoder.sample_ahead(*options)
@@ -115,8 +115,8 @@ class TokenSampler:
         if self.engine is not None:
             return self._by_engine(prompts, mask, prefixes)
         with self._limited("playing branches"):
-            decoder = self._decoder(prefixes.row.shape[0])
-            return decoder.complete(prompts, mask, prefixes, self.decoding, self.generator)
+            slots = self.slots(prefixes.row.shape[0])
+            return slots.complete(prompts, mask, prefixes, self.decoding, self.generator)
 
     @contextmanager
     def _limited(self, doing: str) -> Iterator[None]:
@@ -133,8 +133,8 @@ class TokenSampler:
         done = self.engine.complete(prompts, mask, prefixes, self.decoding, self.generator)
         return checked_completions(done, self.vocabulary)
 
-    def _decoder(self, count: int) -> Slots | Waves:
-        """The smallest decoder that is there and is large enough, or a new one."""
+    def slots(self, count: int) -> Slots | Waves:
+        """The fewest slots that are there and hold so many sequences, or new ones."""
         made = DECODERS.setdefault(self.model, {})
         # no more slots than there are sequences, by powers of 2, so that few sizes are ever made
         power = 1 << (count - 1).bit_length() if count else 1

@@ -46,8 +46,11 @@ COLUMNS: tuple[str, ...] = (
 )
 RIVALS = ("group 8", "group 16", "token baseline 8")
 """Unbiased rivals; ratios are to the best of them."""
+FINAL = "final accuracy"
 COST = "variance x tokens, thousands"
 RATIO = "variance x tokens / best rival"
+AGAIN = "b"
+"""A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
 DRAWS = (8, 16, 32, 64)
 GROUPS = (8, 16)
 BOOTSTRAP = 10_000
@@ -92,6 +95,7 @@ class Trained:
     session: dict[str, Any]
     chosen_on: int = CHOSEN_ON
     """Questions of a trial."""
+    task: str = "countdown"
 
     @property
     def final(self) -> float:
@@ -105,13 +109,19 @@ class Trained:
 # ---------------------------------------------------------------- records
 
 
-def pack(path: Path, starts: Path | None, noise: Path | None, runs: Path | None) -> None:
+def pack(
+    path: Path, starts: Path | None, noise: Path | None, runs: Path | None, *, anew: bool = False
+) -> None:
     """Add records to the archive; a run or file of the same name is replaced.
+
+    With `anew`, all earlier runs are dropped.
 
     Of runs that were cut only trials are kept: the protocol reports every trial, and a seed only
     if it has ended.
     """
     found: dict[str, dict[str, bytes]] = read_archive(path) if path.exists() else {}
+    if anew:
+        found = {name: files for name, files in found.items() if name in ("levels", "noise")}
     for name, folder in (("levels", starts), ("noise", noise)):
         if folder is not None:
             files = {file.name: file.read_bytes() for file in sorted(folder.glob("*.jsonl"))}
@@ -180,6 +190,7 @@ def read_trained(files: Mapping[str, Mapping[str, bytes]]) -> list[Trained]:
                 json.loads(run.get("scores.json", b"[]")),
                 header["sessions"][-1],
                 config["chosen_on"],
+                config["task"],
             )
         )
     return found
@@ -246,6 +257,20 @@ def reported(runs: list[Trained]) -> dict[str, list[Trained]]:
     }
 
 
+def by_task(runs: list[Trained]) -> dict[str, list[Trained]]:
+    """The runs of every task."""
+    found: dict[str, list[Trained]] = defaultdict(list)
+    for run in runs:
+        found[run.task].append(run)
+    return dict(sorted(found.items()))
+
+
+def best_of_rivals(found: Mapping[str, list[Trained]]) -> str:
+    """The method with the highest mean final accuracy that does not branch."""
+    final = {name: statistics.mean(run.final for run in own) for name, own in found.items()}
+    return max((name for name in found if name != "branch"), key=lambda name: final[name])
+
+
 def paired(ours: list[Trained], theirs: list[Trained]) -> tuple[float, float, float]:
     """The mean difference of final scores and its 95% interval, by a bootstrap over questions."""
     questions = len(ours[0].scores)
@@ -303,6 +328,7 @@ def write(folder: Path) -> str:
     rows = [
         *(row for name, found in levels.items() for row in _noise_rows(name, found, lines[name])),
         *_training_rows(runs),
+        *(row for task, own in by_task(runs).items() for row in _result_rows(task, own)),
     ]
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -310,14 +336,24 @@ def write(folder: Path) -> str:
         writer.writerows(rows)
     words = []
     if levels:
-        _draw_noise(levels, folder / "noise.png")
+        _draw_noise(latest(levels), folder / "noise.png")
         words.append(_noise_table(levels))
-    if any(reported(runs).values()):
-        _draw_training(reported(runs), folder / "training.png")
-        words.append(_training_table(runs))
+    found = {task: reported(own) for task, own in by_task(runs).items()}
+    found = {task: own for task, own in found.items() if any(own.values())}
+    if found:
+        _draw_training(found, folder / "training.png")
     elif runs:
         _draw_trials(runs, folder / "trials.png")
     return "\n".join(words)
+
+
+def latest(levels: Mapping[str, list[Noise]]) -> dict[str, list[Noise]]:
+    """Without the first measurement of a task and level that was measured again."""
+    return {
+        name: noise
+        for name, noise in levels.items()
+        if f"{name.removesuffix('.jsonl')}{AGAIN}.jsonl" not in levels
+    }
 
 
 def _about(name: str) -> tuple[str, str]:
@@ -346,14 +382,14 @@ def _noise_rows(name: str, noise: list[Noise], lines: list[dict[str, Any]]) -> l
 
 def _training_rows(runs: list[Trained]) -> list[dict[str, Any]]:
     rows = []
-    for run in sorted(runs, key=lambda run: (place(run.method), run.seed, run.rate)):
+    for run in sorted(runs, key=lambda run: (run.task, place(run.method), run.seed, run.rate)):
         last = run.metrics[-1]
         kind = "trial" if run.seed == TRIAL else f"seed {run.seed}"
         kind += "" if run.finished else ", cut"
         questions = len(run.scores) or run.chosen_on
         rows.append(
             {
-                "row": f"{run.method} ({run.strategy}), rate {run.rate:g}, {kind}",
+                "row": f"{run.task}: {run.method} ({run.strategy}), rate {run.rate:g}, {kind}",
                 "metric": f"accuracy after {last['tokens']} tokens",
                 "mean": f"{run.final:.4f}",
                 "std": f"{math.sqrt(run.final * (1 - run.final) / questions):.3g}",
@@ -385,32 +421,41 @@ def _noise_table(levels: dict[str, list[Noise]]) -> str:
     return text.getvalue()
 
 
-def _training_table(runs: list[Trained]) -> str:
-    by_method = reported(runs)
-    final = {name: statistics.mean(run.final for run in own) for name, own in by_method.items()}
-    rivals = [name for name in by_method if name != "branch"]
-    best = max(rivals, key=lambda name: final[name])
-    text = io.StringIO()
-    text.write(
-        f"| method | rate | final accuracy | less {best} | tokens to {final[best]:.3f} | s |\n"
-    )
-    text.write("|---|---:|---:|---:|---:|---:|\n")
-    for name, own in by_method.items():
-        gap, low, high = paired(own, by_method[best])
-        reached = crossing(mean_curve(own), final[best])
-        tokens, seconds = (
-            ("not reached", "")
-            if reached is None
-            else (
-                f"{reached[0]:,.0f}",
-                f"{reached[1]:.0f}",
-            )
-        )
-        text.write(
-            f"| {name} | {own[0].rate:g} | {final[name]:.3f} "
-            f"| {gap:+.3f} ({low:+.3f} to {high:+.3f}) | {tokens} | {seconds} |\n"
-        )
-    return text.getvalue()
+def _result_rows(task: str, runs: list[Trained]) -> list[dict[str, Any]]:
+    """What the seeds of one task say, method by method; nothing before all have finished one."""
+    found = reported(runs)
+    if not any(found.values()):
+        return []
+    best = best_of_rivals(found)
+    level = statistics.mean(run.final for run in found[best])
+    rows = []
+    for name, own in found.items():
+        session = own[0].session
+        common = {
+            "row": f"{task}, all seeds: {name}, rate {own[0].rate:g}",
+            "seeds": len(own),
+            "paper": "",
+            "seconds": f"{statistics.mean(run.metrics[-1]['learning_seconds'] for run in own):.1f}",
+            "hardware": session["hardware"],
+            "commit": session["commit"],
+        }
+        final = [run.final for run in own]
+        gap, low, high = paired(own, found[best])
+        values = {
+            FINAL: (statistics.mean(final), statistics.stdev(final) if len(final) > 1 else 0.0),
+            f"less {best}": (gap, 0.0),
+            f"less {best}, lower end": (low, 0.0),
+            f"less {best}, upper end": (high, 0.0),
+        }
+        reached = crossing(mean_curve(own), level)
+        if reached is not None:
+            values |= {
+                f"tokens to {level:.4f}": (reached[0], 0.0),
+                f"seconds to {level:.4f}": (reached[1], 0.0),
+            }
+        for metric, (value, std) in values.items():
+            rows.append(common | {"metric": metric, "mean": f"{value:.6g}", "std": f"{std:.3g}"})
+    return rows
 
 
 def _draw_noise(levels: dict[str, list[Noise]], path: Path) -> None:
@@ -515,18 +560,22 @@ def _draw_trials(runs: list[Trained], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_training(by_method: dict[str, list[Trained]], path: Path) -> None:
-    """Accuracy over tokens: the mean over seeds."""
+def _draw_training(tasks: Mapping[str, dict[str, list[Trained]]], path: Path) -> None:
+    """Accuracy over tokens, the mean over seeds; one panel per task."""
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(5.2, 3.6))
-    for name, runs in by_method.items():
-        if runs:
+    figure, axes = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks) + 1.4, 3.4), squeeze=False)
+    for axis, (task, by_method) in zip(axes[0], tasks.items(), strict=True):
+        for name, runs in by_method.items():
             tokens, _, accuracy = zip(*mean_curve(runs), strict=True)
-            axis.plot(tokens, accuracy, label=name, color=COLOURS.get(name))
-    axis.set_xlabel("generated tokens")
-    axis.set_ylabel("accuracy")
-    axis.legend(fontsize=7, frameon=False)
+            thousands = [count / 1000 for count in tokens]
+            width = 2.2 if name == "branch" else 1.2
+            axis.plot(thousands, accuracy, label=name, color=COLOURS.get(name), lw=width)
+        axis.set_title(task)
+        axis.set_xlabel("generated tokens, thousands")
+        axis.grid(color="#eeeeee")
+    axes[0][0].set_ylabel("accuracy, mean over seeds")
+    axes[0][-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     save(figure, path)
     plt.close(figure)
@@ -539,6 +588,7 @@ def main() -> None:
     packing = commands.add_parser("pack")
     for name in ("starts", "noise", "runs"):
         packing.add_argument(f"--{name}", type=Path)
+    packing.add_argument("--anew", action="store_true", help="Drop the runs that are there")
     writing = commands.add_parser("write")
     choosing = commands.add_parser("choose")
     choosing.add_argument("noise", type=Path, help="noise-TASK-LEVEL.jsonl")
@@ -546,7 +596,8 @@ def main() -> None:
         each.add_argument("--results", type=Path, default=RESULTS)
     words = parser.parse_args()
     if words.command == "pack":
-        pack(words.results / "records.tar.xz", words.starts, words.noise, words.runs)
+        path = words.results / "records.tar.xz"
+        pack(path, words.starts, words.noise, words.runs, anew=words.anew)
     elif words.command == "write":
         print(write(words.results))
     else:

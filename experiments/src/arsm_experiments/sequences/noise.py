@@ -37,7 +37,7 @@ from arsm_experiments.sequences.levels import (
 )
 from arsm_experiments.sequences.methods import draw_rows
 from arsm_experiments.sequences.pretrained import load_pretrained
-from arsm_experiments.sequences.rivals import Unsure, ValueHead, ValueModel, VinePPO
+from arsm_experiments.sequences.rivals import Unsure, ValueHead, ValueModel, VinePPO, by_success
 from arsm_experiments.sequences.texts import Texts, load_texts
 from arsm_experiments.sequences.trainer import as_model, autocast, sampled_rewards
 
@@ -76,6 +76,7 @@ METHODS: dict[str, Callable[[ValueModel], Strategy]] = {
     "branch 2": lambda _: Branch(arsm.RLOO(2)),
     "branch 32, chance": lambda _: Branch(arsm.RLOO(32), chance=by_likelihood(0.05)),
     "branch 8, keep 0.3": lambda _: Branch(arsm.RLOO(8), keep=0.3),
+    "branch 32, chance by value": lambda critic: Branch(arsm.RLOO(32), chance=by_success(critic)),
     "grpo 8": lambda _: Group(arsm.GRPO(8)),
     "dr. grpo 8": lambda _: Group(arsm.DrGRPO(8)),
 }

@@ -166,6 +166,24 @@ class Unsure:
         return TokenCredit(batch.draws, weights, True, branches=branches)
 
 
+def by_success(
+    value: Callable[[Tensor, Tensor, Tensor | None], Tensor], least: float = 0.05
+) -> Callable[[Batch, policy.Rollouts], Tensor]:
+    """A `chance` for rewards that are 0 after a mistake, from a learned probability of success:
+
+        rho = max(least, v(s_t))
+
+    A rollout that is not played counts as 0, so that few are worth playing where success is rare.
+    """
+
+    def chance(batch: Batch, plan: policy.Rollouts) -> Tensor:
+        with torch.no_grad():
+            v = value(batch.prompts, batch.tokens, batch.prompt_mask)
+        return v[plan.episode, plan.step].clamp(least, 1)
+
+    return chance
+
+
 def credit_tokens(batch: Batch, advantage: Tensor, branches: Branches | None = None) -> TokenCredit:
     """The gradient sum_t A_t dln p(y_t)."""
     weights = advantage.masked_fill(~batch.mask, 0).unsqueeze(-1)
@@ -277,19 +295,24 @@ class ValueModel:
         states to learn from.
         """
         self.optimiser.zero_grad()
-        total = 0.0
-        for some in torch.arange(prompts.shape[0], device=prompts.device).split(self.micro_batch):
+        total = torch.zeros((), device=prompts.device)
+        steps = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        length = (counts * steps).amax(-1)
+        # similar lengths together, so that little padding is read
+        order = length.argsort(descending=True, stable=True)
+        for some in order.split(self.micro_batch):
             part = None if mask is None else mask[some]
-            v = self._logits(prompts[some], tokens[some], part)
+            width = max(1, int(length[some].max()))
+            here = counts[some, :width]
+            v = self._logits(prompts[some], tokens[some, :width], part)
             wanted = returns[some].to(v.dtype).unsqueeze(-1).expand_as(v)
-            here = counts[some]
             summed = F.binary_cross_entropy_with_logits(v[here], wanted[here], reduction="sum")
             loss = summed / counts.sum()
             loss.backward()
-            total += float(loss.detach())
+            total += loss.detach()
         nn.utils.clip_grad_norm_([*self.layers.parameters(), *self.head.parameters()], 1.0)
         self.optimiser.step()
-        return total
+        return float(total)
 
     def _logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """[N, T], in float32."""

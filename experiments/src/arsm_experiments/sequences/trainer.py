@@ -37,10 +37,10 @@ from arsm.sequences import (
     Transformers,
     Waves,
     by_likelihood,
-    decoder,
     live_tokens,
 )
 from arsm.sequences.model import one_pass
+from arsm.sequences.sampler import TokenSampler
 from arsm_experiments.replicas import seed_of
 from arsm_experiments.sequences.likeliest import Likeliest
 from arsm_experiments.sequences.methods import (
@@ -179,7 +179,7 @@ class Trainer:
 
     def __init__(
         self,
-        policy: nn.Module,
+        policy: nn.Module | Transformers,
         questions: Questions,
         strategy: Strategy | Method,
         *,
@@ -198,7 +198,7 @@ class Trainer:
 
         Args:
             policy: the small transformer, or a causal model of transformers; parameters without
-                gradients stay.
+                gradients stay. Wrapped as `Transformers`, its slots serve several trainers.
             questions: to learn from.
             strategy: how credit is given, and how often a batch is used.
             rate: Adam's.
@@ -214,8 +214,9 @@ class Trainer:
             engine: who samples; None for this process.
         """
         self.method = strategy if isinstance(strategy, Method) else Method(strategy)
+        self.model: Model = policy if isinstance(policy, Transformers) else as_model(policy)
+        policy = policy.model if isinstance(policy, Transformers) else policy
         self.policy, self.questions, self.strategy = policy, questions, self.method.strategy
-        self.model = as_model(policy)
         self.seed, self.parts, self.engine = seed, parts, engine
         self.max_rows, self.micro_batch, self.precision = (
             max_rows,
@@ -232,13 +233,13 @@ class Trainer:
         self.prompts = 0
         """Of each part of the last update."""
         vocabulary = getattr(self.model, "vocabulary", VOCABULARY)
+        self.vocabulary = vocabulary
         self.per_prompt = most_tokens(self.strategy, questions.max_tokens, vocabulary)
         """Running mean of the tokens that a prompt costs; before the first update, the most."""
         several = dist.is_initialized()
         self._rank, self._processes = (
             (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         )
-        self._decoder: Slots | Waves | None = None
         if self.method.critic is not None and self.parts > 1:
             raise ValueError("A value head learns in one process and one part; leave --parts out.")
 
@@ -368,11 +369,10 @@ class Trainer:
 
     def scores(self, tested: Questions) -> torch.Tensor:
         """The reward [Q] of one sampled answer per question."""
-        if self._decoder is None:
-            self._decoder = decoder(
-                self.model, min(self.max_rows, len(tested)), dtype=self.precision
-            )
-        return sampled_rewards(self._decoder, tested, self.device)
+        decoding = Decoding(tested.max_tokens, tested.eos, rows=self.max_rows)
+        sampler = TokenSampler(self.model, decoding, None, self.vocabulary, self.precision, None)
+        # the slots of the estimates: others would hold weights and caches a second time
+        return sampled_rewards(sampler.slots(len(tested)), tested, self.device)
 
     def _add_up(self, totals: torch.Tensor) -> None:
         """Sums over the processes, which each hold the same weights."""

@@ -1,7 +1,8 @@
 """The training comparison of results/language_model/PROTOCOL.md: trials of rates, then fresh seeds.
 
 `python -m arsm_experiments.sequences.trials TASK --model FOLDER --start FILE --root RUNS
---at-once 10` starts so many workers. A worker takes the next job that nobody works on. A run's
+--at-once 10` starts so many workers. A worker takes the next job that nobody works on; workers of
+several commands share the jobs, if only their --methods, --micro-batch and numbers differ. A run's
 folder is RUNS/language_model/NAME; `--seconds` ends the workers, which first write checkpoints, and
 the same command later goes on from them. A method's seeds begin when its trials are done.
 """
@@ -19,18 +20,25 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from arsm.sequences import Transformers
 from arsm_experiments.runs.files import plain_name, write_atomically
 from arsm_experiments.runs.reader import Record, read_header, read_run
 from arsm_experiments.runs.writer import open_run
 from arsm_experiments.sequences.levels import CHOSEN_ON, REPORTED, held_out, load_level
 from arsm_experiments.sequences.pretrained import Pretrained, load_parts, load_pretrained
 from arsm_experiments.sequences.texts import WRITTEN, Texts, load_texts
-from arsm_experiments.sequences.trainer import Learning, Trainer, named_method, weights
+from arsm_experiments.sequences.trainer import (
+    Learning,
+    Trainer,
+    named_method,
+    weights,
+)
 
 EXPERIMENT = "language_model"
 METHODS = {
@@ -50,6 +58,8 @@ SEEDS = (1, 2, 3)
 TOKENS = 400_000
 TOKENS_PER_UPDATE = 8_000
 MEASURE_EVERY = 10
+LEAST_MICRO_BATCH = 8
+"""A run that does not fit with so few answers per pass fails."""
 
 
 @dataclass(frozen=True)
@@ -163,12 +173,19 @@ class Worker:
     micro_batch: int
     max_rows: int
     deadline: float
+    checkpoints: bool = True
+    """Write one when the time is over."""
+
+    @cached_property
+    def model(self) -> Transformers:
+        """Made once: its slots and captured steps serve all runs."""
+        return Transformers(self.pretrained.module)
 
     def work(
         self, methods: tuple[str, ...], rates: tuple[float, ...], seeds: tuple[int, ...]
     ) -> None:
         """Take jobs."""
-        start = {name: x.clone() for name, x in weights(self.pretrained.module).items()}
+        start = {name: x.cpu().clone() for name, x in weights(self.pretrained.module).items()}
         failed: set[Job] = set()
         while time.monotonic() < self.deadline:
             jobs, later = open_jobs(self.plan, self.root, methods, rates, seeds)
@@ -180,13 +197,12 @@ class Worker:
                     if not mine or finished(self.root / EXPERIMENT / job.name(self.plan)):
                         continue
                     taken = True
-                    load_parts(self.pretrained.module, start)
                     try:
-                        self.train(job)
+                        self._train_within_memory(job, start)
                     except Exception:
                         failed.add(job)
                         print(f"{job.name(self.plan)}: {traceback.format_exc()}", flush=True)
-                    # the last run's slots and captured steps
+                    # the last run's optimiser and value head
                     gc.collect()
                     torch.cuda.empty_cache()
                 if taken:
@@ -196,7 +212,24 @@ class Worker:
                     return
                 time.sleep(1.0)
 
-    def train(self, job: Job) -> None:
+    def _train_within_memory(self, job: Job, start: dict[str, torch.Tensor]) -> None:
+        """One run; where memory is too small, again from its start with half the micro-batch."""
+        micro_batch = self.micro_batch
+        while True:
+            load_parts(self.pretrained.module, start)
+            try:
+                self.train(job, micro_batch)
+                return
+            except torch.OutOfMemoryError:
+                if micro_batch <= LEAST_MICRO_BATCH:
+                    raise
+                micro_batch //= 2
+                print(f"{job.name(self.plan)}: again, micro-batches of {micro_batch}", flush=True)
+            # behind the handler, which holds the failed run's tensors
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def train(self, job: Job, micro_batch: int) -> None:
         """One run, to its end or to the deadline."""
         plan, module = self.plan, self.pretrained.module
         name = job.name(plan)
@@ -210,17 +243,17 @@ class Worker:
         # suppress stands outside: the folder must see the exception, or would mark the run finished
         with suppress(OutOfTime), found as run:
             method = named_method(
-                job.method, module, micro_batch=self.micro_batch, precision=self.precision
+                job.method, module, micro_batch=micro_batch, precision=self.precision
             )
             trainer = Trainer(
-                module,
+                self.model,
                 trained,
                 method,
                 rate=job.rate,
                 seed=job.seed,
                 tokens_per_update=plan.tokens_per_update,
                 max_rows=self.max_rows,
-                micro_batch=self.micro_batch,
+                micro_batch=micro_batch,
                 precision=self.precision,
             )
             learning = Learning(
@@ -236,7 +269,8 @@ class Worker:
             )
             for _ in learning:
                 if time.monotonic() > self.deadline:
-                    learning.save()
+                    if self.checkpoints:
+                        learning.save()
                     raise OutOfTime
             self._finish(run.folder, learning)
             print(f"{name}: {float(_mean(learning)):.3f}, {learning.seconds:.0f} s", flush=True)
@@ -279,6 +313,15 @@ def main() -> None:
     parser.add_argument("--chosen-on", type=int, default=CHOSEN_ON)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--max-rows", type=int, default=512)
+    parser.add_argument(
+        "--memory", type=float, default=1.0, help="Share of the GPU's memory that a worker may hold"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Write checkpoints when the time is over",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     words = parser.parse_args()
@@ -288,6 +331,9 @@ def main() -> None:
         workers = [subprocess.Popen([*command, "--at-once", "1"]) for _ in range(words.at_once)]
         sys.exit(max(worker.wait() for worker in workers))
     torch.backends.cuda.matmul.allow_tf32 = True
+    if torch.device(words.device).type == "cuda":
+        # a worker then frees what it keeps in store before it takes more
+        torch.cuda.set_per_process_memory_fraction(words.memory)
     pretrained = load_pretrained(words.model, words.device)
     if words.start is not None:
         load_level(pretrained.module, words.start)
@@ -310,6 +356,7 @@ def main() -> None:
         words.micro_batch,
         words.max_rows,
         begun + words.seconds,
+        words.checkpoints,
     )
     worker.work(tuple(words.methods), tuple(words.rates), tuple(words.seeds))
 

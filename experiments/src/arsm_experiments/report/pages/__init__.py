@@ -27,6 +27,7 @@ from arsm_experiments.report.pages import (
     sequences,
     tasks,
     toy,
+    trl,
     vae,
 )
 from arsm_experiments.report.pages.tables import Part, Tables
@@ -42,6 +43,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     "sequences/README.md": sequences.PARTS,
     "language_model/README.md": language_model.PARTS,
     "router/README.md": routers.PARTS,
+    "trl/README.md": trl.PARTS,
     "README.md": paper.PARTS,
     "beyond.md": {"tasks": tasks.table},
     "../README.md": {

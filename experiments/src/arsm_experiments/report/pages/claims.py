@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from arsm_experiments.ecosystem.figure import kind
+from arsm_experiments.report.pages import language_model
 from arsm_experiments.report.pages.tables import Tables
 
 BRANCH = "branch 32"
-ROW = re.compile(rf"(\w+), level \S+ \(accuracy (\S+)\), {BRANCH}")
-RATIO = "variance x tokens / best rival"
 SURE = 0.25
 """Accuracy from which a model has something to build on."""
 
@@ -22,18 +19,18 @@ def claims(tables: Tables) -> str:
 def language_models(tables: Tables) -> str:
     """The range of ratios from some accuracy on, task by task."""
     ratios: dict[str, list[tuple[float, float]]] = {}
-    for line in tables.lines("language_model/table.csv"):
-        found = ROW.fullmatch(line["row"])
-        if found and line["metric"] == RATIO and float(found[2]) >= SURE:
-            ratios.setdefault(found[1], []).append((float(found[2]), float(line["mean"])))
+    for level in language_model.measured(tables):
+        if BRANCH in level.ratios and level.accuracy >= SURE:
+            point = level.accuracy, level.ratios[BRANCH].mean
+            ratios.setdefault(level.task, []).append(point)
     chain = sorted(ratios["chain"])
     low, high = min(ratio for _, ratio in chain), max(ratio for _, ratio in chain)
-    ((_, countdown),) = ratios["countdown"]
+    countdown = " and ".join(f"{ratio:.2f}" for _, ratio in sorted(ratios["countdown"]))
     return (
         "- **Credit for every token of a language model.** Go back to a token, try what was nearly "
         "chosen, compare. On SmolLM2-135M, on sums in written steps, this needs "
         f"{low:.2f} to {high:.2f} of the best group method's tokens for the same noise at "
-        f"accuracies of {chain[0][0]:.2f} to {chain[-1][0]:.2f}; on countdown {countdown:.2f} "
+        f"accuracies of {chain[0][0]:.2f} to {chain[-1][0]:.2f}; on countdown {countdown} "
         "([measurements](results/language_model/README.md); "
         "[inside TRL](docs/guides/trl.md): three lines)."
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from arsm_experiments.report.pages.tables import Cell, Tables, markdown
 
@@ -12,33 +14,100 @@ METHODS = {
     "group 16": "group 16",
     "token baseline 8": "token baseline",
     "value head": "value head",
-    "branch 4": "branch 4",
     "branch 8": "branch 8",
     "branch 16": "branch 16",
     "branch 32": "branch 32",
     "branch 64": "branch 64",
     "branch 32, chance": "chance, 32",
+    "branch 32, chance by value": "chance by value, 32",
 }
 """Rows of the page by their names in the table; the others are in table.csv alone."""
 ROW = r"(\w+), level (\S+) \(accuracy (\S+)\), (.*)"
+RESULT = r"(\w+), all seeds: (.*), rate (\S+)"
+RUN = r"(\w+): (.*) \(.*\), rate \S+, (.*)"
 RATIO = "variance x tokens / best rival"
+FINAL = "final accuracy"
+TABLE = "language_model/table.csv"
+AGAIN = "b"
+"""A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
 QUANTILE = 1.96
+TARGETS = {"tokens": 1 / 3, "seconds": 1 / 2}
+"""Shares of the best rival's that the protocol aims at."""
+
+
+class Level(NamedTuple):
+    """A task at one accuracy."""
+
+    task: str
+    accuracy: float
+    ratios: dict[str, Cell]
+    """By method."""
+
+
+class Result(NamedTuple):
+    """What the seeds of one task say of a method."""
+
+    method: str
+    rate: str
+    values: dict[str, Cell]
+
+    @property
+    def final(self) -> Cell:
+        return self.values[FINAL]
+
+    def less(self, best: str) -> str:
+        """The difference to the best rival with its interval."""
+        ends = [self.values[f"less {best}{end}"].mean for end in ("", *ENDS)]
+        return f"{ends[0]:+.3f} ({ends[1]:+.3f} to {ends[2]:+.3f})"
+
+    def spent(self, what: str) -> float | None:
+        """Tokens or seconds to the best rival's final accuracy; None if it is not reached."""
+        found = [cell for metric, cell in self.values.items() if metric.startswith(f"{what} to ")]
+        return found[0].mean if found else None
+
+
+ENDS = (", lower end", ", upper end")
+
+
+def measured(tables: Tables) -> list[Level]:
+    """All levels; of one that was measured twice, the second measurement."""
+    found: dict[tuple[str, str], Level] = {}
+    for (row, metric), cell in tables.cells(TABLE).items():
+        matched = re.fullmatch(ROW, row)
+        if matched is not None and metric == RATIO:
+            task, level, accuracy, method = matched.groups()
+            empty = Level(task, float(accuracy), {})
+            found.setdefault((task, level), empty).ratios[method] = cell
+    return [level for (task, name), level in found.items() if (task, name + AGAIN) not in found]
 
 
 def noise(tables: Tables) -> str:
     """Variance x tokens relative to the best rival, methods by tasks and levels."""
-    found: dict[tuple[str, str], dict[str, Cell]] = {}
-    for (row, metric), cell in tables.cells("language_model/table.csv").items():
-        matched = re.fullmatch(ROW, row)
-        if matched is not None and metric == RATIO:
-            task, _, accuracy, method = matched.groups()
-            found.setdefault((task, accuracy), {})[method] = cell
-    heads = [f"{task} {float(accuracy):.2f}" for task, accuracy in found]
-    rows = [
-        [name, *(_ratio(cells.get(method)) for cells in found.values())]
-        for method, name in METHODS.items()
+    levels = [level for level in measured(tables) if level.task != "long"]
+    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
+    return markdown(["", *heads], _ratios(METHODS, levels))
+
+
+def long(tables: Tables) -> str:
+    """The same for long answers."""
+    levels = [level for level in measured(tables) if level.task == "long"]
+    if not levels:
+        return "Not measured."
+    return "\n".join(
+        f"At accuracy {level.accuracy:.2f}: "
+        + "; ".join(f"{name} {_ratio(cell)}" for name, cell in level.ratios.items())
+        + "."
+        for level in levels
+    )
+
+
+def _ratios(methods: Mapping[str, str], levels: list[Level]) -> list[list[str]]:
+    """A row per method, if any level has it."""
+    return [
+        [name, *(_ratio(level.ratios.get(method)) for level in levels)]
+        for method, name in methods.items()
+        if any(method in level.ratios for level in levels)
     ]
-    return markdown(["", *heads], rows)
 
 
 def _ratio(cell: Cell | None) -> str:
@@ -51,4 +120,93 @@ def _ratio(cell: Cell | None) -> str:
     return f"{cell.mean:.2f}±{half:.2f}"
 
 
-PARTS = {"noise": noise}
+def repeats(tables: Tables) -> str:
+    """How many estimates the ratios come from."""
+    counts = [cell.seeds for level in measured(tables) for cell in level.ratios.values()]
+    return f"Estimates per method and level: {min(counts)} to {max(counts)}."
+
+
+def results(tables: Tables) -> dict[str, list[Result]]:
+    """By task, in the order of the table."""
+    found: dict[str, dict[str, Result]] = {}
+    for (row, metric), cell in tables.cells(TABLE).items():
+        matched = re.fullmatch(RESULT, row)
+        if matched is not None:
+            task, method, rate = matched.groups()
+            own = found.setdefault(task, {}).setdefault(method, Result(method, rate, {}))
+            own.values[metric] = cell
+    return {task: list(methods.values()) for task, methods in found.items()}
+
+
+def training(tables: Tables) -> str:
+    """Tables and findings of the seeds; before there are any, how far the trials are."""
+    found = results(tables)
+    if not found:
+        return _trials(tables)
+    parts = [_findings(task, rows) + "\n\n" + _results(rows) for task, rows in found.items()]
+    parts.append("![Accuracy over tokens, mean over seeds](training.png)")
+    return "\n\n".join(parts)
+
+
+def _best(rows: list[Result]) -> Result:
+    return max((row for row in rows if row.method != "branch"), key=lambda row: row.final.mean)
+
+
+def _results(rows: list[Result]) -> str:
+    best = _best(rows)
+    level = f"{best.final.mean:.3f}"
+    heads = ["", "rate", "final accuracy", f"less {best.method}", f"tokens to {level}", "s"]
+    lines = []
+    for row in rows:
+        tokens, seconds = row.spent("tokens"), row.spent("seconds")
+        lines.append(
+            [
+                row.method,
+                row.rate,
+                f"{row.final.mean:.3f}±{row.final.std:.3f}",
+                "" if row is best else row.less(best.method),
+                "not reached" if tokens is None else f"{tokens:,.0f}",
+                "" if seconds is None else f"{seconds:.0f}",
+            ]
+        )
+    return markdown(heads, lines)
+
+
+def _findings(task: str, rows: list[Result]) -> str:
+    """The comparison of branching with the best rival, and the targets."""
+    best = _best(rows)
+    branch = next(row for row in rows if row.method == "branch")
+    seeds = branch.final.seeds
+    text = (
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: `branch` ends at "
+        f"{branch.final.mean:.3f}, the best rival, {best.method}, at {best.final.mean:.3f}; "
+        f"difference {branch.less(best.method)}.**"
+    )
+    verdicts = []
+    for what, aim in TARGETS.items():
+        ours, theirs = branch.spent(what), best.spent(what)
+        if ours is None or not theirs:
+            verdicts.append(f"{what} missed, not reached")
+            continue
+        share = ours / theirs
+        verdict = "met" if share <= aim else "missed"
+        verdicts.append(f"{share:.2f} of the {what} (aim {aim:.2f}, {verdict})")
+    return f"{text} To the rival's final accuracy it needs: {'; '.join(verdicts)}."
+
+
+def _trials(tables: Tables) -> str:
+    kinds = [
+        matched[3]
+        for row, _ in tables.cells(TABLE)
+        if (matched := re.fullmatch(RUN, row)) is not None
+    ]
+    trials = [kind for kind in kinds if kind.startswith("trial")]
+    ended = trials.count("trial")
+    return (
+        f"**No result yet.** {ended} of {len(trials)} trials (three rates per method, seed 0) "
+        "finished, and no seed that the protocol reports. Trials only choose a method's rate.\n\n"
+        "![Accuracy over tokens of the trials, one panel per method](trials.png)"
+    )
+
+
+PARTS = {"noise": noise, "long": long, "repeats": repeats, "training": training}
