@@ -35,10 +35,11 @@ COMMANDS = {
     "token_credit": "TRL's GRPOTrainer beside arsm.trl.BranchTrainer on two tasks",
     "token_credit_smollm2": "the same two trainers on SmolLM2, for a GPU",
     "gpu_profile": "which kernels an estimate and a training step of the VAE launch on a GPU",
+    "gpu_against": "an estimate and a training step of the VAE on a GPU, at two commits",
     "vae_curve": "whether a faster training step of the VAE trains alike",
 }
 """Run one by one, as `python -m benchmarks.NAME`: most take an hour. Their results are under
-results/, and those of the last two in README.md."""
+results/, and those of the last three in README.md."""
 
 
 def main() -> None:

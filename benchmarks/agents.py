@@ -1,23 +1,27 @@
-"""Agents at equal CPU seconds: this library's defaults beside Stable-Baselines3's PPO and A2C.
+"""Agents at equal CPU seconds and at equal simulator steps: credit from branches, from a learned
+value and from both, beside Stable-Baselines3's PPO and A2C.
 
-    python -m benchmarks.agents              # 120 CPU seconds, five seeds, one worker per processor
-    python -m benchmarks.agents --seconds 20 --seeds 2 --rows CartPole Taxi
+    python -m benchmarks.agents              # every row, method and seed; one worker per processor
+    python -m benchmarks.agents --seconds 5 --seeds 2 --rows CartPole Taxi
     python -m benchmarks.agents --report     # only write table.csv and the figure
 
 Each row, method and seed is one job in a process of its own with one thread. Its line is appended
 to runs.jsonl, and a job that has a line is not run again. It learns until the process has spent the
-CPU seconds, then plays 100 episodes with sampled and 100 with the likeliest actions; a method is
-credited with the better of the two. This library's methods have the same settings, the defaults, on
-every row. Stable-Baselines3 has the settings that RL Baselines3 Zoo publishes for a task
-(hyperparams/ppo.yml and a2c.yml, whose linear schedules fall over the CPU seconds), and its
-defaults with eight environments elsewhere. All methods of a row see the same encoding of the
-observations. Where an environment has action masks, sb3-contrib's MaskablePPO uses them too, and
-this library runs without them besides.
+row's CPU seconds. After the row's simulator steps (those of rollouts and of the way back to them
+count) and at the end it plays 50 episodes with sampled and 50 with the likeliest actions, outside
+of its CPU seconds; a method is credited with the better of the two. This library's methods have the
+same settings, the defaults, on every row. Stable-Baselines3 has the settings that RL Baselines3 Zoo
+publishes for a task (hyperparams/ppo.yml and a2c.yml, whose linear schedules fall over the CPU
+seconds), and two settings elsewhere, of which the better one counts. All methods of a row see the
+same encoding of the observations. Where an environment has action masks, sb3-contrib's MaskablePPO
+uses them too.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -42,7 +46,8 @@ import arsm
 from arsm.rl import Iteration, PolicyGradient, Value
 from arsm.rl.spaces import encode, encoded_shape
 from arsm_experiments.runs.provenance import provenance
-from benchmarks.agents_report import WINDOW, read, report
+from benchmarks.agents_report import read, report
+from benchmarks.agents_watch import WINDOW, Watch
 
 
 def grid_features(seen: Any) -> Any:
@@ -54,23 +59,33 @@ def grid_features(seen: Any) -> Any:
     return np.concatenate([*(part.reshape(-1) for part in parts), np.eye(4)[seen["direction"]]])
 
 
-class Unmasked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Without action masks."""
-
-    def reset(self, **arguments: Any) -> Any:
-        seen, _ = self.env.reset(**arguments)
-        return seen, {}
-
-    def step(self, action: Any) -> Any:
-        return *self.env.step(action)[:4], {}
-
-
-def taxi_without_masks() -> Any:
-    """Taxi as a method without masks meets it."""
-    return Unmasked(gymnasium.make("Taxi-v4"))
-
-
 Method = arsm.Estimator | Value
+SHORT_PPO: tuple[dict[str, Any], ...] = (
+    {"n_steps": 128, "batch_size": 256, "learning_rate": 1e-3, "ent_coef": 0.01},
+    {
+        "n_steps": 32,
+        "batch_size": 256,
+        "gae_lambda": 0.8,
+        "gamma": 0.98,
+        "n_epochs": 20,
+        "learning_rate": "lin_0.001",
+        "clip_range": "lin_0.2",
+    },
+)
+"""Where the zoo has none: few steps per update, as short runs need; the second are the zoo's for
+CartPole. The defaults, 2,048 steps of eight environments, would make one to three updates.
+"""
+SHORT_A2C: tuple[dict[str, Any], ...] = (
+    {},
+    {
+        "environments": 16,
+        "n_steps": 16,
+        "gae_lambda": 0.95,
+        "ent_coef": 0.01,
+        "learning_rate": "lin_0.002",
+    },
+)
+"""Where the zoo has none: the defaults, and longer steps with a bonus."""
 
 
 @dataclass(frozen=True)
@@ -78,134 +93,137 @@ class Row:
     """A task."""
 
     environment: str | Callable[[], Any]
+    seconds: float
+    """CPU seconds of learning."""
+    steps: int
+    """Simulator steps after which the methods are compared too."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Of PolicyGradient, besides the environment."""
-    ppo: dict[str, Any] = field(default_factory=dict)
-    """Of Stable-Baselines3's PPO, from the zoo's hyperparams/ppo.yml; `environments` and
+    ppo: tuple[dict[str, Any], ...] = SHORT_PPO
+    """Settings of Stable-Baselines3's PPO, the zoo's alone where it has some; `environments` and
     `normalize` are the zoo's.
     """
-    a2c: dict[str, Any] = field(default_factory=dict)
-    unmasked: Callable[[], Any] | None = None
+    a2c: tuple[dict[str, Any], ...] = SHORT_A2C
+    masked: bool = False
+    """Whether MaskablePPO runs too."""
+    several: bool = False
+    """Whether a step has several action variables."""
     line: float = math.inf
     """The return that counts as solved; the CPU seconds until 100 episodes of learning average it
     are recorded.
     """
-    others: dict[str, tuple[Method, dict[str, Any]]] = field(default_factory=dict)
-    """Further methods, which run only if they are named, with settings that are not the
-    defaults.
-    """
 
 
-LANDER: dict[str, Any] = {
-    "hidden": (64, 64),
-    "learning_rate": 0.003,
-    "reward_scale": 0.01,
-    "entropy": 0.0,
-}
 ROWS: dict[str, Row] = {
-    "FrozenLake 8x8": Row("FrozenLake8x8-v1"),
-    "Taxi": Row("Taxi-v4", unmasked=taxi_without_masks),
+    "FrozenLake 8x8": Row("FrozenLake8x8-v1", 12, 15_000),
+    "Taxi": Row("Taxi-v4", 12, 12_000, masked=True),
     "MiniGrid-DoorKey-5x5": Row(
         "minigrid:MiniGrid-DoorKey-5x5-v0",
+        20,
+        12_000,
         {"encoder": grid_features},
-        ppo={
-            **{
+        ppo=(
+            {
                 "environments": 8,
                 "n_steps": 128,
                 "batch_size": 64,
                 "gae_lambda": 0.95,
                 "gamma": 0.99,
                 "n_epochs": 10,
+                "ent_coef": 0.0,
+                "learning_rate": 2.5e-4,
+                "clip_range": 0.2,
+                "normalize": True,
             },
-            **{"ent_coef": 0.0, "learning_rate": 2.5e-4, "clip_range": 0.2, "normalize": True},
-        },
+        ),
     ),
     "CartPole": Row(
         "CartPole-v1",
-        ppo={
-            **{
+        10,
+        20_000,
+        ppo=(
+            {
                 "environments": 8,
                 "n_steps": 32,
                 "batch_size": 256,
                 "gae_lambda": 0.8,
                 "gamma": 0.98,
                 "n_epochs": 20,
+                "ent_coef": 0.0,
+                "learning_rate": "lin_0.001",
+                "clip_range": "lin_0.2",
             },
-            **{"ent_coef": 0.0, "learning_rate": "lin_0.001", "clip_range": "lin_0.2"},
-        },
-        a2c={"environments": 8, "ent_coef": 0.0},
+        ),
+        a2c=({"environments": 8, "ent_coef": 0.0},),
         line=475.0,
     ),
     "Acrobot": Row(
         "Acrobot-v1",
-        ppo={
-            **{
+        12,
+        25_000,
+        ppo=(
+            {
                 "environments": 16,
                 "normalize": True,
                 "n_steps": 256,
                 "gae_lambda": 0.94,
                 "gamma": 0.99,
+                "n_epochs": 4,
+                "ent_coef": 0.0,
             },
-            **{"n_epochs": 4, "ent_coef": 0.0},
-        },
-        a2c={"environments": 16, "normalize": True, "ent_coef": 0.0},
+        ),
+        a2c=({"environments": 16, "normalize": True, "ent_coef": 0.0},),
         line=-100.0,
     ),
     "LunarLander": Row(
         "LunarLander-v3",
-        ppo={
-            **{
+        30,
+        60_000,
+        ppo=(
+            {
                 "environments": 16,
                 "n_steps": 1024,
                 "batch_size": 64,
                 "gae_lambda": 0.98,
                 "gamma": 0.999,
+                "n_epochs": 4,
+                "ent_coef": 0.01,
             },
-            **{"n_epochs": 4, "ent_coef": 0.01},
-        },
-        a2c={
-            "environments": 8,
-            "gamma": 0.995,
-            "n_steps": 5,
-            "ent_coef": 1e-5,
-            "learning_rate": "lin_0.00083",
-        },
+        ),
+        a2c=(
+            {
+                "environments": 8,
+                "gamma": 0.995,
+                "n_steps": 5,
+                "ent_coef": 1e-5,
+                "learning_rate": "lin_0.00083",
+            },
+        ),
         line=200.0,
-        others={
-            "ARSM, 64 and 64 units": (
-                arsm.ARSM(),
-                {**LANDER, "episodes_an_iteration": 8, "budget": 32},
-            ),
-            "ARSM, budget 1,024": (
-                arsm.ARSM(),
-                {
-                    **LANDER,
-                    "hidden": (10, 10),
-                    "learning_rate": 0.03,
-                    "episodes_an_iteration": 1,
-                    "budget": 1024,
-                },
-            ),
-            "the value, RLOO(2) cut after 32 steps": (
-                Value(branch=arsm.RLOO(2), every=4, cut=32),
-                {"hidden": (64, 64), "learning_rate": 0.003},
-            ),
-        },
     ),
-    "Knobs, K = 4": Row(partial(Knobs, 4)),
-    "Knobs, K = 16": Row(partial(Knobs, 16)),
-    "Spread, 3 agents": Row(partial(spread, 3), {"snapshot": (get_state, set_state)}),
+    "Knobs, K = 4": Row(partial(Knobs, 4), 10, 8_000, several=True),
+    "Knobs, K = 16": Row(partial(Knobs, 16), 12, 5_000, several=True),
+    "Spread, 3 agents": Row(
+        partial(spread, 3), 15, 5_000, {"snapshot": (get_state, set_state)}, several=True
+    ),
 }
-OURS: dict[str, Method] = {
-    "the default": Value(),
-    "the default with RLOO(2)": Value(branch=arsm.RLOO(2), where="random"),
-    "RLOO(2) where the value is unsure": Value(branch=arsm.RLOO(2)),
-    "RLOO(2)": arsm.RLOO(2),
-    "ARSM": arsm.ARSM(),
+POOLED = "ARSM, pooled"
+"""Runs only where a step has several action variables."""
+OURS: dict[str, tuple[Method, dict[str, Any]]] = {
+    "ARSM": (arsm.ARSM(), {}),
+    POOLED: (arsm.ARSM(pooled=True), {}),
+    "RLOO(2)": (arsm.RLOO(2), {}),
+    "RLOO(4)": (arsm.RLOO(4), {}),
+    "value": (Value(), {}),
+    "both": (Value(branch=arsm.RLOO(2)), {}),
+    "both, more branches": (Value(branch=arsm.RLOO(2), every=4, cut=16), {"budget": 64}),
 }
-FIRST = ("the default", "PPO", "A2C")
-"""The methods whose runs come before all others."""
-MASKED = "MaskablePPO"
+"""This library's methods, and the settings that are not the defaults."""
+FIRST_SEED = 300
+LAZY = ["torch._dynamo", "torch.distributions"]
+"""Modules that the first optimizer of a process imports, which takes seconds."""
+RIVALS = ["benchmarks.baselines"] if importlib.util.find_spec("stable_baselines3") else []
+"""Modules that need Stable-Baselines3, if it is installed."""
 
 
 @dataclass(frozen=True)
@@ -216,82 +234,88 @@ class Job:
     method: str
     seed: int
     seconds: float
+    compared_at: int
+    """Simulator steps after which it is evaluated besides."""
     episodes: int
     """Of each evaluation."""
 
 
-def jobs(rows: list[str], seeds: int, seconds: float, episodes: int) -> Iterator[Job]:
-    """All runs of these rows, seed by seed."""
-    rest = [method for method in OURS if method not in FIRST]
-    for number, methods in enumerate((FIRST, rest)):
-        for seed in range(seeds):
-            for name in rows:
-                masks = (
-                    (MASKED, "the default, no masks") if not number and ROWS[name].unmasked else ()
-                )
-                for method in (*methods, *masks):
-                    yield Job(name, method, seed, seconds, episodes)
-    for seed in range(seeds):
+def methods(row: Row) -> list[str]:
+    """The names of a row's methods: "PPO, 2" is PPO with its second settings."""
+    names = [name for name in OURS if row.several or name != POOLED]
+    rivals = {"PPO": row.ppo, "A2C": row.a2c, "MaskablePPO": row.ppo if row.masked else ()}
+    for name, settings in rivals.items():
+        names += [
+            name if not number else f"{name}, {number + 1}" for number in range(len(settings))
+        ]
+    return names
+
+
+def jobs(
+    rows: list[str], first: int, seeds: int, seconds: float | None, episodes: int
+) -> Iterator[Job]:
+    """All runs of these rows, seed by seed and row by row: the methods of a row run side by
+    side.
+    """
+    for seed in range(first, first + seeds):
         for name in rows:
-            for method in ROWS[name].others:
-                yield Job(name, method, seed, seconds, episodes)
+            row = ROWS[name]
+            for method in methods(row):
+                yield Job(name, method, seed, seconds or row.seconds, row.steps, episodes)
 
 
 def run(job: Job) -> dict[str, Any]:
     """Learn, then play."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    row = ROWS[job.row]
+    # imports are not learning: no clock runs yet
+    for module in (*LAZY, *RIVALS):
+        importlib.import_module(module)
     began = time.perf_counter()
-    method = job.method.removesuffix(", no masks")
-    if method in OURS or method in row.others:
-        environment = row.unmasked if method != job.method and row.unmasked else row.environment
-        credit, settings = row.others.get(method) or (OURS[method], {})
-        found = ours(environment, {**row.arguments, **settings}, credit, job)
+    if job.method in OURS:
+        found = ours(job)
     else:
         # Stable-Baselines3 is needed to run its methods, not to report them
         from benchmarks import baselines
 
-        options = row.a2c if job.method == "A2C" else row.ppo
-        found = baselines.learn(
-            job.method, single(row), options, job.seed, job.seconds, job.episodes, row.line
-        )
+        row = ROWS[job.row]
+        name, _, number = job.method.partition(", ")
+        options = (row.a2c if name == "A2C" else row.ppo)[int(number or 1) - 1]
+        watch = Watch(job, row.line)
+        found = baselines.learn(name, single(row), options, watch)
     return {**found, "wall": time.perf_counter() - began}
 
 
 class OnCpu(PolicyGradient):
-    """Counts the seconds of `learn` by the process's CPU time."""
+    """Counts the seconds of `learn` by the process's CPU time, without those of evaluations."""
+
+    def __init__(self, watch: Watch, *arguments: Any, **settings: Any) -> None:
+        self._watch = watch
+        super().__init__(*arguments, **settings)
 
     def _clock(self) -> dict[str, float]:
-        return {**super()._clock(), "seconds": time.process_time()}
+        return {**super()._clock(), "seconds": self._watch.spent()}
 
 
-def ours(environment: Any, arguments: dict[str, Any], credit: Method, job: Job) -> dict[str, Any]:
+def ours(job: Job) -> dict[str, Any]:
     """This library's agent."""
-    begin = time.process_time()
-    line, recent = ROWS[job.row].line, deque[float](maxlen=WINDOW)
-    solved: list[float] = []
+    row, (credit, settings) = ROWS[job.row], OURS[job.method]
+    watch = Watch(job, row.line)
+    recent = deque[float](maxlen=WINDOW)
+    agent = OnCpu(watch, row.environment, credit, seed=job.seed, **row.arguments, **settings)
 
-    def watch(iteration: Iteration) -> None:
+    def play(likely: bool) -> float:
+        return agent.evaluate(job.episodes, deterministic=likely).mean
+
+    def look(iteration: Iteration) -> None:
         recent.extend(iteration.returns)
-        if not solved and len(recent) == recent.maxlen and np.mean(recent) >= line:
-            solved.append(time.process_time() - begin)
+        watch.look(agent.steps + agent.replayed, recent, play)
 
-    agent = OnCpu(environment, credit, seed=job.seed, **arguments)
-    agent.learn(seconds=job.seconds - (time.process_time() - begin), callback=watch, progress=False)
-    spent = time.process_time() - begin
-    sampled, likeliest = (
-        agent.evaluate(job.episodes, deterministic=likely).mean for likely in (False, True)
-    )
+    left = max(0.0, job.seconds - watch.spent())
+    agent.learn(seconds=left, callback=look, progress=False)
+    found = watch.found(agent.steps + agent.replayed, play)
     agent.close()
-    steps = agent.steps + agent.replayed
-    return {
-        "sampled": sampled,
-        "likeliest": likeliest,
-        "cpu": spent,
-        "steps": steps,
-        "solved": solved,
-    }
+    return found
 
 
 def single(row: Row) -> Callable[[], Any]:
@@ -330,7 +354,9 @@ def work(path: Path, wanted: list[Any], run: Callable[[Any], dict[str, Any]], wo
         for name, value in provenance("cpu").items()
         if name in ("hardware", "commit", "torch")
     }
-    context = multiprocessing.get_context("spawn")
+    # a fresh process per job, forked from one that has imported what all need
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["arsm.rl", *LAZY, *RIVALS])
     began = time.monotonic()
     with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
         running = {pool.submit(run, job): job for job in left}
@@ -351,9 +377,10 @@ def work(path: Path, wanted: list[Any], run: Callable[[Any], dict[str, Any]], wo
 def main() -> None:
     """Run what is not done yet, then write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.agents", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0, help="CPU seconds per job")
+    parser.add_argument("--seconds", type=float, help="CPU seconds per job instead of the row's")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=100, help="episodes of each evaluation")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--episodes", type=int, default=50, help="episodes of each evaluation")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="jobs at a time")
     parser.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS], metavar="ROW")
     parser.add_argument(
@@ -362,17 +389,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("results/agents"))
     parser.add_argument("--report", action="store_true", help="run nothing")
     chosen = parser.parse_args()
-    path = chosen.folder / "runs.jsonl"
     if not chosen.report:
-        wanted = [*jobs(chosen.rows, chosen.seeds, chosen.seconds, chosen.episodes)]
-        others = {name for row in ROWS.values() for name in row.others}
-        named = (
-            {job.method for job in wanted} - others
-            if chosen.methods is None
-            else set(chosen.methods)
-        )
-        work(path, [job for job in wanted if job.method in named], run, chosen.workers)
-    report(chosen.folder, chosen.seconds)
+        wanted = [
+            job
+            for job in jobs(
+                chosen.rows, chosen.first_seed, chosen.seeds, chosen.seconds, chosen.episodes
+            )
+            if chosen.methods is None or job.method in chosen.methods
+        ]
+        work(chosen.folder / "runs.jsonl", wanted, run, chosen.workers)
+    report(chosen.folder)
     print(f"Wrote {chosen.folder}/table.csv and agents.png.")
 
 

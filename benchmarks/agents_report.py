@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import lzma
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,18 @@ import numpy as np
 KINDS = ("sampled", "likeliest")
 """Actions of the evaluation."""
 COLUMNS = (
-    *("the default", "PPO", "A2C", "MaskablePPO"),
-    *("RLOO(2)", "ARSM", "ten updates", "three updates"),
+    *("value", "both", "both, more branches", "RLOO(2)", "RLOO(4)", "ARSM", "ARSM, pooled"),
+    *("PPO", "PPO, 2", "A2C", "A2C, 2", "MaskablePPO", "MaskablePPO, 2"),
 )
-"""The methods of the figure; table.csv has all."""
-WINDOW = 100
-"""Episodes of learning whose average return tells whether a task is solved."""
-Cells = dict[tuple[str, str], list[dict[str, Any]]]
+"""The methods in the page's order."""
+RIVALS = ("PPO", "A2C", "MaskablePPO")
+"""Have one or two settings, of which the better one counts."""
+MOMENTS = ("equal CPU seconds", "equal steps")
+Line = dict[str, Any]
+Cells = dict[tuple[str, str], list[Line]]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[Line]:
     """The lines of the jobs that are done: those of the published archive beside the file first."""
     archive = path.with_name(f"{path.name}.xz")
     text = lzma.decompress(archive.read_bytes()).decode() if archive.exists() else ""
@@ -31,89 +32,91 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def report(folder: Path, seconds: float) -> None:
-    """Write table.csv from all runs and agents.png from those of this length."""
-    runs = read(folder / "runs.jsonl")
-    _write_csv(folder / "table.csv", runs, seconds)
-    _draw(folder / "agents.png", by_cell(runs, seconds))
+def report(folder: Path) -> None:
+    """Write table.csv and agents.png."""
+    cells = by_cell(read(folder / "runs.jsonl"))
+    _write_csv(folder / "table.csv", cells)
+    _draw(folder / "agents.png", cells)
 
 
-def by_cell(runs: list[dict[str, Any]], seconds: float) -> Cells:
-    """The runs of this length by row and method, seed by seed; rows and methods in the page's
-    order.
-    """
-    runs = [line for line in runs if line["seconds"] == seconds]
-    known = [*COLUMNS, *sorted({line["method"] for line in runs} - {*COLUMNS})]
+def by_cell(runs: list[Line]) -> Cells:
+    """The runs by row and method, seed by seed; methods in the page's order."""
     rows = list(dict.fromkeys(line["row"] for line in runs))
     cells: Cells = {}
     for line in sorted(
-        runs, key=lambda x: (rows.index(x["row"]), known.index(x["method"]), x["seed"])
+        runs, key=lambda x: (rows.index(x["row"]), COLUMNS.index(x["method"]), x["seed"])
     ):
         cells.setdefault((line["row"], line["method"]), []).append(line)
     return cells
 
 
-def _best(lines: list[dict[str, Any]]) -> list[float]:
-    """The seeds' returns with sampled or with the likeliest actions, whichever mean is higher."""
-    return max(([line[kind] for line in lines] for kind in KINDS), key=np.mean)
+def at(line: Line, moment: str) -> Line:
+    """A run's evaluation at equal CPU seconds (its end) or at equal steps."""
+    return line if moment == MOMENTS[0] else line["at_steps"]
 
 
-def _write_csv(path: Path, runs: list[dict[str, Any]], seconds: float) -> None:
+def best(cells: Cells, row: str, method: str, moment: str) -> list[float]:
+    """The seeds' returns with the better mean: of sampled and likeliest actions, and of a rival's
+    settings.
+    """
+    names = (method, f"{method}, 2") if method in RIVALS else (method,)
+    found = [
+        [float(at(line, moment)[kind]) for line in cells[row, name]]
+        for name in names
+        if (row, name) in cells
+        for kind in KINDS
+    ]
+    return max(found, key=lambda values: float(np.mean(values)), default=[])
+
+
+def _write_csv(path: Path, cells: Cells) -> None:
+    columns = ["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            ["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"]
-        )
-        for length in sorted(
-            {line["seconds"] for line in runs}, key=lambda length: (length != seconds, length)
-        ):
-            for (row, method), lines in by_cell(runs, length).items():
-                metrics = {f"return, {kind}": [line[kind] for line in lines] for kind in KINDS}
-                metrics["steps"] = [line["steps"] for line in lines]
-                if solved := [line["solved"][0] for line in lines if line.get("solved")]:
-                    metrics["CPU seconds until solved"] = solved
-                place = [
-                    "; ".join(sorted({line[name] for line in lines}))
-                    for name in ("hardware", "commit")
-                ]
-                spent = f"{np.mean([line['cpu'] for line in lines]):.1f}"
-                for metric, values in metrics.items():
-                    deviation = f"{np.std(values, ddof=1):.6g}" if len(values) > 1 else ""
-                    name = (
-                        f"{row}: {method}"
-                        if length == seconds
-                        else f"{row}, {length:g} s: {method}"
-                    )
-                    writer.writerow(
-                        [
-                            name,
-                            metric,
-                            f"{np.mean(values):.6g}",
-                            deviation,
-                            len(values),
-                            "",
-                            spent,
-                            *place,
-                        ]
-                    )
+        writer.writerow(columns)
+        for (row, method), lines in cells.items():
+            metrics: dict[str, list[float]] = {}
+            for moment in MOMENTS:
+                for kind in KINDS:
+                    metrics[f"return, {kind}, {moment}"] = [at(x, moment)[kind] for x in lines]
+                for key, name in (("steps", "steps"), ("cpu", "CPU seconds")):
+                    metrics[f"{name}, {moment}"] = [at(x, moment)[key] for x in lines]
+            if solved := [line["solved"][0] for line in lines if line["solved"]]:
+                metrics["CPU seconds until solved"] = solved
+            place = [
+                "; ".join(sorted({line[name] for line in lines})) for name in ("hardware", "commit")
+            ]
+            for metric, values in metrics.items():
+                deviation = f"{np.std(values, ddof=1):.6g}" if len(values) > 1 else ""
+                numbers = [f"{np.mean(values):.6g}", deviation, len(values), ""]
+                writer.writerow(
+                    [f"{row}: {method}", metric, *numbers, f"{lines[0]['seconds']:g}", *place]
+                )
 
 
 def _draw(path: Path, cells: Cells) -> None:
-    """One panel per row with the methods that it has: a dot per seed, a bar at the mean."""
+    """One panel per row with the methods that it has: a dot per seed, a bar at the mean; hollow at
+    equal steps.
+    """
     import matplotlib.pyplot as plt
 
     from arsm_experiments.palette import save
 
     rows = list(dict.fromkeys(row for row, _ in cells))
+    shown = [method for method in COLUMNS if not method.endswith(", 2")]
     figure, axes = plt.subplots(
-        math.ceil(len(rows) / 3), 3, figsize=(13, 8.5), squeeze=False, layout="constrained"
+        -(-len(rows) // 3), 3, figsize=(13, 11), squeeze=False, layout="constrained"
     )
     for axis, row in zip(axes.flat, rows, strict=False):
-        methods = [method for method in COLUMNS if (row, method) in cells]
+        methods = [method for method in shown if (row, method) in cells]
         for place, method in enumerate(methods):
-            values, colour = _best(cells[row, method]), f"C{COLUMNS.index(method)}"
-            axis.plot(values, np.full(len(values), place), "o", color=colour, alpha=0.6)
-            axis.vlines(np.mean(values), place - 0.35, place + 0.35, color=colour, linewidth=2)
+            colour = f"C{shown.index(method)}"
+            for moment, shift, fill in zip(MOMENTS, (-0.18, 0.18), (colour, "none"), strict=True):
+                values = best(cells, row, method, moment)
+                height = place + shift
+                style = {"markerfacecolor": fill, "markeredgecolor": colour, "alpha": 0.7}
+                axis.plot(values, np.full(len(values), height), "o", **style)
+                axis.vlines(np.mean(values), height - 0.17, height + 0.17, color=colour, lw=2)
         axis.set_title(row, fontsize=13)
         axis.set_yticks(range(len(methods)), methods, fontsize=11)
         axis.set_ylim(len(methods) - 0.4, -0.6)
@@ -121,6 +124,6 @@ def _draw(path: Path, cells: Cells) -> None:
         axis.grid(axis="x", alpha=0.3)
     for axis in axes.flat[len(rows) :]:
         axis.remove()
-    figure.supxlabel("return after learning", fontsize=13)
+    figure.supxlabel("return at equal CPU seconds (full) and at equal steps (hollow)", fontsize=13)
     save(figure, path)
     plt.close(figure)

@@ -1,10 +1,9 @@
 """Stable-Baselines3's PPO and A2C for a number of CPU seconds; PPO with action masks; independent
-PPO for teams.
+learners for teams.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,67 +16,59 @@ from stable_baselines3.common.callbacks import BaseCallback  # pyright: ignore[r
 from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize  # pyright: ignore[reportMissingImports]
 
-from benchmarks.agents_report import WINDOW
+from benchmarks.agents_watch import Play, Watch
 
 FOR_EVER = 10**9
 OFTEN = 20
 
 
 class UntilSpent(BaseCallback):
-    """Ends learning when the process has spent its CPU seconds; notes when the task was solved."""
+    """Ends learning when the process has spent its CPU seconds."""
 
-    def __init__(self, begin: float, seconds: float, line: float) -> None:
+    def __init__(self, watch: Watch, agents: int, play: Play) -> None:
         super().__init__()
-        self.begin, self.seconds, self.line = begin, seconds, line
-        self.solved: list[float] = []
+        self.watch, self.agents, self.play = watch, agents, play
 
     def _on_step(self) -> bool:
-        spent = time.process_time() - self.begin
-        if self.n_calls % OFTEN == 0 and not self.solved:
+        if self.n_calls % OFTEN == 0:
             recent = [episode["r"] for episode in self.model.ep_info_buffer or ()]
-            if len(recent) == WINDOW and np.mean(recent) >= self.line:
-                self.solved.append(spent)
-        return spent < self.seconds
+            self.watch.look(self.num_timesteps // self.agents, recent, self.play)
+        return self.watch.spent() < self.watch.job.seconds
 
 
 def learn(
-    method: str,
-    make: Callable[[], Any],
-    options: dict[str, Any],
-    seed: int,
-    seconds: float,
-    episodes: int,
-    line: float,
+    method: str, make: Callable[[], Any], options: dict[str, Any], watch: Watch
 ) -> dict[str, Any]:
-    """Learn for these CPU seconds; the mean returns of episodes with sampled and with the likeliest
-    actions.
+    """Learn for a job's CPU seconds; the mean returns of episodes with sampled and with the
+    likeliest actions.
     """
-    begin = time.process_time()
+    job = watch.job
     rest = {name: _schedule(value) for name, value in options.items()}
     count, normalize = rest.pop("environments", 8), rest.pop("normalize", False)
     kind = {"PPO": PPO, "A2C": A2C, "MaskablePPO": MaskablePPO}[method]
     if kind is MaskablePPO:
         make = partial(Masked, make)
     team = not isinstance(probe := make(), gymnasium.Env)
+    # Stable-Baselines3 counts a step of the environment once per agent
+    agents = len(probe.possible_agents) if team else 1
     probe.close()
     environment: Any = (
-        TeamVector(make, count) if team else make_vec_env(make, n_envs=count, seed=seed)
+        TeamVector(make, count) if team else make_vec_env(make, n_envs=count, seed=job.seed)
     )
     if normalize:
         environment = VecNormalize(environment)
-    model = kind("MlpPolicy", environment, seed=seed, device="cpu", **rest)
-    _schedule_by_time(model, begin, seconds)
-    callback = UntilSpent(begin, seconds, line)
-    model.learn(FOR_EVER, callback=callback)
-    spent = time.process_time() - begin
+    model = kind("MlpPolicy", environment, seed=job.seed, device="cpu", **rest)
+    _schedule_by_time(model, watch)
     normalise = environment.normalize_obs if normalize else lambda seen: seen
-    play = play_teams if team else play_singles
-    returns = {
-        name: float(np.mean(play(model, make, normalise, episodes, likely)))
-        for name, likely in (("sampled", False), ("likeliest", True))
-    }
+    episodes_of = play_teams if team else play_singles
+
+    def play(likely: bool) -> float:
+        return float(np.mean(episodes_of(model, make, normalise, job.episodes, likely)))
+
+    model.learn(FOR_EVER, callback=UntilSpent(watch, agents, play))
+    found = watch.found(model.num_timesteps // agents, play)
     environment.close()
-    return {**returns, "cpu": spent, "steps": model.num_timesteps, "solved": callback.solved}
+    return found
 
 
 class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -110,11 +101,11 @@ def _schedule(value: Any) -> Any:
     return lambda left: first * left
 
 
-def _schedule_by_time(model: Any, begin: float, seconds: float) -> None:
+def _schedule_by_time(model: Any, watch: Watch) -> None:
     """Let schedules see the share of CPU time that is left instead of the share of steps."""
 
     def update(steps: int, total: int) -> None:
-        model._current_progress_remaining = max(0.0, 1 - (time.process_time() - begin) / seconds)
+        model._current_progress_remaining = max(0.0, 1 - watch.spent() / watch.job.seconds)
 
     model._update_current_progress_remaining = update
 

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from arsm.sequences import Decoding, Prefixes, Transformers
+from arsm.sequences.board import Compiled, Rows, step
 from arsm.sequences.draws import draw_tokens
-from arsm.sequences.slots import Compiled, Rows, Slots, step
+from arsm.sequences.slots import Slots
 from benchmarks.measure import hardware
 
 PROMPT = 40

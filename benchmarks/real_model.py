@@ -12,11 +12,14 @@ rounding  Completions drawn in float32, with TF32 and in bfloat16, 20 seeds of a
           The same seeds give nearly the same answers, so that pairs show a difference far below
           the noise of a mean; beside it stands the same statistic between runs that are not
           paired, whose p-value comes from dealing the seeds out anew.
-branch    Plain sampling of 1,024 answers, and updates of `Branch(RLOO(32))` on 256 questions.
+branch    Plain sampling of 1,024 answers, and updates of `Branch(RLOO(32))` on 256 questions: with
+          branches that begin beside their answers, by micro-batches, and with branches that are
+          played afterwards.
 group     Updates of `Group(8)` on 64 questions, 64 tokens each, by micro-batches.
 small     The experiments' transformer now, and at an earlier commit whose tree lies in --old.
 
-Every part writes its results into --out, with their provenance. Needs a GPU for its time.
+Every part writes its results into --out as they come, with their provenance. A measurement that
+fails is named there. Needs a GPU for its time.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -39,7 +43,8 @@ from torch import Tensor
 
 import arsm
 from arsm import sequences
-from arsm.sequences import Branch, Decoding, Group, live_tokens
+from arsm.sequences import Branch, Decoding, Group, Slots, live_tokens
+from arsm.sequences.sampler import DECODERS
 from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.sequences.pretrained import (
     Pretrained,
@@ -139,7 +144,7 @@ def computing(setting: str, cuda: bool) -> Iterator[torch.dtype | None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def rounding(bench: Bench) -> dict[str, Any]:
+def rounding(bench: Bench) -> Iterator[dict[str, Any]]:
     """Refusals and mean gradients of lower precision."""
     found: dict[str, Any] = {"seeds": bench.options.seeds, "projections": PROJECTIONS}
     gradients: dict[str, Tensor] = {}
@@ -171,7 +176,7 @@ def rounding(bench: Bench) -> dict[str, Any]:
         if not found[setting]["refused"] and not found["float32"]["refused"]:
             found[setting] |= compared(gradients[setting], gradients["float32"])
             print(setting, json.dumps(found[setting]), flush=True)
-    return found
+    yield found
 
 
 def given(bench: Bench, sampler: Any, seed: int) -> sequences.SequenceEstimate:
@@ -246,26 +251,36 @@ def dealt_anew(some: Tensor, exact: Tensor, found: float, generator: torch.Gener
 # ---------------------------------------------------------------- speed
 
 
-def branch(bench: Bench) -> dict[str, Any]:
+class Afterwards(Branch):
+    """Plays all branches when the answers are there, as strategies do that choose among them."""
+
+    @property
+    def plays_every_draw(self) -> bool:
+        return False
+
+
+def branch(bench: Bench) -> Iterator[dict[str, Any]]:
     """Tokens per second of plain sampling and of branching, and whole updates."""
     torch.backends.cuda.matmul.allow_tf32 = True
-    found: dict[str, Any] = {}
-    for name, eos in (("to the end of sequence", bench.eos), ("64 tokens each", None)):
-        found[f"plain sampling, {name}"] = plain(bench, eos)
-        print(name, json.dumps(found[f"plain sampling, {name}"]), flush=True)
     prompts, mask, reward = bench.ask(bench.options.many)
-    for setting in SETTINGS[1:]:
-        with computing(setting, bench.cuda):
-            found[f"updates, {setting}"] = updates(
-                bench,
-                Branch(arsm.RLOO(32)),
-                prompts,
-                reward,
-                eos=bench.eos,
-                mask=mask,
-                micro_batch=64,
-            )
-    return found
+    ahead = Branch(arsm.RLOO(32))
+    afterwards = Afterwards(arsm.RLOO(32))
+    for setting in bench.options.settings:
+        name = f"updates, {setting}"
+        variants = {
+            name: (ahead, 64),
+            f"{name}, branches afterwards": (afterwards, 64),
+            f"{name}, micro_batch 80": (ahead, 80),
+            f"{name}, micro_batch 128": (ahead, 128),
+        }
+        for variant, (strategy, size) in variants.items():
+            with computing(setting, bench.cuda):
+                options = {"eos": bench.eos, "mask": mask, "micro_batch": size}
+                yield {variant: updates(bench, variant, strategy, prompts, reward, **options)}
+    for name, eos in (("to the end of sequence", bench.eos), ("64 tokens each", None)):
+        found = {f"plain sampling, {name}": plain(bench, eos)}
+        print(json.dumps(found), flush=True)
+        yield found
 
 
 def plain(bench: Bench, eos: int | None) -> dict[str, float]:
@@ -285,40 +300,68 @@ def plain(bench: Bench, eos: int | None) -> dict[str, float]:
     return {"rows": len(prompts), "tokens per second": max(speeds[1:])}
 
 
-def group(bench: Bench) -> dict[str, Any]:
+def group(bench: Bench) -> Iterator[dict[str, Any]]:
     """Seconds and memory of a group's update, by micro-batches."""
     prompts, mask, _ = bench.ask(bench.options.grouped)
-    found = {}
-    for setting in SETTINGS[1:]:
-        with computing(setting, bench.cuda):
-            for size in (32, 64, 128):
+    for setting in bench.options.settings:
+        for size in (64, 80, 128):
+            name = f"{setting}, micro_batch {size}"
+            with computing(setting, bench.cuda):
+                options = {"mask": mask, "micro_batch": size}
                 # a reward of every token: where all answers of a question are right, they would
                 # have no credit
-                found[f"{setting}, micro_batch {size}"] = updates(
-                    bench, Group(8), prompts, dense_reward, mask=mask, micro_batch=size
-                )
-    return found
+                yield {name: updates(bench, name, Group(8), prompts, dense_reward, **options)}
 
 
 def updates(
-    bench: Bench, strategy: Any, prompts: Tensor, reward: sequences.Reward, **options: Any
+    bench: Bench,
+    name: str,
+    strategy: Any,
+    prompts: Tensor,
+    reward: sequences.Reward,
+    **options: Any,
 ) -> dict[str, Any]:
     """Some updates that change nothing, the first apart."""
+    try:
+        runs = some_updates(bench, strategy, prompts, reward, **options)
+    except Exception as error:
+        # the other measurements are still worth their time
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}"[:400]}
+    for one in runs:
+        print(name, json.dumps(one), flush=True)
+    return {"first": runs[0], "later": runs[1:]}
+
+
+def some_updates(
+    bench: Bench, strategy: Any, prompts: Tensor, reward: sequences.Reward, **options: Any
+) -> list[dict[str, float]]:
+    """Seconds by stage, memory, and steps of the slots."""
     options = options | {
         "max_tokens": NEW,
         "sampling_dtype": bench.sampling,
         "generator": torch.Generator(bench.device).manual_seed(0),
     }
     optimiser = torch.optim.AdamW(bench.module.parameters(), lr=0.0, fused=bench.cuda)
-    runs = [
-        update(strategy, bench.model, optimiser, prompts, options, bench.cuda, reward)
-        for _ in range(1 + bench.options.repeats)
-    ]
-    name = type(strategy).__name__
-    print(name, options["micro_batch"], json.dumps(runs[-1]), flush=True)
+    runs = []
+    for _ in range(1 + bench.options.repeats):
+        before = worked(bench.model)
+        one = update(strategy, bench.model, optimiser, prompts, options, bench.cuda, reward)
+        after = worked(bench.model)
+        runs.append(one | {name: after[name] - before[name] for name in after})
     for parameter in bench.module.parameters():
         parameter.grad = None
-    return {"first": runs[0], "later": runs[1:]}
+    return runs
+
+
+def worked(model: sequences.Transformers) -> dict[str, int]:
+    """Steps of all slots of the model so far, and the branches that began ahead."""
+    slots = [each for each in DECODERS.get(model, {}).values() if isinstance(each, Slots)]
+    return {
+        "steps": sum(each.tally.steps for each in slots),
+        "rows of all steps": sum(each.tally.row_steps for each in slots),
+        "branches ahead": sum(each.tally.ahead for each in slots),
+    }
 
 
 # ---------------------------------------------------------------- the small transformer
@@ -350,7 +393,7 @@ def small_at(tree: Path, tiny: bool) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- the command
 
-PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
     "rounding": rounding,
     "branch": branch,
     "group": group,
@@ -360,8 +403,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 def write(path: Path, name: str, found: dict[str, Any]) -> None:
     """Replace one part of the results, atomically."""
     results = json.loads(path.read_text()) if path.exists() else {}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    results[name] = {"provenance": provenance(device), **found}
+    results[name] = found
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(results, indent=1) + "\n")
@@ -379,21 +421,34 @@ def main() -> None:
     parser.add_argument("--old", type=Path, help="The tree of an earlier commit, named after it")
     parser.add_argument("--steps", type=int, default=640, help="Fine-tuning")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        choices=SETTINGS[1:],
+        default=SETTINGS[1:],
+        help="Arithmetic of the gradients of branch and group",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="Small sizes, for a CPU")
     options = parser.parse_args()
     sizes = {"few": 16, "many": 256, "rows": 1024, "grouped": 64, "questions": 512}
     for name, size in sizes.items():
         setattr(options, name, 4 if options.tiny else size)
+    # before anything is written: a result inside the source tree changes it
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    about = {"provenance": provenance(device)}
     if set(options.parts) - {"small"}:
         bench = Bench(options)
         prepared = bench.prepare()
         print(json.dumps(prepared), flush=True)
         for name, measure in PARTS.items():
             if name in options.parts:
-                write(options.out, name, {"model": prepared, **measure(bench)})
+                found: dict[str, Any] = about | {"model": prepared}
+                for more in measure(bench):
+                    found |= more
+                    write(options.out, name, found)
     if "small" in options.parts:
-        write(options.out, "small", small(options))
+        write(options.out, "small", about | small(options))
 
 
 if __name__ == "__main__":

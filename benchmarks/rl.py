@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +31,12 @@ from arsm.rl.play import EpisodeBranches, play_episodes
 from arsm.rl.policies import Perceptron, Policy
 from arsm.rl.stepped import Stepped
 from arsm.rl.streams import Tape
+from arsm_experiments.runs.provenance import provenance
 from benchmarks.measure import interleaved, seconds, table
 
 WINDOW = 100
+RIVAL = "Stable-Baselines3's A2C, tuned"
+PLACE = ("hardware", "commit", "torch")
 
 
 def paper(**changes: Any) -> Settings:
@@ -335,17 +340,36 @@ def held(returns: list[float], task: Task) -> bool:
     return len(returns) == WINDOW and float(np.mean(returns)) >= task.line
 
 
-def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3) -> None:
-    """Seconds until a task's completion line is held."""
+def solvers(task: Task) -> dict[str, Callable[[int], Solved]]:
+    """Those who try a task, as functions of the seed."""
+    methods: dict[str, Callable[[int], Solved]] = {
+        name: partial(ours, task, *agent) for name, agent in task.agents.items()
+    }
+    if importlib.util.find_spec("stable_baselines3"):
+        methods[RIVAL] = partial(stable_baselines, task)
+    return methods
+
+
+def solve(task: Task, name: str, seed: int, out: Path | None) -> Solved:
+    """One method with one seed; its line is appended to `out`."""
+    found = solvers(task)[name](seed)
+    if out is not None:
+        given = {"environment": task.environment, "line": task.line, "method": name, "seed": seed}
+        place = {key: value for key, value in provenance("cpu").items() if key in PLACE}
+        with out.open("a") as file:
+            file.write(json.dumps({**given, **found._asdict(), **place}) + "\n")
+    return found
+
+
+def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3, out: Path | None = None) -> None:
+    """Seconds until a task's completion line is held; the methods in turn, seed by seed."""
     for task in tasks:
-        methods: dict[str, Callable[[int], Solved]] = {
-            name: partial(ours, task, *agent) for name, agent in task.agents.items()
-        }
-        if importlib.util.find_spec("stable_baselines3"):
-            methods["Stable-Baselines3's A2C, tuned"] = partial(stable_baselines, task)
+        runs: dict[str, list[Solved]] = {name: [] for name in solvers(task)}
+        for seed in range(seeds):
+            for name, found in runs.items():
+                found.append(solve(task, name, seed, out))
         rows = []
-        for name, method in methods.items():
-            found = [method(seed) for seed in range(seeds)]
+        for name, found in runs.items():
             solved = sum(each.average >= task.line for each in found)
             cells = [", ".join(map(seconds, times)) for times in list(zip(*found, strict=True))[:2]]
             rows.append(
@@ -379,6 +403,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("environment", choices=by_name)
     parser.add_argument("seeds", type=int)
+    parser.add_argument("--out", type=Path, help="append a line per method and seed to this file")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    solving([by_name[chosen.environment]], chosen.seeds)
+    solving([by_name[chosen.environment]], chosen.seeds, chosen.out)

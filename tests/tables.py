@@ -6,6 +6,8 @@ backward pass gives as many independent gradients as there are prompts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from arsm import sequences
 from arsm.sequences.ends import Ends, Stop, forbid_ends, live_tokens, padding
+from arsm.sequences.model import Decode
 
 CODES = 29
 
@@ -34,6 +37,45 @@ class Table:
             codes.append(code)
             code = (code * 5 + token + 1) % CODES
         return self.table[tokens[:, :1], torch.stack([*codes, code], -1)]
+
+
+class InSlots(sequences.Recompute):
+    """A table that is decoded in slots: its cache holds the tokens, so that a wrong row or column
+    gives other probabilities.
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self.table = table.table
+
+    def slots(self, dtype: torch.dtype | None = None) -> InSlots:
+        return self
+
+    def cache(self, rows: int, width: int) -> Tensor:
+        return torch.zeros(1, 2, rows, 1, width, 1, dtype=torch.float64)
+
+    def fill(self, cache: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
+        cache[0, 0, :, 0, : tokens.shape[1], 0] = tokens.double()
+
+    def decoder(self, cache: Tensor) -> Decode:
+        stored = cache[0, 0, :, 0, :, 0]
+        row = torch.arange(stored.shape[0])
+
+        def decode(tokens: Tensor, column: Tensor, first: Tensor) -> Tensor:
+            stored[row, column] = tokens.double()
+            code = torch.zeros_like(tokens)
+            for place, token in enumerate(stored.long().unbind(-1)):
+                read = (place > first) & (place <= column)
+                code = torch.where(read, (code * 5 + token + 1) % CODES, code)
+            return self.table.detach()[stored[row, first].long(), code]
+
+        return decode
+
+    def weights(self) -> list[Tensor]:
+        return [self.table]
+
+    def decoding(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 def reward(prompts: Tensor, tokens: Tensor) -> Tensor:
@@ -114,14 +156,20 @@ class Setting:
         return torch.autograd.grad(total, table.table)[0]
 
     def estimates(
-        self, strategy: sequences.Strategy, rows: int, seed: int = 5, **options: object
+        self,
+        strategy: sequences.Strategy,
+        rows: int,
+        seed: int = 5,
+        wrap: Callable[[Table], sequences.Model] = sequences.Recompute,
+        slots: int = 1 << 20,
+        **options: object,
     ) -> Tensor:
         """[rows // 2, 2, CODES, V] independent estimates."""
         table = Table(rows, self.vocabulary, banned=self.banned)
         prompts, mask = self.prompts(rows)
         out = sequences.estimate(
             strategy,
-            sequences.Recompute(table),
+            wrap(table),
             prompts,
             reward,
             max_tokens=self.max_tokens,
@@ -132,9 +180,9 @@ class Setting:
             mask=mask,
             reference=self.reference(rows) if self.kl else None,
             kl=self.kl,
-            rows=1 << 20,
-            micro_batch=1 << 20,
             generator=torch.Generator().manual_seed(seed),
+            rows=slots,
+            micro_batch=1 << 20,
             **options,  # pyright: ignore[reportArgumentType]
         )
         out.value.sum().backward()

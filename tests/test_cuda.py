@@ -278,6 +278,15 @@ def test_logits_are_checked_before_f_is_called(words: str, value: float) -> None
         arsm.estimate(arsm.estimator(words), logits, lambda z: pytest.fail("f was called"))
 
 
+@pytest.mark.parametrize("categories", [2, 10, 32])
+def test_the_race_of_nan_names_existing_categories(categories: int) -> None:
+    """An index beyond the last would stop the GPU before anybody can say what is wrong."""
+    logits = torch.full((64, categories), torch.nan, device="cuda")
+    swaps = swap_all(logits, dirichlet(torch.zeros_like(logits)))
+    assert int(swaps.z.min()) >= 0
+    assert int(swaps.z.max()) < categories
+
+
 def test_values_are_checked() -> None:
     logits = torch.zeros(5, 1, 4, device="cuda")
     with pytest.raises(arsm.NotFiniteError, match=r"z = \[2\]"):

@@ -18,7 +18,6 @@ TWINS = {
     "merge",
     "merge_pairs",
     # checks before a training, of TRL and of sequences
-    "check_model",
     "check_options",
     # the values of a sequence, from its end to its beginning: for a batch, and for states of TRL
     "back_up",

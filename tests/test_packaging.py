@@ -177,7 +177,7 @@ def test_the_wheel_holds_the_library_its_licence_and_nothing_else(wheel: Path) -
 def test_the_experiments_bring_their_data_and_templates(experiments_wheel: Path) -> None:
     package = contents(experiments_wheel)
     assert package == sources(EXPERIMENTS / "src")
-    assert {"arsm_experiments/mnist/mnist.bz2", "arsm_experiments/templates/report.html"} <= package
+    assert {"arsm_experiments/mnist/mnist.xz", "arsm_experiments/templates/report.html"} <= package
     with zipfile.ZipFile(experiments_wheel) as files:
         (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
         text = files.read(metadata).decode()

@@ -92,6 +92,62 @@ def test_micro_batches_have_the_gradient_of_an_ordinary_graph(strategy: sequence
             torch.testing.assert_close(gradients(out.value, module), expected)
 
 
+class Passes(sequences.Recompute):
+    """Keeps the tokens of every pass with a graph."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.read: list[Tensor] = []
+
+    def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        if torch.is_grad_enabled():
+            self.read.append(tokens)
+        return super().logits(prompts, tokens, mask)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 3, 1000])
+@pytest.mark.parametrize(
+    "strategy",
+    [Branch(arsm.RLOO(2)), Branch(arsm.RLOO(3), keep=0.2), Group(2)],
+    ids=["Branch", "keep", "Group"],
+)
+def test_only_what_has_credit_is_computed(strategy: sequences.Strategy, micro_batch: int) -> None:
+    """No pass over sequences without credit, none over the steps after a part's last credit, and
+    as few parts as can be, of equal size.
+    """
+    model = Passes(Bigram())
+    prompts = torch.arange(ROWS).unsqueeze(-1) % V
+    out = sequences.estimate(
+        strategy,
+        model,
+        prompts,
+        lambda prompts, tokens: (tokens == 3).any(-1).double(),
+        max_tokens=T,
+        eos=1,
+        temperature=0.4,
+        micro_batch=micro_batch,
+        generator=torch.Generator().manual_seed(3),
+    )
+    assert out.credit is not None
+    credited = (out.credit.weights != 0).any(-1)
+    # some sequences have none, and some end before the last step
+    have = credited.any(-1)
+    lengths = (credited[have] * torch.arange(1, T + 1)).amax(-1)
+    assert 0 < int(have.sum()) < have.shape[0]
+    assert int(lengths.min()) < T
+
+    model.read.clear()
+    out.value.sum().backward()
+    parts = -(-int(have.sum()) // micro_batch)
+    sizes = [len(tokens) for tokens in model.read]
+    assert len(sizes) == parts
+    assert sum(sizes) == int(have.sum())
+    assert max(sizes) - min(sizes) <= 1
+    # the shortest together
+    expected = [int(some.max()) for some in lengths.sort().values.split(sizes)]
+    assert [tokens.shape[1] for tokens in model.read] == expected
+
+
 @pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4)), Group(3)], ids=["Branch", "Group"])
 def test_the_credit_is_enough_for_another_trainer(strategy: sequences.Strategy) -> None:
     """sum w ln p of the tokens in `out.credit` has the gradient of the summed values."""

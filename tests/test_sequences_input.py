@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import arsm
 from arsm import sequences
@@ -571,3 +571,38 @@ def test_equal_rewards_give_zeros() -> None:
     )
     (gradient,) = torch.autograd.grad(out.value.sum(), [module.weight])
     assert not gradient.any()
+
+
+class Started(sequences.Recompute):
+    """Counts the calls of `start` with one prompt."""
+
+    count = 0
+
+    def start(self, prompts: Tensor, mask: Tensor | None = None) -> Any:
+        self.count += len(prompts) == 1
+        return super().start(prompts, mask)
+
+
+def test_a_model_is_tried_once() -> None:
+    model = Started(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)))
+    prompts = torch.arange(6).view(3, 2)
+
+    def run(**options: Any) -> None:
+        reward = lambda prompts, tokens: tokens.double().sum(-1)  # noqa: E731
+        sequences.estimate(Group(2), model, prompts, reward, max_tokens=2, **options)
+
+    run()
+    assert model.count == 1
+    run()
+    assert model.count == 1
+    # what does not depend on the model is looked at in every call
+    with pytest.raises(ValueError, match="eos = 7 is not in the model's vocabulary of 7 tokens"):
+        run(eos=7)
+    prompts = prompts + 3
+    with pytest.raises(ValueError, match="The model cannot read a prompt whose largest token is 8"):
+        run()
+    prompts = prompts - 3
+    # other logits: another trial
+    with torch.autocast("cpu", torch.bfloat16):
+        run()
+    assert model.count == 3

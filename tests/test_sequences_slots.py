@@ -31,8 +31,8 @@ from arsm.sequences import (
     estimate,
     live_tokens,
 )
+from arsm.sequences.board import Rows, step
 from arsm.sequences.draws import Sampled, draw_beside, draw_tokens
-from arsm.sequences.slots import Rows, step
 from tests.statistics import deviations
 
 transformers = pytest.importorskip(

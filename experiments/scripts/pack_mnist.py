@@ -19,7 +19,7 @@ TARGET = Path(__file__).parents[1] / "src" / "arsm_experiments" / "mnist"
 def main(folder: Path) -> None:
     originals = {name: idx_bytes(folder, name) for name in FILES}
     grey = np.concatenate([parse_idx(content) for content in originals.values()])
-    packed = {"mnist.bz2": pack(grey), "sampled.xz": pack_sampled(grey)}
+    packed = {"mnist.xz": pack(grey), "sampled.xz": pack_sampled(grey)}
     checksums = {
         name: hashlib.sha256(content).hexdigest() for name, content in (originals | packed).items()
     }
@@ -29,10 +29,10 @@ def main(folder: Path) -> None:
         "authors": "Yann LeCun and Corinna Cortes",
         "licence": "CC BY-SA 3.0, https://creativecommons.org/licenses/by-sa/3.0/",
         "changes": "Images alone, without labels: 60,000 for training, then 10,000 for testing; a "
-        f"pixel is on where its grey value exceeds {THRESHOLD}; eight pixels a byte, the first in "
-        "the highest bit; compressed as bzip2. sampled.xz: the pixels in which images drawn once, "
-        "each pixel on with probability grey / 255 (numpy's PCG64 with seed 0), differ from "
-        "these. This file, mnist.bz2 and sampled.xz stay under the licence of the original.",
+        f"pixel is on where its grey value exceeds {THRESHOLD}; compressed by the package's "
+        "pixel_coder. sampled.xz: the pixels in which images drawn once, each pixel on with "
+        "probability grey / 255 (numpy's PCG64 with seed 0), differ from these. This "
+        "file, mnist.xz and sampled.xz stay under the licence of the original.",
         "sha256": checksums,
     }
     TARGET.mkdir(exist_ok=True)

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from arsm.checks import NotFiniteError, check_generator
 from arsm.distinct import speakers
+from arsm.kernels.two_ways import join
 from arsm.types import Estimator, Queries
 
 Evaluation = Literal["packed", "dense"]
@@ -183,12 +184,12 @@ class Question:
         """
         lives = self.queries.weight.shape[0]
         if live_parts is None:
-            every = self._spread(asked, _join(parts))
+            every = self._spread(asked, join(parts))
             live = every[:lives]
             return Values(live, every if self.estimator.needs_gradient else _detached(every))
         # twice, with and without the graph: joined with the others, it would reach all of them
-        every = self._spread(asked, _join([_detached(part) for part in parts]))
-        live = self._spread_live(asked, _join(parts[:live_parts]))
+        every = self._spread(asked, join([_detached(part) for part in parts]))
+        live = self._spread_live(asked, join(parts[:live_parts]))
         return Values(live, every)
 
     def _spread(self, asked: Asked, values: Tensor) -> Tensor:
@@ -448,10 +449,6 @@ def _check_finite(values: Tensor, asked: Distinct) -> None:
             f"f returned {float(values[first])} for {at} in row {int(asked.row[first])} of the "
             "batch; f must be finite wherever a category is not masked."
         )
-
-
-def _join(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.cat(values)
 
 
 def _detached(x: Tensor) -> Tensor:

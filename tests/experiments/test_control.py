@@ -145,6 +145,21 @@ def test_a_run_whose_iterations_are_longer_than_it_resumes_at_the_next_seed(tmp_
     assert lines(folder) == lines(next(iter(whole.runs())))
 
 
+def test_a_seed_ends_when_its_cpu_seconds_are_spent_and_the_next_begins(tmp_path: Path) -> None:
+    control = Control(episodes=10_000, cpu_seconds=0.3, seeds=2, log_every=5, root=tmp_path)
+    control.run(Console(quiet=True))
+    (folder,) = (tmp_path / "control").iterdir()
+    series = seed_series(read_run(folder))
+    assert len(series) == 2
+    for seed in series:
+        # the iteration in which they are spent is the last, and it is recorded
+        assert seed["cpu_seconds"][-1] >= 0.3 > seed["cpu_seconds"][-2]
+        assert 0 < seed["step"][-1] < 10_000
+    before = lines(folder)
+    replace(control, resume=True).run(Console(quiet=True))
+    assert lines(folder) == before
+
+
 def test_the_settings_of_a_grid_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
     grid = Control(
         "CartPole-v0",

@@ -26,6 +26,7 @@ from arsm_experiments.data import (
     unpack,
     unpack_sampled,
 )
+from arsm_experiments.pixel_coder import pack_images, unpack_images
 
 TRAIN_FILE = "train-images-idx3-ubyte"
 
@@ -45,7 +46,7 @@ def idx(grey: np.ndarray) -> bytes:
 
 
 def facts(packed: bytes = b"", train: bytes = b"") -> dict:
-    digests = {"mnist.bz2": packed, TRAIN_FILE: train}
+    digests = {"mnist.xz": packed, TRAIN_FILE: train}
     return {
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in digests.items()}
     }
@@ -71,7 +72,7 @@ def test_source_licence_and_checksums_are_recorded() -> None:
     recorded = provenance()
     assert "CC BY-SA 3.0" in recorded["licence"]
     assert "LeCun" in recorded["authors"]
-    assert set(recorded["sha256"]) == {*data.FILES, "mnist.bz2", "sampled.xz"}
+    assert set(recorded["sha256"]) == {*data.FILES, "mnist.xz", "sampled.xz"}
 
 
 def test_packing_keeps_every_bit(grey: np.ndarray) -> None:
@@ -79,11 +80,27 @@ def test_packing_keeps_every_bit(grey: np.ndarray) -> None:
     assert np.array_equal(unpack(packed, facts(packed)), grey > 127)
 
 
+@pytest.mark.parametrize("images", [0, 1, 40])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_the_pixel_coder_keeps_every_bit(images: int, share: float) -> None:
+    on = (np.random.default_rng(2).random((images, 784)) < share).astype(np.uint8)
+    assert np.array_equal(unpack_images(pack_images(on)), on)
+
+
+def test_predictable_pixels_take_less_room_than_their_bits() -> None:
+    """Strokes of a few pixels' width: an eighth of the room of one bit per pixel is plenty."""
+    start = np.random.default_rng(3).integers(4, 20, (200, 1, 1))
+    row, column = np.indices((28, 28))
+    on = ((column - row // 2 >= start - 6) & (column - row // 2 < start - 3)).astype(np.uint8)
+    table = 4_000  # LZMA's own, and the patterns'
+    assert len(pack_images(on.reshape(200, 784))) < 200 * 784 / 8 / 8 + table
+
+
 @pytest.mark.parametrize(
     "damage", [lambda b: b[:-100], lambda b: b[:500] + bytes([b[500] ^ 1]) + b[501:]]
 )
 def test_a_truncated_or_altered_packed_file_is_refused(damage) -> None:
-    packed = (files("arsm_experiments") / "mnist" / "mnist.bz2").read_bytes()
+    packed = (files("arsm_experiments") / "mnist" / "mnist.xz").read_bytes()
     with pytest.raises(ValueError, match=r"truncated or altered; install the package again\.$"):
         unpack(damage(packed), provenance())
 

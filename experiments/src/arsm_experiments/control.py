@@ -11,6 +11,7 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -87,6 +88,10 @@ class Control:
     """Optimizers; the paper tries both."""
     episodes: int = 500
     """Number of true episodes."""
+    cpu_seconds: float | None = None
+    """End a seed after the iteration in which it has spent these CPU seconds; None plays all
+    episodes.
+    """
     seeds: int = 10
     """Independent runs of each setting, one after the other."""
     seed: int = 0
@@ -144,6 +149,8 @@ class Control:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         check_least(self, **SMALLEST)
+        if self.cpu_seconds is not None and not 0 < self.cpu_seconds < math.inf:
+            raise ValueError(f"cpu_seconds must be positive and finite, but is {self.cpu_seconds}.")
         check_name(self.name)
         check_some(
             methods=self.methods, optimizers=self.optimizers, learning_rates=self.learning_rates
@@ -186,7 +193,8 @@ class Control:
     def configs(self) -> Iterator[dict[str, Any]]:
         """The settings that determine each run's results."""
         common = ("environment", "episodes", "seeds", "seed", "schedule", "horizon", "log_every")
-        given = {key: getattr(self, key) for key in ("encoder", "options") if getattr(self, key)}
+        optional = ("cpu_seconds", "encoder", "options")
+        given = {key: getattr(self, key) for key in optional if getattr(self, key)}
         for words in self.methods:
             for optimizer in self.optimizers:
                 for rate in self.learning_rates:
@@ -352,12 +360,15 @@ def train_seed(
     """Train one seed from its last checkpoint, or from the start; yields its episodes done."""
     from arsm.rl import EnvironmentFailure, WorkerFailure
 
-    total = config["episodes"]
+    total, limit = config["episodes"], config.get("cpu_seconds", math.inf)
     progress = Progress([])
     saved = run.state
     if saved is not None and saved["number"] == number:
         agent.load_state_dict(saved["agent"])
         progress = Progress(**saved["progress"])
+
+    def ended() -> bool:
+        return agent.episodes >= total or progress.cpu_seconds >= limit
 
     def save() -> None:
         state = {
@@ -365,13 +376,11 @@ def train_seed(
             "agent": agent.state_dict(),
             "progress": dataclasses.asdict(progress),
         }
-        # the last iteration may play more episodes than were left
-        run.save(number * total + min(agent.episodes, total), state)
+        # the last iteration may play more episodes than were left, or come before them
+        run.save(number * total + (total if ended() else agent.episodes), state)
 
     def due(every: int, played: int) -> bool:
-        return (
-            agent.episodes >= total or agent.episodes // every > (agent.episodes - played) // every
-        )
+        return ended() or agent.episodes // every > (agent.episodes - played) // every
 
     try:
         for iteration in agent.iterations(episodes=total - agent.episodes):
@@ -381,6 +390,8 @@ def train_seed(
             if due(control.checkpoint_every, len(iteration.returns)):
                 save()
             yield agent.episodes
+            if ended():
+                break
     except (EnvironmentFailure, WorkerFailure) as error:
         save()
         raise RunError(

@@ -1,15 +1,14 @@
 """MNIST, binarized and packed inside the package, or read from its original files.
 
-`mnist/mnist.bz2` holds the 60,000 training and 10,000 test images, one bit per pixel (on where the
-grey value exceeds 127), compressed. `mnist/sampled.xz` holds the pixels that differ when each one
-is drawn once with its grey value as the probability (`draw`). `mnist/mnist.json` beside them names
-their source, their licence and the checksums of all files. `experiments/scripts/pack_mnist.py`
-makes all.
+`mnist/mnist.xz` holds the 60,000 training and 10,000 test images, a pixel on where its grey value
+exceeds 127, compressed by `pixel_coder`. `mnist/sampled.xz` holds the pixels that differ when each
+one is drawn once with its grey value as the probability (`draw`). `mnist/mnist.json` beside them
+names their source, their licence and the checksums of all files.
+`experiments/scripts/pack_mnist.py` makes all.
 """
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import hashlib
 import json
@@ -23,6 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from arsm_experiments.pixel_coder import FILTERS, pack_images, unpack_images
 
 PIXELS = 28 * 28
 THRESHOLD = 127
@@ -58,7 +59,7 @@ def load_mnist(
                 "original idx files to read grey values."
             )
         packed = files("arsm_experiments") / "mnist"
-        images = unpack((packed / "mnist.bz2").read_bytes(), facts)
+        images = unpack((packed / "mnist.xz").read_bytes(), facts)
         if sampled:
             images = unpack_sampled((packed / "sampled.xz").read_bytes(), images, facts)
     else:
@@ -83,26 +84,22 @@ def provenance() -> dict[str, Any]:
     return json.loads((files("arsm_experiments") / "mnist" / "mnist.json").read_text())
 
 
-def pack(images: NDArray[np.uint8]) -> bytes:
+def pack(grey: NDArray[np.uint8]) -> bytes:
     """Grey values [N, 784] -> one bit per pixel, compressed."""
-    bits = np.packbits(images > THRESHOLD, axis=-1)
-    return bz2.compress(bits.tobytes())  # a twelfth smaller than as xz
+    return pack_images((grey > THRESHOLD).astype(np.uint8))
 
 
 def unpack(packed: bytes, facts: dict[str, Any]) -> NDArray[np.uint8]:
     """The inverse of `pack`, [70000, 784] of 0 and 1; refuses what does not match its checksum."""
     check(
         packed,
-        facts["sha256"]["mnist.bz2"],
-        "The packed MNIST file mnist.bz2",
+        facts["sha256"]["mnist.xz"],
+        "The packed MNIST file mnist.xz",
         "install the package again",
     )
-    bits = np.frombuffer(bz2.decompress(packed), np.uint8).reshape(-1, PIXELS // 8)
-    return np.unpackbits(bits, axis=-1)
+    return unpack_images(packed)
 
 
-# the literal coder of LZMA then models each of a byte's eight bits from those before it alone
-BITS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 0}]
 BLOCK = 10_000
 """Images whose pixels are sorted together: more would save little and take much memory."""
 
@@ -131,7 +128,7 @@ def pack_sampled(grey: NDArray[np.uint8]) -> bytes:
         for start in range(0, len(images), BLOCK)
         for block in [images[start : start + BLOCK]]
     ]
-    return lzma.compress(np.concatenate(bits).tobytes(), filters=BITS)
+    return lzma.compress(np.concatenate(bits).tobytes(), filters=FILTERS)
 
 
 def unpack_sampled(

@@ -112,6 +112,9 @@ def merge(logits: Tensor, log_pi: Tensor, found: Order | ComparedPairs, f: Tenso
 
         return compared.merge(log_pi, found, f)
     ahead, _, state, with_z, wins, rank = found
+    if f.shape[-1] > FEW and f.stride(-1) != 1:
+        # outside the operator, where a compiler moves the categories last while it makes f
+        f = f.contiguous()
     operator = _merge if _plain(f) else torch.ops.arsm.merge
     sums, mean = operator(logits, log_pi, ahead, state, with_z, wins, rank, f)
     if mean.shape[-1] == 0:  # for few categories on a GPU the kernel has subtracted it

@@ -41,6 +41,11 @@ def _race(logits, log_pi, row, C, BLOCK: tl.constexpr):
     of_second, second = _first(o)
     o = tl.where(c == second, float("inf"), o)
     of_third, third = _first(o)
+    # NaN logits, which the caller reports later, lose to what is outside the mask: an index beyond
+    # the last category would stop the GPU
+    z = tl.minimum(z, C - 1)
+    second = tl.minimum(second, C - 1)
+    third = tl.minimum(third, C - 1)
     return phi, a, best, z, of_second, second, of_third, third
 
 

@@ -5,6 +5,7 @@ sizes, the device and the compiler decide which one is faster.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.kernels import FEW
@@ -85,6 +86,19 @@ def first_equal(code: Tensor) -> Tensor:
     starts = torch.where(ordered[1:] == ordered[:-1], 0, number[1:])
     first = order.gather(0, torch.cat([torch.zeros_like(order[:1]), starts]).cummax(0).values)
     return torch.empty_like(order).scatter(0, order, first)
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """One tensor [N] of consecutive parts."""
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) > 2 or not torch.compiler.is_compiling():
+        return torch.cat(parts)
+    # pad and where, unlike cat, are compiled without memory of their own
+    first, rest = parts
+    number = torch.arange(len(first) + len(rest), device=first.device)
+    padded = F.pad(first, (0, len(rest))), F.pad(rest, (len(first), 0))
+    return torch.where(number < len(first), *padded)
 
 
 def search(sums: Tensor, x: Tensor) -> Tensor:

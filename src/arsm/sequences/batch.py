@@ -129,7 +129,12 @@ class TokenCredit:
 
 
 class Strategy(Protocol):
-    """How credit is given."""
+    """How credit is given.
+
+    A strategy that plays each distinct other draw of every state once says so in an
+    attribute `plays_every_draw`: its branches may then begin while the true sequences
+    are still being sampled.
+    """
 
     @property
     def unbiased(self) -> bool:

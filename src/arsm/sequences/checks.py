@@ -244,15 +244,30 @@ def _check_wrapped(model: object) -> None:
         )
 
 
-def check_model(
-    strategy: Strategy, model: Model, prompts: Tensor, mask: Tensor | None, eos: Ends
-) -> tuple[int, torch.dtype]:
-    """Start with one prompt; the size of the vocabulary and the type of the logits."""
+def check_strategy(strategy: Strategy, logits: Tensor, eos: Ends) -> None:
+    """Require a strategy that works with the logits [1, V] of a first token, and ends
+    among these tokens.
+    """
+    vocabulary = logits.shape[-1]
+    for end in all_ends(eos):
+        if not 0 <= end < vocabulary:
+            raise ValueError(
+                f"eos = {end} is not in the model's vocabulary of {vocabulary} tokens."
+            )
+    strategy.check(logits)
+
+
+def check_kind(strategy: object) -> None:
+    """Refuse an estimator in the place of a strategy."""
     if isinstance(strategy, Estimator):
         name = type(strategy).__name__
         raise TypeError(
             f"strategy must be a Branch or a Group, but is {name}; write Branch({name}(...))."
         )
+
+
+def first_logits(model: Model, prompts: Tensor, mask: Tensor | None) -> Tensor:
+    """Start with one prompt [1, P]; the logits [1, V] of its first token."""
     _check_wrapped(model)
     try:
         logits = begin(model, prompts, mask).logits
@@ -285,14 +300,7 @@ def check_model(
             "The model's logits for the first token are NaN, +inf, or -inf throughout; they must "
             "be finite, or -inf to mask a token."
         )
-    vocabulary = logits.shape[-1]
-    for end in all_ends(eos):
-        if not 0 <= end < vocabulary:
-            raise ValueError(
-                f"eos = {end} is not in the model's vocabulary of {vocabulary} tokens."
-            )
-    strategy.check(logits)
-    return vocabulary, logits.dtype
+    return logits
 
 
 def check_length(

@@ -16,9 +16,10 @@ once. Logits exist for those states alone.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,17 @@ Term: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`term(logits [S, V], row [S], step [S]) -> [S]`: a state's part of the surrogate,
 whose gradient is the credit.
 """
+
+
+class MicroBatch(NamedTuple):
+    """Some rows of a pass: a micro-batch."""
+
+    rows: Tensor
+    """[m] int64."""
+    length: int
+    """The number of steps up to the last state with credit, L."""
+    states: Tensor
+    """[S] int64: the states with credit, in [m L]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +73,33 @@ class Pass:
             return self.credit.gradient.credited()
         return (self.credit.weights != 0).any(-1)
 
-    def parts(self) -> list[Tensor]:
-        """The rows that have any credit, in parts."""
-        rows = self.credited().any(-1).nonzero().squeeze(-1)
-        return list(rows.split(self.micro_batch)) if rows.shape[0] else []
+    def parts(self) -> list[MicroBatch]:
+        """The rows that have any credit, in as few parts as can be, of equal size.
 
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Prompts, sequences and mask of some rows."""
-        mask = None if self.prompt_mask is None else self.prompt_mask[rows]
-        return self.prompts[rows], self.sequences[rows], mask
+        Rows of about the same length are together: a part ends with its last state that
+        has credit.
+        """
+        credited = self.credited()
+        place = torch.arange(1, credited.shape[1] + 1, device=credited.device)
+        length = (credited * place).amax(-1)
+        order = length.argsort(stable=True)
+        # all that the host must know, in one wait for the device and before there is work for it
+        lengths = length[order].tolist()
+        first = bisect_right(lengths, 0)
+        count = -(-(len(lengths) - first) // self.micro_batch)
+        found = []
+        for i in range(count):
+            begin, end = (first + (len(lengths) - first) * j // count for j in (i, i + 1))
+            rows = order[begin:end]
+            longest = lengths[end - 1]
+            states = credited[rows, :longest].flatten().nonzero().squeeze(-1)
+            found.append(MicroBatch(rows, longest, states))
+        return found
+
+    def read(self, part: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Prompts, sequences and mask of a part."""
+        mask = None if self.prompt_mask is None else self.prompt_mask[part.rows]
+        return self.prompts[part.rows], self.sequences[part.rows, : part.length], mask
 
     def term(self, logits: Tensor, row: Tensor, step: Tensor) -> Tensor:
         """The surrogate of credit: sum_i w_i ln p(token_i) in every state."""
@@ -118,24 +148,25 @@ def _with_graph(later: Later, value: Tensor) -> Tensor:
     """The surrogates [N], 0 in value, with an ordinary graph; of each part it is
     computed again on demand.
     """
-    run, width = later.run, later.run.sequences.shape[1]
+    run = later.run
 
-    def surrogate(rows: Tensor) -> Tensor:
-        logits = one_pass(run.model, *run.read(rows))
-        step = torch.arange(width, device=rows.device).repeat(rows.shape[0])
+    def surrogate(part: MicroBatch) -> Tensor:
+        logits = one_pass(run.model, *run.read(part))
+        step = torch.arange(part.length, device=part.rows.device).repeat(part.rows.shape[0])
         logits = run.limit(logits.flatten(0, 1), step)
-        terms = later.term(logits, rows.repeat_interleave(width), step)
-        return terms.view(-1, width).sum(-1)
+        terms = later.term(logits, part.rows.repeat_interleave(part.length), step)
+        return terms.view(-1, part.length).sum(-1)
 
+    first = torch.zeros_like(run.prompt[:1])
     # without any credit the first row's, which is 0
-    parts = later.parts or [torch.zeros_like(run.prompt[:1])]
+    parts = later.parts or [MicroBatch(first, run.sequences.shape[1], first)]
     found = []
-    for rows in parts:
+    for part in parts:
         of_part: Any = (
-            checkpoint(surrogate, rows, use_reentrant=False) if len(parts) > 1 else surrogate(rows)
+            checkpoint(surrogate, part, use_reentrant=False) if len(parts) > 1 else surrogate(part)
         )
         found.append(of_part - of_part.detach())
-    rows = torch.cat(parts)
+    rows = torch.cat([part.rows for part in parts])
     return torch.zeros_like(value).index_add(0, run.prompt[rows], torch.cat(found).to(value.dtype))
 
 
@@ -146,7 +177,6 @@ class Later:
         self.run = run
         self.term = term
         self.parts = run.parts()
-        self.credited = run.credited()
         self.parameters = parameters_of(run.model)
         self.versions = [parameter._version for parameter in self.parameters or []]
         device = run.prompt.device.type
@@ -169,36 +199,40 @@ class Later:
             return [torch.zeros_like(parameter) for parameter in parameters]
         total = Total(parameters)
         with limited_by("micro_batch", self.run.micro_batch, "computing the gradient"):
-            for rows in self.parts:
-                self._add_part(rows, grad[self.run.prompt[rows]], total)
+            for number, part in enumerate(self.parts):
+                whole = self._trunk(part)
+                # one walk through the graph is enough: it takes a tenth of a part's time
+                if number == 0 and whole.hidden.requires_grad:
+                    total.reached(whole.hidden)
+                self._add_part(whole, part, grad[self.run.prompt[part.rows]], total)
         return total.gradients
 
-    def _add_part(self, rows: Tensor, weight: Tensor, total: Total) -> None:
-        """One micro-batch: rows [m], and the weight [m] of their values."""
+    def _trunk(self, part: MicroBatch) -> Headed:
         device, dtype, enabled = self._autocast
         with torch.enable_grad(), torch.autocast(device, dtype, enabled):
-            whole = headed(self.run.model, *self.run.read(rows))
-        if whole.hidden.requires_grad:
-            total.reached(whole.hidden)
-        backward = self._through_head(whole, rows, weight, total)
+            return headed(self.run.model, *self.run.read(part))
+
+    def _add_part(self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total) -> None:
+        """One micro-batch, and the weight [m] of its rows' values."""
+        backward = self._through_head(whole, part, weight, total)
         if whole.hidden.requires_grad:
             total.add(total.parameters, whole.hidden, backward)
 
-    def _through_head(self, whole: Headed, rows: Tensor, weight: Tensor, total: Total) -> Tensor:
-        """The gradient of the hidden states, [m, T, D]; that of the head's parameters
+    def _through_head(
+        self, whole: Headed, part: MicroBatch, weight: Tensor, total: Total
+    ) -> Tensor:
+        """The gradient of the hidden states, [m, L, D]; that of the head's parameters
         is added to the total.
         """
         device, dtype, enabled = self._autocast
-        width = self.run.sequences.shape[1]
         hidden = whole.hidden.detach().flatten(0, 1)
         backward = torch.zeros_like(hidden)
-        states = self.credited[rows].flatten().nonzero().squeeze(-1)
-        for some in whole.parts(states):
+        for some in whole.parts(part.states):
             with torch.enable_grad(), torch.autocast(device, dtype, enabled):
                 leaf = hidden[some].requires_grad_()
-                row, step = some // width, some % width
+                row, step = some // part.length, some % part.length
                 logits = self.run.limit(whole.head(leaf), step)
-                terms = self.term(logits, rows[row], step)
+                terms = self.term(logits, part.rows[row], step)
             own = total.reached(terms, leaf)
             backward[some] = total.add(own, terms, weight[row].to(terms.dtype), leaf)
         return backward.view_as(whole.hidden)
@@ -210,6 +244,8 @@ class Total:
     def __init__(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters
         self.gradients: list[Tensor | None] = [None] * len(parameters)
+        self._own = [False] * len(parameters)
+        """Which of the gradients are sums, and not tensors that autograd gave."""
         self._place = {id(parameter): i for i, parameter in enumerate(parameters)}
 
     def reached(self, value: Tensor, leaf: Tensor | None = None) -> list[Tensor]:
@@ -234,14 +270,24 @@ class Total:
         """Add grad dvalue/dparameter; return grad dvalue/dleaf."""
         inputs = parameters if leaf is None else [*parameters, leaf]
         found = torch.autograd.grad(value, inputs, grad, allow_unused=True)
+        again: list[tuple[Tensor, Tensor]] = []
         for parameter, each in zip(parameters, found, strict=False):
             i = self._place[id(parameter)]
             total = self.gradients[i]
             if total is None:
                 self.gradients[i] = each
-            elif each is not None:
+            elif each is None:
+                continue
+            elif self._own[i]:
+                again.append((total, each))
+            else:
                 # not in place: autograd may hand one tensor to two parameters
                 self.gradients[i] = total + each
+                self._own[i] = True
+        if again:
+            # one kernel for hundreds of parameters
+            totals, more = zip(*again, strict=True)
+            torch._foreach_add_(list(totals), list(more))  # pyright: ignore[reportPrivateImportUsage]
         return found[-1]
 
 
@@ -275,12 +321,12 @@ def clipped_epochs(value: Tensor, run: Pass, clip: float) -> Callable[[], Tensor
     if not 0 < clip < 1:
         raise ValueError(f"clip must lie in (0, 1), but is {clip}.")
     tokens, weights = run.credit.tokens, run.credit.weights
-    width = tokens.shape[1]
     now = torch.zeros_like(weights)
-    for rows in run.parts():
-        states = logits_in_parts(run.model, *run.read(rows), run.credited()[rows], run.limit)
-        for some, logits in states:
-            row, step = rows[some // width], some % width
+    credited = run.credited()
+    for part in run.parts():
+        wanted = credited[part.rows, : part.length]
+        for some, logits in logits_in_parts(run.model, *run.read(part), wanted, run.limit):
+            row, step = part.rows[some // part.length], some % part.length
             log_probs = token_log_probs(logits, tokens[row, step], run.temperature)
             now[row, step] = log_probs.to(now.dtype)
 

@@ -97,6 +97,10 @@ class Prefixes:
     action: Tensor
     known: Tensor
 
+    def some(self, which: Tensor) -> Prefixes:
+        """Those of the prefixes."""
+        return Prefixes(self.row[which], self.step[which], self.action[which], self.known)
+
     @staticmethod
     def bare(row: Tensor, width: int) -> Prefixes:
         """The prompts themselves, without a known token."""
@@ -127,6 +131,16 @@ class Completions:
         ) < prefixes.step.unsqueeze(-1)
         tokens = prefixes.known[prefixes.row].where(kept, padding(decoding.eos))
         return Completions(tokens, torch.zeros_like(tokens, dtype=torch.float64))
+
+    def joined(self, place: Tensor, missing: Tensor, rest: Completions) -> Completions:
+        """The completions at place [R], with the rest [m] where they are missing [m]."""
+        if self.tokens.shape[0] == 0:
+            return rest
+        chosen = place.clamp_min(0)
+        return Completions(
+            self.tokens[chosen].index_copy(0, missing, rest.tokens),
+            self.log_probs[chosen].index_copy(0, missing, rest.log_probs),
+        )
 
 
 @torch.no_grad()

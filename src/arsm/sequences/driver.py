@@ -2,7 +2,8 @@
 sample, play, credit.
 
 1. Sample the true sequences and, from the same logits, the other draws of every state.
-2. Play the branches that the strategy asks for.
+   Where all of these will be asked for, branches begin beside them.
+2. Play the other branches that the strategy asks for.
 3. Credit: one pass with a graph over the true sequences, in micro-batches.
 
 No stage holds logits of all rows, steps and tokens, [N, T, V].
@@ -13,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from arsm.options import suggests
+from arsm.sequences.ahead import PlayedAhead
 from arsm.sequences.batch import (
     Batch,
     Branches,
@@ -29,18 +32,20 @@ from arsm.sequences.batch import (
 from arsm.sequences.checks import (
     Reward,
     check_cache,
+    check_kind,
     check_length,
-    check_model,
     check_options,
     check_padding,
     check_prompts,
     check_reward,
+    check_strategy,
     checked_rewards,
+    first_logits,
     given_completions,
     given_log_probs,
 )
 from arsm.sequences.costs import Costs, with_actions
-from arsm.sequences.credit import Pass, attach_credit, clipped_epochs
+from arsm.sequences.credit import Pass, attach_credit, clipped_epochs, parameters_of
 from arsm.sequences.decode import Decoding, Prefixes
 from arsm.sequences.draws import Sampled
 from arsm.sequences.ends import Ends, Stop
@@ -141,7 +146,13 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
     check_padding(model, prompts, mask)
     for each in (model, reference):
         check_length(each, prompts, mask, max_tokens)
-    vocabulary, dtype = _tried(strategy, model, prompts, mask, eos, sampled=completions is None)
+    check_kind(strategy)
+    if completions is None and engine is None:
+        logits = _remembered_logits(model, prompts, mask)
+    else:
+        logits = _first_logits(model, prompts, mask, cached=completions is not None)
+    check_strategy(strategy, logits, eos)
+    vocabulary, dtype = logits.shape[-1], logits.dtype
     decoding = Decoding(max_tokens, eos, temperature, rows, min_tokens, stop)
     row = torch.arange(prompts.shape[0], device=prompts.device)
     call = _Call(
@@ -165,24 +176,37 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
     return call.run(completions, log_probs)
 
 
+FIRST_LOGITS: WeakKeyDictionary[object, dict[object, Tensor]] = WeakKeyDictionary()
+"""Logits [1, V] of a model's first trial, by what their type depends on. A pass over one
+token takes as long as one over a batch, and every call would begin with it.
+"""
+
+
+def _remembered_logits(model: Model, prompts: Tensor, mask: Tensor | None) -> Tensor:
+    """The logits [1, V] of a first token, from an earlier call if there was one: what
+    they say of the model, the vocabulary and its type, stays.
+    """
+    device = prompts.device
+    autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    weights = {parameter.dtype for parameter in parameters_of(model) or []}
+    key = device, autocast, frozenset(weights)
+    known = FIRST_LOGITS.setdefault(model, {})
+    # a token beyond the vocabulary is named by the trial
+    if key not in known or int(prompts.max()) >= known[key].shape[-1]:
+        known[key] = _first_logits(model, prompts, mask, cached=False)
+    return known[key]
+
+
 @torch.no_grad()
-def _tried(
-    strategy: Strategy,
-    model: Model,
-    prompts: Tensor,
-    mask: Tensor | None,
-    eos: Ends,
-    *,
-    sampled: bool,
-) -> tuple[int, torch.dtype]:
-    """Try one prompt: the size of the vocabulary and the type of the logits."""
+def _first_logits(model: Model, prompts: Tensor, mask: Tensor | None, *, cached: bool) -> Tensor:
+    """The logits [1, V] of one prompt's first token; on request its cache is tried too."""
     # the prompt with the largest token, should it be unknown
     which = prompts.amax(-1).argmax(-1, keepdim=True)
     one = prompts[which], None if mask is None else mask[which]
-    found = check_model(strategy, model, *one, eos)
-    if not sampled:  # nothing will be sampled along which the two could be compared
+    logits = first_logits(model, *one)
+    if cached:  # nothing will be sampled along which step by step and one pass could be compared
         check_cache(model, *one)
-    return found
+    return logits
 
 
 # ---------------------------------------------------------------- the stages
@@ -202,6 +226,8 @@ class _True:
     """Whether somebody else than the model drew them."""
     generated: int
     """How many tokens were sampled for them."""
+    ahead: PlayedAhead | None = None
+    """Branches that were played while they were sampled."""
 
     @property
     def tokens(self) -> Tensor:
@@ -298,17 +324,19 @@ class _Call:
 
     def sample(self) -> _True:
         """True sequences, and draws beside them."""
-        sampled, reported = self.sampler.sample(
+        sampled, reported, ahead = self.sampler.sample(
             self.prompts,
             self.mask,
             self.row,
             self.whole,
             self.strategy.draws,
             self.micro_batch,
+            # not every strategy knows before the sequences are there
+            ahead=getattr(self.strategy, "plays_every_draw", False),
         )
         live = self.decoding.live(sampled.tokens[..., 0])
         elsewhere = self.sampler.engine is not None
-        return _True(sampled, live, reported, elsewhere, int(live.sum()))
+        return _True(sampled, live, reported, elsewhere, int(live.sum()), ahead)
 
     def given(self, completions: Tensor, log_probs: Tensor | None) -> _True:
         """True sequences of somebody else, and draws beside them."""
@@ -424,7 +452,7 @@ class _Branching:
 
     def __call__(self, prefixes: Prefixes) -> Branches:
         call = self.call
-        played = call.sampler.complete(*call.whole, prefixes)
+        played = call.sampler.complete(*call.whole, prefixes, self.true.ahead)
         step = torch.arange(call.decoding.max_tokens, device=played.tokens.device)
         after = (step >= prefixes.step.unsqueeze(-1)) & call.decoding.live(played.tokens)
         self.generated += int(after.sum())

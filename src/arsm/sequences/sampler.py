@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from arsm.sequences.ahead import PlayedAhead
 from arsm.sequences.checks import checked_completions
 from arsm.sequences.decode import Completions, Decoding, Prefixes
 from arsm.sequences.draws import Sampled, draw_beside
@@ -47,18 +48,39 @@ class TokenSampler:
         whole: tuple[Tensor, Tensor | None],
         draws: int,
         micro_batch: int,
-    ) -> tuple[Sampled, Tensor]:
-        """One sequence for each entry of `row`, the draws of its states, and the
-        sampler's own ln p of it.
+        *,
+        ahead: bool = False,
+    ) -> tuple[Sampled, Tensor, PlayedAhead | None]:
+        """One sequence for each entry of `row`, the draws of its states, the sampler's
+        own ln p of it, and the branches that were played meanwhile.
+
+        Args:
+            prompts: [N, P] int64.
+            mask: [N, P] bool, or None.
+            row: [M] int64: the prompt of every sequence.
+            whole: prompts and mask of every sequence, [M, P].
+            draws: n, the sequence's own token included.
+            micro_batch: maximum sequences per pass over a whole vocabulary.
+            ahead: whether branches with all other draws will be wanted.
         """
         if self.engine is None:
             with self._limited("sampling"):
-                decoder = self._decoder(row.shape[0])
-                sampled = decoder.sample(prompts, mask, row, self.decoding, draws, self.generator)
-            return sampled, sampled.log_probs[..., 0]
+                return self._by_decoder(prompts, mask, row, draws, ahead)
         done = self._by_engine(prompts, mask, Prefixes.bare(row, self.decoding.max_tokens))
         # an engine draws one token per state: the others are drawn here
-        return self.beside(whole, done.tokens, draws, micro_batch), done.log_probs
+        return self.beside(whole, done.tokens, draws, micro_batch), done.log_probs, None
+
+    def _by_decoder(
+        self, prompts: Tensor, mask: Tensor | None, row: Tensor, draws: int, ahead: bool
+    ) -> tuple[Sampled, Tensor, PlayedAhead | None]:
+        # branches play beside their sequences: in slots of their own, if possible
+        decoder = self._decoder((2 if ahead else 1) * row.shape[0])
+        options = prompts, mask, row, self.decoding, draws, self.generator
+        if ahead and isinstance(decoder, Slots):
+            sampled, played = decoder.sample_ahead(*options)
+            return sampled, sampled.log_probs[..., 0], played
+        sampled = decoder.sample(*options)
+        return sampled, sampled.log_probs[..., 0], None
 
     def beside(
         self, whole: tuple[Tensor, Tensor | None], tokens: Tensor, draws: int, micro_batch: int
@@ -77,8 +99,19 @@ class TokenSampler:
                 self.generator,
             )
 
-    def complete(self, prompts: Tensor, mask: Tensor | None, prefixes: Prefixes) -> Completions:
-        """Complete every prefix."""
+    def complete(
+        self,
+        prompts: Tensor,
+        mask: Tensor | None,
+        prefixes: Prefixes,
+        ahead: PlayedAhead | None = None,
+    ) -> Completions:
+        """Complete every prefix that was not played ahead."""
+        if ahead is not None:
+            place = ahead.places(prefixes)
+            missing = (place < 0).nonzero().squeeze(-1)
+            rest = self.complete(prompts, mask, prefixes.some(missing))
+            return ahead.completions.joined(place, missing, rest)
         if self.engine is not None:
             return self._by_engine(prompts, mask, prefixes)
         with self._limited("playing branches"):

@@ -5,231 +5,35 @@ earliest step first: its whole row of the cache is copied from the cache of the 
 sequence that it continues. One step (forward, sampling, writing) is the same function
 for every row and every moment, so that a GPU captures it once as a CUDA graph and
 replays it. The host looks at the rows every few steps only. When the queue is empty,
-the number of slots is halved as sequences end.
+the number of slots is halved as sequences end; or branches of the sequences that are
+being sampled take the free slots (ahead.py).
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from arsm.sequences.ahead import Ahead, PlayedAhead, other_draws
+from arsm.sequences.board import Board, Compiled, Playing, Rows, Starts, Tally
 from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs, complete
-from arsm.sequences.draws import Noise, Sampled, draw_tokens
-from arsm.sequences.ends import Ends, all_ends, forbid_ends, is_end, stopped_at
-from arsm.sequences.model import Decode, Model, SlotModel, SlotsRefused
+from arsm.sequences.draws import Noise, Sampled
+from arsm.sequences.ends import all_ends, is_end
+from arsm.sequences.model import Model, SlotModel, SlotsRefused
 
 ALIGNED = 8
 """Columns of a cache are a multiple of this: fused attention needs its masks aligned."""
 LEAST_CAPTURED = 32
 """A GPU's step takes as long with fewer rows: no graph is captured for them."""
-WARM_UP = 3
-"""Steps before a capture, in which libraries allocate and compile what they need."""
 COPIED = 128
 """Most rows copied at once: a copy holds them a second time."""
 PREFILLED = 1 << 16
 """Most tokens, padding included, per call of `fill`."""
-
-Compiled = Literal["forward", "step"]
-"""What `torch.compile` gets: the model alone, or with it sampling and writing."""
-
-
-@dataclass(eq=False)
-class Rows:
-    """The slots, each tensor of static shape; a graph for fewer slots uses the first
-    rows of the same tensors.
-    """
-
-    token: Tensor
-    """[S] int64: the token to feed next."""
-    column: Tensor
-    """[S] int64: where its keys and values go."""
-    first: Tensor
-    """[S] int64: the first column of its prompt; padding comes before."""
-    index: Tensor
-    """[S] int64: its place in the completion; -1 for the last token of the prompt."""
-    ended: Tensor
-    """[S] bool: the row has no more tokens to draw. It is computed all the same, and
-    changes nothing.
-    """
-    owner: Tensor
-    """[S] int64: which start the row plays; -1 for none."""
-    uniform: Tensor
-    """[S, n] float64: the noise of the next step."""
-    tokens: Tensor
-    """[S, T + 1, n] int64: the draws; those behind `index` are not the sequence's."""
-    log_probs: Tensor
-    """[S, T + 1, n]."""
-    largest: Tensor
-    """[S, T + 1]."""
-
-    @staticmethod
-    def idle(rows: int, width: int, draws: int, dtype: torch.dtype, device: torch.device) -> Rows:
-        """Slots without an owner, for completions of `width` tokens."""
-        numbers = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(4)]
-        return Rows(
-            *numbers,
-            ended=torch.ones(rows, dtype=torch.bool, device=device),
-            owner=torch.full((rows,), -1, device=device),
-            uniform=torch.zeros(rows, draws, dtype=torch.float64, device=device),
-            tokens=torch.zeros(rows, width + 1, draws, dtype=torch.int64, device=device),
-            log_probs=torch.zeros(rows, width + 1, draws, dtype=dtype, device=device),
-            largest=torch.zeros(rows, width + 1, dtype=dtype, device=device),
-        )
-
-    def up_to(self, size: int) -> Rows:
-        """The first rows, as views."""
-        return Rows(**{field.name: getattr(self, field.name)[:size] for field in fields(self)})
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy some rows over others."""
-        for field in fields(self):
-            values = getattr(self, field.name)
-            values[target] = values[source]
-
-
-def step(decode: Decode, rows: Rows, eos: Ends, temperature: float, min_tokens: int = 0) -> None:
-    """Feed every row's token, draw the next ones from `rows.uniform` and write them down."""
-    width, draws = rows.tokens.shape[1] - 1, rows.tokens.shape[2]
-    logits = decode(rows.token, rows.column, rows.first)
-    logits = forbid_ends(logits, rows.index + 1, eos, min_tokens)
-    drawn = draw_tokens(logits, rows.uniform, temperature)
-    # a row that has ended writes behind its last token, where nobody reads
-    place = (rows.index + 1).unsqueeze(-1)
-    rows.tokens.scatter_(1, place.unsqueeze(-1).expand(-1, 1, draws), drawn.tokens.unsqueeze(1))
-    log_probs = drawn.log_probs.to(rows.log_probs.dtype)
-    rows.log_probs.scatter_(1, place.unsqueeze(-1).expand(-1, 1, draws), log_probs.unsqueeze(1))
-    rows.largest.scatter_(1, place, drawn.largest.to(rows.largest.dtype).unsqueeze(1))
-
-    rows.token.copy_(torch.where(rows.ended, rows.token, drawn.tokens[:, 0]))
-    rows.index.add_((~rows.ended).long())
-    ended = rows.ended | (rows.index == width - 1) | is_end(rows.token, eos)
-    # the last token is never fed: its column may not exist
-    rows.column.add_((~ended).long())
-    rows.ended.copy_(ended)
-
-
-@dataclass(frozen=True, eq=False)
-class Starts:
-    """R sequences to be drawn: each feeds its token at index, whatever came before is
-    in the known sequence's cache.
-    """
-
-    row: Tensor
-    """[R]: the known sequence."""
-    index: Tensor
-    """[R]: place of the token in the completion; -1 for the last token of the prompt."""
-    token: Tensor
-    """[R]."""
-
-
-@dataclass
-class Tally:
-    """Work that was done, for benchmarks."""
-
-    steps: int = 0
-    row_steps: int = 0
-    """Rows computed, idle ones included."""
-    looks: int = 0
-    starts: int = 0
-    captures: int = 0
-    capture_seconds: float = 0.0
-    fill_seconds: float = 0.0
-    """Waits for the device only if `Slots.timed` is set."""
-
-
-class Board:
-    """The rows of one kind of decoding, and a function for their step per number of rows."""
-
-    def __init__(
-        self,
-        model: SlotModel,
-        cache: Tensor,
-        decoding: Decoding,
-        draws: int,
-        compiled: Compiled | None,
-        captured: bool,
-        pool: Any,
-    ) -> None:
-        wide = torch.promote_types(cache.dtype, torch.float32)
-        self.rows = Rows.idle(cache.shape[2], decoding.max_tokens, draws, wide, cache.device)
-        self._model = model
-        self._cache = cache
-        self._decoding = decoding
-        self._compiled = compiled
-        self._captured = captured
-        self._pool = pool
-        self._steps: dict[int, Callable[[], None]] = {}
-
-    def step(self, size: int, tally: Tally) -> Callable[[], None]:
-        """One step of the first `size` rows, made on first use."""
-        if size not in self._steps:
-            begun = time.perf_counter()
-            self._steps[size] = self._made(size)
-            tally.captures += 1
-            tally.capture_seconds += time.perf_counter() - begun
-        return self._steps[size]
-
-    def _made(self, size: int) -> Callable[[], None]:
-        rows, eos, temperature = (
-            self.rows.up_to(size),
-            self._decoding.eos,
-            self._decoding.temperature,
-        )
-        decode: Decode = self._model.decoder(self._cache[:, :, :size])
-        run = step
-        # fewer rows are for the last sequences of a call: compiling takes longer than they do
-        if size == self._cache.shape[2] and self._compiled is not None:
-            if self._compiled == "forward":
-                decode = torch.compile(decode, fullgraph=True, dynamic=False)
-            else:
-                run = torch.compile(step, fullgraph=True, dynamic=False)
-
-        def eager() -> None:
-            run(decode, rows, eos, temperature, self._decoding.min_tokens)
-
-        return self._graph(eager, rows) if self._captured else eager
-
-    def _graph(self, eager: Callable[[], None], rows: Rows) -> Callable[[], None]:
-        """A CUDA graph of the step; the step itself, with a warning, if it cannot be captured."""
-        # Rows that have ended change nothing, and what live ones store in the cache here they store
-        # again afterwards.
-        ended = rows.ended.clone()
-        rows.ended.fill_(True)
-        try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    eager()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                eager()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self._captured = False
-            warnings.warn(
-                f"Steps run without a CUDA graph, which is slower: capturing one failed ({error}).",
-                stacklevel=2,
-            )
-            return eager
-        finally:
-            rows.ended.copy_(ended)
-
-        def replay() -> None:
-            graph.replay()
-
-        # the graph reads tensors that only the captured step holds: masks' columns, rows of the
-        # cache
-        replay.step = eager  # pyright: ignore[reportFunctionMemberAccess]
-        return replay
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,25 +46,29 @@ class _Job:
     """[N, prompt] bool."""
     prompt: int
     """Columns of the prompts."""
-    starts: Starts
-    names: Tensor
-    """[R]: what the noise knows the starts by."""
-    done: Sampled
-    """Takes what is played."""
+    true: Playing
+    """What is asked for; branches that begin ahead are numbered after it."""
+    ahead: Ahead | None
+    """Takes branches that are played beside it; None where it has none."""
     decoding: Decoding
     draws: int
     """Draws per state."""
     generator: torch.Generator | None
     noise: Noise | None
 
+    @property
+    def playing(self) -> list[Playing]:
+        """All that rows may play."""
+        return [self.true] if self.ahead is None else [self.true, self.ahead]
+
     def draw_noise(self, rows: Rows) -> None:
         """The uniform numbers of one step."""
         if self.noise is None:
             rows.uniform.uniform_(generator=self.generator)
             return
+        names = torch.cat([each.starts.name for each in self.playing])
         # rows without an owner draw too, and nobody reads it
-        owner = rows.owner.clamp_min(0)
-        rows.uniform.copy_(self.noise(self.names[owner], rows.index + 1))
+        rows.uniform.copy_(self.noise(names[rows.owner.clamp_min(0)], rows.index + 1))
 
 
 class _Source(NamedTuple):
@@ -340,23 +148,32 @@ class Slots:
             noise: replaces the generator, so that a draw depends on its sequence and
                 step alone.
         """
-        done = Sampled.empty(row.shape[0], decoding.max_tokens, draws, decoding.eos, prompts.device)
-        starts = Starts(row, torch.full_like(row, -1), prompts[row, -1])
-        self._play(
-            _Job(
-                known=prompts,
-                mask=mask,
-                prompt=prompts.shape[1],
-                starts=starts,
-                names=torch.arange(row.shape[0], device=row.device),
-                done=done,
-                decoding=decoding,
-                draws=draws,
-                generator=generator,
-                noise=noise,
-            )
-        )
-        return done
+        job = _sampling(prompts, mask, row, decoding, draws, generator, noise)
+        self._play(job)
+        return job.true.done
+
+    @torch.no_grad()
+    def sample_ahead(
+        self,
+        prompts: Tensor,
+        mask: Tensor | None,
+        row: Tensor,
+        decoding: Decoding,
+        draws: int,
+        generator: torch.Generator | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[Sampled, PlayedAhead]:
+        """`sample`, and branches with the distinct other draws of the sequences' states,
+        as many as find a free slot meanwhile.
+
+        To the noise a branch is the sequence R + (i T + t) n + d, for draw d of state t
+        of sequence i.
+        """
+        job = _sampling(prompts, mask, row, decoding, draws, generator, noise)
+        ahead = Ahead.of(job.true, decoding)
+        self._play(replace(job, ahead=ahead))
+        check_log_probs(ahead.done.log_probs[..., 0])
+        return job.true.done, ahead.played()
 
     @torch.no_grad()
     def complete(
@@ -385,7 +202,7 @@ class Slots:
             length = int(prefixes.step[one]) + 1
             ends[one] = decoding.stopped(completions.tokens[one : one + 1], length)[0]
         going = (~ends).nonzero().squeeze(-1)
-        starts = Starts(prefixes.row[going], index[going], token[going])
+        starts = Starts(prefixes.row[going], index[going], token[going], going)
         done = Sampled(
             completions.tokens[going].unsqueeze(-1),
             completions.log_probs[going].unsqueeze(-1),
@@ -397,9 +214,8 @@ class Slots:
                 known=whole,
                 mask=mask,
                 prompt=prompts.shape[1],
-                starts=starts,
-                names=going,
-                done=done,
+                true=Playing(starts, done, 0),
+                ahead=None,
                 decoding=decoding,
                 draws=1,
                 generator=generator,
@@ -412,7 +228,7 @@ class Slots:
 
     def _play(self, job: _Job) -> None:
         """Play all starts to the end."""
-        starts = job.starts
+        starts = job.true.starts
         if starts.row.shape[0] == 0:
             return
         # the earliest branches first: they play longest
@@ -426,12 +242,12 @@ class Slots:
                 queue = order[starts.row[order] // self.known == begin // self.known]
                 if queue.shape[0]:
                     self._group(board, queue, job, self._read(job, begin))
-        check_log_probs(job.done.log_probs[..., 0])
+        check_log_probs(job.true.done.log_probs[..., 0])
 
     def _read(self, job: _Job, begin: int) -> _Source:
         """Fill the cache of some known sequences, from `begin` on, as far as any start needs."""
         some = slice(begin, begin + self.known)
-        filled = job.prompt + int(job.starts.index.max())
+        filled = job.prompt + int(job.true.starts.index.max())
         padding = None if job.mask is None else job.mask[some]
         store, first = self._filled(job.known[some, :filled], padding, job.prompt)
         return _Source(begin, store, first)
@@ -440,20 +256,24 @@ class Slots:
         self, board: Board, job: _Job, source: _Source, rows: Tensor, which: Tensor
     ) -> None:
         """Let the starts `which` [R] play in the rows [R]."""
-        starts = job.starts
-        place = starts.row[which] - source.begin
+        starts = job.true.starts.some(which)
+        place = starts.row - source.begin
         # whole rows: what an earlier owner left behind must not be read
         _copy_rows(source.store, place, self._held(), rows)
-        board.rows.token[rows] = starts.token[which]
-        board.rows.column[rows] = starts.index[which] + job.prompt
         board.rows.first[rows] = source.first[place]
-        board.rows.index[rows] = starts.index[which]
-        board.rows.owner[rows] = which
+        self._begin(board, job, rows, starts, which)
+
+    def _begin(self, board: Board, job: _Job, rows: Tensor, starts: Starts, owner: Tensor) -> None:
+        """Set the starts [R] into the rows [R], whose cache is there."""
+        board.rows.token[rows] = starts.token
+        board.rows.column[rows] = starts.index + job.prompt
+        board.rows.index[rows] = starts.index
+        board.rows.owner[rows] = owner
         board.rows.ended[rows] = False
-        self.tally.starts += which.shape[0]
+        self.tally.starts += rows.shape[0]
 
     def _group(self, board: Board, queue: Tensor, job: _Job, source: _Source) -> None:
-        """Play a queue of starts to the end."""
+        """Play a queue of starts to the end, and the branches that begin meanwhile."""
         size = self._fitting(queue.shape[0])
         playing = min(size, queue.shape[0])
         every = torch.arange(playing, device=queue.device)
@@ -461,22 +281,59 @@ class Slots:
         queue = queue[playing:]
         most = self.look_every
         while playing:
-            rows = self._run_steps(board, job, size, most)
+            rows, before = self._run_steps(board, job, size, most)
+            # the true sequences go first: branches take slots that nobody waits for
+            branches = None
+            if job.ahead is not None and not queue.shape[0] and playing < self.rows:
+                branches = other_draws(rows, before, job.true, job.decoding)
             ended = (rows.ended & (rows.owner >= 0)).nonzero().squeeze(-1)
             if ended.shape[0]:
-                _write(rows, ended, job.starts, job.done)
+                for each in job.playing:
+                    each.write(rows)
                 more = min(ended.shape[0], queue.shape[0])
                 if more:
                     self._refill(board, job, source, ended[:more], queue[:more])
                 queue = queue[more:]
                 playing -= ended.shape[0] - more
+            if branches is not None and branches[0].shape[0]:
+                placed, size = self._branch(board, job, size, *branches)
+                playing += placed
             most = self.look_every
             if not queue.shape[0] and playing:
                 size = self._shrunk(board, size, playing)
-                most = max(1, min(most, _longest(rows)))
+                most = max(1, min(most, _longest(board.rows.up_to(size))))
 
-    def _run_steps(self, board: Board, job: _Job, size: int, steps: int) -> Rows:
-        """Some steps of all slots, without a look at the rows."""
+    def _branch(
+        self, board: Board, job: _Job, size: int, slot: Tensor, starts: Starts
+    ) -> tuple[int, int]:
+        """Let starts [K] that branch off the sequences of the slots [K] begin in free
+        slots, the first ones if there are not enough; return how many began, and the
+        number of slots that they need.
+        """
+        assert job.ahead is not None
+        rows = board.rows
+        free = rows.owner < 0
+        # a slot that is copied from must not be overwritten by the same copy
+        free[slot] = False
+        target = free.nonzero().squeeze(-1)[: slot.shape[0]]
+        count = target.shape[0]
+        if count == 0:
+            return 0, size
+        slot = slot[:count]
+        starts = starts.some(torch.arange(count, device=slot.device))
+        # what the sequence has drawn later is overwritten before it is read
+        _copy_rows(self._held(), slot, self._held(), target)
+        rows.first[target] = rows.first[slot]
+        width = job.decoding.max_tokens
+        owner = job.ahead.add(starts, rows.tokens[slot, :width, 0], job.decoding)
+        self._begin(board, job, target, starts, owner)
+        self.tally.ahead += count
+        return count, max(size, self._fitting(int(target[-1]) + 1))
+
+    def _run_steps(self, board: Board, job: _Job, size: int, steps: int) -> tuple[Rows, Tensor]:
+        """Some steps of all slots, without a look at the rows; the rows, and their
+        indices [S] before.
+        """
         run = board.step(size, self.tally)
         rows = board.rows.up_to(size)
         before = rows.index.clone()
@@ -484,11 +341,12 @@ class Slots:
             job.draw_noise(rows)
             run()
         if job.decoding.stop is not None:
-            _stop(rows, before, job.starts, job.done, job.decoding)
+            for each in job.playing:
+                each.stop(rows, before, job.decoding)
         self.tally.steps += steps
         self.tally.row_steps += steps * size
         self.tally.looks += 1
-        return rows
+        return rows, before
 
     def _fitting(self, count: int) -> int:
         """The fewest slots, by halving, that hold so many rows."""
@@ -574,29 +432,36 @@ class Slots:
         return self._held().is_cuda if self.captured is None else self.captured
 
 
+def _sampling(
+    prompts: Tensor,
+    mask: Tensor | None,
+    row: Tensor,
+    decoding: Decoding,
+    draws: int,
+    generator: torch.Generator | None,
+    noise: Noise | None,
+) -> _Job:
+    """Sample one sequence per entry of `row`."""
+    done = Sampled.empty(row.shape[0], decoding.max_tokens, draws, decoding.eos, prompts.device)
+    name = torch.arange(row.shape[0], device=row.device)
+    starts = Starts(row, torch.full_like(row, -1), prompts[row, -1], name)
+    return _Job(
+        known=prompts,
+        mask=mask,
+        prompt=prompts.shape[1],
+        true=Playing(starts, done, 0),
+        ahead=None,
+        decoding=decoding,
+        draws=draws,
+        generator=generator,
+        noise=noise,
+    )
+
+
 def _copy_rows(source: Tensor, which: Tensor, target: Tensor, where: Tensor) -> None:
     """Copy whole rows of a cache, all columns: nothing of the target's earlier sequence stays."""
     for part, place in zip(which.split(COPIED), where.split(COPIED), strict=True):
         target.index_copy_(2, place, source.index_select(2, part))
-
-
-def _stop(rows: Rows, before: Tensor, starts: Starts, done: Sampled, decoding: Decoding) -> None:
-    """End the rows that are over by `decoding.stop` after a token that they drew since
-    their indices `before` [S]; what they drew later is dropped.
-    """
-    assert decoding.stop is not None
-    busy = (rows.owner >= 0).nonzero().squeeze(-1)
-    which = rows.owner[busy]
-    width = done.tokens.shape[1]
-    # a branch's first tokens are known, and those after its start are drawn
-    drawn = torch.arange(width, device=busy.device) > starts.index[which].unsqueeze(-1)
-    tokens = torch.where(drawn, rows.tokens[busy, :width, 0], done.tokens[which, :, 0])
-    spans = torch.stack([before[busy] + 1, rows.index[busy]], -1).tolist()
-    for row, sequence, (first, last) in zip(busy.tolist(), tokens.tolist(), spans, strict=True):
-        end = stopped_at(sequence[: last + 1], first, decoding.stop, decoding.min_tokens)
-        if end is not None:
-            rows.index[row] = end
-            rows.ended[row] = True
 
 
 def _longest(rows: Rows) -> int:
@@ -604,21 +469,6 @@ def _longest(rows: Rows) -> int:
     last = rows.largest.shape[1] - 2
     earliest = torch.where(rows.owner >= 0, rows.index, last).amin()
     return last - int(earliest)
-
-
-def _write(rows: Rows, ended: Tensor, starts: Starts, done: Sampled) -> None:
-    """Take down what the rows that have ended drew, and release them."""
-    which = rows.owner[ended]
-    width = done.tokens.shape[1]
-    step = torch.arange(width, device=ended.device)
-    own = (step > starts.index[which].unsqueeze(-1)) & (step <= rows.index[ended].unsqueeze(-1))
-    for values, drawn in ((done.tokens, rows.tokens), (done.log_probs, rows.log_probs)):
-        values[which] = torch.where(
-            own.unsqueeze(-1), drawn[ended, :width].to(values.dtype), values[which]
-        )
-    largest = rows.largest[ended, :width].to(done.largest.dtype)
-    done.largest[which] = torch.where(own, largest, done.largest[which])
-    rows.owner[ended] = -1
 
 
 class Waves:

@@ -165,6 +165,15 @@ class Branch:
     def draws(self) -> int:
         return self.estimator.paths if self._from_draws() else 1
 
+    @property
+    def plays_every_draw(self) -> bool:
+        """Whether each distinct other draw of every state is played once, whatever else
+        happens: such branches may begin while the true sequences are still sampled.
+        """
+        # by these, what is played depends on more than the draws of the state
+        choices = (self.budget, self.keep, self.chance, self.coin)
+        return self._from_draws() and all(each is None for each in choices)
+
     def _from_draws(self) -> bool:
         """Whether n draws of a state are all that its credit needs: no logits of the
         whole vocabulary.

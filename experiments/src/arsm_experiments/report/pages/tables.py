@@ -104,6 +104,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(line.replace("|  |", "| |").replace("|  |", "| |") for line in text) + "\n"
 
 
+def listed(words: Sequence[str]) -> str:
+    """A list in a sentence: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def with_spread(cell: Cell, decimals: int) -> str:
     """Mean ± standard deviation with so many decimals; the mean alone of a single seed."""
     spread = f" ± {cell.std:.{decimals}f}" if cell.seeds > 1 else ""

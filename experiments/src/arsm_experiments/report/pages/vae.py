@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from arsm_experiments.report.pages.tables import Cell, Tables, markdown, pooled, welch
+from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, pooled, welch
 from arsm_experiments.report.training import CHOSE
 from arsm_experiments.report.vae import AS_RELEASED
 
@@ -14,6 +15,7 @@ ARSM = {
     "ARSM, float32": "1 layer (float32): arsm",
 }
 """One algorithm at three precisions."""
+PRECISION = dict(zip(ARSM, ("bfloat16", "TF32", "float32"), strict=True))
 STRAIGHT = "1 layer: gumbel-softmax:hard=True"
 LEAVE_ONE_OUT = "1 layer: rloo:samples=46,live=1"
 RECIPE = "arsm:pooled=True, dropout 0.2, epochs {}, schedule cosine"
@@ -22,9 +24,22 @@ REGULARISED = f"1 layer (recipe): {RECIPE.format(600)}, weight decay 0.03"
 RIVALS = "dropout 0.2, epochs 600, schedule cosine, weight decay 0.03"
 """The recipe of the regularised row, for other estimators."""
 ALGORITHM_2 = "2 layers (algorithm2): arsm, first logit fixed False, afresh True"
+FREE_LOGITS = "1 layer (free-logits): arsm, first logit fixed False"
+TWO_LAYERS = {
+    "straight-through Gumbel-Softmax": f"2 layers (two-layers): {HARD}",
+    "leave-one-out, 46 samples": "2 layers (two-layers): rloo:samples=46,live=1",
+    "pooled ARSM": "2 layers (two-layers): arsm:pooled=True",
+}
+"""Rivals on two layers, with the settings of the one-layer rows."""
+RIVALS_REGULARISED = {
+    "straight-through": f"1 layer (recipe): {HARD}, {RIVALS}",
+    "leave-one-out": f"1 layer (recipe): rloo:samples=46,live=1, {RIVALS}",
+}
+TWO_LAYER_RECIPE = "regularised, two layers: pooled ARSM"
+TWO_LAYER_DECAY = f"{TWO_LAYER_RECIPE}, weight decay"
 ROWS = {
     **ARSM,
-    "ARSM, 200 free logits": "1 layer (free-logits): arsm, first logit fixed False",
+    "ARSM, 200 free logits": FREE_LOGITS,
     "straight-through Gumbel-Softmax": STRAIGHT,
     "RELAX": "1 layer: relax",
     "leave-one-out, ridge": f"{LEAVE_ONE_OUT},ridge=1.0",
@@ -37,14 +52,11 @@ ROWS = {
     "AR": "1 layer: ar",
     "two layers: ARSM, Algorithm 2": ALGORITHM_2,
     "two layers: straight-through, authors' settings": f"2 layers: {HARD}{AS_RELEASED}",
-    "two layers: straight-through Gumbel-Softmax": f"2 layers (two-layers): {HARD}",
-    "two layers: leave-one-out, 46 samples": "2 layers (two-layers): rloo:samples=46,live=1",
-    "two layers: pooled ARSM": "2 layers (two-layers): arsm:pooled=True",
+    **{f"two layers: {name}": row for name, row in TWO_LAYERS.items()},
     "regularised: pooled ARSM": REGULARISED,
-    "regularised: straight-through": f"1 layer (recipe): gumbel-softmax:hard=True, {RIVALS}",
-    "regularised: leave-one-out": f"1 layer (recipe): rloo:samples=46,live=1, {RIVALS}",
-    "regularised, two layers: pooled ARSM": f"2 layers (recipe): {RECIPE.format(800)}",
-    "the same, weight decay": f"2 layers (recipe): {RECIPE.format(800)}, weight decay 0.03",
+    **{f"regularised: {name}": row for name, row in RIVALS_REGULARISED.items()},
+    TWO_LAYER_RECIPE: f"2 layers (recipe): {RECIPE.format(800)}",
+    TWO_LAYER_DECAY: f"2 layers (recipe): {RECIPE.format(800)}, weight decay 0.03",
 }
 """Rows of the page's table; those that have not been run are left out."""
 
@@ -54,61 +66,95 @@ def cell(tables: Tables, row: str, metric: str = "test") -> Cell:
     return tables.cell("vae", f"VAE, {row}", metric)
 
 
+def ran(tables: Tables, rows: Mapping[str, str]) -> dict[str, Cell]:
+    """The test results of those rows that have been run."""
+    found = {name: tables.find("vae", f"VAE, {row}", "test") for name, row in rows.items()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def arsm_rows(tables: Tables) -> dict[str, str]:
+    """ARSM's precisions: those whose seeds did not choose the rate or, without any, all."""
+    fresh = {name: row for name, row in ARSM.items() if not cell(tables, row, CHOSE).mean}
+    return fresh or ARSM
+
+
 def all_arsm(tables: Tables) -> Cell:
-    """ARSM on one layer: all seeds of all precisions."""
-    return pooled(cell(tables, row) for row in ARSM.values())
+    """ARSM on one layer: all seeds of these precisions."""
+    return pooled(cell(tables, row) for row in arsm_rows(tables).values())
+
+
+def _superseded(tables: Tables) -> set[str]:
+    """Rows that better ones replace: a precision without fresh seeds, which would be flattered
+    beside those that have some, and the recipe without weight decay.
+    """
+    flattered = {name for name in ARSM if name not in arsm_rows(tables)}
+    decayed = ran(tables, {TWO_LAYER_RECIPE: ROWS[TWO_LAYER_DECAY]})
+    return flattered | decayed.keys()
 
 
 def table(tables: Tables) -> str:
     """-ELBO of every row, beside the paper's."""
     rows = []
+    found = ran(tables, ROWS)
     for name, row in ROWS.items():
-        if tables.find("vae", f"VAE, {row}", "test") is None:
+        if name not in found or name in _superseded(tables):
             continue
         test = cell(tables, row)
         chose = "*" if cell(tables, row, CHOSE).mean else ""
         rows.append(
             [
                 name,
-                f"{cell(tables, row, 'learning rate').mean:g}",
                 f"{test.seeds}{chose}",
                 f"{cell(tables, row, 'evaluations, last epoch').mean:.0f}",
                 f"{test.mean:.1f} ± {test.std:.1f}",
                 test.paper,
             ]
         )
-    header = ["", "rate", "seeds", "f calls", "test", "paper"]
+    header = ["", "seeds", "f calls", "test", "paper"]
     return markdown(header, rows)
 
 
 def finding(tables: Tables) -> str:
     """ARSM beside the paper and its closest rival, and the regularised model."""
-    ours = all_arsm(tables)
-    means = [f"{cell(tables, row).mean:.1f}" for row in ARSM.values()]
-    straight = cell(tables, STRAIGHT)
+    ours, straight = all_arsm(tables), cell(tables, STRAIGHT)
     apart = welch(ours, straight)
-    word = "undecided" if not apart.decided else "decided"
+    word = "decided" if apart.decided else "undecided"
     recipe = cell(tables, REGULARISED)
     return (
         f"**ARSM reaches {ours.interval} nats in the test, the paper 86.7; straight-through "
         f"Gumbel-Softmax, which the paper has at {straight.paper}, reaches {straight.mean:.1f} "
         "with one evaluation of f (and a backward pass) per image.** The difference between the "
-        f"two is {apart.text} nats by Welch's 95% interval: {word}. ARSM's seeds are those of "
-        f"three precisions, whose means are {means[0]} (bfloat16), {means[1]} (TF32) and "
-        f"{means[2]} (float32). With regularisation pooled ARSM reaches {recipe.interval}."
+        f"two is {apart.text} nats by Welch's 95% interval: {word}. {_precisions(tables)} With "
+        f"regularisation pooled ARSM reaches {recipe.interval}{_also_regularised(tables)}."
     )
+
+
+def _precisions(tables: Tables) -> str:
+    """The precisions whose seeds are shown as one."""
+    rows = arsm_rows(tables)
+    means = [f"{cell(tables, row).mean:.1f} ({PRECISION[name]})" for name, row in rows.items()]
+    if rows == ARSM:
+        return f"ARSM's seeds are those of three precisions, whose means are {listed(means)}."
+    if len(rows) == 1:
+        return f"ARSM's seeds, {means[0]}, chose nothing."
+    first, second = (cell(tables, row) for row in rows.values())
+    return (
+        f"ARSM's seeds, which chose nothing, are those of two precisions, {listed(means)}: "
+        f"{welch(first, second).text} apart."
+    )
+
+
+def _also_regularised(tables: Tables) -> str:
+    found = ran(tables, RIVALS_REGULARISED)
+    words = [f"{name} {each.mean:.1f}" for name, each in found.items()]
+    return f", with the same recipe {listed(words)}" if words else ""
 
 
 def others(tables: Tables) -> str:
     """The rivals that the paper understates, and two layers."""
     gains = {
-        name: float(cell(tables, row).paper) - cell(tables, row).mean
-        for name, row in (
-            ("REINFORCE", ROWS["REINFORCE"]),
-            ("RELAX", ROWS["RELAX"]),
-            ("ARS", ROWS["ARS"]),
-            ("AR", ROWS["AR"]),
-        )
+        name: float(cell(tables, ROWS[name]).paper) - cell(tables, ROWS[name]).mean
+        for name in ("REINFORCE", "RELAX", "ARS", "AR")
     }
     ours, leave = all_arsm(tables), cell(tables, LEAVE_ONE_OUT)
     last = cell(tables, LEAVE_ONE_OUT, "test, last epoch").mean
@@ -118,8 +164,56 @@ def others(tables: Tables) -> str:
         f"{gains['ARS']:.1f} nats better than in the paper, AR {-gains['AR']:.1f} worse. Plain "
         f"leave-one-out has the smaller gradient variance and the worse test result, "
         f"{leave.mean:.1f}, {welch(leave, ours).text} above ARSM: it overfits, and ends at "
-        f"{last:.1f}. Two layers by Algorithm 2 reach {two.interval}, the paper {two.paper}."
+        f"{last:.1f}.{_free_logits(tables)} Two layers by Algorithm 2 reach {two.interval}, the "
+        f"paper {two.paper}{_two_layers(tables, two)}."
     )
+
+
+def _free_logits(tables: Tables) -> str:
+    found = ran(tables, {"free": FREE_LOGITS})
+    if not found:
+        return ""
+    apart = welch(found["free"], all_arsm(tables))
+    return (
+        f" With all 200 logits free, as in the paper's table of networks, ARSM reaches "
+        f"{found['free'].mean:.1f}, {apart.text} more."
+    )
+
+
+def _two_layers(tables: Tables, arsm: Cell) -> str:
+    """Rivals on two layers beside ARSM by Algorithm 2."""
+    found = ran(tables, TWO_LAYERS)
+    words = [
+        f"{name} {each.mean:.1f}, {welch(each, arsm).text} more" for name, each in found.items()
+    ]
+    return f"; with the settings of the one-layer rows {'; '.join(words)}" if words else ""
+
+
+def limits(tables: Tables) -> str:
+    """What depends on the runs that there are."""
+    bfloat16 = (
+        "The paper's protocol knows no bfloat16, in which the first row evaluates f at pseudo "
+        "samples."
+    )
+    lines = [
+        "Which of ARSM's three precisions is the best: they come from different versions of the "
+        f"program, and the best mean is the luckiest. {bfloat16}"
+        if arsm_rows(tables) == ARSM
+        else f"A smaller effect of the precision than that. {bfloat16}"
+    ]
+    absent = [name for name in TWO_LAYERS if name not in ran(tables, TWO_LAYERS)]
+    if len(absent) == len(TWO_LAYERS):
+        lines.append(
+            "Rivals at equal settings on two layers. Straight-through Gumbel-Softmax has the "
+            "authors' settings there (learned temperature, exact KL, free logits, one sample for "
+            "encoder and decoder), which on one layer cost it about ten nats."
+        )
+    elif absent:
+        lines.append(f"On two layers, at the settings of one layer: {listed(absent)}.")
+    absent = [name for name in RIVALS_REGULARISED if name not in ran(tables, RIVALS_REGULARISED)]
+    if absent:
+        lines.append(f"With the regularised recipe: {listed(absent)}.")
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def times(tables: Tables) -> str:
@@ -129,12 +223,18 @@ def times(tables: Tables) -> str:
     arsm = found["arsm"]
     plain, learned = found["25*gumbel-softmax"], found[f"25*gumbel-softmax:hard=True{AS_RELEASED}"]
     return (
-        "The paper says that 25 Gumbel-Softmax samples take the time of one ARSM step. On one "
-        f"H200 an ARSM step takes {arsm:.2f} ms and 25 samples {plain / arsm:.1f} times that, "
-        f"{learned / arsm:.1f} times as the authors train them; one straight-through sample takes "
-        f"{found['gumbel-softmax:hard=True'] / arsm:.2f} times, leave-one-out with 46 samples "
-        f"{found['rloo:samples=46,live=1'] / arsm:.2f} times (`step_times.jsonl`)."
+        "The paper says that 25 Gumbel-Softmax samples take the time of one ARSM step. On one H200 "
+        f"an ARSM step takes {arsm:.2f} ms, 25 samples {plain / arsm:.1f} times that "
+        f"({learned / arsm:.1f} as the authors train them), one straight-through sample "
+        f"{found['gumbel-softmax:hard=True'] / arsm:.2f}, leave-one-out "
+        f"{found['rloo:samples=46,live=1'] / arsm:.2f} (`step_times.jsonl`)."
     )
 
 
-PARTS = {"table": table, "finding": finding, "others": others, "times": times}
+PARTS = {
+    "table": table,
+    "finding": finding,
+    "others": others,
+    "times": times,
+    "limits": limits,
+}
