@@ -92,7 +92,6 @@ __all__ = [
     "CARMS",
     "GRPO",
     "IMLE",
-    "NAMES",
     "NVIL",
     "OTB",
     "REBAR",
