@@ -31,7 +31,7 @@ ALLOWED = {
     # torch.compile traces no autograd function inside vmap
     ("question.py", "attach", "_are_functorch_transforms_active"),
     # a GPU is waited for before the clock is read, and its memory is measured
-    ("comparison.py", "measure", "is_cuda"),
+    ("comparison.py", "time_one", "is_cuda"),
     ("sequences/comparison.py", "_estimated", "device.type"),
     ("sequences/slots.py", "_filled", "is_cuda"),
     # only a GPU can capture a graph

@@ -26,7 +26,7 @@ from trl.trainer import grpo_trainer  # noqa: E402
 
 import arsm.trl  # noqa: E402
 from arsm.trl.checks import check_options  # noqa: E402
-from tests import test_trl  # noqa: E402
+from tests import test_trl, test_trl_trainer  # noqa: E402
 from tests.trl_problems import (  # noqa: E402
     LLAMA,
     PROMPTS,
@@ -330,7 +330,9 @@ def test_model_init_kwargs(tmp_path: Path) -> None:
     made = trainer(model=str(tmp_path / "good"), model_init_kwargs={"dtype": "float32"})
     made.train()
     assert made.model.dtype == torch.float32
-    test_trl.gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).save_pretrained(tmp_path / "bad")
+    test_trl_trainer.gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).save_pretrained(
+        tmp_path / "bad"
+    )
     tokenizer().save_pretrained(tmp_path / "bad")
     with pytest.raises(ValueError, match="positions change with the padding"):
         trainer(model=str(tmp_path / "bad"))
@@ -464,18 +466,18 @@ def test_vllm_importance_sampling(
 # ---------------------------------------------------------------- the table
 
 ELSEWHERE: dict[str, Callable[..., None]] = {
-    "bf16": test_trl.test_bfloat16_is_close_to_float32,
+    "bf16": test_trl_trainer.test_bfloat16_is_close_to_float32,
     "router_aux_loss_coef": test_router_aux_loss_coef,
     "model_init_kwargs": test_model_init_kwargs,
-    "num_generations": test_trl.test_metrics,
-    "max_completion_length": test_trl.test_metrics,
+    "num_generations": test_trl_trainer.test_metrics,
+    "max_completion_length": test_trl_trainer.test_metrics,
     "steps_per_generation": test_trl.test_num_iterations_and_steps_per_generation_train,
     "num_iterations": test_trl.test_the_first_inner_step_with_clipping_is_the_unclipped_one,
     "temperature": test_trl.test_the_gradient_is_that_of_branch,
-    "chat_template_kwargs": test_trl.test_chat_templates,
+    "chat_template_kwargs": test_trl_trainer.test_chat_templates,
     "use_vllm": test_vllm_plays_branches,
     "reward_weights": test_reward_weights,
-    "scale_rewards": test_trl.test_a_default_config_trains_with_a_warning,
+    "scale_rewards": test_trl_trainer.test_a_default_config_trains_with_a_warning,
     "loss_type": test_trl.test_loss_types_change_the_scale_alone,
     "entropy_coef": test_entropy_coef,
     "use_adaptive_entropy": test_training_with_sampled_completions,

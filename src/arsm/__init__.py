@@ -29,6 +29,7 @@ Where to go on:
 import importlib
 from typing import TYPE_CHECKING
 
+from arsm import estimators
 from arsm import extend as extend
 from arsm import policy as policy
 from arsm import referee as referee
@@ -40,46 +41,7 @@ from arsm.choice import Choice, choices
 from arsm.comparison import compare
 from arsm.draws import sample
 from arsm.driver import estimate
-from arsm.estimators import (
-    AIMLE,
-    AR,
-    ARS,
-    ARSM,
-    CARMS,
-    GRPO,
-    IMLE,
-    NVIL,
-    OTB,
-    REBAR,
-    RELAX,
-    RLOO,
-    RODEO,
-    SIMPLE,
-    UGC,
-    VIMCO,
-    ARSMPlus,
-    ARSPlus,
-    Average,
-    DecoupledStraightThrough,
-    DisARM,
-    DoubleControl,
-    DrGRPO,
-    Exact,
-    ExactPlusSampled,
-    GappedStraightThrough,
-    GumbelRao,
-    GumbelSoftmax,
-    LocalExpectation,
-    MuProp,
-    Reinforce,
-    ReinMax,
-    ReinMaxRao,
-    StraightThrough,
-    SubsetRLOO,
-    UnorderedSet,
-    estimator,
-    estimator_names,
-)
+from arsm.estimators import *  # noqa: F403  an estimator is listed once, in its own room
 from arsm.layers import estimate_layers
 from arsm.ranking import Ranking
 from arsm.referee import Audit, audit, audit_advantages, audit_sequences
@@ -98,50 +60,14 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
-    "AIMLE",
-    "AR",
-    "ARS",
-    "ARSM",
-    "CARMS",
-    "GRPO",
-    "IMLE",
-    "NVIL",
-    "OTB",
-    "REBAR",
-    "RELAX",
-    "RLOO",
-    "RODEO",
-    "SIMPLE",
-    "UGC",
-    "VIMCO",
-    "ARSMPlus",
-    "ARSPlus",
     "Audit",
-    "Average",
     "Choice",
-    "DecoupledStraightThrough",
-    "DisARM",
-    "DoubleControl",
-    "DrGRPO",
     "Estimate",
     "Estimator",
-    "Exact",
-    "ExactPlusSampled",
-    "GappedStraightThrough",
-    "GumbelRao",
-    "GumbelSoftmax",
-    "LocalExpectation",
     "Maximum",
-    "MuProp",
     "NotFiniteError",
     "Ranking",
-    "ReinMax",
-    "ReinMaxRao",
-    "Reinforce",
     "Search",
-    "StraightThrough",
-    "SubsetRLOO",
-    "UnorderedSet",
     "When",
     "audit",
     "audit_advantages",
@@ -152,8 +78,6 @@ __all__ = [
     "estimate",
     "estimate_bound",
     "estimate_layers",
-    "estimator",
-    "estimator_names",
     "log_prob",
     "maximize",
     "one_hot",
@@ -163,6 +87,7 @@ __all__ = [
     "subset_log_prob",
     "subset_marginals",
 ]
+__all__ += estimators.__all__
 
 _ROOMS = ("extend", "policy", "referee", "sequences")
 """Modules for users that are imported with the package."""

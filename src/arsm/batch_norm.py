@@ -4,7 +4,7 @@ evaluated one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -28,7 +28,7 @@ def watch_batch_norm(f: Callable[..., Any], by: str) -> list[RemovableHandle]:
     those that a method or a partial function binds.
     """
     models = _modules_of(f)
-    return [_watch(module, models, by) for module in _training(models)] if models else []
+    return [_watch(module, models, by) for module in _training(models)]
 
 
 def _watch(module: nn.Module, models: list[nn.Module], by: str) -> RemovableHandle:
@@ -39,12 +39,20 @@ def _watch(module: nn.Module, models: list[nn.Module], by: str) -> RemovableHand
 
 
 def _error(module: nn.Module, models: list[nn.Module], by: str) -> ValueError:
-    names = (name for model in models for name, each in model.named_modules() if each is module)
+    name = next(_names_of(module, models)) or type(module).__name__
     return ValueError(
-        f"{next(names) or type(module).__name__} normalises over the batch in training mode, which "
+        f"{name} normalises over the batch in training mode, which "
         f"mixes the repeated rows that {by} evaluates; use LayerNorm or GroupNorm, or put it into "
         "evaluation mode."
     )
+
+
+def _names_of(module: nn.Module, models: list[nn.Module]) -> Iterator[str]:
+    """The names under which the models hold a module; "" for a model itself."""
+    for model in models:
+        for name, each in model.named_modules():
+            if each is module:
+                yield name
 
 
 def _training(models: list[nn.Module]) -> list[nn.Module]:
@@ -61,6 +69,7 @@ def _training(models: list[nn.Module]) -> list[nn.Module]:
 
 def _modules_of(f: Any) -> list[nn.Module]:
     """The modules that are found without calling f."""
+    # partial functions wrap methods, methods wrap functions, and functions name globals and cells
     held = [f]
     while isinstance(f, partial):
         held += [*f.args, *f.keywords.values()]

@@ -55,23 +55,25 @@ def estimate_bound(
     require(estimator, "estimate_bound", "bound", "paths", instead="use one such as arsm.VIMCO(10)")
     check_layers(layers)
     check_same_rows(context)
+
+    # the first layer has one row of logits for n paths, as the estimator draws them
     phi, _ = run_layer(layers[0], Path(context))
     check_logits(phi, read=False)
     question = pose(estimator, phi, generator=generator)
-    queries = question.queries
     n = estimator.paths
-    rows = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in context)
-    zs = [queries.points.flatten(0, 1)]
+    zs = [question.queries.points.flatten(0, 1)]
     logits = [phi.repeat(n, 1, 1)]
+
+    # below it every path has logits of its own
+    rows = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in context)
     for layer in layers[1:]:
         phi, _ = run_layer(layer, Path(rows, tuple(zs), tuple(logits)))
         check_logits(phi, read=False)
         logits.append(phi)
         zs.append(sample(phi, generator))
-    log_q = torch.stack(
-        [log_prob(phi.log_softmax(-1), z).sum(-1) for phi, z in zip(logits, zs, strict=True)]
-    ).sum(0)
-    # ln q's backward and the result need them as they are
+    log_q = _log_q_of_paths(logits, zs)
+
+    # ln q's backward and the result need the samples as they are: f gets copies
     values = f([z.clone() for z in zs], logits, *rows)
     if not isinstance(values, Tensor) or values.shape != log_q.shape:
         raise ValueError(
@@ -79,16 +81,21 @@ def estimate_bound(
             f"{describe(values)}."
         )
     values = values.to(working_dtype(values.dtype)).unflatten(0, (n, -1))
-    legal = (
-        torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits])
-        .all(0)
-        .unflatten(0, (n, -1))
-    )
+
+    legal = torch.stack([legal_rows(phi.detach()).all(-1) for phi in logits]).all(0)
     info = {
         "asked": torch.full((), n, device=values.device),
         "distinct": torch.full(values.shape[1:], n, device=values.device),
-        "finite": (values.detach().isfinite() & legal).all(0),
+        "finite": (values.detach().isfinite() & legal.unflatten(0, (n, -1))).all(0),
     }
     z = torch.cat(zs, -1).unflatten(0, (n, -1)).movedim(0, 1)
     value = attach_paths(question.value(values), estimator, values, log_q.unflatten(0, (n, -1)))
     return Estimate(value, z, None, info)
+
+
+def _log_q_of_paths(logits: list[Tensor], zs: list[Tensor]) -> Tensor:
+    """sum_t ln q(z_t): logits [N, K_t, C_t] and samples [N, K_t] of each layer -> [N]."""
+    of_layers = []
+    for phi, z in zip(logits, zs, strict=True):
+        of_layers.append(log_prob(phi.log_softmax(-1), z).sum(-1))
+    return torch.stack(of_layers).sum(0)

@@ -44,6 +44,7 @@ def of_options(x: Any) -> str:
         value = getattr(x, each.name)
         always = each.name == "samples" or each.default is dataclasses.MISSING
         if not always and _same(value, each.default):
+            # one that is left out leaves a gap: all that follow need their names
             bare = bare and each.kw_only
             continue
         required = each.name == "samples" or each.default_factory is dataclasses.MISSING

@@ -99,14 +99,17 @@ def require(
     """
     check_estimator(estimator)
     assert isinstance(estimator, Estimator)
-    missing = [
-        (NEEDS[name].lack, NEEDS[name].need) for name in needs if not NEEDS[name].met(estimator)
-    ]
+    missing = []
+    for name in needs:
+        need = NEEDS[name]
+        if not need.met(estimator):
+            missing.append((need.lack, need.need))
     if subset not in (ANY, estimator.subset):
         missing.append((_chooses(estimator.subset), _chooses(subset)))
-    for lack, need in missing:  # the first is enough: the message names another estimator
+    if missing:
+        lack, needed = missing[0]  # the first is enough: the message names another estimator
         raise ValueError(
-            f"{type(estimator).__name__} {lack}, but {by} needs one that {need}; {instead}."
+            f"{type(estimator).__name__} {lack}, but {by} needs one that {needed}; {instead}."
         )
 
 
@@ -128,6 +131,7 @@ def check_estimator(estimator: object) -> None:
     """Require an estimator, not its name or its class."""
     if isinstance(estimator, Estimator):
         return
+    # the advice depends on what was given: words, a class, the logits, or something else
     words = repr(estimator) if isinstance(estimator, str) else '"arsm"'
     mend = f"arsm.estimator({words}) makes one from words"
     if not isinstance(estimator, str | type):

@@ -17,6 +17,7 @@ def one_hot(z: Tensor, categories: int, dtype: torch.dtype = torch.float32) -> T
                 f"{list(z.shape)}; categories are int64, as in z.long()."
             )
         return z
+    # PyTorch's own one_hot returns int64, which would have to be converted
     return (z.unsqueeze(-1) == torch.arange(categories, device=z.device)).to(dtype)
 
 
@@ -25,6 +26,7 @@ def log_prob(log_q: Tensor, z: Tensor) -> Tensor:
     [..., K, C] -> [..., K].
     """
     if z.is_floating_point():
+        # a relaxed z is 0 at a masked category, and 0 times -inf would be NaN
         return (z * log_q.masked_fill(log_q == -torch.inf, 0)).sum(-1)
     return log_q.gather(-1, z.unsqueeze(-1)).squeeze(-1)
 

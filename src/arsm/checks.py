@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SAME_SUM = 1e-4
-"""How far the sum of probabilities may be from 1."""
+"""The largest distance from 1 of what still counts as a sum of probabilities."""
 LARGEST_SEED = 2**63 - 1
 LEAST_LOG_PROBABILITY = math.log(torch.finfo(torch.float64).tiny)
 
@@ -27,7 +27,7 @@ class NotFiniteError(ValueError):
 
 
 def describe(x: object) -> str:
-    """What was given instead: a tensor's type and shape, or the name of another type."""
+    """A tensor by its type and shape, anything else by the name of its type."""
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
@@ -120,12 +120,14 @@ def check_logits(logits: Tensor, *, read: bool) -> bool:
     if not read:
         return True
     logits = logits.detach()
+    # one kernel answers for most logits: their sum is finite only if all of them are
     total = float(logits.sum())
-    if math.isfinite(total):  # one kernel; if the sum overflows, check again
+    if math.isfinite(total):
         # probabilities have the sum 1 in each of the rows; hardly any logits do
         if abs(total * logits.shape[-1] / logits.numel() - 1) < SAME_SUM:
             _warn_of_probabilities(logits)
         return False
+    # something is masked or illegal, or the sum overflowed
     _check_rows(logits)
     return not bool(logits.isfinite().all())
 
@@ -145,15 +147,17 @@ def _warn_of_probabilities(logits: Tensor) -> None:
 
 def _outside() -> int:
     """The `stacklevel` at which a warning names the user's line, not one of the library."""
-    level, frame = 1, sys._getframe(1)
+    level = 1
+    frame = sys._getframe(1)
     inner = ("arsm", "torch")  # torch's decorators lie between
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in inner:
-        level, frame = level + 1, frame.f_back
+        level += 1
+        frame = frame.f_back
     return level
 
 
 def _other_logits(logits: object) -> tuple[str, str]:
-    """What was given instead of logits, and what to do about it."""
+    """Describe what was given instead of logits, and say what to do about it."""
     if callable(logits) and not isinstance(logits, Tensor):
         return "a function", "the logits come before f"
     if not isinstance(logits, Tensor):
@@ -186,6 +190,7 @@ def _check_rows(logits: Tensor) -> None:
     """Raise an error that names the first invalid row."""
     if bool((legal := legal_rows(logits)).all()):
         return
+    # the first of them is enough to find the mistake
     where = (~legal).nonzero()[0].tolist()
     row = logits[tuple(where)]
     if bool((row == -torch.inf).all()):
@@ -201,6 +206,7 @@ def _check_rows(logits: Tensor) -> None:
 
 def legal_rows(logits: Tensor) -> Tensor:
     """[*B, K]: whether no logit is NaN or +inf and at least one is finite."""
+    # one kernel: the maximum is NaN if one is, +inf if one is, and -inf if all are
     return logits.amax(-1).isfinite()
 
 
@@ -227,10 +233,12 @@ def _takes(f: Any, given: int) -> bool:
     `inspect.signature(f).bind` would take a tenth of the time of a small estimate.
     """
     if isinstance(f, partial):
+        # keywords may fill any of the places
         return bool(f.keywords) or _takes(f.func, given + len(f.args))
     if isinstance(f, nn.Module):
         f = f.forward
     if isinstance(f, MethodType):
+        # self is one more
         return _takes(f.__func__, given + 1)
     if not isinstance(f, FunctionType):
         return True
@@ -275,13 +283,15 @@ def check_context(
 
 def check_same_rows(context: tuple[object, ...]) -> None:
     """Require tensors [N, ...] with the same N."""
-    for first in context[:1]:
-        if not isinstance(first, Tensor) or first.ndim == 0:
-            raise ValueError(
-                "Context 0 must be a tensor [N, ...], one row for each value, but is "
-                f"{describe(first)}."
-            )
-        check_context(context, first.shape[:1])
+    if not context:
+        return
+    first = context[0]
+    if not isinstance(first, Tensor) or first.ndim == 0:
+        raise ValueError(
+            "Context 0 must be a tensor [N, ...], one row for each value, but is "
+            f"{describe(first)}."
+        )
+    check_context(context, first.shape[:1])
 
 
 def check_given(logits: Tensor, z: Tensor) -> None:
@@ -298,8 +308,10 @@ def check_given(logits: Tensor, z: Tensor) -> None:
         raise ValueError(
             f"z{where} is {int(z[tuple(where)])}, but the categories are 0 to {categories - 1}."
         )
+    # what underflows in float64 was not drawn from these logits
     logits = logits.detach()
-    below = logits.gather(-1, z.unsqueeze(-1)).squeeze(-1).double() - logits.amax(-1).double()
+    own = logits.gather(-1, z.unsqueeze(-1)).squeeze(-1)
+    below = own.double() - logits.amax(-1).double()
     if bool((impossible := below < LEAST_LOG_PROBABILITY).any()):
         where = impossible.nonzero()[0].tolist()
         raise ValueError(

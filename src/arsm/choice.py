@@ -65,8 +65,12 @@ class Choice(nn.Module):
         return {**self.__dict__, "logits": None, "_run": None}  # a copy is in no run
 
     def extra_repr(self) -> str:
-        named = [] if self.k is None else [f"k={self.k}"]
-        return ", ".join(named if self.reach == "row" else [*named, f"reach={self.reach!r}"])
+        named = []
+        if self.k is not None:
+            named.append(f"k={self.k}")
+        if self.reach != "row":
+            named.append(f"reach={self.reach!r}")
+        return ", ".join(named)
 
     def forward(self, logits: Tensor) -> Tensor:
         if torch.compiler.is_exporting() and not self.training:
@@ -87,6 +91,7 @@ class Choice(nn.Module):
                     "torch.no_grad()."
                 )
             return _most_probable(self, logits)
+        # PyTorch has no public way to ask whether a backward pass is running
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
                 "A Choice was called in the backward pass, as activation checkpointing does, "
@@ -150,6 +155,7 @@ def choices(
     _check_fit(estimator, found, model)
     positions = any(choice.reach != "row" for choice in found)
     run = Run(model, estimator, generator, positions=positions, check=check)
+    # all of them before the first is changed: else a refusal would leave the others' run broken
     for choice in found:
         if choice._run is not None:
             raise RuntimeError(
@@ -160,6 +166,7 @@ def choices(
             choice._run = run
         yield run
     finally:
+        # the logits hold the graph of the last step
         for choice in found:
             choice._run = choice.logits = None
 
@@ -171,6 +178,7 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
         raise ValueError(
             f"{type(model).__name__} contains no arsm.Choice; put one where its forward chooses."
         )
+    # DDP looks for unused parameters before the credit connects the logits with the loss
     for module in model.modules():
         searches = isinstance(module, DistributedDataParallel) and module.find_unused_parameters
         if searches and not module.static_graph and not estimator.pathwise:
@@ -187,14 +195,13 @@ def _check_fit(estimator: Estimator, found: list[Choice], model: nn.Module) -> N
         if choice.k is not None:
             by = f"this model's Choice(k={choice.k}, reach={choice.reach!r})"
             require(estimator, by, "paths", "one_weight", instead="use RLOO(4)")
-    for choice in found if not estimator.paths else []:
+    # an estimator that weighs whole paths does not care what is drawn along them
+    if estimator.paths:
+        return
+    for choice in found:
         by = "this model's Choice()" if choice.k is None else f"this model's Choice(k={choice.k})"
-        require(
-            estimator,
-            by,
-            subset=choice.k,
-            instead="RLOO fits all, SIMPLE(k) and SubsetRLOO(k) their k",
-        )
+        instead = "RLOO fits all, SIMPLE(k) and SubsetRLOO(k) their k"
+        require(estimator, by, subset=choice.k, instead=instead)
 
 
 def _check(choice: Choice, logits: Tensor) -> None:
@@ -224,4 +231,5 @@ def _check(choice: Choice, logits: Tensor) -> None:
 def _most_probable(choice: Choice, logits: Tensor) -> Tensor:
     if choice.k is None:
         return logits.argmax(-1)
+    # the likeliest set of the conditional Poisson law is that of the k largest logits
     return shaped(choice, logits.topk(choice.k, -1).indices.sort(-1).values)

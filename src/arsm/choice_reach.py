@@ -57,6 +57,7 @@ def sum_of_reaching(log_q: Tensor, reach: Reach, values: Tensor) -> Tensor:
     if reach == "row":
         return log_q.sum(-1, keepdim=True).expand(-1, positions)
     _require_positions(log_q.shape[-1], reach, positions)
+    # a loss is reached by the choices up to its position: a cumulative sum
     return log_q.cumsum(-1) if reach == "later" else log_q
 
 
@@ -91,11 +92,13 @@ def check_reach(
         if each.choice.reach == "row":
             continue
         count = each.logits.shape[1]
+        # the ends and the middle: one pass for each position would take too long
         for position in sorted({0, count // 2, count - 1}):
             others = [*chosen[:number], each.changed(position), *chosen[number + 1 :]]
             after, seen = run.replay(function, batch, others)
             _require_still(each, position, before, after, "the loss")
             for place in range(number + 1, len(made)):
+                # a choice with other positions has none to compare with
                 if made[place].logits.shape[1] == count:
                     _require_still(each, position, logits[place], seen[place], "a later choice")
 
@@ -108,6 +111,7 @@ def _require_still(made: Made, position: int, before: Tensor, after: Tensor, wha
     difference = torch.where(finite, after - before, 0.0).abs()
     scale = torch.where(finite, before, 0.0).abs().amax().clamp_min(1e-3)
     moved = difference.flatten(2).amax(-1) if before.ndim > 2 else difference
+    # half of the digits: rounding moves the last few, a dependence moves far more
     moved = (moved.amax(0) > scale * torch.finfo(before.dtype).eps ** 0.5) & beyond
     if not bool(moved.any()):
         return

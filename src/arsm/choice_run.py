@@ -95,6 +95,7 @@ class Run:
             ordinary gradient.
         """
         rows = _batch_rows(batch)
+        # repeated rows would change the batch's mean, and with it every row's value
         refuse_batch_norm(self.model, "arsm.choices")
         if self._by_paths:
             return self._over_paths(function, batch, rows)
@@ -125,6 +126,7 @@ class Run:
 
     @property
     def _by_paths(self) -> bool:
+        # energies add up over one set of variables, while here each choice has its own logits
         return self.estimator.paths > 0 and not self.estimator.weighs_energy
 
     def _evaluate(
@@ -135,24 +137,17 @@ class Run:
         chooser: Callable[[Choice, Tensor], Tensor],
     ) -> Tensor:
         """The function's values [rows], or [rows, T], with every choice made by the chooser."""
-        self._rows, self._chooser = rows, chooser
+        self._rows = rows
+        self._chooser = chooser
         try:
             values = function(*batch)
         finally:
+            # a Choice that is called outside of a pass must raise
             self._chooser = None
         if self._positions:
             _check_positions(values, rows)
-        elif (
-            not isinstance(values, Tensor)
-            or values.shape != (rows,)
-            or not values.is_floating_point()
-        ):
-            raise ValueError(
-                f"The loss function must return one floating value per row, [{rows}] here, but "
-                "returned "
-                f"{describe(values)}; leave its mean to the caller, as in F.cross_entropy(..., "
-                'reduction="none").'
-            )
+        else:
+            _check_rows(values, rows)
         if not bool(values.detach().isfinite().all()):
             where = (~values.detach().isfinite()).nonzero()[0].tolist()
             raise NotFiniteError(
@@ -175,17 +170,20 @@ class Run:
             log_q.append(_log_probs(logits, z, choice.k))
             return z
 
+        # the paths are the outer dimension: path i is rows i N to (i + 1) N
         repeated = tuple(x.repeat(n, *(1,) * (x.ndim - 1)) for x in batch)
         values = self._evaluate(function, repeated, n * rows, choose)
         if self._test_reach:
             check_reach(self, function, batch, made)
         values = values.unflatten(0, (n, rows))  # [n, N] or [n, N, T]
+        # a pass may meet no Choice, as one that returns early does
         if not made:
             return values.mean(0)
-        reaching = [
-            sum_of_reaching(each, call.choice.reach, values[0])
-            for each, call in zip(log_q, made, strict=True)
-        ]
+
+        # ln q of a path is the sum over its choices, of those that reach a loss
+        reaching = []
+        for each, call in zip(log_q, made, strict=True):
+            reaching.append(sum_of_reaching(each, call.choice.reach, values[0]))
         whole = sum(reaching[1:], reaching[0]).unflatten(0, (n, rows))
         return attach_paths(values.mean(0), self.estimator, values, whole)
 
@@ -201,6 +199,7 @@ class Run:
             logits.append(seen)
             return choices[len(logits) - 1]
 
+        # one seed for all replays: dropout that differed would look like a choice's reach
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
             return self._evaluate(function, batch, len(batch[0]), choose), logits
@@ -218,17 +217,24 @@ class Run:
             last[choice] = logits
             question = pose(self.estimator, logits, generator=self.generator)
             z = question.true
-            race = None if choice.k else given_winner(logits, z, dirichlet(logits, self.generator))
+            race = None
+            # an estimator need not say which noise led to z, so it is drawn given z
+            if not choice.k:
+                race = given_winner(logits, z, dirichlet(logits, self.generator))
             calls.append(_Call(choice, question, z, race))
             return z
 
+        # the true path, with f's graph
         true = self._evaluate(function, batch, rows, choose)
         if self._test_reach:
             made = [Made(call.choice, call.z, call.question.logits.detach()) for call in calls]
             check_reach(self, function, batch, made)
+
+        # the other queries of one choice after the other, and its credit on top of the value
         value = true
         for t, call in enumerate(calls):
             others = call.question.others()
+            # where all queries equal the true sample, no pass is needed
             values = true.detach()[:0]
             if len(others.row) > 0:
                 values = self._values_of_others(function, batch, calls, t, others)
@@ -264,10 +270,10 @@ class Run:
         logits = call.question.logits
         positions = true.shape[-1]
         reached = reaches(logits.shape[1], call.choice.reach, positions, logits.device)
-        by_loss = [
-            self._credit(call, others, values[:, s], true[:, s]) * reached[s].unsqueeze(-1)
-            for s in range(positions)
-        ]
+        by_loss = []
+        for s in range(positions):
+            gradient = self._credit(call, others, values[:, s], true[:, s])
+            by_loss.append(gradient * reached[s].unsqueeze(-1))
         expanded = logits.unsqueeze(1).expand(-1, positions, -1, -1)
         return attach(value, expanded, torch.stack(by_loss, 1))
 
@@ -286,19 +292,17 @@ class Run:
 
         def choose(choice: Choice, logits: Tensor) -> Tensor:
             nonlocal made
+            number = made
             made += 1
-            if made <= t + 1 and calls[made - 1].choice is not choice:
-                raise RuntimeError(
-                    "The model made another choice here than for the true sample; which choices "
-                    "it makes, and in which order, must not depend on the rows."
-                )
-            if made <= t + 1:
-                self._require_equal(calls[made - 1].question.logits.detach(), logits, row, batch)
-            if made <= t:
-                return calls[made - 1].z.index_select(0, row)
-            if made == t + 1:
+            if number <= t:
+                self._require_same_call(calls[number], choice, logits, row, batch)
+            # before choice t the true path, at t the query
+            if number < t:
+                return calls[number].z.index_select(0, row)
+            if number == t:
                 return others.point
-            race = calls[made - 1].race if made <= len(calls) else None
+            # after it the true path's race, if this choice has one of the same size
+            race = calls[number].race if number < len(calls) else None
             if race is None or race.shape[1:] != logits.shape[1:]:
                 return draw_choice(logits, choice, self.generator)
             return argmin_sample(logits, race.index_select(0, row))
@@ -312,6 +316,22 @@ class Run:
             )
         return values
 
+    def _require_same_call(
+        self,
+        call: _Call,
+        choice: Choice,
+        logits: Tensor,
+        row: Tensor,
+        batch: tuple[Tensor, ...],
+    ) -> None:
+        """Require that another pass makes the same choice from the same logits."""
+        if call.choice is not choice:
+            raise RuntimeError(
+                "The model made another choice here than for the true sample; which choices "
+                "it makes, and in which order, must not depend on the rows."
+            )
+        self._require_equal(call.question.logits.detach(), logits, row, batch)
+
     def _require_equal(
         self, true: Tensor, again: Tensor, row: Tensor, batch: tuple[Tensor, ...]
     ) -> None:
@@ -322,6 +342,7 @@ class Run:
         it: had they other logits, as after another dropout mask, the estimate would be
         biased.
         """
+        # the coarsest dtype in use decides how far rounding alone can move the logits
         tensors = (true, *self.model.parameters(), *batch)
         dtypes = {x.dtype for x in tensors if x.is_floating_point()}
         if torch.is_autocast_enabled(true.device.type):
@@ -365,7 +386,9 @@ def _distance(true: Tensor, again: Tensor, row: Tensor) -> Tensor:
     Relative to the largest logit of the true path, of those that are not masked.
     """
     dtype = torch.promote_types(working_dtype(true.dtype), working_dtype(again.dtype))
-    true, again = true.to(dtype), again.to(dtype)
+    true = true.to(dtype)
+    again = again.to(dtype)
+    # less the maximum: a constant in all logits of a variable changes no probability
     below = (true - true.amax(-1, keepdim=True)).clamp_min(IMPROBABLE)
     scale = true.abs().masked_fill(below == IMPROBABLE, 0).amax().clamp_min(LEAST_SCALE)
     other = (again - again.amax(-1, keepdim=True)).clamp_min(IMPROBABLE)
@@ -392,12 +415,19 @@ def _log_probs(logits: Tensor, z: Tensor, k: int | None) -> Tensor:
         return subset_log_prob(logits, z.view(*logits.shape[:2], k))
     masked = logits == -torch.inf
     # the gradient of 0 * inf would be NaN
-    log_q = (
-        logits.masked_fill(masked, torch.finfo(logits.dtype).min)
-        .to(working_dtype(logits.dtype))
-        .log_softmax(-1)
-    )
+    finite = logits.masked_fill(masked, torch.finfo(logits.dtype).min)
+    log_q = finite.to(working_dtype(logits.dtype)).log_softmax(-1)
     return log_prob(log_q, z)
+
+
+def _check_rows(values: object, rows: int) -> None:
+    if isinstance(values, Tensor) and values.is_floating_point() and values.shape == (rows,):
+        return
+    raise ValueError(
+        f"The loss function must return one floating value per row, [{rows}] here, but returned "
+        f"{describe(values)}; leave its mean to the caller, as in F.cross_entropy(..., "
+        'reduction="none").'
+    )
 
 
 def _check_positions(values: object, rows: int) -> None:
@@ -415,10 +445,8 @@ def _check_positions(values: object, rows: int) -> None:
 
 
 def _batch_rows(batch: tuple[Tensor, ...]) -> int:
-    if (
-        not all(isinstance(x, Tensor) and x.ndim > 0 for x in batch)
-        or len({len(x) for x in batch}) != 1
-    ):
+    tensors = all(isinstance(x, Tensor) and x.ndim > 0 for x in batch)
+    if not tensors or len({len(x) for x in batch}) != 1:
         found = ", ".join(map(describe, batch)) or "none"
         raise ValueError(
             f"run(function, *batch) takes tensors [N, ...] with the same N, but got {found}."

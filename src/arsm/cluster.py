@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 ANSWER_WITHIN = 5.0
+"""Seconds until an address that does not answer is refused."""
 
 
 def import_ray() -> Any:

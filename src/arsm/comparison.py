@@ -26,8 +26,11 @@ from arsm.scores import probabilities
 from arsm.types import Estimate, Estimator
 
 ENUMERABLE = 1 << 14
+"""Values of z per row up to which the reference gradient is exact."""
 LONG_RUN = 8
+"""Factor on the draws of a sampled reference: its noise must be small beside an estimator's."""
 TIMED = 7
+"""Estimates that are timed, of which the median counts."""
 PARTS = 10
 """Independent parts of the draws, whose spread says how exact the variance is."""
 DEFAULT = (
@@ -102,9 +105,12 @@ def compare(
     check_logits(logits, read=True)
     check_context(context, logits.shape[:-2], logits.device)
     logits = logits.detach()
-    named = [(e, estimator(e)) if isinstance(e, str) else (str(e), _apart(e)) for e in estimators]
-    for _, chosen in named:
+    # all of them are checked before the first is measured
+    named = []
+    for each in estimators:
+        chosen = estimator(each) if isinstance(each, str) else _apart(each)
         require(chosen, "compare", "mean", instead="leave it out here")
+        named.append((str(each), chosen))
     problem = _Problem(logits, f, context, generator, max_rows)
     reference = reference or problem.reference(samples)
     rows = []
@@ -117,9 +123,12 @@ def compare(
                 line(label, (position + share) / len(named))
 
             tell(0.0)
+            # running statistics are those of single draws: adapt before averaging over several
             problem.adapt(chosen, training)
             if budget is not None:
-                chosen = fit_budget(chosen, budget, int(problem.estimate(chosen).info["asked"]))
+                asked = int(problem.estimate(chosen).info["asked"])
+                chosen = fit_budget(chosen, budget, asked)
+            # what is learned depends on the number of samples: train after resizing
             problem.train(chosen, training)
             rows.append(problem.measure(label, chosen, samples, reference, tell))
     return Ranking(tuple(sorted(rows, key=lambda row: row.cost)))
@@ -160,24 +169,36 @@ def best_additive(
     """
     logits = logits.detach().expand(samples, *logits.shape)
     z = sample(logits, generator)
-    points = z.flatten(0, -2)
     rows = [x.detach().expand(samples, *x.shape).flatten(0, logits.ndim - 3) for x in context]
-    chunks = range(0, len(points), max_rows)
-    with torch.no_grad():
-        found = [f(points[i : i + max_rows], *(x[i : i + max_rows] for x in rows)) for i in chunks]
-    y = torch.cat(found).double().view(z.shape[:-1])
-    y = (y - y.mean(0)).movedim(0, -1)  # [*B, N]
+    y = _values_at(f, z.flatten(0, -2), rows, max_rows).view(z.shape[:-1])
+    y = (y - y.mean(0)).movedim(0, -1).unsqueeze(-1)  # [*B, N, 1]
+
     p = probabilities(logits[0].double())
     x = (one_hot(z, p.shape[-1], torch.float64) - p).movedim(0, -3).flatten(-2)  # [*B, N, K C]
+    # the weight of e^2 in n Var[g]
     square = x.square().sum(-1)
     weight = square + square.mean(-1, keepdim=True) / (budget - 1)
     x = x - x.mean(-2, keepdim=True)  # as y: then an additive f is fitted exactly
+
+    # n Var[g] is h'A h - 2 h'b + a constant, with curvature A and slope b
     share = (budget - 2) / (budget - 1)
-    covariance, gradient = x.mT @ x / samples, x.mT @ y.unsqueeze(-1) / samples
+    covariance = x.mT @ x / samples
+    gradient = x.mT @ y / samples
     weighted = x.mT * weight.unsqueeze(-2) / samples
     curvature = weighted @ x - share * covariance @ covariance
-    slope = weighted @ y.unsqueeze(-1) - share * covariance @ gradient
+    slope = weighted @ y - share * covariance @ gradient
+    # the x of a variable sum to 0, so that the curvature is singular
     return (torch.linalg.pinv(curvature, rtol=1e-9, hermitian=True) @ slope).view(p.shape)
+
+
+@torch.no_grad()
+def _values_at(f: Callable[..., Tensor], z: Tensor, context: list[Tensor], max_rows: int) -> Tensor:
+    """f at points [N, K], in calls of at most max_rows rows: [N] float64."""
+    found = []
+    for start in range(0, len(z), max_rows):
+        some = slice(start, start + max_rows)
+        found.append(f(z[some], *(x[some] for x in context)))
+    return torch.cat(found).double()
 
 
 def _apart(chosen: Estimator) -> Estimator:
@@ -234,22 +255,28 @@ class _Problem:
         """As `moments`, with the standard error of the variance's trace, from the
         spread of independent parts.
         """
-        parts = max(1, min(PARTS, samples // 2))
+        parts = max(1, min(PARTS, samples // 2))  # a variance needs two draws
         sizes = [samples // parts + (i < samples % parts) for i in range(parts)]
         found = []
+        evaluations = 0.0
         for part, size in enumerate(sizes):
             tell(part / parts)
-            found.append(self.moments(chosen, size))
-        evaluations = sum(e * n for (_, e), n in zip(found, sizes, strict=True)) / samples
-        means = torch.stack([moments.mean for (moments, _) in found])
-        weight = torch.tensor(sizes, dtype=means.dtype, device=means.device)
-        weight = weight.view(-1, *(1,) * (means.ndim - 1))
-        mean = (weight * means).sum(0) / samples
-        # squares within the parts and between them
-        within = sum((n - 1) * m.variance for (m, _), n in zip(found, sizes, strict=True))
-        between = (weight * (means - mean).square()).sum(0)
+            moments, each = self.moments(chosen, size)
+            found.append(moments)
+            evaluations += each * size
+        evaluations /= samples
+
+        # the moments of all draws, as if they had been made at once
+        means = torch.stack([moments.mean for moments in found])
+        count = torch.tensor(sizes, dtype=means.dtype, device=means.device)
+        count = count.view(-1, *(1,) * (means.ndim - 1))
+        mean = (count * means).sum(0) / samples
+        within = sum((n - 1) * m.variance for m, n in zip(found, sizes, strict=True))
+        between = (count * (means - mean).square()).sum(0)
         variance = (within + between) / (samples - 1)
-        traces = [float(m.variance.sum() / self.rows) for m, _ in found]
+
+        # the spread of the parts says how exact the variance of all is
+        traces = [float(moments.variance.sum() / self.rows) for moments in found]
         error = statistics.stdev(traces) / math.sqrt(parts) if parts > 1 else math.nan
         return Moments(mean, variance), evaluations, error
 
@@ -287,6 +314,18 @@ class _Problem:
             for _ in range(steps):
                 learner.adapt(self.estimate(learner))
 
+    def time_one(self, chosen: Estimator) -> float:
+        """Seconds of one estimate and its backward."""
+        start = time.perf_counter()
+        out = self.estimate(chosen)
+        # not backward(), which would leave gradients in f's parameters
+        variables = (getattr(node, "variable", None) for node in graph_nodes(out.value))
+        leaves = [variable for variable in variables if variable is not None]
+        torch.autograd.grad(out.value.sum(), leaves, allow_unused=True)
+        if self.logits.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
     def measure(
         self,
         label: str,
@@ -295,25 +334,19 @@ class _Problem:
         reference: Moments,
         tell: Callable[[float], None],
     ) -> Compared:
-        seconds = []
-        for _ in range(TIMED):
-            start = time.perf_counter()
-            out = self.estimate(chosen)
-            # not backward(), which would leave gradients in f's parameters
-            leaves = [node.variable for node in graph_nodes(out.value) if hasattr(node, "variable")]  # pyright: ignore[reportAttributeAccessIssue]
-            torch.autograd.grad(out.value.sum(), leaves, allow_unused=True)
-            if self.logits.is_cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
+        seconds = [self.time_one(chosen) for _ in range(TIMED)]
         (mean, variance), evaluations, variance_error = self.moments_in_parts(chosen, samples, tell)
-        error, noise = mean - reference.mean, variance / samples + reference.variance
+        error = mean - reference.mean
+        noise = variance / samples + reference.variance
+        # noise alone adds its variance to the squared error
+        squared_bias = ((error.square() - noise).sum() / self.rows).clamp_min(0)
         return Compared(
             label,
             chosen,
             evaluations=evaluations,
             milliseconds=1e3 * statistics.median(seconds),
             variance=float(variance.sum() / self.rows),
-            bias=float(((error.square() - noise).sum() / self.rows).clamp_min(0).sqrt()),
+            bias=float(squared_bias.sqrt()),
             bias_error=float((noise.sum() / self.rows).sqrt()),
             variance_error=variance_error,
             # of a median of normal numbers

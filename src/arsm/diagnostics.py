@@ -19,6 +19,7 @@ from arsm.types import Estimator
 from arsm.univariate import swap_all
 
 ELEMENTS_AT_ONCE = 1 << 16
+"""Elements of the draws that are made together, about, which limits the memory."""
 
 
 class Bias(NamedTuple):
@@ -63,12 +64,10 @@ def gradient_moments(
     for block in _draws(estimator, logits, f, context, samples, generator, max_rows):
         n = block.shape[0]
         block = block.double().view(n, *logits.shape)
+        # squares within the block, and between its mean and that of the blocks before it
         step = block.mean(0) - mean
-        squares = (
-            squares
-            + (block - block.mean(0)).square().sum(0)
-            + step.square() * (count * n / (count + n))
-        )
+        within = (block - block.mean(0)).square().sum(0)
+        squares = squares + within + step.square() * (count * n / (count + n))
         count += n
         mean = mean + step * (n / count)
     return Moments(mean, squares / (samples - 1))
@@ -126,6 +125,7 @@ def pseudo_action_share(logits: Tensor, log_pi: Tensor) -> Tensor:
             "categories."
         )
     swaps = swap_all(logits, log_pi)
+    # z itself wins pairs too, but is no pseudo action
     differ = swaps.can_win.scatter(-1, swaps.z.unsqueeze(-1), False)
     return differ.sum(-1) / (logits.shape[-1] - 1)
 
@@ -160,28 +160,36 @@ class MovingVariance:
             )
         gradients = [g.detach() for g in gradients]
         if not self._weight:
-            self._mean = [
-                torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32))
-                for g in gradients
-            ]
-            self._spread = [torch.zeros_like(m) for m in self._mean]
-            self._weight = [
-                torch.zeros((), dtype=torch.float64, device=gradients[0].device) for _ in range(2)
-            ]
+            self._begin(gradients)
         if [g.shape for g in gradients] != [m.shape for m in self._mean]:
             raise ValueError(
                 f"The gradients have shapes {[list(g.shape) for g in gradients]}, but began as "
                 f"{[list(m.shape) for m in self._mean]}; give the same ones at every update."
             )
+        # the sums of the weights and of their squares
         fresh = 1 - self.decay
         w, s = self._weight
         w.mul_(self.decay).add_(fresh)
         s.mul_(self.decay * self.decay).add_(fresh * fresh)
+
+        # the averages, in place: they are as large as the model
         b = fresh / w
         for m, v, g in zip(self._mean, self._spread, gradients, strict=True):
             d = g - m
             m.add_(b * d)
             v.add_(b * d.square()).mul_(1 - b)
+
+    def _begin(self, gradients: Sequence[Tensor]) -> None:
+        """Start all sums at 0, for gradients like these."""
+        self._mean = []
+        for g in gradients:
+            # half precision would lose small steps of an average
+            dtype = torch.promote_types(g.dtype, torch.float32)
+            self._mean.append(torch.zeros_like(g, dtype=dtype))
+        self._spread = [torch.zeros_like(m) for m in self._mean]
+        # on the device, so that nothing synchronises with it
+        zero = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+        self._weight = [zero, zero.clone()]
 
     def variance(self) -> list[Tensor]:
         """Each element's variance, shaped like the gradients."""
@@ -190,6 +198,7 @@ class MovingVariance:
                 "There is no variance before the first update; call update(gradients) first."
             )
         w, s = self._weight
+        # 0 after the first gradient, which says nothing about a spread
         rest = 1 - s / w.square()
         scale = torch.where(rest > 0, 1 / rest, 0.0)
         return [v * scale for v in self._spread]
@@ -197,7 +206,8 @@ class MovingVariance:
     def mean(self) -> Tensor:
         """[]: the mean of the variances of all elements."""
         variances = self.variance()
-        return torch.stack([x.sum() for x in variances]).sum() / sum(x.numel() for x in variances)
+        total = torch.stack([x.sum() for x in variances]).sum()
+        return total / sum(x.numel() for x in variances)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -213,9 +223,10 @@ class MovingVariance:
                 f"The state was averaged with decay {state['decay']}, but this one has "
                 f"{self.decay}."
             )
-        self._mean, self._spread, self._weight = (
-            [x.clone() for x in state[key]] for key in ("mean", "spread", "weight")
-        )
+        # copies, because updates are in place
+        self._mean = [x.clone() for x in state["mean"]]
+        self._spread = [x.clone() for x in state["spread"]]
+        self._weight = [x.clone() for x in state["weight"]]
 
 
 def _draws(
@@ -233,8 +244,10 @@ def _draws(
     if logits.ndim == 1:
         logits = logits.unsqueeze(0)
     check_context(context, logits.shape[:-2], logits.device)
+    elements = logits.numel()
     # several variables need a table of pairs, C entries per logit
-    elements = logits.numel() * (logits.shape[-1] if logits.shape[-2] > 1 else 1)
+    if logits.shape[-2] > 1:
+        elements *= logits.shape[-1]
     # coupled rows must belong to one draw
     apart = estimator.couples_rows
     at_once = 1 if apart else max(1, ELEMENTS_AT_ONCE // elements)
@@ -243,11 +256,11 @@ def _draws(
         lead = () if apart else (n,)
         rows = (x.detach().expand(*lead, *x.shape) for x in context)
         with torch.set_grad_enabled(estimator.needs_gradient):
-            repeated = (
-                logits.expand(*lead, *logits.shape).clone().requires_grad_(estimator.needs_gradient)
-            )
+            repeated = logits.expand(*lead, *logits.shape).clone()
+            repeated.requires_grad_(estimator.needs_gradient)
             out = estimate(estimator, repeated, f, *rows, generator=generator, max_rows=max_rows)
-            gradient = (
-                torch.autograd.grad(out.value.sum(), repeated)[0] if out.grad is None else out.grad
-            )
+            gradient = out.grad
+            # the estimate of a relaxation is what autograd finds
+            if gradient is None:
+                (gradient,) = torch.autograd.grad(out.value.sum(), repeated)
         yield gradient.unsqueeze(0) if apart else gradient

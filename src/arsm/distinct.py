@@ -1,4 +1,4 @@
-"""Which queries of a row are equal: they share one evaluation of f."""
+"""Find equal queries of a row, which share one evaluation of f."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def flat_index(same_as: Tensor) -> Tensor:
     if rows == 1:
         return same_as.flatten()
     row = torch.arange(rows, device=same_as.device)
-    return torch.add(row if len(batch) == 1 else row.view(batch), same_as, alpha=rows).flatten()
+    if len(batch) != 1:
+        row = row.view(batch)
+    return torch.add(row, same_as, alpha=rows).flatten()  # same_as * rows + row, in one kernel
 
 
 def speakers(same_as: Tensor) -> Tensor:
@@ -52,4 +54,5 @@ def _hash(points: Tensor) -> Tensor:
     base = torch.full(
         points.shape[-1:], 6364136223846793005, dtype=torch.int64, device=points.device
     )
-    return (points.int() * (base.cumprod(0) >> 32).int()).sum(-1, dtype=torch.int32)
+    powers = (base.cumprod(0) >> 32).int()  # the low bits of a product are the least random
+    return (points.int() * powers).sum(-1, dtype=torch.int32)

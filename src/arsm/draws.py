@@ -55,6 +55,7 @@ def samples(logits: Tensor, noise: SampleNoise) -> Tensor:
         )
     if noise.uniform.shape[-2] == 0:
         return noise.given
+    # most noise is fresh: no part to join
     if _is_fresh(noise):
         return inverse_sample(logits, noise.uniform)
     return torch.cat([noise.given, inverse_sample(logits.detach(), noise.uniform)], -2)
@@ -82,18 +83,14 @@ def open_uniforms(
 ) -> Tensor:
     """Uniform numbers in (0, 1), float64."""
     u = torch.empty(shape, dtype=torch.float64, device=device).uniform_(generator=generator)
+    # uniform_ may draw 0, whose logarithm is infinite
     return u.clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def one_sample(z: Tensor, aux: Any = None) -> Queries:
     """Ask for f only at the true sample z [*B, K]."""
-    return Queries(
-        z.unsqueeze(0),
-        z,
-        torch.zeros_like(z[..., 0]).unsqueeze(0),
-        torch.ones(1, device=z.device),
-        aux,
-    )
+    same_as = torch.zeros_like(z[..., 0]).unsqueeze(0)
+    return Queries(z.unsqueeze(0), z, same_as, torch.ones(1, device=z.device), aux)
 
 
 def mean_weight(live: int, device: torch.device) -> Tensor:

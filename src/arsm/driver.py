@@ -74,17 +74,17 @@ def estimate(
     masked = check_logits(logits, read=evaluation == "packed")
     if frozen:
         require(estimator, "a frozen f", "values_only", instead="leave frozen out")
-    batch, categories = logits.shape[:-2], logits.shape[-1]
+    batch = logits.shape[:-2]
+    categories = logits.shape[-1]
     if categories == 1:
         warn_of_single_category(logits, "arsm.estimate")
-    if (
-        evaluation == "packed"
-        and logits.ndim > 1
-        and categories * (categories - 1) // 2 > MOST_QUERIES
-    ):
+    # counting an estimator's queries takes time, so only where all pairs would be too many
+    pairs = categories * (categories - 1) // 2
+    if evaluation == "packed" and logits.ndim > 1 and pairs > MOST_QUERIES:
         check_affordable(estimator, logits)
     check_context(context, batch, logits.device)
     watched = []
+    # both look at f as a Python object, which a compiler does not trace
     if not torch.compiler.is_compiling():
         check_function(f, len(context), "arsm.estimate")
         watched = watch_batch_norm(f, "arsm.estimate")
@@ -146,25 +146,30 @@ def estimate_rows(
     Without `shared`, equal queries are evaluated separately. If `masked` is False, all
     logits are known to be finite.
     """
-    bare, given = logits.ndim == 1, logits
+    given = logits
+    bare = logits.ndim == 1
     if bare:
         logits = logits.unsqueeze(0)
+
+    # ask
     if noise is not None:
         check_noise(estimator, logits, noise)
     question = pose(estimator, logits, noise=noise, generator=generator, shared=shared)
     asked = question.asked(evaluation)
+
+    # evaluate
     values = evaluate(f, question, asked, max_rows=max_rows, frozen=frozen)
     del asked  # the credit may need its memory
+
+    # tell
     credit = question.credit(values.all, masked=masked)
     value = question.value(values.live)
     gradient = credit.gradient
-    if gradient is None and evaluation == "packed" and not _reaches(value, question.queries.points):
-        raise ValueError(
-            f"{type(estimator).__name__} differentiates f in z, but autograd finds no way from f's "
-            "values to z; make f differentiable in one-hot z, or choose an estimator that only "
-            "evaluates f, such as RLOO."
-        )
-    if gradient is not None:
+    if gradient is None:
+        if evaluation == "packed":
+            _require_slope(estimator, value, question.queries.points)
+    else:
+        # the graph of a learning estimator is for its own loss, and not for the model's
         gradient = gradient.detach() if credit.learns else gradient
         value = attach(value, logits, gradient)
         gradient = gradient.to(torch.promote_types(values.all.dtype, logits.dtype))
@@ -172,6 +177,16 @@ def estimate_rows(
     told = values.all.detach() if values.all.requires_grad else values.all
     info = Info(question.queries.same_as, told, logits.detach())
     return Estimate(value, question.queries.z, gradient, info, credit.loss(), given)
+
+
+def _require_slope(estimator: Estimator, value: Tensor, points: Tensor) -> None:
+    """Require that f is differentiable in z: else the logits would silently get no gradient."""
+    if not _reaches(value, points):
+        raise ValueError(
+            f"{type(estimator).__name__} differentiates f in z, but autograd finds no way from f's "
+            "values to z; make f differentiable in one-hot z, or choose an estimator that only "
+            "evaluates f, such as RLOO."
+        )
 
 
 class Info(Mapping[str, Tensor]):
@@ -185,6 +200,7 @@ class Info(Mapping[str, Tensor]):
         self.logits = logits
 
     def __getitem__(self, name: str) -> Tensor:
+        # on access only: most steps of a training never look, and each costs a kernel or two
         if name == "asked":
             return torch.full((), self.same_as.shape[0], device=self.logits.device)
         if name == "distinct":
@@ -212,16 +228,19 @@ register_pytree_node(
 
 def _reaches(value: Tensor, source: Tensor) -> bool:
     """Whether value's graph leads back to source; True if no graphs are recorded."""
-    made_at = (
-        node is source.grad_fn or getattr(node, "variable", None) is source
-        for node in graph_nodes(value)
-    )
-    return not (source.requires_grad and torch.is_grad_enabled()) or any(made_at)
+    if not source.requires_grad or not torch.is_grad_enabled():
+        return True
+    for node in graph_nodes(value):
+        if node is source.grad_fn or getattr(node, "variable", None) is source:
+            return True
+    return False
 
 
 def graph_nodes(value: Tensor) -> Iterator[Node]:
     """All nodes of value's autograd graph; a leaf's node has the leaf as `variable`."""
-    seen, pending = set(), [value.grad_fn]
+    seen = set()
+    pending = [value.grad_fn]
+    # a loop: the graphs of recurrent models are deeper than Python's stack
     while pending:
         node = pending.pop()
         if node is not None and node not in seen:

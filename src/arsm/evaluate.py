@@ -32,6 +32,7 @@ def with_context(
         try:
             return f(z, *own)
         except Exception as error:
+            # f's own error stays as it is; the shapes that it was called with are often the cause
             error.add_note(_how_called(z, own, batch))
             raise
 
@@ -43,6 +44,7 @@ def _how_called(z: Tensor, context: list[Tensor], batch: torch.Size) -> str:
     given = ", ".join([f"z {describe(z)}", *map(describe, context)])
     note = f"arsm called f({given}): {len(z)} points to evaluate, which is not the batch size."
     variables = z.shape[1]
+    # a context of K rows was probably meant to have one row for each of the K variables
     if len(batch) == 0 and variables > 1 and any(x.shape[1:2] == (variables,) for x in context):
         note += (
             f" The logits are {variables} variables of one row; for {variables} separate choices "
@@ -65,11 +67,13 @@ def evaluate(
     f's gradient; none if f is `frozen`.
     """
     attached, others = _graphs(question, asked, frozen)
-    most = max_rows or asked.z.shape[0]
+
     # no call mixes queries with and without a graph: those without one cost no memory afterwards
+    most = max_rows or asked.z.shape[0]
     sizes = _chunks(attached, most)
     live_calls = len(sizes)
     sizes += _chunks(others, most)
+
     z = asked.z.split_with_sizes(sizes)
     row = asked.row.split_with_sizes(sizes)
     values = []
@@ -77,7 +81,10 @@ def evaluate(
         keep = i < live_calls
         with nullcontext() if keep else torch.no_grad():
             values.append(_call(f, z[i], row[i], keep, last=i == len(sizes) - 1))
-    return question.spread(asked, values, live_calls if attached and others else None)
+
+    # where all calls are of one kind, `spread` need not tell the live ones apart
+    mixed = attached > 0 and others > 0
+    return question.spread(asked, values, live_calls if mixed else None)
 
 
 def _graphs(question: Question, asked: Asked, frozen: bool) -> tuple[int, int]:
@@ -113,10 +120,10 @@ def _check(value: Tensor, z: Tensor) -> None:
             f"{type(value).__name__}."
         )
     if value.shape != z.shape[:1]:
-        each_variable = value.shape == z.shape[:2] and z.shape[1] > 1
-        mend = (
-            f"; for {z.shape[1]} separate choices use logits.unsqueeze(-2)" if each_variable else ""
-        )
+        mend = ""
+        # a value per variable: the variables were meant as rows
+        if value.shape == z.shape[:2] and z.shape[1] > 1:
+            mend = f"; for {z.shape[1]} separate choices use logits.unsqueeze(-2)"
         raise ValueError(
             f"f must return one value per row of z: shape [{z.shape[0]}] for z of shape "
             f"{list(z.shape)}, but returned shape {list(value.shape)}{mend}."

@@ -59,14 +59,10 @@ def _noise_layout(
     except Exception:
         # an estimator of a user, whose noise needs rows: draw for all, from another generator
         generator = torch.Generator(logits.device)
-        z = (
-            torch.arange(variables, device=logits.device) % logits.shape[-1]
-            if given_sample
-            else None
-        )
-        drawn = estimator.noise(
-            torch.zeros_like(logits), generator, None if z is None else z.expand(*batch, -1)
-        )
+        if given_sample:
+            z = torch.arange(variables, device=logits.device) % logits.shape[-1]
+            z = z.expand(*batch, -1)
+        drawn = estimator.noise(torch.zeros_like(logits), generator, z)
         return _layout(drawn, batch, len(batch))
 
 
@@ -82,12 +78,12 @@ def _layout(noise: object, batch: torch.Size | None = None, instead_of: int = 0)
     if isinstance(noise, SampleNoise) and _is_legal(noise.uniform, noise.given):
         # a sample counts the same whether it was given or is still to be drawn: noise given z fits
         # too
-        samples = torch.Size(
-            [*noise.given.shape[:-2], noise.uniform.shape[-2] + noise.given.shape[-2]]
-        )
-        return f"noise of samples {[*(batch or ()), *samples[instead_of:], noise.given.shape[-1]]}"
+        *leading, given, variables = noise.given.shape
+        samples = [*leading, noise.uniform.shape[-2] + given]
+        return f"noise of samples {[*(batch or ()), *samples[instead_of:], variables]}"
     if isinstance(noise, tuple):
-        return f"{type(noise).__name__}({', '.join(_layout(x, batch, instead_of) for x in noise)})"
+        parts = ", ".join(_layout(x, batch, instead_of) for x in noise)
+        return f"{type(noise).__name__}({parts})"
     return type(noise).__name__
 
 

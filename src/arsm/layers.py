@@ -79,10 +79,15 @@ class Path:
 
     def select(self, rows: Tensor) -> Path:
         """Select rows, possibly repeated."""
-        pick = lambda x: x.index_select(0, rows)  # noqa: E731
-        context, zs, logits = (tuple(map(pick, xs)) for xs in (self.context, self.zs, self.logits))
+
+        def pick(x: Tensor) -> Tensor:
+            return x.index_select(0, rows)
+
         return Path(
-            context, zs, logits, tree_map(pick, self.state) if self.state is not None else None
+            tuple(map(pick, self.context)),
+            tuple(map(pick, self.zs)),
+            tuple(map(pick, self.logits)),
+            None if self.state is None else tree_map(pick, self.state),
         )
 
     def extend(self, z: Tensor, logits: Tensor, state: Any) -> Path:
@@ -147,7 +152,10 @@ def _one_each(
     estimators: Estimator | list[Estimator] | tuple[Estimator, ...], depth: int
 ) -> list[Estimator]:
     """One estimator per layer, each fit for it."""
-    chosen = list(estimators) if isinstance(estimators, (list, tuple)) else [estimators] * depth
+    if isinstance(estimators, (list, tuple)):
+        chosen = list(estimators)
+    else:
+        chosen = [estimators] * depth
     for estimator in chosen:
         check_estimator(estimator)
     if len(chosen) != depth:
@@ -155,18 +163,14 @@ def _one_each(
             f"estimators must be one for all layers or one for each, but there are {depth} layers "
             f"and {len(chosen)} estimators."
         )
+    # a single layer is `estimate`, which takes all of them
     if depth == 1:
         return chosen
     for estimator in chosen:
         # L^ is not linear in the values of its paths, and a layer below takes one category of each
         # variable above
-        require(
-            estimator,
-            "estimate_layers",
-            "mean",
-            subset=None,
-            instead="arsm.estimate_bound takes bounds",
-        )
+        instead = "arsm.estimate_bound takes bounds"
+        require(estimator, "estimate_layers", "mean", subset=None, instead=instead)
     return chosen
 
 
@@ -198,12 +202,15 @@ class _Descent:
         def value_of(z: Tensor, row: Tensor, true: bool) -> Tensor:
             own = None if state is None else tree_map(lambda x: x.index_select(0, row), state)
             branch = path.select(row).extend(z, logits.index_select(0, row), own)
+            # along the true path, the layers below are estimated too
             if true and not last:
                 value, noise = self.below(branch)
                 noises.append(noise)
                 return value
             # pseudo vectors keep the true path's noise below them, unless it is drawn afresh
-            common = [] if self.afresh else [x.index_select(0, row) for x in _joined(noises)]
+            common = []
+            if not self.afresh:
+                common = [x.index_select(0, row) for x in _joined(noises)]
             branch = self._complete(branch, common)
             return self.f(list(branch.zs), list(branch.logits), *branch.context)
 
@@ -221,8 +228,10 @@ class _Descent:
         self.made[t].append(out)
         if t == 0 or self.afresh:  # nobody above will ask for the noise
             return out.value, []
+
+        # the noise of this layer's race, given its winner, and of the races below it
         rows = logits.shape[0]
-        z = out.z.reshape(rows, -1, logits.shape[1])[:, 0]
+        z = out.z.reshape(rows, -1, logits.shape[1])[:, 0]  # the first of several samples
         own = given_winner(logits, z, dirichlet(logits, self.generator))
         return out.value, [own, *(x[:rows] for x in _joined(noises))]
 
@@ -264,7 +273,10 @@ def check_layers(layers: Sequence[Layer]) -> None:
 
 def _check_state(name: str, state: Any, rows: int | None) -> None:
     """Require tensors [N, ...], with this N or any common one."""
-    for x in tree_leaves(state) if state is not None else ():
+    if state is None:
+        return
+    for x in tree_leaves(state):
+        # without context, the first tensor says how many rows there are
         if rows is None and isinstance(x, Tensor) and x.ndim > 0:
             rows = x.shape[0]
         if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] != rows:
@@ -280,7 +292,8 @@ def run_layer(layer: Layer, path: Path) -> tuple[Tensor, Any]:
     t = len(path.zs)
     zs = [z.clone() for z in path.zs]  # a layer that writes into its own changes nobody else's
     if path.state is None:
-        logits, state = layer(zs, *path.context), None
+        logits = layer(zs, *path.context)
+        state = None
     else:
         made = layer(path.state, zs, *path.context)
         if not isinstance(made, tuple) or len(made) != 2:
@@ -315,12 +328,15 @@ def _merge(parts: list[Estimate]) -> Estimate:
         "finite": torch.cat([part.info["finite"] for part in parts]),
     }
     gradients = [part.grad for part in parts if part.grad is not None]
+
+    # a loss is a mean over its chunk's rows: chunks count by their size
     mean_rows = sum(part.value.shape[0] for part in parts) / len(parts)
     losses = [
         part.estimator_loss * (part.value.shape[0] / mean_rows)
         for part in parts
         if part.estimator_loss is not None
     ]
+
     return Estimate(
         value=torch.cat([part.value for part in parts]),
         z=torch.cat([part.z for part in parts]),

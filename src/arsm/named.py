@@ -28,6 +28,7 @@ def load(words: str) -> Any:
 
 
 def _module(name: str) -> ModuleType:
+    # a console script, unlike `python -m`, does not look in the folder that it is started in
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -41,6 +42,7 @@ def _file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.exists():
         raise ValueError(f"There is no file {path.name} in {path.parent}.")
+    # a copy of the list: some modules import others when they are looked at
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path):
             return module
@@ -53,6 +55,7 @@ def _file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # half a module must not be found by the next import
         del sys.modules[name]
         raise
     return module

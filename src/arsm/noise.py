@@ -38,8 +38,10 @@ def race_noise(
     check_given(logits, z)
     if draws is None:
         return _given_winner_exactly(logits, z, log_pi)
-    first, rest = log_pi[..., 0, :, :], log_pi[..., 1:, :, :]
-    return torch.cat([_given_winner_exactly(logits, z, first).unsqueeze(-3), rest.double()], -3)
+    # z is the sample of the first race, the others are free
+    first = _given_winner_exactly(logits, z, log_pi[..., 0, :, :])
+    rest = log_pi[..., 1:, :, :].double()
+    return torch.cat([first.unsqueeze(-3), rest], -3)
 
 
 def _given_winner_exactly(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
@@ -52,7 +54,9 @@ def _given_winner_exactly(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
     wins = torch.arange(logits.shape[-1], device=z.device) == z.unsqueeze(-1)
     phi = logits - logits.amax(-1, keepdim=True)
     runner_up = (log_pi - phi).masked_fill(wins, torch.inf).amin(-1, keepdim=True)
-    return torch.where(wins, torch.minimum(log_pi, runner_up + phi - 4 * RESOLUTION), log_pi)
+    # each of the numbers compared is rounded by at most half a unit
+    highest = runner_up + phi - 4 * RESOLUTION
+    return torch.where(wins, torch.minimum(log_pi, highest), log_pi)
 
 
 def dirichlet(
@@ -118,11 +122,12 @@ def fixed_point(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     ln pi of a float64 draw is above -800: a logit 2^11 below the maximum never wins,
     nor does any lower one. Masked logits stay -inf.
     """
-    logits, log_pi = logits.detach(), log_pi.detach()
-    phi = _round(logits.double() - logits.amax(-1, keepdim=True), LOWEST).masked_fill_(
-        logits == -torch.inf, -torch.inf
-    )
-    return phi, _round(log_pi.to(torch.float64, copy=True), LOWEST / 2)
+    logits = logits.detach()
+    log_pi = log_pi.detach()
+    phi = _round(logits.double() - logits.amax(-1, keepdim=True), LOWEST)
+    phi = phi.masked_fill_(logits == -torch.inf, -torch.inf)
+    a = _round(log_pi.to(torch.float64, copy=True), LOWEST / 2)  # a copy, as it rounds in place
+    return phi, a
 
 
 def _round(x: Tensor, lowest: float) -> Tensor:

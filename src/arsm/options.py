@@ -21,6 +21,7 @@ def suggests(name: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
+        # once, at import: inspecting a signature is slow
         known = options_of(function)
         first = positions_of(function)
 
@@ -81,6 +82,7 @@ def no_such_option(owner: str, option: str, known: Iterable[str]) -> str:
     meant = closest(option, names)
     if meant is not None:
         return f'{owner} has no option "{option}"; did you mean "{meant}"?'
+    # what users of other libraries try first
     if option == "seed" and "generator" in names:
         made = "generator=torch.Generator(device).manual_seed(0)"
         return f'{owner} has no option "seed"; give it {made}.'

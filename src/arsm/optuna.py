@@ -88,6 +88,7 @@ class Sampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._started: _Started | None = None
         self._lock = threading.Lock()  # several threads may ask the sampler of one study
+        # refuses bad options here rather than in the first trial
         Search([2], evaluations=evaluations, samples=samples, estimator=estimator, seed=self._seed)
 
     def reseed_rng(self) -> None:
@@ -126,9 +127,12 @@ class Sampler(BaseSampler):
             return others
         with self._lock:
             point = self._of(study, discrete).next_point(study)
-        found = zip(discrete.items(), point, strict=True)
-        chosen = {name: _value(distribution, place) for (name, distribution), place in found}
-        return {name: {**others, **chosen}[name] for name in search_space}
+        chosen = {}
+        for (name, distribution), place in zip(discrete.items(), point, strict=True):
+            chosen[name] = _value(distribution, place)
+        # in the order of the search space
+        both = {**others, **chosen}
+        return {name: both[name] for name in search_space}
 
     def sample_independent(
         self,
@@ -172,6 +176,7 @@ class _Started:
     def next_point(self, study: Study) -> Point:
         """A point of the round; if trials have them all, one of the current distribution."""
         self.tell_finished(study)
+        # a study may go on for longer than was expected
         self.search.extend(len(self.search.known.values) + ALWAYS_LEFT)
         wanted = self.search.ask_points()
         self.given -= self.search.known.index.keys()
@@ -187,6 +192,7 @@ class _Started:
 
     def draw(self) -> Point:
         """A point of the current distribution, a new one if a few draws find one."""
+        # not the search's generator: its round must not depend on how many trials run at once
         generator = torch.Generator().manual_seed(secrets.randbelow(1 << 31))
         several = self.search.logits.expand(TRIES, *self.search.logits.shape)
         drawn = [tuple(point) for point in sample(several, generator).tolist()]
@@ -228,7 +234,7 @@ class _Started:
 
 
 def _count(distribution: BaseDistribution) -> int | None:
-    """How many values a parameter has; None if they are too many to count."""
+    """The number of values of a parameter; None if they are too many to search."""
     if isinstance(distribution, CategoricalDistribution):
         return len(distribution.choices)
     low, high, step = _range(distribution)
@@ -246,7 +252,7 @@ def _value(distribution: BaseDistribution, place: int) -> Any:
     low, high, step = _range(distribution)
     if place == 0 or step is None:
         return low
-    return min(low + place * step, high)
+    return min(low + place * step, high)  # rounding may exceed the highest value
 
 
 def _place(distribution: BaseDistribution, value: Any) -> int | None:
@@ -269,6 +275,7 @@ def _range(distribution: BaseDistribution) -> tuple[float, float, float | None]:
 
 def _index(choices: Sequence[Any], value: Any) -> int | None:
     for place, choice in enumerate(choices):
+        # 1, 1.0 and True are equal, but may be different choices
         if type(choice) is type(value) and choice == value:
             return place
     return None

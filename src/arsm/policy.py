@@ -82,15 +82,15 @@ class Rollouts:
         """Every part, the rollouts [R] that belong to it, and the queries of the part
         that they answer.
         """
+        # the rollouts are ordered by step, so that those of a part lie side by side
         stops = [0, *accumulate(part.step.shape[0] for part in self.parts)]
         edges = torch.tensor(stops, device=self.row.device)
-        edges = torch.searchsorted(self.row, edges).tolist()  # the rollouts are ordered by step
+        edges = torch.searchsorted(self.row, edges).tolist()
         found = []
         for i, part in enumerate(self.parts):
             some = slice(edges[i], edges[i + 1])
-            found.append(
-                (part, some, Others(self.row[some] - stops[i], self.query[some], self.action[some]))
-            )
+            row = self.row[some] - stops[i]
+            found.append((part, some, Others(row, self.query[some], self.action[some])))
         return found
 
 
@@ -136,6 +136,7 @@ def plan(
     played = _played(logits, mask)
     every = logits.detach().flatten(0, 1)
     actions = actions.flatten(0, 1)
+    # part by part: an estimator may need many times the memory of its logits
     posed = [
         _pose(estimator, every, actions, steps, budget, generator)
         for steps in _split(estimator, played, logits)
@@ -177,9 +178,8 @@ def plan_draws(
     played = _played(draws, mask)
     given = draws.flatten(0, 1)[played].unsqueeze(-1)  # [S, n, 1]
     # the draws are the noise, and the queries are the draws: the logits are never read
-    noise = SampleNoise(
-        torch.empty(given.shape[0], 0, 1, dtype=torch.float64, device=draws.device), given
-    )
+    none_left = torch.empty(given.shape[0], 0, 1, dtype=torch.float64, device=draws.device)
+    noise = SampleNoise(none_left, given)
     nothing = torch.zeros(given.shape[0], 1, 1, device=draws.device)
     question = pose(estimator, nothing, z=given[:, 0], noise=noise)
     posed = [(PlayedSteps(played, lambda: question), question.others())]
@@ -199,19 +199,27 @@ def _choose(
     """The rollouts that a budget or keep-probabilities leave, of all pseudo actions of
     [B, T] steps.
     """
-    starts = accumulate((part.step.shape[0] for part, _ in posed), initial=0)
-    row = torch.cat([others.row + start for (_, others), start in zip(posed, starts, strict=False)])
+    # a part counts its rows from 0, all parts together count the played steps
+    rows = []
+    start = 0
+    for part, others in posed:
+        rows.append(others.row + start)
+        start += part.step.shape[0]
+    row = torch.cat(rows)
+
     counts = torch.bincount(row, minlength=played.shape[0])
     weight = step_weights(counts, played, shape, budget, keep, generator, weighted=weighted)
+
+    # a step is kept with all of its pseudo actions or with none: some alone would be biased
     kept = (weight > 0)[row]
     query = torch.cat([others.query for _, others in posed])[kept]
     action = torch.cat([others.point for _, others in posed])[kept]
     row = row[kept]
     place = played[row]
+
     episodes, length = shape
-    whole = torch.zeros(episodes * length, dtype=torch.float64, device=played.device).index_put(
-        (played,), weight
-    )
+    whole = torch.zeros(episodes * length, dtype=torch.float64, device=played.device)
+    whole = whole.index_put((played,), weight)
     return Rollouts(
         episode=place // length,
         step=place % length,
@@ -242,6 +250,7 @@ def step_weights(
         raise ValueError("Give a budget or keep-probabilities, not both.")
     if keep is not None:
         return _tossed(counts, _check_keep(keep, shape).flatten()[played], generator)
+    # a random order, so that which steps fit does not depend on where they are
     pending = counts.nonzero().squeeze(-1)
     order = pending[torch.randperm(pending.shape[0], generator=generator, device=played.device)]
     return walk(counts, order, budget, weighted=weighted)
@@ -251,8 +260,11 @@ def _split(estimator: Estimator, played: Tensor, logits: Tensor) -> tuple[Tensor
     """The played steps [S] in parts, twice as many where a step can have as many
     queries as categories.
     """
-    parts = PARTS if estimator.most_queries(logits[:1, 0]) < logits.shape[-1] else 2 * PARTS
-    return played.split(max(1, max(CELLS, logits.numel() // parts) // logits.shape[2:].numel()))
+    parts = PARTS
+    if estimator.most_queries(logits[:1, 0]) >= logits.shape[-1]:
+        parts = 2 * PARTS
+    cells = max(CELLS, logits.numel() // parts)
+    return played.split(max(1, cells // logits.shape[2:].numel()))
 
 
 def _pose(
@@ -266,7 +278,9 @@ def _pose(
     """The question at some steps of logits [B T, K, C] and actions [B T, K], and its
     pseudo actions.
     """
-    logits, true = every[step], actions[step]
+    logits = every[step]
+    true = actions[step]
+    # the values are read here, where the steps that were not played are left out
     check_logits(logits, read=True)
     noise = estimator.noise(logits, generator, true)
     question = pose(estimator, logits, z=true, noise=noise)
@@ -286,7 +300,10 @@ def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = 
 
     A step without pseudo actions needs no rollout and keeps its weight of 1.
     """
-    kept = order if budget is None else order[counts[order].cumsum(0) <= budget]
+    kept = order
+    if budget is not None:
+        # the sums never fall, so this stops at the first step that does not fit
+        kept = order[counts[order].cumsum(0) <= budget]
     scale = order.shape[0] / max(kept.shape[0], 1) if weighted else 1.0
     weight = (counts == 0).double()
     return weight.index_fill(0, kept, scale)
@@ -294,10 +311,10 @@ def walk(counts: Tensor, order: Tensor, budget: int | None, *, weighted: bool = 
 
 def _tossed(counts: Tensor, keep: Tensor, generator: torch.Generator | None) -> Tensor:
     """w_t [S]: 1/rho_t for the steps that a coin keeps; steps without pseudo actions need none."""
-    coin = torch.empty(keep.shape, dtype=torch.float64, device=keep.device).uniform_(
-        generator=generator
-    )
-    return torch.where(counts == 0, 1.0, torch.where(coin < keep, 1 / keep, 0.0))
+    coin = torch.empty(keep.shape, dtype=torch.float64, device=keep.device)
+    coin = coin.uniform_(generator=generator)
+    weight = torch.where(coin < keep, 1 / keep, 0.0)
+    return torch.where(counts == 0, 1.0, weight)
 
 
 @suggests("arsm.policy.gradient")
@@ -324,7 +341,7 @@ def gradient(
         discount: [B, T], gamma^t; None leaves it out, as Algorithm 3 does.
     """
     _check_returns(rollouts, returns, rollout_returns, discount)
-    weight = (rollouts.weight if discount is None else rollouts.weight * discount).flatten()
+    weight = _step_factors(rollouts, discount)
     every = logits.detach().flatten(0, 1)
     true = returns.detach().flatten()
     rollout_returns = rollout_returns.detach().to(returns.dtype)
@@ -364,13 +381,12 @@ def weights(
         discount: [B, T], gamma^t; None leaves it out.
     """
     _check_returns(rollouts, returns, rollout_returns, discount)
-    factor = (rollouts.weight if discount is None else rollouts.weight * discount).flatten()
+    factor = _step_factors(rollouts, discount)
     true = returns.detach().flatten()
     whole = true.new_zeros(true.shape[0], estimator.paths)
     for part, some, answered in rollouts.answered():
-        values = part.pose().spread_others(
-            answered, rollout_returns[some].detach(), true[part.step]
-        )
+        played = rollout_returns[some].detach()
+        values = part.pose().spread_others(answered, played, true[part.step])
         weight = estimator.weights(values) * factor[part.step].to(values.dtype)
         whole[part.step] = weight.T
     return whole.view(*returns.shape, estimator.paths)
@@ -390,10 +406,20 @@ def loss(
     The arguments are those of `gradient`, with the logits' graph.
     """
     estimate = gradient(estimator, logits, rollouts, returns, rollout_returns, discount).detach()
+    # an episode whose first step was not played has no return
     counted = torch.zeros_like(rollouts.weight, dtype=torch.bool).flatten()
     counted = counted.index_fill(0, rollouts.played, True).view_as(rollouts.weight)
+    total = torch.where(counted[:, 0], returns[:, 0].detach(), 0).sum()
     moved = attach(torch.zeros_like(returns), logits, estimate)  # 0 in value
-    return -(torch.where(counted[:, 0], returns[:, 0].detach(), 0).sum() + moved.sum())
+    # optimisers descend, and J is to ascend
+    return -(total + moved.sum())
+
+
+def _step_factors(rollouts: Rollouts, discount: Tensor | None) -> Tensor:
+    """gamma^t w_t of every step, [B T]; without a discount w_t."""
+    if discount is None:
+        return rollouts.weight.flatten()
+    return (rollouts.weight * discount).flatten()
 
 
 # ---------------------------------------------------------------- checks
@@ -485,10 +511,9 @@ def _check_returns(
             f"{list(rollouts.step.shape)}, are wanted, but there are {list(returns.shape)} and "
             f"{list(rollout_returns.shape)}."
         )
-    for what, values in (
-        ("returns", returns.flatten()[rollouts.played]),
-        ("rollout_returns", rollout_returns),
-    ):
+    # steps that were not played may hold anything
+    played = returns.flatten()[rollouts.played]
+    for what, values in (("returns", played), ("rollout_returns", rollout_returns)):
         if not bool(values.isfinite().all()):
             raise NotFiniteError(f"{what} must be finite; look for the reward that is not.")
     if discount is not None and (

@@ -28,6 +28,7 @@ class Progress:
         if share >= 1:
             self.close()
             return
+        # nothing for what is quick, and not more often than one can read
         now = time.monotonic()
         if not self.enabled or now - self.start < PATIENCE or now - self.shown < EVERY:
             return

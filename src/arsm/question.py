@@ -54,7 +54,7 @@ class Distinct(NamedTuple):
     row: Tensor
     """[N]: their batch rows."""
     live: int
-    """How many of them are live; they come first."""
+    """Number of live ones among them, which come first."""
     number: Tensor
     """[N]: which of all M B queries they are."""
 
@@ -69,7 +69,7 @@ class Every(NamedTuple):
     row: Tensor
     """[N]: their batch rows."""
     live: int
-    """How many of them are live; they come first."""
+    """Number of live ones among them, which come first."""
 
 
 Asked = Distinct | Every
@@ -144,7 +144,9 @@ class Question:
         """
         same_as = self.queries.same_as
         needed = speakers(same_as).reshape(same_as.shape[0], -1).any(1).tolist()
-        return [number for number, is_needed in enumerate(needed) if is_needed or number == 0]
+        # query 0 is the true sample, whose pass a caller makes in any case
+        needed[0] = True
+        return [number for number, is_needed in enumerate(needed) if is_needed]
 
     def others(self) -> Others:
         """The queries that are left to evaluate where f at the true sample is known.
@@ -164,8 +166,10 @@ class Question:
                     "generator, z) must make z the first query."
                 )
             wanted[0] = False
+        # transposed, so that they are found ordered by row
         row, query = wanted.reshape(same_as.shape[0], -1).T.nonzero().unbind(-1)
-        return Others(row, query, points.reshape(points.shape[0], -1, points.shape[-1])[query, row])
+        flat = points.reshape(points.shape[0], -1, points.shape[-1])
+        return Others(row, query, flat[query, row])
 
     # ---------------------------------------------------------------- f at every query
 
@@ -181,14 +185,16 @@ class Question:
         lives = self.queries.weight.shape[0]
         if live_parts is None:
             every = self._spread(asked, join(parts))
-            return Values(
-                every[:lives], every if self.estimator.needs_gradient else _detached(every)
-            )
+            live = every[:lives]
+            return Values(live, every if self.estimator.needs_gradient else _detached(every))
+        # twice, with and without the graph: joined with the others, it would reach all of them
         every = self._spread(asked, join([_detached(part) for part in parts]))
-        return Values(self._spread_live(asked, join(parts[:live_parts])), every)
+        live = self._spread_live(asked, join(parts[:live_parts]))
+        return Values(live, every)
 
     def _spread(self, asked: Asked, values: Tensor) -> Tensor:
         """f at every query [M, *B], from its values [N] at those that were asked."""
+        # reading the values would synchronise, which dense evaluation must not
         if isinstance(asked, Distinct):
             _check_finite(values.detach(), asked)
         return _take(asked, values, self.queries.same_as)
@@ -221,6 +227,7 @@ class Question:
         same_as = self.queries.same_as.reshape(self.queries.same_as.shape[0], -1)
         every = true.reshape(-1).expand(same_as.shape)
         if rest is not None:
+            # a given true sample is the first query, and keeps its value
             first = torch.arange(same_as.shape[0], device=true.device).unsqueeze(-1) == 0
             every = torch.where(first, every, rest)
         every = every.index_put((others.query, others.row), values.to(true.dtype))
@@ -261,6 +268,7 @@ class Question:
             if weight is not None:
                 gradient = gradient * weight[..., None, None].to(gradient.dtype)
         if masked:
+            # an estimate has mean 0 there, but single ones differ from 0 or are NaN
             gradient = gradient.masked_fill(self.logits == -torch.inf, 0)
         # inside vmap, requires_grad is always False
         return Credit(gradient, gradient.requires_grad or len(self.estimator.learned) > 0)
@@ -288,36 +296,36 @@ def pose(
     """
     if generator is not None:
         check_generator(generator, logits)
-    if noise is None:
-        noise = (
-            estimator.noise(logits, generator)
-            if z is None
-            else estimator.noise(logits, generator, z)
-        )
+    if noise is None and z is None:
+        noise = estimator.noise(logits, generator)
+    elif noise is None:
+        noise = estimator.noise(logits, generator, z)
     queries = estimator.ask(logits, noise)
-    return Question(estimator, logits, queries if shared else _unshared(queries), z)
+    if not shared:
+        queries = _unshared(queries)
+    return Question(estimator, logits, queries, z)
 
 
 def _unshared(queries: Queries) -> Queries:
     """Evaluate all queries separately, except those that must not be evaluated at their
     own point.
     """
-    points, same_as = queries.points, queries.same_as
+    points = queries.points
+    same_as = queries.same_as
     index = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim)).expand_as(points)
+    # where a query points to another point, f must not be evaluated at its own
     equal = (points.gather(0, index) == points).flatten(same_as.ndim).all(-1)
-    number = torch.arange(same_as.shape[0], device=same_as.device).view(
-        -1, *(1,) * (same_as.ndim - 1)
-    )
+    number = torch.arange(same_as.shape[0], device=same_as.device)
+    number = number.view(-1, *(1,) * (same_as.ndim - 1))
     return replace(queries, same_as=torch.where(equal, number, same_as))
 
 
 def full_precision(device: str) -> contextlib.AbstractContextManager[object]:
     """Switch autocast off."""
-    return (
-        torch.autocast(device, enabled=False)
-        if torch.is_autocast_enabled(device)
-        else contextlib.nullcontext()
-    )
+    # entering torch.autocast takes longer than asking whether it is needed
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
 
 
 def attach(value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
@@ -347,6 +355,7 @@ def attach_paths(value: Tensor, estimator: Estimator, values: Tensor, log_q: Ten
     """
     with full_precision(value.device.type):
         scored = (estimator.weights(values.detach()) * log_q).sum(0)
+    # 0 in value, with the gradient of the scores
     return value + (scored - scored.detach()).to(value.dtype)
 
 
@@ -356,17 +365,15 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
         ctx.gradient = gradient  # no graph leads to it
+
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad = grads[0]
+        of_value = grads[0]
         # autograd converts it to the logits' dtype
-        return (
-            grad,
-            grad.view(*grad.shape, 1, 1) * ctx.gradient,
-            None,
-        )
+        of_logits = of_value.view(*of_value.shape, 1, 1) * ctx.gradient
+        return of_value, of_logits, None
 
 
 # ---------------------------------------------------------------- what is asked
@@ -397,7 +404,8 @@ def _distinct(queries: Queries) -> Distinct:
 
 
 def _live_among(number: Tensor, queries: Queries) -> int:
-    """How many of the distinct queries are live."""
+    """The number of live ones among the distinct queries."""
+    # the first two cases spare a synchronisation with the device
     lives = queries.weight.shape[0]
     if lives == queries.same_as.shape[0]:
         return number.shape[0]
@@ -410,6 +418,7 @@ def _live_among(number: Tensor, queries: Queries) -> int:
 def _rows_of(number: Tensor, queries: Queries) -> Tensor:
     """The batch rows of flat queries."""
     rows = queries.same_as.shape[1:].numel()
+    # queries are numbered [M, *B], so that the row is the remainder
     return number % rows if rows > 1 else number.new_zeros(1).expand(number.shape)
 
 
@@ -434,7 +443,8 @@ def _check_finite(values: Tensor, asked: Distinct) -> None:
     bad = ~values.isfinite()
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
-        at = f"z = {asked.z[first].tolist()}" if not asked.z.is_floating_point() else "a relaxed z"
+        # a relaxed point would fill the page
+        at = "a relaxed z" if asked.z.is_floating_point() else f"z = {asked.z[first].tolist()}"
         raise NotFiniteError(
             f"f returned {float(values[first])} for {at} in row {int(asked.row[first])} of the "
             "batch; f must be finite wherever a category is not masked."

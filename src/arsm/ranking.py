@@ -67,6 +67,7 @@ class Compared(NamedTuple):
     @property
     def cost_error(self) -> float:
         """Standard error of the cost."""
+        # of the bias's square, to first order; the number of evaluations counts as exact
         of_bias = 2 * self.bias * self.bias_error
         return math.hypot(self.variance_error, of_bias) * self.evaluations
 
@@ -108,8 +109,10 @@ class Ranking(Sequence[Compared]):
         """A table for a page."""
         header, *rows = self._cells(" ± ")
         rule = ["---", *["---:"] * (len(header) - 1)]
-        names = [[f"`{row[0]}`", *row[1:]] for row in rows]
-        return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *names]) + "\n"
+        # as code: an estimator's words may hold asterisks
+        names = [[f"`{name}`", *numbers] for name, *numbers in rows]
+        lines = [f"| {' | '.join(row)} |" for row in [header, rule, *names]]
+        return "\n".join(lines) + "\n"
 
     def latex(self, highlight: str | None = None) -> str:
         r"""A `tabular` for a paper, with the rules of the package booktabs.
@@ -122,12 +125,15 @@ class Ranking(Sequence[Compared]):
         lines = [r"\begin{tabular}{l" + "r" * (len(header) - 1) + "}", r"\toprule"]
         titles = [header[0], *header[1:-1], r"error $\times$ evals"]
         lines += [" & ".join(titles) + r" \\", r"\midrule"]
-        for compared, row in zip(self.rows, rows, strict=True):
-            name = rf"\texttt{{{_escaped(row[0])}}}"
-            cells = [name, *(f"${_powers(cell)}$" for cell in row[1:])]
+        for compared, (label, *numbers) in zip(self.rows, rows, strict=True):
+            name = rf"\texttt{{{_escaped(label)}}}"
+            cells = [_powers(number) for number in numbers]
+            # bold type is another command in text than in formulas
             if compared.label == highlight:
-                cells = [rf"\textbf{{{name}}}", *(rf"$\mathbf{{{_powers(c)}}}$" for c in row[1:])]
-            lines.append(" & ".join(cells) + r" \\")
+                name = rf"\textbf{{{name}}}"
+                cells = [rf"\mathbf{{{cell}}}" for cell in cells]
+            line = " & ".join([name, *(f"${cell}$" for cell in cells)])
+            lines.append(line + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def csv(self) -> str:
@@ -155,7 +161,7 @@ class Ranking(Sequence[Compared]):
         Args:
             highlight: the label of an estimator to draw in another colour.
         """
-        from arsm.ranking_figure import draw
+        from arsm.ranking_figure import draw  # matplotlib is no dependency of the library
 
         self._require(highlight)
         return draw(self, highlight)
@@ -166,29 +172,29 @@ class Ranking(Sequence[Compared]):
             raise ValueError(f'There is no row "{label}" to highlight; there are {known}.')
 
     def _cells(self, sign: str) -> list[list[str]]:
-        return [
-            list(HEADER),
-            *(
-                [
-                    row.label,
-                    with_error(row.bias, row.bias_error, sign),
-                    with_error(row.variance, row.variance_error, sign),
-                    f"{row.evaluations:.3g}",
-                    with_error(row.milliseconds, row.milliseconds_error, sign),
-                    with_error(row.cost, row.cost_error, sign),
-                ]
-                for row in self.rows
-            ),
-        ]
+        cells: list[list[str]] = [list(HEADER)]
+        for row in self.rows:
+            line = [
+                row.label,
+                with_error(row.bias, row.bias_error, sign),
+                with_error(row.variance, row.variance_error, sign),
+                f"{row.evaluations:.3g}",
+                with_error(row.milliseconds, row.milliseconds_error, sign),
+                with_error(row.cost, row.cost_error, sign),
+            ]
+            cells.append(line)
+        return cells
 
 
 def with_error(value: float, error: float, sign: str = "±") -> str:
     """A value with its error, rounded to the error's first digit: 0.0312±0.0009."""
     if not math.isfinite(error) or error <= 0:
         return f"{value:.3g}"
+    # very large and very small numbers get a common power of ten
     power = math.floor(math.log10(max(abs(value), error)))
     shift = power if not -4 < power < 6 else 0
-    value, error = value / 10**shift, error / 10**shift
+    value = value / 10**shift
+    error = error / 10**shift
     digits = max(0, -math.floor(math.log10(error)))
     error = round(error, digits)
     both = f"{value:.{digits}f}{sign}{error:.{digits}f}"
@@ -207,7 +213,8 @@ def _aligned(row: list[str], widths: list[int]) -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Text with LaTeX's special characters escaped."""
     known = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(known.get(c, f"\\{c}" if c in "{}_%&#$" else c) for c in text)
+    known.update({c: f"\\{c}" for c in "{}_%&#$"})
+    return "".join(known.get(c, c) for c in text)
 
 
 def _powers(cell: str) -> str:

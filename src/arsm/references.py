@@ -47,7 +47,9 @@ def by_category(z: Tensor, can_win: Tensor) -> tuple[Tensor, Tensor]:
     category = number - 1
     # where and pad, unlike cat, are compiled without memory of their own
     speaks = F.pad(can_win, (1, 0), value=True).movedim(-1, 0) & (category != z)
-    return torch.where(number > 0, category, z), (number * speaks).squeeze(-1)
+    points = torch.where(number > 0, category, z)
+    same_as = (number * speaks).squeeze(-1)  # those that do not speak share with query 0, z
+    return points, same_as
 
 
 def values_by_category(values: Tensor) -> Tensor:
@@ -62,11 +64,13 @@ def pool(points: Tensor, values: Tensor, weight: Tensor, categories: int) -> Ten
     """
     index = points.movedim(0, -1)
     zero = values.new_zeros(*index.shape[:-1], categories)
-    # a query counts for the value that it gave to variable k, whatever the other variables were
-    total, count = (
-        zero.scatter_add(-1, index, x.movedim(0, -1).unsqueeze(-2).expand(index.shape))
-        for x in (values * weight, weight)
-    )
+
+    def by_value(x: Tensor) -> Tensor:
+        # a query counts for the value that it gave to variable k, whatever the others were
+        return zero.scatter_add(-1, index, x.movedim(0, -1).unsqueeze(-2).expand(index.shape))
+
+    total = by_value(values * weight)
+    count = by_value(weight)
     return total / torch.where(count > 0, count, 1)
 
 
@@ -80,7 +84,8 @@ def ask_references(logits: Tensor, log_pi: Tensor, references: Tensor) -> Querie
         # f is asked by category, since several swaps may have the same winner
         points, same_as = by_category(z, _winners(pseudo))
         return Queries(points, z, same_as, one, Swapped(weight, pseudo, None))
-    points = torch.cat([z.unsqueeze(0), pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1).long()])
+    vectors = pseudo.movedim((-3, -1), (0, 1)).flatten(0, 1)  # [J C, *B, K]
+    points = torch.cat([z.unsqueeze(0), vectors.long()])
     swapped = Swapped(weight, pseudo, _cells(references, categories))
     return Queries(points, z, share(points), one, swapped)
 
@@ -93,19 +98,21 @@ def swap_references(
     J, K]; references [*B, J, K].
     """
     categories = logits.shape[-1]
+    # one race per variable, which serves all of its references
     race = run_race(logits, log_pi)
     each = Race(*(x.unsqueeze(-2).expand(*x.shape[:-1], *references.shape[-2:]) for x in race))
     pseudo = swap_with(each, references).movedim(0, -1)
-    pi = log_pi.detach().double().gather(-1, references.movedim(-2, -1)).exp().movedim(-1, -2)
+    # in float64: the weights are differences, 1 - C pi
+    log_pi_j = log_pi.detach().double().gather(-1, references.movedim(-2, -1))
+    pi = log_pi_j.exp().movedim(-1, -2)
     return race.z, pseudo, 1 - categories * pi
 
 
 def _winners(pseudo: Tensor) -> Tensor:
     """Whether each category wins some swap of one variable: [*B, J, 1, C] -> [*B, 1, C]."""
     winners = pseudo.movedim(-3, -2).flatten(-2).long()  # [*B, 1, J C]
-    none = torch.zeros(
-        (*winners.shape[:-1], pseudo.shape[-1]), dtype=torch.bool, device=pseudo.device
-    )
+    shape = (*winners.shape[:-1], pseudo.shape[-1])
+    none = torch.zeros(shape, dtype=torch.bool, device=pseudo.device)
     return none.scatter(-1, winners, True)
 
 
@@ -114,11 +121,9 @@ def _cells(references: Tensor, categories: int) -> Tensor:
     j = references[..., :1]
     c = torch.arange(categories, device=j.device)
     also_reference = (j == c).any(-2, keepdim=True)
-    cells = (
-        torch.where(j == c, 0.0, torch.where(also_reference, 0.5, 1.0))
-        .movedim((-2, -1), (0, 1))
-        .flatten(0, 1)
-    )
+    # c = j is z again; a pair of two references is asked twice, and each counts for half
+    cells = torch.where(j == c, 0.0, torch.where(also_reference, 0.5, 1.0))
+    cells = cells.movedim((-2, -1), (0, 1)).flatten(0, 1)
     return torch.cat([torch.ones_like(cells[:1]), cells])
 
 

@@ -39,6 +39,7 @@ def conditional_perturbed(logits: Tensor, z: Tensor, log_pi: Tensor) -> Tensor:
 def relaxed(zeta: Tensor, temperature: Tensor | float) -> Tensor:
     """softmax(zeta / tau), also differentiable in tau where a category is masked: [..., C]."""
     masked = zeta < IMPOSSIBLE
+    # 0 / tau instead of -inf / tau, whose derivative in tau is NaN
     return (zeta.masked_fill(masked, 0) / temperature).masked_fill(masked, -torch.inf).softmax(-1)
 
 
@@ -64,7 +65,7 @@ def softmax_tangent(logits: Tensor, p: Tensor) -> Tensor:
     """Zero, with derivative diag(p) - p p' in the logits, which is that of softmax at
     p: [..., C].
     """
-    phi = logits.masked_fill(logits == -torch.inf, 0).to(p.dtype)
+    phi = logits.masked_fill(logits == -torch.inf, 0).to(p.dtype)  # -inf - -inf is NaN
     moved = phi - phi.detach()
     return p * (moved - (p * moved).sum(-1, keepdim=True))
 
@@ -113,6 +114,7 @@ def slopes_at_queries(queries: Queries, values: Tensor, *, create_graph: bool = 
     there is none.
     """
     slopes = None
+    # values without a graph are a mistake that the two messages below explain
     if values.requires_grad:
         # keep the graph for f's own parameters
         (slopes,) = torch.autograd.grad(

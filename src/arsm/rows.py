@@ -36,6 +36,7 @@ def ragged(sizes: Sequence[int]) -> Tensor:
 def whole_sizes(sizes: Sequence[int]) -> list[int]:
     """The sizes as integers of at least 1."""
     try:
+        # index takes NumPy's integers too, but no 2.0
         whole = [operator.index(size) for size in sizes]
     except TypeError:
         whole = []
@@ -89,6 +90,7 @@ class _OneRow:
 
 def in_this_process(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
     """The built-in map."""
+    # a generator, which yields each result as soon as it is there
     return (function(item) for item in items)
 
 

@@ -21,6 +21,7 @@ from arsm.kernels.two_ways import search
 from arsm.noise import working_dtype
 
 UNIT = 2.0**52
+"""Units of probability in 1."""
 IN_ONE_PIECE = 512
 """More categories are cut into blocks."""
 BLOCK = 64
@@ -48,24 +49,24 @@ def inverse_sample(logits: Tensor, u: Tensor) -> Tensor:
     p = logits.softmax(-1, dtype=dtype)
     if categories <= IN_ONE_PIECE:
         return search(*cumulative(p, u.mT)).mT
+
+    # choose a block
     size = max(BLOCK, 1 << (categories // BLOCKS).bit_length())
     whole = categories // size * size
     of_blocks = p[..., :whole].unflatten(-1, (-1, size)).sum(-1)
-    if whole < categories:
+    if whole < categories:  # the last block is shorter
         of_blocks = torch.cat([of_blocks, p[..., whole:].sum(-1, keepdim=True)], -1)
-    del p
+    del p  # as large as the logits
     sums, x = cumulative(of_blocks, u.mT)
     block = search(sums, x)
     below = F.pad(sums, (1, 0)).gather(-1, block)
     rest = (x - below) / (sums.gather(-1, block) - below)
 
+    # choose a category of the block, by what remains of the uniform
     first = block.mT.unsqueeze(-1) * size  # [*B, n, K, 1]
     members = first + torch.arange(size, device=u.device)
-    chosen = (
-        logits.unsqueeze(-3)
-        .expand(*members.shape[:-1], -1)
-        .gather(-1, members.clamp_max(categories - 1))
-    )
+    each = logits.unsqueeze(-3).expand(*members.shape[:-1], -1)
+    chosen = each.gather(-1, members.clamp_max(categories - 1))
     chosen = torch.where(members < categories, chosen, -torch.inf)
     place = search(*cumulative(chosen.softmax(-1, dtype=dtype), rest.mT.unsqueeze(-1)))
     return (first + place).squeeze(-1).clamp_max(categories - 1)

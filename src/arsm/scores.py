@@ -39,6 +39,7 @@ def weighted_scores(p: Tensor, z: Tensor, weight: Tensor) -> Tensor:
     """
     weight = _of_variables(weight, z).movedim(0, -1)
     z = z.movedim(0, -1)
+    # -sum_i w_i p, to which every sample adds its weight: no one-hot vector is ever made
     return (-weight.sum(-1, keepdim=True) * p).scatter_add_(-1, z, weight)
 
 
@@ -76,6 +77,7 @@ def leave_one_out(z: Tensor, values: Tensor, categories: int, dtype: torch.dtype
 
 def less_mean(values: Tensor) -> Tensor:
     """f minus its mean over the samples, exact for any constant in f: [n, *B] -> [n, *B]."""
+    # a mean of large, equal values would round; that of their differences does not
     f = values - values[0]
     return f - f.mean(0)
 

@@ -31,9 +31,11 @@ def log_polynomials(phi: Tensor, k: int) -> Tensor:
     """ln e_j of the last C - i categories, j = 0..k, i = 0..C: phi [..., C] float64 ->
     [C + 1, ..., k + 1].
     """
+    # of no categories: e_0 = 1, and all others are 0
     last = torch.full_like(phi[..., :1], NOTHING).expand(*phi.shape[:-1], k)
     last = torch.cat([torch.zeros_like(phi[..., :1]), last], -1)
     rows = [last]
+    # one category more each time, from the last to the first
     for theta in phi.flip(-1).movedim(-1, 0):
         taken = (theta.unsqueeze(-1) + last[..., :-1]).clamp_min(NOTHING)
         last = torch.cat([last[..., :1], torch.logaddexp(last[..., 1:], taken)], -1)
@@ -44,6 +46,7 @@ def log_polynomials(phi: Tensor, k: int) -> Tensor:
 def below_maximum(logits: Tensor) -> Tensor:
     """The logits minus their maximum, in float64; masked ones are finite."""
     phi = logits.double()
+    # detached: a constant in all logits changes no probability, and so no derivative
     return (phi - phi.detach().amax(-1, keepdim=True)).clamp_min(NOTHING)
 
 
@@ -61,11 +64,8 @@ def subset_marginals(logits: Tensor, k: int) -> Tensor:
     after = log_polynomials(phi, k)
     before = log_polynomials(phi.flip(-1), k).flip(0)  # of the first i categories
     others = (before[:-1, ..., :k] + after[1:, ..., :k].flip(-1)).logsumexp(-1).movedim(0, -1)
-    return (
-        (phi + others - after[0, ..., k:])
-        .exp()
-        .masked_fill(after[0, ..., k:] <= NOTHING / 2, torch.nan)
-    )
+    total = after[0, ..., k:]  # ln e_k
+    return (phi + others - total).exp().masked_fill(total <= NOTHING / 2, torch.nan)
 
 
 def subset_log_prob(logits: Tensor, z: Tensor) -> Tensor:
@@ -86,16 +86,16 @@ def draw_subsets(logits: Tensor, u: Tensor, k: int) -> Tensor:
     z = torch.zeros(*u.shape[:-1], k, dtype=torch.int64, device=u.device)
     left = torch.full(u.shape[:-1], k, dtype=torch.int64, device=u.device)
     place = torch.arange(k, device=u.device)
+
+    def log_polynomial(first: int, degree: Tensor) -> Tensor:
+        """ln e_degree of the categories from `first` on."""
+        each = after[first].unsqueeze(-2).expand(*u.shape[:-1], -1)
+        return each.gather(-1, degree.unsqueeze(-1)).squeeze(-1)
+
     for c in range(phi.shape[-1]):
-        still = (
-            after[c]
-            .unsqueeze(-2)
-            .expand(*u.shape[:-1], -1)
-            .gather(-1, left.unsqueeze(-1))
-            .squeeze(-1)
-        )
-        rest = after[c + 1].unsqueeze(-2).expand(*u.shape[:-1], -1)
-        rest = rest.gather(-1, (left - 1).clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        # P(c is taken) = exp(phi_c) e_{left - 1}(after c) / e_left(from c on)
+        still = log_polynomial(c, left)
+        rest = log_polynomial(c + 1, (left - 1).clamp_min(0))
         taken = (left > 0) & (u[..., c] < (phi[..., c].unsqueeze(-1) + rest - still).exp())
         z = torch.where(taken.unsqueeze(-1) & (place == (k - left).unsqueeze(-1)), c, z)
         left = left - taken.long()

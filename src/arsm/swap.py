@@ -55,13 +55,18 @@ class Race(NamedTuple):
 
 def run_race(logits: Tensor, log_pi: Tensor) -> Race:
     """Find the first three: [..., C] -> [...]."""
-    first = (x.detach().movedim(-1, 0).contiguous().movedim(0, -1) for x in (logits, log_pi))
-    phi, a = (x.movedim(-1, 0) for x in fixed_point(*first))
-    o = a - phi
-    values, order = first_three(o)
+    phi, a = fixed_point(_categories_first(logits), _categories_first(log_pi))
+    phi = phi.movedim(-1, 0)
+    a = a.movedim(-1, 0)
+    values, order = first_three(a - phi)
     best, second_value, third_value = values.unbind()
     z, second, third = order.unbind()
     return Race(phi, a, z, best, second, second_value, third, third_value)
+
+
+def _categories_first(x: Tensor) -> Tensor:
+    """x [..., C] with the categories first in memory, but still last in shape."""
+    return x.detach().movedim(-1, 0).contiguous().movedim(0, -1)
 
 
 def replace(x: Tensor, index: Tensor, value: float) -> Tensor:
@@ -83,25 +88,32 @@ def categories_of(race: Race) -> Tensor:
 
 def swap_with(race: Race, reference: Tensor) -> Tensor:
     """z^{c<->j} of every c with one j = reference: [...] -> [C, ...] in `index_dtype`."""
-    phi, a, _, best, _, second_value, _, third_value = race
     c = categories_of(race)
-    j, z, second, third = (x.to(c.dtype) for x in (reference, race.z, race.second, race.third))
-    # the best two without j, then the best without j and c
+    j = reference.to(c.dtype)
+    z = race.z.to(c.dtype)
+    second = race.second.to(c.dtype)
+    third = race.third.to(c.dtype)
+
+    # the best two of the race without j: if j is z, they are known
     first = second
-    first_value = second_value
+    first_value = race.second_value
     next_ = third
-    next_value = third_value
+    next_value = race.third_value
     if reference is not race.z:
         first = torch.where(j == z, second, z)
-        first_value = torch.where(j == z, second_value, best)
+        first_value = torch.where(j == z, race.second_value, race.best)
         low = (j == z) | (j == second)
         next_ = torch.where(low, third, second)
-        next_value = torch.where(low, third_value, second_value)
+        next_value = torch.where(low, race.third_value, race.second_value)
+
+    # the best without j and c: the first of these two that is not c
     is_first = c == first
     other = first + is_first * (next_ - first)
     value = torch.where(is_first, next_value, first_value)
-    of_c = a.gather(0, reference.unsqueeze(0)) - phi
-    of_j = a - phi.gather(0, reference.unsqueeze(0))
+
+    # c with the noise of j, j with the noise of c, and the best of the others
+    of_c = race.a.gather(0, reference.unsqueeze(0)) - race.phi
+    of_j = race.a - race.phi.gather(0, reference.unsqueeze(0))
     c_wins = (of_c < _ties(of_j, c < j)) & (of_c < _ties(value, c < other))
     j_wins = (of_j < _ties(value, j < other)) & ~c_wins
     # sums of products are several times faster than torch.where on a CPU
@@ -123,7 +135,9 @@ def threshold(race: Race) -> Tensor:
 
 def without_winner(race: Race) -> tuple[Tensor, Tensor]:
     """(a, theta) [C, ...], such that z neither wins nor loses a pair."""
-    return replace(race.a, race.z, torch.inf), replace(threshold(race), race.z, -torch.inf)
+    a = replace(race.a, race.z, torch.inf)
+    theta = replace(threshold(race), race.z, -torch.inf)
+    return a, theta
 
 
 # ---------------------------------------------------------------- all pairs, as a table
@@ -133,27 +147,34 @@ def pair_row(c: Tensor, j: Tensor, categories: int) -> Tensor:
     """The row of the pair {c, j} in `pair_table`: 0 where c == j, else 1.. in the order
     of `torch.triu_indices`.
     """
-    low, high = torch.minimum(c, j), torch.maximum(c, j)
-    return torch.where(c == j, 0, (low * (2 * categories - low - 1) >> 1) + high - low)
+    low = torch.minimum(c, j)
+    high = torch.maximum(c, j)
+    # the pairs of the categories below `low` come first, C - 1 - i of each i
+    before = low * (2 * categories - low - 1) >> 1
+    return torch.where(c == j, 0, before + high - low)
 
 
 def pair_table(race: Race) -> Tensor:
     """z, then z^{c<->j} of all pairs c < j: [C, *B, K] race -> [1 + C(C-1)/2, *B, K] in
     `index_dtype`.
     """
-    categories, device = race.phi.shape[0], race.phi.device
-    a, theta = without_winner(race)
-    # row 0: the pair (0, 0)
-    low, high = F.pad(torch.triu_indices(categories, categories, 1, device=device), (1, 0))
-    wins = (a < theta.unsqueeze(1)).flatten(0, 1)  # [c j, *B, K]: c wins against j
+    categories = race.phi.shape[0]
+    pairs = torch.triu_indices(categories, categories, 1, device=race.phi.device)
+    low, high = F.pad(pairs, (1, 0))  # row 0: the pair (0, 0), which changes nothing
     z = race.z.to(index_dtype(categories))
+
+    # pairs without z: the one that wins, else z; fact 1 says that both cannot
+    a, theta = without_winner(race)
+    wins = (a < theta.unsqueeze(1)).flatten(0, 1)  # [c j, *B, K]: c wins against j
+    low_wins = wins.index_select(0, low * categories + high)
+    high_wins = wins.index_select(0, high * categories + low)
+    of_low = low.to(z.dtype).view(-1, *(1,) * z.ndim)
+    of_high = high.to(z.dtype).view(-1, *(1,) * z.ndim)
+    table = z + low_wins * (of_low - z) + high_wins * (of_high - z)
+
+    # pairs with z, for which the first part has left z
     is_z = categories_of(race) == z
     with_z = swap_with(race, race.z) - z
-    of_low, of_high = (x.to(z.dtype).view(-1, *(1,) * z.ndim) for x in (low, high))
-    low_wins, high_wins = (
-        wins.index_select(0, x * categories + y) for x, y in ((low, high), (high, low))
-    )
-    table = z + low_wins * (of_low - z) + high_wins * (of_high - z)
     for one, other in ((low, high), (high, low)):
         table = table + is_z.index_select(0, one) * with_z.index_select(0, other)
     return table
@@ -165,7 +186,7 @@ def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
     """
     categories = log_pi.shape[-1]
     c = torch.arange(categories, device=values.device)
-    values = values - values[0]
+    values = values - values[0]  # a constant in f cancels before it can round
     f = values.movedim(0, -1)[..., pair_row(c.unsqueeze(-1), c, categories)]  # [*B, j, c]
     f = f - f.mean(-1, keepdim=True)
     weight = (1 / categories - log_pi.exp()).to(f.dtype)

@@ -57,7 +57,7 @@ def assert_unbiased_sequences(loss: TrainerLoss, *, target: Objective, **options
 
 
 def _passed(result: Audit) -> Audit:
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # pytest then shows the line of the test, not this one
     if not result.passed:
         raise AssertionError(f"\n{result}") from result.exception
     return result

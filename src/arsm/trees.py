@@ -50,10 +50,10 @@ def first_stop(order: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
     """The first node that stops, else the last category: [..., C], [..., C - 1] ->
     position and z [...].
     """
+    # the last category has no node: whoever comes so far stops there
     position = F.pad(stop.to(torch.uint8), (0, 1), value=1).argmax(-1)
-    return position, order.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(
-        -1
-    )
+    z = order.expand(*position.shape, -1).gather(-1, position.unsqueeze(-1)).squeeze(-1)
+    return position, z
 
 
 def _stick_walk(log_p: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,18 +94,22 @@ def _levels(log_p: Tensor) -> list[Tensor]:
     2^depth]; absent leaves have none.
     """
     depth = _depth(log_p.shape[-1])
-    levels = [F.pad(log_p, (0, 2**depth - log_p.shape[-1]), value=-torch.inf)]
+    level = F.pad(log_p, (0, 2**depth - log_p.shape[-1]), value=-torch.inf)
+    levels = [level]
     for _ in range(depth):
-        levels.append(torch.logaddexp(levels[-1][..., 0::2], levels[-1][..., 1::2]))
+        level = torch.logaddexp(level[..., 0::2], level[..., 1::2])
+        levels.append(level)
     return levels[::-1]
 
 
 def _tree_log_odds(log_p: Tensor) -> Tensor:
     odds = [level[..., 0::2] - level[..., 1::2] for level in _levels(log_p)[1:]]
+    # a node without mass on either side is never reached: any odds will do
     return torch.cat([log_p[..., :0], *odds], -1).nan_to_num(0.0, torch.inf, -torch.inf)
 
 
 def _tree_walk(log_p: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    # all walks begin at the root; each level has twice the nodes of the one above
     here = torch.ones_like(log_p[..., :1], dtype=torch.bool).expand(*left.shape[:-1], 1)
     reached = []
     for turn in left.split([2**level for level in range(_depth(log_p.shape[-1]))], -1):
@@ -118,10 +122,12 @@ def _tree_path(log_p: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     depth = _depth(log_p.shape[-1])
     left = [torch.zeros_like(log_p[..., :0], dtype=torch.bool)]
     reached = [log_p[..., :0].bool()]
+    # the bits of z, from the highest on, are the turns of the walk that ends there
     for level in range(depth):
         node = torch.arange(2**level, device=z.device)
         reached.append(node == (z >> (depth - level)).unsqueeze(-1))
-        left.append(((z >> (depth - level - 1)) & 1 == 0).unsqueeze(-1).expand(*z.shape, 2**level))
+        turn = (z >> (depth - level - 1)) & 1 == 0
+        left.append(turn.unsqueeze(-1).expand(*z.shape, 2**level))
     return torch.cat(left, -1), torch.cat(reached, -1)
 
 
@@ -132,9 +138,11 @@ def _tree_pull_back(log_p: Tensor, gradient: Tensor) -> Tensor:
     total = torch.zeros_like(log_p, dtype=gradient.dtype)
     by_level = gradient.split([2**level for level in range(depth)], -1)
     for level, (mass, node_gradient) in enumerate(zip(_levels(log_p)[1:], by_level, strict=True)):
+        # every leaf belongs to one child of one node of the level
         child = leaves >> (depth - level - 1)
+        sign = 1 - 2 * (child & 1)
         share_of_child = (log_p - mass[..., child]).exp().nan_to_num(0.0)
-        total = total + (1 - 2 * (child & 1)) * share_of_child * node_gradient[..., child >> 1]
+        total = total + sign * share_of_child * node_gradient[..., child >> 1]
     return total
 
 

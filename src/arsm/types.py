@@ -20,7 +20,7 @@ Noise = Tensor | tuple[Tensor, ...]
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Where an estimator wants f evaluated: M queries per batch row; the first L keep f's graph.
+    """Points at which an estimator wants f: M queries per batch row; the first L keep f's graph.
 
     Attributes:
         points: [M, *B, K] int64; or [M, *B, K, C] floating and attached to the logits
@@ -54,7 +54,7 @@ class Estimator(ABC):
     needs_gradient: bool = False
     """Whether f must be differentiable in z; f is then given floating points [N, K, C]."""
     target: Literal["mean", "bound"] = "mean"
-    """What is estimated: the gradient of E[f], or of a multi-sample bound."""
+    """The quantity whose gradient is estimated: E[f], or a multi-sample bound."""
     couples_rows: bool = False
     """Whether a row's estimate depends on other rows' samples."""
     given_sample: bool = True
@@ -109,15 +109,17 @@ class Estimator(ABC):
         dtype = torch.promote_types(values.dtype, logits.dtype)
         if self.weighs_energy:
             p = scores.probabilities_for(values, logits)
+            # a variable's weight depends on those before it alone, as a token's does
             energy = scores.energy(p, queries.points).cumsum(-1)
             weight = self.weights(values.unsqueeze(-1).expand_as(energy), energy)
             return scores.weighted_scores(p, queries.points, weight.to(dtype))
+
         weight = self.weights(values).to(dtype)
         if self.centred:
+            # the softmax would be multiplied by sum_i w_i = 0
             return scores.sum_by_category(queries.points, weight, logits.shape[-1])
-        return scores.weighted_scores(
-            scores.probabilities_for(values, logits), queries.points, weight
-        )
+        p = scores.probabilities_for(values, logits)
+        return scores.weighted_scores(p, queries.points, weight)
 
     def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
         """The weights w_i of the samples' scores, from f's values: [n, *B] -> [n, *B].
@@ -136,8 +138,10 @@ class Estimator(ABC):
         if cls.__repr__ is Estimator.__repr__:
             cls.__repr__ = Estimator.__repr__  # its own, which a dataclass leaves as it is
         own = [name for name in ("tell", "weights") if name in vars(cls)]
+        # a class without paths is never asked for its weights
         if len(own) != 1 or vars(cls).get("paths") == 0:
             return
+        # the one that is not overridden must be the base's, which derives tell from weights
         (missing,) = {"tell", "weights"} - set(own)
         if getattr(cls, missing) is not getattr(Estimator, missing):
             raise TypeError(
@@ -158,6 +162,7 @@ class Estimator(ABC):
         """The value [*B] from f at the live queries [L, *B]: their weighted sum."""
         weight = queries.weight.to(live.dtype)
         weighted = weight.view(*weight.shape, *(1,) * (live.ndim - weight.ndim)) * live
+        # a sum over one query would copy it
         return weighted.squeeze(0) if len(weight) == 1 else weighted.sum(0)
 
     def adapt(self, out: Estimate) -> None:
@@ -169,9 +174,13 @@ class Estimator(ABC):
 
     def most_queries(self, logits: Tensor) -> int:
         """The maximum number of distinct evaluations that a row of these logits can need."""
-        # the number of queries is the same for every row
-        few = logits if self.couples_rows or logits.ndim == 2 else logits.flatten(0, -3)[:1]
-        asked = self.ask(few, self.noise(few, torch.Generator(logits.device))).same_as.shape[0]
+        few = logits
+        # the number of queries is the same for every row, so that one row is enough
+        if logits.ndim > 2 and not self.couples_rows:
+            few = logits.flatten(0, -3)[:1]
+        # a generator of its own: a count must not change what is drawn afterwards
+        noise = self.noise(few, torch.Generator(logits.device))
+        asked = self.ask(few, noise).same_as.shape[0]
         return at_most_all(asked, logits)
 
     def within(self, budget: int) -> Estimator | None:
@@ -185,22 +194,25 @@ class Estimator(ABC):
         """Equal options; tensors and modules are equal if they are the same object."""
         if type(self) is not type(other) or not dataclasses.is_dataclass(self):
             return self is other
-        options = [(getattr(self, name), getattr(other, name)) for name in _options(self)]
-        return all(a is b or (not isinstance(a, Tensor | nn.Module) and a == b) for a, b in options)
+        for name in _options(self):
+            own = getattr(self, name)
+            theirs = getattr(other, name)
+            # == of two tensors is a tensor, not an answer
+            if own is not theirs and (isinstance(own, Tensor | nn.Module) or own != theirs):
+                return False
+        return True
 
     def __hash__(self) -> int:
-        options = (
-            (getattr(self, name) for name in _options(self))
-            if dataclasses.is_dataclass(self)
-            else (id(self),)
-        )
-        return hash((type(self), *options))
+        if not dataclasses.is_dataclass(self):
+            return hash((type(self), id(self)))
+        return hash((type(self), *(getattr(self, name) for name in _options(self))))
 
 
 def at_most_all(count: int, logits: Tensor) -> int:
     """A count of distinct evaluations per row, limited to the number of values of z:
     logits [*B, K, C].
     """
+    # in float64, because C^K overflows an integer
     values = (logits > -torch.inf).sum(-1).double().prod(-1).max()
     return int(min(count, float(values)))
 
@@ -218,6 +230,7 @@ class NoTensor:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
+            # private names are asked for by copy, pickle and debuggers
             if hasattr(Tensor, name) and not name.startswith("_"):
                 raise AttributeError(f"{_no_tensor(self)}: out.value.{name}", name=name, obj=self)
             raise AttributeError(

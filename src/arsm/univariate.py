@@ -39,12 +39,14 @@ class Swaps(NamedTuple):
     can_win: Tensor
     """[..., C] bool: the categories that are some pair's pseudo action; f is only needed there."""
     found: kernels.Order | kernels.ComparedPairs
-    """Whatever else `kernels.order` found."""
+    """The result of `kernels.order`, of which z and can_win are the part that callers read."""
 
 
 def swap_all(logits: Tensor, log_pi: Tensor) -> Swaps:
     """Find the winner of each pair: [..., C]."""
-    logits, log_pi = logits.detach(), log_pi.detach()
+    # the winners are piecewise constant in both, so that there is nothing to differentiate
+    logits = logits.detach()
+    log_pi = log_pi.detach()
     found = kernels.order(logits, log_pi)
     return Swaps(logits, log_pi, found.z, found.can_win, found)
 
@@ -55,4 +57,5 @@ def merge(swaps: Swaps, f: Tensor) -> Tensor:
 
     For a category that cannot win, f must be set to f(z).
     """
+    # a GPU keeps little of the race, and looks the rest up again in logits and ln pi
     return kernels.merge(swaps.logits, swaps.log_pi, swaps.found, f)

@@ -9,41 +9,30 @@ from __future__ import annotations
 
 import re
 
+from arsm.estimators import NAMES as ESTIMATORS
+
 NAMES = {
+    # an estimator is called as its class, unless people say otherwise
+    **{word: kind.__name__ for word, kind in ESTIMATORS.items()},
     "a2c": "A2C",
-    "aimle": "AIMLE",
-    "ar": "AR",
-    "ars": "ARS",
     "ars-plus": "ARS+",
-    "arsm": "ARSM",
     "arsm-plus": "ARSM+",
-    "carms": "CARMS",
     "decoupled-straight-through": "decoupled straight-through",
-    "disarm": "DisARM",
     "double-control": "double control variates",
     "dr-grpo": "Dr. GRPO",
     "exact": "true gradient",
     "exact-plus-sampled": "exact plus sampled",
     "gapped-straight-through": "gapped straight-through",
-    "grpo": "GRPO",
     "gumbel-rao": "Gumbel-Rao",
     "gumbel-softmax": "Gumbel-Softmax",
     "imle": "I-MLE",
     "local-expectation": "local expectation",
-    "muprop": "MuProp",
-    "nvil": "NVIL",
     "otb": "optimal token baseline",
-    "rebar": "REBAR",
     "reinforce": "REINFORCE",
-    "reinmax": "ReinMax",
     "reinmax-rao": "ReinMax-Rao",
-    "relax": "RELAX",
     "rloo": "leave-one-out",
-    "rodeo": "RODEO",
     "straight-through": "straight-through",
-    "ugc": "UGC",
     "unordered-set": "unordered set",
-    "vimco": "VIMCO",
 }
 """Names of all estimators, by the word that a command takes, and of the value baseline."""
 BEFORE = {"hard=True": "straight-through", "pooled=True": "pooled"}

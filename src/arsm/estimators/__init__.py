@@ -92,7 +92,6 @@ __all__ = [
     "CARMS",
     "GRPO",
     "IMLE",
-    "NAMES",
     "NVIL",
     "OTB",
     "REBAR",
@@ -152,21 +151,8 @@ def estimator(words: str) -> Estimator:
         if not count.strip().isdigit():
             raise ValueError(f'"{words}" must begin with a whole number of draws, as in "4*arsm".')
         return Average(estimator(rest), int(count))
-    name, _, options = spec.partition(":")
-    kind = NAMES.get(name)
-    if kind is None and (own := _OWN.fullmatch(spec)):
-        name, options = own["name"], own["options"] or ""
-        kind = load(name)
-        if not is_estimator_class(kind):
-            raise ValueError(f'"{name}" is no class of estimators.')
-    if kind is None:
-        meant = closest(name.lower(), NAMES)
-        if meant is not None:
-            raise ValueError(f'There is no estimator "{name}": did you mean "{meant}"?')
-        raise ValueError(
-            f'There is no estimator "{name}": known are {", ".join(estimator_names())}, and your '
-            "own as module:Class or path.py:Class."
-        )
+
+    name, kind, options = _class_and_options(spec)
     fields = {field.name: field for field in _fields(kind) if field.init}
     chosen: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
@@ -174,16 +160,37 @@ def estimator(words: str) -> Estimator:
         if key in fields and not equals:
             raise ValueError(f'Option "{key}" of "{name}" needs a value, as in "{name}:{key}=...".')
         if key not in fields:
-            raise ValueError(
-                f'"{option}" is no option of "{name}"; '
-                + (f"its options are {', '.join(sorted(fields))}." if fields else "it has none.")
-            )
-        try:
-            chosen[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            if not isinstance(fields[key].default, str) and "Literal" not in str(fields[key].type):
-                raise ValueError(
-                    f'"{value}" is no value for {key}; write a number, True, False or None.'
-                ) from None
-            chosen[key] = value
+            known = f"its options are {', '.join(sorted(fields))}" if fields else "it has none"
+            raise ValueError(f'"{option}" is no option of "{name}"; {known}.')
+        chosen[key] = _option_value(fields[key], value)
     return kind(**chosen)
+
+
+def _class_and_options(spec: str) -> tuple[str, type[Any], str]:
+    """The name, the class and the options that words stand for: a known name, or a user's class."""
+    name, _, options = spec.partition(":")
+    if name in NAMES:
+        return name, NAMES[name], options
+    if own := _OWN.fullmatch(spec):
+        kind = load(own["name"])
+        if not is_estimator_class(kind):
+            raise ValueError(f'"{own["name"]}" is no class of estimators.')
+        return own["name"], kind, own["options"] or ""
+    meant = closest(name.lower(), NAMES)
+    if meant is not None:
+        raise ValueError(f'There is no estimator "{name}": did you mean "{meant}"?')
+    raise ValueError(
+        f'There is no estimator "{name}": known are {", ".join(estimator_names())}, and your '
+        "own as module:Class or path.py:Class."
+    )
+
+
+def _option_value(field: dataclasses.Field[Any], word: str) -> Any:
+    """The value that a word stands for: a number, True, False, None, or the word itself."""
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        # only options that are words themselves, such as coupling=tree, take words
+        if isinstance(field.default, str) or "Literal" in str(field.type):
+            return word
+    raise ValueError(f'"{word}" is no value for {field.name}; write a number, True, False or None.')

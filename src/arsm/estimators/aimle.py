@@ -91,14 +91,17 @@ class AIMLE(Estimator):
         step = self._step(logits, slope)[..., None, None]
 
         there = sample_at_step(logits, queries.aux, step * slope)
-        back = sample_at_step(logits, queries.aux, -step * slope) if self.central else queries.z
+        back = queries.z
+        width = step
+        if self.central:
+            back = sample_at_step(logits, queries.aux, -step * slope)
+            width = 2 * step
         categories = logits.shape[-1]
-        difference = one_hot(there, categories, torch.float64) - one_hot(
-            back, categories, torch.float64
-        )
+        difference = one_hot(there, categories, torch.float64)
+        difference = difference - one_hot(back, categories, torch.float64)
 
         # no step, no difference: 0 / 1 instead of 0 / 0
-        width = torch.where(step > 0, 2 * step if self.central else step, 1.0)
+        width = torch.where(step > 0, width, 1.0)
         return (difference / width).to(torch.promote_types(values.dtype, logits.dtype))
 
     def _step(self, logits: Tensor, slope: Tensor) -> Tensor:

@@ -35,4 +35,5 @@ class AR(Estimator):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         log_pi = queries.aux
+        # no baseline: theorem 1 as it stands
         return values[0][..., None, None] * (1 - logits.shape[-1] * log_pi.exp())

@@ -28,6 +28,7 @@ class ARS(Estimator):
     def noise(
         self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
     ) -> ReferenceNoise:
+        # whoever wins the race: a reference that depended on the winner would be biased
         references = torch.randint(
             logits.shape[-1], logits.shape[:-1], generator=generator, device=logits.device
         )

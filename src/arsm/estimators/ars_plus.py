@@ -60,23 +60,31 @@ def reference_weight(logits: Tensor, log_pi: Tensor, references: Tensor, pseudo:
     categories = logits.shape[-1]
     if categories == 1:
         return torch.zeros_like(references, dtype=torch.float64)
+    # in fixed point, as the pseudo actions were found: the thresholds must agree with them
     phi, a = (x.unsqueeze(-3).expand(pseudo.shape) for x in fixed_point(logits, log_pi))
     j = references.unsqueeze(-1)
     c = torch.arange(categories, device=logits.device)
+
+    # theta_c: the best without j and c is the first of the best two without j that is not c
     others, order = (a - phi).masked_fill(c == j, torch.inf).topk(2, largest=False)
     best = torch.where(c == order[..., :1], others[..., 1:], others[..., :1])
     swapped = (a - phi.gather(-1, j)).masked_fill(c == j, torch.inf)
     theta = (phi + torch.minimum(best, swapped)).masked_fill(phi == -torch.inf, -torch.inf)
+
+    # ln pi_j lies above the thresholds of those that lose, and below those of the winners
     wins = pseudo == c
     lower = theta.masked_fill(wins, -torch.inf).amax(-1)
     upper = theta.masked_fill(~wins, torch.inf).amin(-1)
-    # ln(1 - pi_j)
+
+    # ln(1 - pi_j); with the ratios rho held, theta moves with it
     rest = torch.log1p(-a.gather(-1, j).squeeze(-1).exp()).clamp_min(torch.finfo(a.dtype).min)
     # ln(1 - l), ln(1 - u)
     log_above = F.logsigmoid(rest - lower)
     log_beyond = F.logsigmoid(rest - upper)
+
+    # the conditional mean; expm1 keeps the digits of 1 - t^C where t is near 1
     log_t = log_beyond - log_above
     ratio = torch.expm1(categories * log_t) / torch.expm1((categories - 1) * log_t)
-    ratio = torch.where(log_t < 0, ratio, categories / (categories - 1))
+    ratio = torch.where(log_t < 0, ratio, categories / (categories - 1))  # 0 / 0 at t = 1
     agree = (pseudo == pseudo[..., :1]).all(-1)
     return torch.where(agree, 0.0, (categories - 1) * (log_above.exp() * ratio - 1))

@@ -72,6 +72,7 @@ class ARSM(Estimator):
                 f"references must lie between 1 and the {logits.shape[-1]} categories, but is "
                 f"{self.references}."
             )
+        # the J largest of C uniform numbers are J categories drawn without replacement
         order = torch.rand(
             *logits.shape[:-2], logits.shape[-1], generator=generator, device=logits.device
         )
@@ -81,21 +82,23 @@ class ARSM(Estimator):
         if isinstance(noise, ReferenceNoise):
             return ask_references(logits, noise.log_pi, noise.references.unsqueeze(-1))
         one = torch.ones(1, device=logits.device)
+        # one variable has C values, however many of its pairs share one
         if logits.shape[-2] == 1:
             swaps = swap_all(logits, noise)
             points, same_as = by_category(swaps.z, swaps.can_win)
             return Queries(points, swaps.z, same_as, one, Merged(noise, swaps))
         points, same_as = kernels.pairs(logits.detach(), noise)
         swaps = swap_all(logits, noise) if self.pooled else None
-        return Queries(points, points[0].clone(), same_as, one, Merged(noise, swaps))
+        z = points[0].clone()  # a view would keep all points alive as long as the estimate
+        return Queries(points, z, same_as, one, Merged(noise, swaps))
 
     def most_queries(self, logits: Tensor) -> int:
         variables, categories = logits.shape[-2:]
         if self.references is not None:
             return at_most_all(1 + self.references * categories, logits)
-        return at_most_all(
-            1 + categories * (categories - 1) // 2 if variables > 1 else categories, logits
-        )
+        if variables == 1:
+            return at_most_all(categories, logits)
+        return at_most_all(1 + categories * (categories - 1) // 2, logits)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         if not isinstance(queries.aux, Merged):
@@ -105,9 +108,11 @@ class ARSM(Estimator):
             return kernels.merge_pairs(values, log_pi)
         if logits.shape[-2] == 1:
             return merge(swaps, values_by_category(values))
+        # pooled, f of a variable depends on its own value alone: one variable after all
         each = torch.ones_like(values)
-        return merge(swaps, pool(queries.points, values - values[0], each, logits.shape[-1]))
+        f = pool(queries.points, values - values[0], each, logits.shape[-1])
+        return merge(swaps, f)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """f at z, whose weight is 1."""
-        return live.squeeze(0)
+        return live.squeeze(0)  # without the multiplication

@@ -37,14 +37,16 @@ class ARSMPlus(Estimator):
         return race_noise(logits, generator, z)
 
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
-        all_of_them = torch.arange(logits.shape[-1], device=logits.device).unsqueeze(-1)
-        return ask_integrated(logits, noise, all_of_them.expand(*logits.shape[:-2], -1, -1))
+        # every category is a reference, the same for all variables: [*B, C, 1]
+        references = torch.arange(logits.shape[-1], device=logits.device).unsqueeze(-1)
+        return ask_integrated(logits, noise, references.expand(*logits.shape[:-2], -1, -1))
 
     def most_queries(self, logits: Tensor) -> int:
         variables, categories = logits.shape[-2:]
-        return at_most_all(
-            1 + categories * (categories - 1) // 2 if variables > 1 else categories, logits
-        )
+        if variables == 1:
+            return at_most_all(categories, logits)
+        # the pairs (c, j) and (j, c) ask for the same point
+        return at_most_all(1 + categories * (categories - 1) // 2, logits)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         return tell_references(logits, queries, values, pooled=False)

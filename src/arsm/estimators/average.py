@@ -50,6 +50,7 @@ class Average(Estimator):
         check_whole("n", self.n)
         if self.n < 1:
             raise ValueError(f"Average needs at least one draw, but n = {self.n}.")
+        # on the object, since a frozen dataclass refuses assignments
         for name in (*FORWARDED, "learned"):
             object.__setattr__(self, name, getattr(self.estimator, name))
 
@@ -61,7 +62,9 @@ class Average(Estimator):
         """
         each = repeat_draws(logits, self.n)
         if z is not None:
-            z = torch.cat([z.unsqueeze(-2), sample(each[..., 1:, :, :], generator)], -2)
+            # the estimator wants a sample for every draw: z for the first, fresh ones for the rest
+            rest = sample(each[..., 1:, :, :], generator)
+            z = torch.cat([z.unsqueeze(-2), rest], -2)
         return self.estimator.noise(each, generator, z)
 
     def ask(self, logits: Tensor, noise: Any) -> Queries:
@@ -74,11 +77,13 @@ class Average(Estimator):
 
         draw = torch.arange(self.n, device=logits.device)
         weight = inner.weight.double() / self.n
+        # a weight that is common to all rows has no dimension of draws
+        weight = weight.repeat_interleave(self.n) if weight.ndim == 1 else interleave(weight)
         return Queries(
             points=interleave(inner.points),
             z=inner.z,
             same_as=interleave(inner.same_as * self.n + draw),
-            weight=weight.repeat_interleave(self.n) if weight.ndim == 1 else interleave(weight),
+            weight=weight,
             aux=inner,
         )
 
@@ -88,9 +93,8 @@ class Average(Estimator):
         return None if gradient is None else gradient.mean(-3)
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
-        return self.estimator.value(
-            queries.aux, live.unflatten(0, (-1, self.n)).movedim(1, -1)
-        ).mean(-1)
+        by_draw = live.unflatten(0, (-1, self.n)).movedim(1, -1)  # [L, *B, n]
+        return self.estimator.value(queries.aux, by_draw).mean(-1)
 
     def most_queries(self, logits: Tensor) -> int:
         """Draws do not share their evaluations."""

@@ -78,11 +78,14 @@ class CARMS(Estimator):
         log_stop = log_stop.double()
         position = stick_position(order, z).unsqueeze(-1)
         node = torch.arange(log_stop.shape[-1], device=z.device)
+
+        # ln of the first sample's uniforms: above pi before z's node, below pi there, free after it
         v = open_uniforms(log_stop.shape, logits.device, generator).clamp(EDGE, 1 - EDGE)
-        passes = torch.log(v + (1 - v) * log_stop.exp())  # ln of a uniform number above pi
-        log_u = torch.where(
-            node < position, passes, torch.where(node == position, v.log() + log_stop, v.log())
-        )
+        passes = torch.log(v + (1 - v) * log_stop.exp())
+        stops = v.log() + log_stop
+        log_u = torch.where(node < position, passes, torch.where(node == position, stops, v.log()))
+
+        # given its first element, the rest of Dir(1_n) is a smaller Dirichlet of what is left
         log_others = (log_u / (self.samples - 1)).unsqueeze(-1)  # ln(1 - d_0)
         rest = dirichlet(nodes.double().expand(*nodes.shape[:-1], self.samples - 1), generator)
         return torch.cat([(-log_others.exp()).log1p(), log_others + rest], -1)
@@ -110,12 +113,10 @@ class CARMS(Estimator):
         position, order, log_stop = queries.aux
         ratio = F.pad(pair_ratio(log_stop, n), (0, 1))
         position = position.movedim(0, -1)  # [*B, K, n]
-        f = (
-            less_mean(values)
-            .to(torch.promote_types(values.dtype, ratio.dtype))
-            .movedim(0, -1)
-            .unsqueeze(-2)
-        )
+        f = less_mean(values).to(torch.promote_types(values.dtype, ratio.dtype))
+        f = f.movedim(0, -1).unsqueeze(-2)  # [*B, 1, n]
+
+        # how many samples took each category, and the sum of their f
         zero = torch.zeros_like(ratio, dtype=f.dtype)
         count = zero.scatter_add(-1, position, torch.ones_like(f).expand(position.shape))
         total = zero.scatter_add(-1, position, f.expand(position.shape))

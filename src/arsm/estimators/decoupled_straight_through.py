@@ -39,6 +39,5 @@ class DecoupledStraightThrough(Relaxation):
 
     def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits / self.forward, noise).squeeze(-2)
-        return hard_point(
-            logits, z, softmax_tangent(logits, probabilities(logits, self.backward)) / self.backward
-        )
+        p = probabilities(logits, self.backward)
+        return hard_point(logits, z, softmax_tangent(logits, p) / self.backward)

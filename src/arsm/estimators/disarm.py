@@ -91,7 +91,7 @@ class DisARM(Estimator):
         shape = SHAPES[self.coupling]
         log_p = log_probability(logits)
         alpha = shape.log_odds(log_p)
-        left = torch.stack([noise < alpha, -noise < alpha])
+        left = torch.stack([noise < alpha, -noise < alpha])  # the antithetic pair
         points, reached = shape.walk(log_p, left)
         z = points.movedim(0, -2)
         return Queries(points, z, share(points), mean_weight(2, z.device), Choices(left, reached))
@@ -103,10 +103,14 @@ class DisARM(Estimator):
             torch.promote_types(values.dtype, working_dtype(logits.dtype))
         )
         alpha = shape.log_odds(log_p)
+
+        # r_i; the value of a node that no walk came by does not exist
         b = left.to(alpha.dtype)
         both = (b[0] - b[1]) * alpha.abs().sigmoid()
         first = b[0] - alpha.sigmoid()
         second = alpha.sigmoid() - b[1]
         by_node = torch.where(reached[0] & reached[1], both, torch.where(reached[0], first, second))
         by_node = torch.where(reached[0] | reached[1], by_node, 0)
-        return shape.pull_back(log_p, (values[0] - values[1])[..., None, None] / 2 * by_node)
+
+        half_difference = (values[0] - values[1])[..., None, None] / 2
+        return shape.pull_back(log_p, half_difference * by_node)

@@ -58,9 +58,12 @@ class DoubleControl(SlopedGroup):
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         n = self.samples
         p = probabilities(logits)
+        # b_i, from the slopes of all samples less its own
         h = self.slopes(queries, values, p.dtype)
         total = h.sum(0)
         b = ((total - h) * (queries.points.detach() - p)).sum((-2, -1)) / (n - 1)
+
+        # leave-one-out of f - alpha b, and what alpha b adds in the mean; G h = p centred(h)
         alpha = self.control.alpha
         weight = (less_mean(values.detach()) - alpha * less_mean(b)) / (n - 1)
         sampled = weighted_scores(p, queries.z.movedim(-2, 0), weight.to(p.dtype))

@@ -35,4 +35,5 @@ class DrGRPO(IndependentSamples):
 
     def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
         """(f_i - mean(f)) / n."""
+        # RLOO divides by n - 1
         return less_mean(values) / self.samples

@@ -13,6 +13,7 @@ from arsm.noise import working_dtype
 from arsm.types import Estimator, Queries
 
 LIMIT = 1 << 20
+"""Most values of z per row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +49,20 @@ class Exact(Estimator):
                 f"Exact would enumerate {categories}^{variables} values of z per row, and stops at "
                 f"{LIMIT:,}; use an estimator that samples, such as ARSM or RLOO."
             )
+        # the digits of 0..C^K - 1 in base C are all values of z
         batch = logits.shape[:-2]
         place = categories ** torch.arange(variables - 1, -1, -1, device=logits.device)
         number = torch.arange(count, device=logits.device).view(-1, *(1,) * len(batch))
         points = (number.unsqueeze(-1) // place % categories).expand(count, *batch, variables)
         log_q = logits.detach().to(working_dtype(logits.dtype)).log_softmax(-1)
         q = log_prob(log_q.expand(count, *log_q.shape), points).sum(-1).exp()
+        # f need not be defined where a category is masked: such values share the mode's
         mode = q.argmax(0)
         same_as = torch.where(q > 0, number, mode)
         return Queries(points, samples(logits, noise).squeeze(-2), same_as, q)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        # less the expectation, which adds nothing, as scores have mean 0, but rounds less
         weighted = queries.weight * (values - (queries.weight * values).sum(0))
         p = logits.detach().to(weighted.dtype).softmax(-1)
         index = queries.points.movedim(0, -1)  # [*B, K, M]

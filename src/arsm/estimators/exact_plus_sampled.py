@@ -62,6 +62,7 @@ class ExactPlusSampled(Estimator):
             )
         p = logits.detach().double().softmax(-1).squeeze(-2)  # [*B, C]
         head_p, head = p.topk(self.exact)
+        # a race without the head is won by a sample of the tail
         phi, a = fixed_point(repeat_draws(logits, self.samples), noise)
         taken = head[..., None, None, :].expand(*a.shape[:-1], self.exact)
         race = a - phi
@@ -83,11 +84,13 @@ class ExactPlusSampled(Estimator):
         return replace(self, samples=max(2, budget - self.exact))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        k, m = self.exact, self.samples
-        f = (values - values[0])[1:]
+        k = self.exact
+        m = self.samples
+        f = (values - values[0])[1:]  # the first query is the true sample, which is among the rest
         weight = queries.weight[1:]
-        head, tail = (weight[:k] * f[:k]).sum(0), f[k:]
-        if m == 1:
+        head = (weight[:k] * f[:k]).sum(0)
+        tail = f[k:]
+        if m == 1:  # no other sample of the tail
             baseline = (head / weight[:k].sum(0)).unsqueeze(0)
         else:
             baseline = head + m * weight[k] * (tail.sum(0) - tail) / (m - 1)  # [m, *B]

@@ -45,6 +45,7 @@ class GappedStraightThrough(Relaxation):
         z = samples(logits, noise).squeeze(-2)
         phi = logits.detach().to(working_dtype(logits.dtype))
         below = phi - phi.amax(-1, keepdim=True)
+        # all relative to max phi, which is where the sample's logit goes
         wins = torch.arange(logits.shape[-1], device=z.device) == z.unsqueeze(-1)
         zeta = torch.where(wins, 0, below.clamp_max(-self.gap))
         tangent = softmax_tangent(logits, (zeta / self.temperature).softmax(-1)) / self.temperature

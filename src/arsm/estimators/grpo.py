@@ -45,5 +45,6 @@ class GRPO(IndependentSamples):
     def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
         """(f_i - mean(f)) / (sd(f) + epsilon) / n."""
         f = less_mean(values)
+        # epsilon: equal values have no deviation to divide by
         deviation = (f.square().sum(0) / (self.samples - 1)).sqrt()
         return f / (deviation + self.epsilon) / self.samples

@@ -59,15 +59,14 @@ class GumbelRao(Relaxation):
     def noise(
         self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
     ) -> RaoNoise:
-        return RaoNoise(
-            *sample_noise(logits, 1, generator, z), dirichlet(logits, generator, self.samples)
-        )
+        uniform, given = sample_noise(logits, 1, generator, z)
+        return RaoNoise(uniform, given, dirichlet(logits, generator, self.samples))
 
     def ask(self, logits: Tensor, noise: RaoNoise) -> Queries:
         z = samples(logits, SampleNoise(noise.uniform, noise.given)).squeeze(-2)
+        # the noisy logits, n times given the same winner: [*B, n, K, C]
         each = logits.unsqueeze(-3)  # [*B, 1, K, C]
-        zeta = conditional_perturbed(
-            each, z.unsqueeze(-2).expand(noise.conditional.shape[:-1]), noise.conditional
-        )
+        winner = z.unsqueeze(-2).expand(noise.conditional.shape[:-1])
+        zeta = conditional_perturbed(each, winner, noise.conditional)
         tangent = softmax_tangent(each, (zeta / self.temperature).softmax(-1)) / self.temperature
         return hard_point(logits, z, tangent.mean(-3))

@@ -49,5 +49,6 @@ class GumbelSoftmax(Relaxation):
         z = argmin_sample(logits, noise)
         soft = (perturbed(logits, noise) / self.temperature).softmax(-1).to(logits.dtype)
         if self.hard:
+            # z in value, with the derivative of the relaxed sample
             soft = one_hot(z, logits.shape[-1], logits.dtype) + (soft - soft.detach())
         return one_point(soft, z)

@@ -54,6 +54,7 @@ class IMLE(Estimator):
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
         slope = slopes_at_queries(queries, values)[0]
+        # with the noise of the true sample: fresh noise would differ without any step
         moved = sample_at_step(logits, queries.aux, self.step * slope)
         there = one_hot(moved, logits.shape[-1], values.dtype)
         here = one_hot(queries.z, logits.shape[-1], values.dtype)

@@ -37,10 +37,11 @@ class IndependentSamples(Estimator):
 
     def value(self, queries: Queries, live: Tensor) -> Tensor:
         """The mean over the live samples."""
-        return live.mean(0)
+        return live.mean(0)  # the weights are equal
 
     def most_queries(self, logits: Tensor) -> int:
         return at_most_all(self.samples, logits)
 
     def within(self, budget: int) -> Self:
+        # two at least: a sample is compared with another
         return replace(self, samples=max(2, budget))

@@ -37,21 +37,18 @@ class LocalExpectation(Estimator):
         column = (variables, categories, *(1,) * (z.ndim - 1))
         k = torch.arange(variables, device=z.device)
         c = torch.arange(categories, device=z.device)
-        # [K, C, *B, K]
-        changed = torch.where(
-            (k.view(-1, 1) == k).view(variables, 1, *column[2:], variables),
-            c.view(1, *column[1:], 1),
-            z,
-        )
-        number = (1 + torch.arange(variables * categories, device=z.device)).view(column)
-        by_variable = logits.detach().movedim((-2, -1), (0, 1))
-        known = (c.view(1, *column[1:]) == z.movedim(-1, 0).unsqueeze(1)) | (
-            by_variable == -torch.inf
-        )
-        same_as = torch.cat(
-            [torch.zeros_like(z[..., 0]).unsqueeze(0), torch.where(known, 0, number).flatten(0, 1)]
-        )
+
+        # z, then z with variable k set to c, for all k and c: [1 + K C, *B, K]
+        own = (k.view(-1, 1) == k).view(variables, 1, *column[2:], variables)
+        changed = torch.where(own, c.view(1, *column[1:], 1), z)
         points = torch.cat([z.unsqueeze(0), changed.flatten(0, 1)])
+
+        # c = z_k is z itself; a masked category has weight 0 and takes z's value, unasked
+        is_z = c.view(1, *column[1:]) == z.movedim(-1, 0).unsqueeze(1)
+        masked = logits.detach().movedim((-2, -1), (0, 1)) == -torch.inf
+        number = (1 + torch.arange(variables * categories, device=z.device)).view(column)
+        numbers = torch.where(is_z | masked, 0, number).flatten(0, 1)
+        same_as = torch.cat([torch.zeros_like(z[..., 0]).unsqueeze(0), numbers])
         return Queries(points, z, same_as, torch.ones(1, device=z.device))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:

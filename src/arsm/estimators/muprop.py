@@ -44,4 +44,5 @@ class MuProp(Estimator):
         z, mean = queries.points.detach().to(p.dtype)
         sampled, expanded = values.detach()
         residual = sampled - expanded - (h * (z - mean)).sum((-2, -1))
+        # the expansion is linear in z, so that its own gradient is exact: G h = p centred(h)
         return residual[..., None, None] * score(logits, queries.z) + p * centred(p, h)

@@ -24,6 +24,7 @@ class MLPBaseline(nn.Module):
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.hidden = nn.LazyLinear(hidden)
+        # 0 at first: a random baseline would add variance
         self.out = nn.Linear(hidden, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
@@ -118,6 +119,7 @@ class NVIL(Estimator):
         return one_sample(samples(logits, noise).squeeze(-2))
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
+        # attached to b: the squared norm of the gradient is the loss that b minimises
         residual = values[0] - self._baseline_of(logits) - self.running.mean
         if self.normalise:
             residual = residual / self.running.scale()
@@ -144,5 +146,6 @@ class NVIL(Estimator):
             raise ValueError(
                 "NVIL's baseline needs the logits of an estimate, but out.logits is None."
             )
+        # bare logits [C] are one variable
         logits = out.logits if out.logits.ndim > 1 else out.logits.unsqueeze(0)
         self.running.update(out.value - self._baseline_of(logits), self.decay)

@@ -46,9 +46,8 @@ class OTB(IndependentSamples):
         f = less_mean(values).to(energy.dtype)  # [n, *B, K]
         energy = energy.clamp_min(LEAST)
         # a product with zeros on the diagonal, since a sum less the own term would lose digits
-        others = torch.ones(
-            self.samples, self.samples, dtype=f.dtype, device=f.device
-        ).fill_diagonal_(0)
+        n = self.samples
+        others = torch.ones(n, n, dtype=f.dtype, device=f.device).fill_diagonal_(0)
         weighted = torch.einsum("ij,j...->i...", others, energy * f)
         total = torch.einsum("ij,j...->i...", others, energy)
         return (f - weighted / total) / self.samples

@@ -26,6 +26,7 @@ class RelaxedObjective(nn.Module):
 
     def __init__(self, temperature: float, scale: float) -> None:
         super().__init__()
+        # the logarithm, so that a step cannot make tau negative
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
@@ -92,6 +93,7 @@ class REBAR(Estimator):
         scale = self.control.scale
         zeta = perturbed(logits.detach(), queries.aux)
         s = relaxed(zeta, log_temperature.exp())
+        # a graph of the slope only where tau is learned, which costs a second derivative
         slope = slopes_at_queries(queries, values[1], create_graph=s.requires_grad)[1]
         sampled, at_relaxed = values.detach()
         if s.requires_grad:
@@ -111,13 +113,13 @@ def _along_log_temperature(zeta: Tensor, log_temperature: Tensor) -> Tensor:
     """ds/dln tau, detached: [..., C]."""
     temperature = log_temperature.detach().exp()
     s = relaxed(zeta, temperature)
-    u = zeta.masked_fill(zeta < IMPOSSIBLE, 0) / temperature
+    u = zeta.masked_fill(zeta < IMPOSSIBLE, 0) / temperature  # s is 0 there, and 0 inf is NaN
     return s * ((s * u).sum(-1, keepdim=True) - u)
 
 
 def _bend(queries: Queries, slope: Tensor, direction: Tensor) -> Tensor:
     """The second derivative of f at the relaxed sample along a direction: [*B, K, C]."""
-    if not slope.requires_grad:
+    if not slope.requires_grad:  # f is linear in z
         return torch.zeros_like(direction)
     (bend,) = torch.autograd.grad(
         slope, queries.points, direction.to(slope.dtype), retain_graph=True, allow_unused=True

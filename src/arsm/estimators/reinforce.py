@@ -40,6 +40,7 @@ class Reinforce(Estimator):
     def weights(self, values: Tensor, energy: Tensor | None = None) -> Tensor:
         """f(z) - b."""
         baseline = 0.0 if self.baseline is None else self.baseline
+        # any other shape would be broadcast to a batch that nobody meant
         if isinstance(baseline, Tensor) and baseline.ndim not in (0, values.ndim - 1):
             raise ValueError(
                 f"baseline must be a number or shaped like the batch {list(values.shape[1:])}, but "

@@ -40,8 +40,8 @@ class ReinMax(Relaxation):
     def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
         z = samples(logits, noise).squeeze(-2)
         p = probabilities(logits)
-        middle = (
-            one_hot(z, logits.shape[-1], p.dtype) + probabilities(logits, self.temperature)
-        ) / 2
+        # halfway between the sample and the (tempered) mean
+        mean = probabilities(logits, self.temperature)
+        middle = (one_hot(z, logits.shape[-1], p.dtype) + mean) / 2
         tangent = 2 * softmax_tangent(logits, middle) - softmax_tangent(logits, p) / 2
         return hard_point(logits, z, tangent)

@@ -46,9 +46,8 @@ class ReinMaxRao(Relaxation):
     def noise(
         self, logits: Tensor, generator: torch.Generator | None = None, z: Tensor | None = None
     ) -> RaoNoise:
-        return RaoNoise(
-            *sample_noise(logits, 1, generator, z), dirichlet(logits, generator, self.samples)
-        )
+        uniform, given = sample_noise(logits, 1, generator, z)
+        return RaoNoise(uniform, given, dirichlet(logits, generator, self.samples))
 
     def ask(self, logits: Tensor, noise: RaoNoise) -> Queries:
         z = samples(logits, SampleNoise(noise.uniform, noise.given)).squeeze(-2)
@@ -56,11 +55,8 @@ class ReinMaxRao(Relaxation):
         midpoint = (one_hot(z, logits.shape[-1], p.dtype) + p) / 2
 
         # the race of Cat(m), run n times given that z wins it: [*B, n, K, C]
-        zeta = conditional_perturbed(
-            midpoint.log().unsqueeze(-3),
-            z.unsqueeze(-2).expand(noise.conditional.shape[:-1]),
-            noise.conditional,
-        )
+        winner = z.unsqueeze(-2).expand(noise.conditional.shape[:-1])
+        zeta = conditional_perturbed(midpoint.log().unsqueeze(-3), winner, noise.conditional)
         s = (zeta / self.temperature).softmax(-1)
         at_midpoint = softmax_tangent(logits.unsqueeze(-3), s).mean(-3) / self.temperature
         return hard_point(logits, z, 2 * at_midpoint - softmax_tangent(logits, p) / 2)

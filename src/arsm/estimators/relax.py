@@ -26,6 +26,7 @@ class MLPControl(nn.Module):
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.hidden = nn.LazyLinear(hidden)
+        # 0 at first: a random control variate would add variance
         self.out = nn.Linear(hidden, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
@@ -95,6 +96,7 @@ class RELAX(Estimator):
         """c [N] and dc/ds [N, K, C], both attached to c's parameters."""
         give_size(self.control, "RELAX", s, p)
 
+        # rows are independent, so that the slope of the sum holds the slope of each
         def total(s: Tensor) -> tuple[Tensor, Tensor]:
             c = self.control(s, p)
             if c.shape != s.shape[:1]:
@@ -104,6 +106,7 @@ class RELAX(Estimator):
                 )
             return c.sum(), c
 
+        # torch.func, unlike torch.autograd.grad, works inside vmap
         slope, c = torch.func.grad(total, has_aux=True)(s)
         return c, slope
 
@@ -120,5 +123,6 @@ def give_size(network: nn.Module, owner: str, *inputs: Tensor) -> None:
         raise RuntimeError(
             f"{owner}'s network has no size yet; estimate once before you map it by vmap."
         )
+    # parameters made in inference mode could never be trained
     with torch.inference_mode(False), torch.no_grad():
         network(*(each.clone() for each in inputs))

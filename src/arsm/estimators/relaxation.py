@@ -1,4 +1,4 @@
-"""What relaxations share."""
+"""Common base of relaxations."""
 
 from __future__ import annotations
 

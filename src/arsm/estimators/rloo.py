@@ -79,14 +79,19 @@ class RLOO(IndependentSamples):
         z = queries.points
         if self.ridge is None and self.surrogate is None:
             return leave_one_out(z, values, logits.shape[-1], dtype)
+
+        # subtract the surrogate from f, and remember the gradient of its expectation
         f = less_mean(values).to(dtype)  # [n, *B]
-        p, known = logits.detach().to(dtype).softmax(-1), 0.0
+        p = logits.detach().to(dtype).softmax(-1)
+        known = 0.0
         if self.surrogate is not None:
             h = centred(p, self._surrogate(logits).to(dtype))
             hx = h.expand(*z.shape, -1).gather(-1, z.unsqueeze(-1)).sum((-2, -1))
             beta = other_rows_slope(f, hx)
             f = f - beta * (hx - hx.mean(0))
             known = beta[..., None, None] * p * h
+
+        # leave-one-out, or ridge regression, of what remains
         if self.ridge is None:
             return known + sum_by_category(z, f / (self.samples - 1), logits.shape[-1])
         return known + self._ridge(p, z, f, self.ridge)
@@ -120,13 +125,16 @@ class RLOO(IndependentSamples):
         root = torch.linalg.solve_triangular(
             torch.linalg.cholesky_ex(x @ x.mT / ridge + eye).L, eye, upper=False
         )
+        # P, which also takes an intercept out of f
         inverse = root.mT @ root
         ones = inverse.sum(-1, keepdim=True)
         projection = inverse - ones @ ones.mT / ones.sum(-2, keepdim=True)
+        # the residuals e of the fits without each sample, from one fit of all
         fitted = projection @ f.movedim(0, -1).unsqueeze(-1)  # [*B, n, 1]
         residual = fitted / projection.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         coefficient = (fitted - projection @ residual / n) / ridge
-        sampled, h = ((x.mT @ weight).view(p.shape) for weight in (residual / n, coefficient))
+        sampled = (x.mT @ (residual / n)).view(p.shape)
+        h = (x.mT @ coefficient).view(p.shape)
         return sampled + p * centred(p, h)  # G h
 
 
@@ -138,7 +146,9 @@ def other_rows_slope(f: Tensor, hx: Tensor) -> Tensor:
             f"least two rows, but the batch has the shape {list(f.shape[1:])}; leave surrogate out."
         )
     hx = (hx - hx.mean(0)).double()
-    covariance, variance = (f * hx).sum(0), hx.square().sum(0)
+    covariance = (f * hx).sum(0)
+    variance = hx.square().sum(0)
+    # where all other rows are constant in h, the coefficient is 0 instead of 0 / 0
     rest = variance.sum() - variance
     least = torch.finfo(torch.float64).eps * variance.sum() + torch.finfo(torch.float64).tiny
     return ((covariance.sum() - covariance) / rest.clamp_min(least)).to(f.dtype)

@@ -65,7 +65,8 @@ class RODEO(SlopedGroup):
         return Stein(self.alpha, self.beta, self.hidden)
 
     def tell(self, logits: Tensor, queries: Queries, values: Tensor) -> Tensor:
-        n, (variables, _) = self.samples, logits.shape[-2:]
+        n = self.samples
+        variables = logits.shape[-2]
         p = probabilities(logits)
         slope = self.slopes(queries, values, p.dtype)  # [n, *B, K, C]
         z = queries.points.detach().to(p.dtype)
@@ -74,11 +75,14 @@ class RODEO(SlopedGroup):
         of_variable = (p * around).sum(-1)  # [n, *B, K]: sum_c p_kc h_i(z_i with k at c)
         total = of_variable.sum(-1)
         stein = total / variables - here  # (A h_i)(z_i)
+
+        # A(h_i x)(z_i): resampling k changes x_k, and leaves the x of the other variables
         x = z - p
-        rest = (total.unsqueeze(-1) - of_variable).unsqueeze(-1) * x
-        stein_x = (rest + p * (around - of_variable.unsqueeze(-1))) / variables - here[
-            ..., None, None
-        ] * x
+        unchanged = (total.unsqueeze(-1) - of_variable).unsqueeze(-1) * x
+        resampled = p * (around - of_variable.unsqueeze(-1))
+        stein_x = (unchanged + resampled) / variables - here[..., None, None] * x
+
+        # leave-one-out, with the noise that A h explains taken off the baselines
         noisy = f + self.control.alpha * stein
         baseline = (noisy.sum(0) - noisy) / (n - 1)
         return ((f - baseline)[..., None, None] * x + self.control.beta * stein_x).mean(0)
@@ -93,9 +97,10 @@ class RODEO(SlopedGroup):
         step_around = (step.unsqueeze(-1) - at_own).unsqueeze(-1) + slope
         left_out = (f.sum(0) - f) / (n - 1)
         value = f.unsqueeze(0) - left_out.unsqueeze(1)  # [i, j, *B]
+        # sample i is left out of its own h, which would else be biased
         others = (1 - torch.eye(n, dtype=f.dtype, device=f.device)) / (n - 1)
-        here = torch.einsum("ij,ij...->i...", others, self.control(step, value))
-        around = torch.einsum(
-            "ij,ij...->i...", others, self.control(step_around, value[..., None, None])
-        )
+        psi = self.control(step, value)
+        here = torch.einsum("ij,ij...->i...", others, psi)
+        psi_around = self.control(step_around, value[..., None, None])
+        around = torch.einsum("ij,ij...->i...", others, psi_around)
         return here, around

@@ -54,5 +54,6 @@ class SIMPLE(Relaxation):
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         z = draw_subsets(logits.squeeze(-2), noise, self.k).squeeze(-2)
         mu = subset_marginals(logits, self.k)
+        # the subset in value, with the derivative of the marginals
         point = members(z, logits.shape[-1]).unsqueeze(-2) + (mu - mu.detach())
         return one_point(point.to(logits.dtype), z)

@@ -57,7 +57,7 @@ class SlopedGroup(Estimator):
 
     def within(self, budget: int) -> Self:
         resized = replace(self, samples=max(2, budget))
-        resized._learn(self.control)
+        resized._learn(self.control)  # shared: what one learns, the other has learned
         return resized
 
     def slopes(self, queries: Queries, values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -65,6 +65,7 @@ class SlopedGroup(Estimator):
         of their slopes.
         """
         slopes = slopes_at_queries(queries, values).to(dtype)
+        # queries that share an evaluation have their slopes at the one that was evaluated
         same_as = queries.same_as
         where = same_as[..., None, None].expand_as(slopes)
         total = torch.zeros_like(slopes).scatter_add(0, where, slopes)

@@ -25,8 +25,5 @@ class StraightThrough(Relaxation):
     """
 
     def ask(self, logits: Tensor, noise: SampleNoise) -> Queries:
-        return hard_point(
-            logits,
-            samples(logits, noise).squeeze(-2),
-            softmax_tangent(logits, probabilities(logits)),
-        )
+        z = samples(logits, noise).squeeze(-2)
+        return hard_point(logits, z, softmax_tangent(logits, probabilities(logits)))

@@ -67,12 +67,8 @@ class SubsetRLOO(Estimator):
         mu = subset_marginals(logits.detach().squeeze(-2), self.k)
         weight = less_mean(values).double() / (self.samples - 1)
         score = members(queries.points, logits.shape[-1]) - mu
-        return (
-            (weight.unsqueeze(-1) * score)
-            .sum(0)
-            .unsqueeze(-2)
-            .to(torch.promote_types(values.dtype, logits.dtype))
-        )
+        gradient = (weight.unsqueeze(-1) * score).sum(0).unsqueeze(-2)
+        return gradient.to(torch.promote_types(values.dtype, logits.dtype))
 
     def most_queries(self, logits: Tensor) -> int:
         return self.samples

@@ -72,6 +72,7 @@ class UGC(Estimator):
                 "any."
             )
         queries = PAIR.ask(logits, noise.pair)
+        # a masked category can never be chosen, so that flipping to it would be wrong
         least = probabilities(logits).amin(-1)
         certain = (least > 0) & (least < 1 / (2 * variables))
         count = certain.sum(-1, keepdim=True)
@@ -89,6 +90,7 @@ class UGC(Estimator):
         pair, flipped, certain = queries.aux
         of_pair = PAIR.tell(logits, replace(queries, aux=pair), values)
         p = probabilities_for(values, logits)
+        # |S| makes up for flipping only one of the certain variables
         change = certain.sum(-1) * (values[0] - values[2])
         sign = 2.0 * (queries.points[0].unsqueeze(-1) == torch.arange(2, device=p.device)) - 1
         of_flip = sign * (flipped * p.prod(-1) * change.unsqueeze(-1)).unsqueeze(-1)

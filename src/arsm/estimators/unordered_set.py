@@ -13,7 +13,9 @@ from arsm.scores import probabilities_for, weighted_scores
 from arsm.types import Estimator, Queries, at_most_all
 
 LIMIT = 10
+"""Most samples, whose 2^k subsets are listed."""
 MASKED_LOG_P = -1e30
+"""ln p of a masked category; -inf - -inf would be NaN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,7 @@ class UnorderedSet(Estimator):
     def ask(self, logits: Tensor, noise: Tensor) -> Queries:
         check_one_variable(self, logits)
         k = min(self.samples, logits.shape[-1])
+        # the first k of a race are k draws without replacement
         phi, a = fixed_point(logits, noise)
         # [*B, k], in the order of the draws
         s = (a - phi).topk(k, largest=False).indices.squeeze(-2)
@@ -103,6 +106,8 @@ def set_weights(log_w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     log_q = torch.where(empty, 0, -torch.inf).expand_as(mass)
     for _ in range(k):  # after i rounds every subset of at most i members has its value
         log_q = torch.where(empty, 0, (draw + log_q[without]).logsumexp(1))
+
+    # R(S, s) and R^{D\s}(S, s') are ratios of q at S without one or two of its members
     all_but_one = subset[-1] & ~bit
     all_but_two = all_but_one.unsqueeze(-1) & ~bit
     first = log_w + log_q[all_but_one] - log_q[-1]

@@ -79,6 +79,7 @@ def leave_one_out_signals(values: Tensor) -> Tensor:
     n = values.shape[0]
     values = values - values.amax(0)  # a log weight carries a large constant, which cancels
     others = (values.sum(0) - values) / (n - 1)
+    # row i has the mean of the others in the place of sample i
     number = torch.arange(n, device=values.device)
     own = (number.unsqueeze(-1) == number).view(n, n, *(1,) * (values.ndim - 1))
     return values.logsumexp(0) - torch.where(own, others, values).logsumexp(1)

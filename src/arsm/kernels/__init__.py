@@ -36,7 +36,7 @@ OWN_NOISE = 512
 operator of its own.
 """
 STATE = 9
-"""How many numbers of a race Triton's kernels keep."""
+"""Numbers of a race that Triton's kernels keep."""
 ONE_BLOCK = 512
 """Up to this many categories, one program holds a row."""
 BUCKETS = 8192
@@ -66,7 +66,7 @@ torch.library.define(
 
 
 class Order(NamedTuple):
-    """What `order` finds: [..., C], if nothing else is said; empty, [..., 0], where
+    """The result of `order`: [..., C], if nothing else is said; empty, [..., 0], where
     this device's `merge` does without.
 
     Triton's kernels keep the race's state and look up the rest again; their `wins` are
@@ -99,7 +99,8 @@ def order(logits: Tensor, log_pi: Tensor) -> Order | ComparedPairs:
         from arsm.kernels import compared  # plain PyTorch, which a compiler can fuse
 
         return compared.order(logits, log_pi)
-    return Order(*(_order if _plain(logits) else torch.ops.arsm.order)(logits, log_pi))
+    operator = _order if _plain(logits) else torch.ops.arsm.order
+    return Order(*operator(logits, log_pi))
 
 
 def merge(logits: Tensor, log_pi: Tensor, found: Order | ComparedPairs, f: Tensor) -> Tensor:
@@ -131,7 +132,8 @@ def pairs(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
         from arsm.kernels import eager
 
         return eager.pairs(logits, log_pi)
-    return (_pairs if _plain(logits) else torch.ops.arsm.pairs)(logits, log_pi, 0)
+    operator = _pairs if _plain(logits) else torch.ops.arsm.pairs
+    return operator(logits, log_pi, 0)
 
 
 def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
@@ -142,7 +144,8 @@ def merge_pairs(values: Tensor, log_pi: Tensor) -> Tensor:
         from arsm.kernels import eager
 
         return eager.merge_pairs(values, log_pi)
-    return (_merge_pairs if _plain(values) else torch.ops.arsm.merge_pairs)(values, log_pi, 0)
+    operator = _merge_pairs if _plain(values) else torch.ops.arsm.merge_pairs
+    return operator(values, log_pi, 0)
 
 
 def log_dirichlet(
@@ -194,6 +197,7 @@ def one_kernel(
 def _has_pairs(logits: Tensor) -> bool:
     """Whether one program holds a row's pairs: logits [*B, K, C]."""
     variables, categories = logits.shape[-2:]
+    # four bits for a category, and 121 queries per row that are compared with each other
     return on_gpu(logits) and categories <= 16 and variables <= 64
 
 
@@ -228,21 +232,23 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _order(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
-    batch, categories = logits.shape[:-1], logits.shape[-1]
-    if on_gpu(logits):
-        gpu = _in("gpu_few" if categories <= FEW else "gpu_order")
-        ahead, can_win, *ordered = gpu.order(logits.contiguous(), log_pi.contiguous())
-        if ordered:
-            ordered.insert(1, logits.new_empty((*batch, 0), dtype=torch.int8))
-    else:
+    batch = logits.shape[:-1]
+
+    def nothing(dtype: torch.dtype) -> Tensor:
+        """An operator always returns six tensors: this stands for what a backend does not keep."""
+        return logits.new_empty((*batch, 0), dtype=dtype)
+
+    if not on_gpu(logits):
         found = _in("eager").order(_rows(logits), _rows(log_pi))
-        ahead, can_win, *ordered = (x.view(*batch, x.shape[-1]) for x in found)
-        ordered.insert(0, logits.new_empty((*batch, 0), dtype=torch.float64))
-    return (
-        ahead,
-        can_win,
-        *(ordered or (logits.new_empty((*batch, 0), dtype=dtype) for dtype in _ORDERED)),
-    )
+        ahead, can_win, with_z, wins, rank = (x.view(*batch, x.shape[-1]) for x in found)
+        return ahead, can_win, nothing(torch.float64), with_z, wins, rank
+    logits = logits.contiguous()
+    log_pi = log_pi.contiguous()
+    if logits.shape[-1] <= FEW:
+        ahead, can_win = _in("gpu_few").order(logits, log_pi)
+        return ahead, can_win, *(nothing(dtype) for dtype in _ORDERED)
+    ahead, can_win, state, wins, rank = _in("gpu_order").order(logits, log_pi)
+    return ahead, can_win, state, nothing(torch.int8), wins, rank
 
 
 def _merge(
@@ -256,15 +262,16 @@ def _merge(
     f: Tensor,
 ) -> tuple[Tensor, Tensor]:
     if _few_on_gpu(f):
-        return _in("gpu_few").merge(logits.contiguous(), log_pi.contiguous(), f), f.new_empty(
-            (*f.shape[:-1], 0), dtype=torch.float64
-        )
+        gradient = _in("gpu_few").merge(logits.contiguous(), log_pi.contiguous(), f)
+        # the kernel has subtracted the mean
+        return gradient, f.new_empty((*f.shape[:-1], 0), dtype=torch.float64)
     if on_gpu(f):
         own = (x.contiguous() for x in (logits, log_pi, ahead, state, wins, rank))
-        return _in("gpu_merge").merge(*own, f if f.stride(-1) == 1 else f.contiguous())
-    sums, mean = _in("eager").merge(
-        *(_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f.contiguous()))
-    )
+        # rows of f may lie apart, as part of a wider tensor
+        f = f if f.stride(-1) == 1 else f.contiguous()
+        return _in("gpu_merge").merge(*own, f)
+    rows = (_rows(x) for x in (log_pi, ahead, with_z, wins, rank, f.contiguous()))
+    sums, mean = _in("eager").merge(*rows)
     return sums.view(f.shape), mean.view(*f.shape[:-1], 1)
 
 
@@ -294,9 +301,8 @@ def _in(module: str) -> Any:
     It is imported when first needed, because it may import Triton, or modules that
     import this one.
     """
-    functions = inspect.getmembers(
-        importlib.import_module(f"arsm.kernels.{module}"), inspect.isfunction
-    )
+    imported = importlib.import_module(f"arsm.kernels.{module}")
+    functions = inspect.getmembers(imported, inspect.isfunction)
     return SimpleNamespace(**{name: _on_its_gpu(function) for name, function in functions})
 
 
@@ -316,6 +322,7 @@ def _on_its_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _ORDERED = (torch.float64, torch.int8, torch.int32, torch.int32)
+"""Types of state, with_z, wins and rank."""
 
 
 torch.library.impl("arsm::order", ("cpu", "cuda"), _order)
@@ -328,21 +335,19 @@ torch.library.impl("arsm::log_dirichlet", "cuda", _log_dirichlet)
 @torch.library.register_fake("arsm::order")
 def _(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, ...]:
     *batch, categories = logits.shape
-    sizes = (0, categories, categories, categories)
-    if on_gpu(logits):
-        sizes = (
-            (0, 0, 0, 0)
-            if categories <= FEW
-            else (STATE, 0, buckets_of(categories) + 1, categories)
-        )
-    return (
-        logits.new_empty((*batch, 3), dtype=torch.int64),
-        logits.new_empty((*batch, categories), dtype=torch.bool),
-        *(
-            logits.new_empty((*batch, size), dtype=dtype)
-            for size, dtype in zip(sizes, _ORDERED, strict=True)
-        ),
-    )
+    # the same cases as in `_order`
+    if not on_gpu(logits):
+        sizes = (0, categories, categories, categories)
+    elif categories <= FEW:
+        sizes = (0, 0, 0, 0)
+    else:
+        sizes = (STATE, 0, buckets_of(categories) + 1, categories)
+    ahead = logits.new_empty((*batch, 3), dtype=torch.int64)
+    can_win = logits.new_empty((*batch, categories), dtype=torch.bool)
+    found = [ahead, can_win]
+    for size, dtype in zip(sizes, _ORDERED, strict=True):
+        found.append(logits.new_empty((*batch, size), dtype=dtype))
+    return tuple(found)
 
 
 @torch.library.register_fake("arsm::merge")
@@ -356,18 +361,17 @@ def _(
     rank: Tensor,
     f: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    return f.new_empty(f.shape), f.new_empty(
-        (*f.shape[:-1], 0 if _few_on_gpu(f) else 1), dtype=torch.float64
-    )
+    means = 0 if _few_on_gpu(f) else 1
+    mean = f.new_empty((*f.shape[:-1], means), dtype=torch.float64)
+    return f.new_empty(f.shape), mean
 
 
 @torch.library.register_fake("arsm::pairs")
 def _(logits: Tensor, log_pi: Tensor, outer: int) -> tuple[Tensor, Tensor]:
     *batch, variables, categories = logits.shape
     shape = (*batch[:outer], 1 + categories * (categories - 1) // 2, *batch[outer:])
-    return logits.new_empty((*shape, variables), dtype=torch.int64), logits.new_empty(
-        shape, dtype=torch.int64
-    )
+    points = logits.new_empty((*shape, variables), dtype=torch.int64)
+    return points, logits.new_empty(shape, dtype=torch.int64)
 
 
 @torch.library.register_fake("arsm::merge_pairs")
@@ -386,16 +390,16 @@ def _map(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     """
 
     def mapped(info: Any, in_dims: tuple[int | None, ...], *xs: Any) -> tuple[Any, Any]:
-        out = op(
-            *(
-                x + 1
-                if isinstance(x, int)
-                else x.expand(info.batch_size, *x.shape)
-                if dim is None
-                else x.movedim(dim, 0)
-                for x, dim in zip(xs, in_dims, strict=True)
-            )
-        )
+        given = []
+        for x, dim in zip(xs, in_dims, strict=True):
+            if isinstance(x, int):  # the number of outer dimensions
+                given.append(x + 1)
+            elif dim is None:  # the same for all of the mapped dimension
+                given.append(x.expand(info.batch_size, *x.shape))
+            else:
+                given.append(x.movedim(dim, 0))
+        out = op(*given)
+        # every result has the mapped dimension first
         return out, 0 if isinstance(out, Tensor) else tuple(0 for _ in out)
 
     return mapped
@@ -414,11 +418,13 @@ def _map_noise(
         raise RuntimeError(
             'Noise is drawn inside torch.vmap; call it with randomness="different" or "same".'
         )
+    # only the shape of `like` counts, so that any one of its rows will do
     place = in_dims[0]
     one = like if place is None else like.select(place, 0)
     if info.randomness == "same":
         return torch.ops.arsm.log_dirichlet(one, dtype), None
-    return torch.ops.arsm.log_dirichlet(one.expand(info.batch_size, *one.shape), dtype), 0
+    every = one.expand(info.batch_size, *one.shape)
+    return torch.ops.arsm.log_dirichlet(every, dtype), 0
 
 
 torch.library.register_vmap("arsm::log_dirichlet", _map_noise)

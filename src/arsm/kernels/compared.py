@@ -14,7 +14,7 @@ from arsm.noise import LOWEST, TO_FIXED
 from arsm.swap import run_race, swap_with, without_winner
 
 BITS = 10
-"""How many bits of a key hold its category."""
+"""Bits of a key that hold its category."""
 INDEX = (1 << BITS) - 1
 NEVER = 2**62
 """A key that loses to all others."""
@@ -43,7 +43,8 @@ def order(logits: Tensor, log_pi: Tensor) -> ComparedPairs:
         z, with_z, a, theta = _with_keys(logits, log_pi)
     else:
         race = run_race(logits, log_pi)
-        z, with_z = race.z, swap_with(race, race.z).long()
+        z = race.z
+        with_z = swap_with(race, race.z).long()
         a, theta = without_winner(race)
     # c wins a pair without z iff it beats the least noise of the others; z may lose its own pairs
     can_win = (theta > a.amin(0)).scatter(0, with_z, True).movedim(0, -1)
@@ -62,7 +63,9 @@ def _with_keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     o = a - phi
     best, second = o.sort(0).values[:2]
     z = (best & INDEX).unsqueeze(0)
-    of_c, of_z = a.gather(0, z) - phi, a - phi.gather(0, z)
+    # the pair (z, c): c with the noise of z, z with the noise of c, and the best of the others
+    of_c = a.gather(0, z) - phi
+    of_z = a - phi.gather(0, z)
     # c itself may be second: of_c + of_z = o_z + o_c, so that one of these two is at most o_c
     with_z = torch.minimum(of_c, of_z).minimum(second).bitwise_and_(INDEX)
     return z.squeeze(0), with_z, a.scatter(0, z, NEVER), phi + best
@@ -75,26 +78,31 @@ def _keys(logits: Tensor, log_pi: Tensor) -> tuple[Tensor, Tensor]:
     Both have the bits of `TO_FIXED` above them. Masked logits become the lowest: they
     lose to the largest logit.
     """
-    phi, a = (
-        x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format)
-        for x in (logits, log_pi)
-    )
-    phi, a = (
-        x.clamp_min(lowest).add_(TO_FIXED).view(torch.int64).bitwise_left_shift_(BITS)
-        for x, lowest in ((phi - phi.amax(0), LOWEST), (a, LOWEST / 2))
-    )
+    phi = _categories_in_front(logits)
+    phi = _shifted(phi - phi.amax(0), LOWEST)
+    a = _shifted(_categories_in_front(log_pi), LOWEST / 2)
+    # the key a_j - phi_c must hold c: phi_c less c
     c = torch.arange(len(phi), device=phi.device)
     return phi.sub_(c.view(-1, *(1,) * (phi.ndim - 1))), a
+
+
+def _categories_in_front(x: Tensor) -> Tensor:
+    """[..., C] -> [C, ...], contiguous and in float64: a CPU compares many rows at once."""
+    return x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format)
+
+
+def _shifted(x: Tensor, lowest: float) -> Tensor:
+    """x in fixed point as an integer, above BITS free bits; the addition rounds it."""
+    return x.clamp_min(lowest).add_(TO_FIXED).view(torch.int64).bitwise_left_shift_(BITS)
 
 
 def merge(log_pi: Tensor, found: ComparedPairs, f: Tensor) -> Tensor:
     """The ARSM gradient [..., C] from f at every category, in f's dtype."""
     z = found.z.unsqueeze(0)
-    w, d = (
-        x.movedim(-1, 0).to(torch.float64, memory_format=torch.contiguous_format)
-        for x in (log_pi, f)
-    )
-    w, d = 1 / f.shape[-1] - w.exp(), d - d.gather(0, z)
+    # w_c = 1/C - pi_c and d_c = f(c) - f(z), as `arsm.univariate` has them
+    w = 1 / f.shape[-1] - _categories_in_front(log_pi).exp()
+    d = _categories_in_front(f)
+    d = d - d.gather(0, z)
     swapped = d.gather(0, found.with_z)
     sums = _sum_pairs(found.wins, swapped, z, w, d)
     return (sums - sums.mean(0)).movedim(0, -1).to(f.dtype, memory_format=torch.contiguous_format)

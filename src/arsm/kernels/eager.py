@@ -13,7 +13,9 @@ from arsm.noise import RESOLUTION, fixed_point
 from arsm.swap import merge_pairs as merge_pairs
 from arsm.swap import pair_table, run_race
 
-SELF, OTHER = 1, 2
+# codes of `Order.with_z`: c wins the pair (z, c), or the first of the others does
+SELF = 1
+OTHER = 2
 LONG = 1 << 12
 """From this many categories on, a loop over rows takes less time than a mask of all numbers."""
 
@@ -91,35 +93,36 @@ def _above(raised: Tensor, bound: Tensor, z: Tensor, second: Tensor) -> Tensor:
     if raised.shape[-1] < LONG:
         c = torch.arange(raised.shape[-1], device=raised.device)
         return raised > torch.add(bound, (c < z).char() - (c < second).char(), alpha=RESOLUTION)
+    # the two units cancel except between z and second: compare that part again
     found = raised > bound
-    for row, own, limit, *between in zip(
-        found, raised, bound, z.flatten().tolist(), second.flatten().tolist(), strict=True
-    ):
-        part = slice(*sorted(between))
-        torch.gt(
-            own[part],
-            limit + (RESOLUTION if between[1] < between[0] else -RESOLUTION),
-            out=row[part],
-        )
+    ends = zip(z.flatten().tolist(), second.flatten().tolist(), strict=True)
+    for row, own, limit, (first, last) in zip(found, raised, bound, ends, strict=True):
+        part = slice(min(first, last), max(first, last))
+        unit = RESOLUTION if last < first else -RESOLUTION
+        torch.gt(own[part], limit + unit, out=row[part])
     return found
 
 
 def _order(a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """How many a lie below each theta, and the rank of each a below some theta: [R, C] int32."""
+    """The number of a below each theta, and the rank of each a below some theta: [R, C] int32."""
+    # nobody beats the others: about C max p of them are left
     active = a < theta.amax(-1, keepdim=True)
     rank = torch.full_like(a, a.shape[-1], dtype=torch.int32)
     count = active.sum(-1, keepdim=True)
     most = int(count.max())
     if most == 0:
         return torch.zeros_like(rank), rank
+
+    # pack them to the left, as wide as the row that has the most, and sort
     row, column = active.nonzero(as_tuple=True)
     place = torch.arange(row.shape[0], device=a.device) - (count.cumsum(0) - count)[row, 0]
     packed = a.new_full((a.shape[0], most), torch.inf)
     packed[row, place] = a[row, column]
     ordered, order = packed.sort(-1)
-    ranks = torch.empty_like(order).scatter_(
-        -1, order, torch.arange(most, device=a.device).expand_as(order)
-    )
+
+    # the inverse of the order says which rank each has
+    number = torch.arange(most, device=a.device).expand_as(order)
+    ranks = torch.empty_like(order).scatter_(-1, order, number)
     rank[row, column] = ranks[row, place].int()
     return torch.searchsorted(ordered, theta, out_int32=True), rank
 
@@ -135,9 +138,11 @@ def merge(
 ) -> tuple[Tensor, Tensor]:
     """`arsm.kernels.merge` for rows [R, C]."""
     z, second, third = ahead.unsqueeze(-1).unbind(-2)
+    # w_c = 1/C - pi_c and d_c = f(c) - f(z), as `arsm.univariate` has them
     w = log_pi.double().exp().neg_().add_(1 / f.shape[-1])
     d = f.double() - f.gather(-1, z)
 
+    # d of the winner of each pair (z, c): of c, of the second, or, for c = second, of the third
     swapped = d.masked_fill(with_z != SELF, 0)
     torch.where(with_z == OTHER, d.gather(-1, second), swapped, out=swapped)
     third_wins = with_z.gather(-1, second) == OTHER
@@ -147,6 +152,7 @@ def merge(
     of_z = swapped.unsqueeze(-2).bmm(w.unsqueeze(-1)).squeeze(-1)
     sums = swapped.mul_(w.gather(-1, z))
 
+    # the pairs without z, by prefix sums over the elements that somebody beats
     most = int(wins.max())
     if most:
         row, column = (rank < most).nonzero(as_tuple=True)

@@ -34,6 +34,7 @@ def _race(logits, log_pi, row, C, BLOCK: tl.constexpr):
     x = tl.load(logits + row * C + c, mask=mask, other=float("-inf")).to(tl.float64)
     phi = below_largest(x, tl.max(x, 1, keep_dims=True))
     a = noise_at(log_pi, row * C + c, mask)
+    # the first three, each taken out of the race before the next is looked for
     o = tl.where(mask, a - phi, float("inf"))
     best, z = _first(o)
     o = tl.where(c == z, float("inf"), o)
@@ -85,8 +86,10 @@ def _who_can_win(logits, log_pi, row, C, BLOCK: tl.constexpr):
     c = tl.arange(0, BLOCK)[None, :]
     mask = c < C
     a, theta, code, z, second, third = _swaps(logits, log_pi, row, C, BLOCK)
+    # c wins a pair without z iff it beats the least noise of the others
     least = tl.min(tl.where(mask & (c != z), a, float("inf")), 1, keep_dims=True)
     wins = (theta > least) | (code == 1) | (c == z)
+    # the first of the others wins a pair (z, c): the second, or the third where c is the second
     second_wins = tl.max((mask & (code == 2) & (c != second)).to(tl.int32), 1, keep_dims=True)
     third_wins = tl.max(((code == 2) & (c == second)).to(tl.int32), 1, keep_dims=True)
     return (
@@ -117,6 +120,7 @@ def _merge(logits, log_pi, f, result, C, R, ROW, COLUMN, BLOCK: tl.constexpr, RO
     mask = c < C
     at = row * C + c
     a, theta, code, z, second, third = _swaps(logits, log_pi, row, C, BLOCK)
+    # z, and what lies beyond the row, neither wins nor loses a pair
     a = tl.where(mask & (c != z), a, float("inf"))
     theta = tl.where(mask & (c != z), theta, float("-inf"))
     d = tl.load(f + row * ROW + c * COLUMN, mask=mask, other=0.0).to(tl.float64)
@@ -126,6 +130,7 @@ def _merge(logits, log_pi, f, result, C, R, ROW, COLUMN, BLOCK: tl.constexpr, RO
         mask, swapped_with_z(c, code, second, d, _at(d, c, second), _at(d, c, third)), 0.0
     )
 
+    # the two sums of `arsm.univariate` over all pairs, compared one by one
     first = tl.sum(tl.where(a[:, None, :] < theta[:, :, None], w[:, None, :], 0.0), 2)
     second_sum = tl.sum(tl.where(a[:, :, None] < theta[:, None, :], (w * d)[:, None, :], 0.0), 2)
     of_z = tl.sum(swapped * w, 1, keep_dims=True)
@@ -156,6 +161,7 @@ def _swap_references(
         of_first = tl.where(is_z, of_second, best)
         other = tl.where(c == first, tl.where(low, third, second), first)
         of_other = tl.where(c == first, tl.where(low, of_third, of_second), of_first)
+        # c with the noise of j, and j with the noise of c; one step breaks a tie
         of_c, of_j = _at(a, c, j) - phi, a - _at(phi, c, j)
         c_wins = (of_c < of_j + tl.where(c < j, STEP, 0.0)) & (
             of_c < of_other + tl.where(c < other, STEP, 0.0)

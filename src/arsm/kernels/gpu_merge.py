@@ -49,7 +49,7 @@ from arsm.kernels.gpu_rank import (
 AT_ONCE = 1 << 23
 """Categories whose order and sums are held at one time, 24 bytes each."""
 EACH, PROGRAMS, CHUNKS, REGISTERS = 2, 8192, 2048, 128
-"""Of the kernel that takes most of the time, as in `gpu_order`; its programs are one warp each."""
+"""Sizes of the kernel that takes most time, as in `gpu_order`; its programs are one warp each."""
 RANKED, ALONG, TURNS, TAKERS = 256, 1024, 4096, 4096
 """Elements that a program ranks at once; elements per chunk of the order; the most
 chunks, so that very long rows have longer ones; and programs that sum along the order,

@@ -23,6 +23,7 @@ def exponential(bits, dtype: tl.constexpr):
     w is rounded, and what it lost is added.
     """
     size: tl.constexpr = bits.dtype.primitive_bitwidth
+    # the bits without their sign, and half a unit, so that v is never 0
     v = ((bits ^ (bits >> (size - 1))).to(dtype) + 0.5) * 0.5**size
     w = tl.where(bits < 0, v, 1 - v)
     return tl.where(bits < 0, 0, v - (1 - w)) - tl.log(w)
@@ -57,6 +58,7 @@ def _draw(seed, noise, parts, C, P, PART, SPAN, BLOCK: tl.constexpr):
     for i in range(SPAN):
         k = (chunk * SPAN + i) * BLOCK + tl.arange(0, BLOCK)
         inside = k < PART
+        # counted by place and row: a number does not depend on how rows are cut into programs
         b0, b1, b2, b3 = tl.philox(key, k, k * 0 + row, k * 0, k * 0)
         if noise.dtype.element_ty == tl.float64:
             total += _put(noise, k, inside, _join(b0, b1))
@@ -74,6 +76,7 @@ def _normalise(noise, parts, C, P, SPAN, BLOCK: tl.constexpr, BLOCK_P: tl.conste
     """In place: the logarithm of the noise over its sum."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
+    # every program adds up the parts of its row again, in the same order
     p = tl.arange(0, BLOCK_P)
     total = tl.log(tl.sum(tl.load(parts + row * P + p, mask=p < P, other=0.0), 0))
     for i in range(SPAN):
@@ -89,6 +92,7 @@ def log_dirichlet(noise: Tensor, generator: torch.Generator | None) -> Tensor:
         # PyTorch launches three kernels sooner than Triton launches one
         return noise.exponential_(generator=generator).log_().log_softmax(-1)
     rows = noise.numel() // categories
+    # a seed on the device: no synchronisation, and a CUDA graph draws another at each replay
     seed = noise.new_empty(1, dtype=torch.int64).random_(generator=generator)
     part = triton.cdiv(categories, 16 // noise.itemsize)
     block, warps, span, chunks = chunks_of(rows, part, 2)

@@ -38,7 +38,7 @@ BOUND_C = tl.constexpr(2)
 BOUND_Z = tl.constexpr(3)
 """The second beats z, in the pair (z, c), if a_c is above."""
 WITH_SECOND = tl.constexpr(4)
-"""Who wins the pair (z, second), as `winner_with_z` says it."""
+"""The winner of the pair (z, second), as `winner_with_z` says it."""
 LIMIT = tl.constexpr(5)
 """Above every theta but z's."""
 LEAST = tl.constexpr(6)
@@ -95,7 +95,7 @@ def load_both(logits, log_pi, at, mask):
 
 @triton.jit
 def bounds_of(a_z, phi_z, z, a_second, phi_second, second, third, of_third):
-    """What `swaps` compares with: the state from BEST to WITH_SECOND. In fixed point,
+    """The bounds of `swaps`: the state from BEST to WITH_SECOND. In fixed point,
     one step breaks a tie.
     """
     of_second = a_second - phi_second
@@ -384,7 +384,7 @@ def _starts(
     ahead, state, can_win, flags, counts, starts, C, P, S, BLOCK_P: tl.constexpr,
     BUCKETS: tl.constexpr
 ):  # fmt: skip
-    """Where each bucket starts, and the number of members: starts [R, BUCKETS + 1]; the
+    """The start of each bucket, and the number of members: starts [R, BUCKETS + 1]; the
     second and third that win.
     """
     row = tl.program_id(0).to(tl.int64)

@@ -46,11 +46,13 @@ def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr)
     """
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = n < N
+    # the first query of this race: M = 1 + C (C - 1) / 2 queries of INNER races lie together
     table += n + n // INNER * (C * (C - 1) // 2) * INNER
     largest = tl.full([BLOCK], float("-inf"), tl.float64)
     for c in tl.static_range(C):
         x = tl.load(logits + n * C + c, mask=here, other=0.0).to(tl.float64)
         largest = tl.maximum(largest, x)
+    # the first three of the race, in one pass; ties leave the lower category ahead
     best = tl.full([BLOCK], float("inf"), tl.float64)
     of_second, of_third = best, best
     z = tl.zeros([BLOCK], tl.int32)
@@ -67,6 +69,7 @@ def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr)
         best = tl.where(is_first, o, best)
         z = tl.where(is_first, c, z)
     tl.store(table, z.to(tl.int64), mask=here)
+    # programs take turns with `low`: a small one has more pairs than a large one
     for low in range(tl.program_id(1), C, tl.num_programs(1)):
         a_low = noise_at(log_pi, n * C + low, here)
         phi_low = logit_at(logits, n * C + low, here, largest)
@@ -77,7 +80,7 @@ def _swap(logits, log_pi, table, N, INNER, C: tl.constexpr, BLOCK: tl.constexpr)
                 a_low, phi_low, low, a_high, phi_high, high, z, best, second, of_second, third,
                 of_third
             )  # fmt: skip
-            m = low * (2 * C - low - 1) // 2 + high - low
+            m = low * (2 * C - low - 1) // 2 + high - low  # as `swap.pair_row` counts them
             tl.store(table + tl.cast(INNER, tl.int64) * m, found.to(tl.int64), mask=here)
 
 
@@ -87,6 +90,7 @@ def _share(table, same_as, INNER, M, K: tl.constexpr, BLOCK_M: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BLOCK_M)
     query = row + (row // INNER * (M - 1) + m) * INNER
+    # all queries against all, eight variables in one comparison
     differ = tl.where((m < M)[None, :], 0, tl.full([BLOCK_M, 1], 1, tl.int32))
     for start in tl.static_range(0, K, 8):
         code = tl.zeros([BLOCK_M], tl.int32)  # four bits tell two categories apart
@@ -145,14 +149,16 @@ def _merge(
     k, c = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
     first = tl.load(values)
     total = tl.zeros([BLOCK_K, BLOCK_C], kind)
+
     even = 1.0 / tl.full([BLOCK_K], C, kind)
     for j in tl.static_range(0, BLOCK_C):
         low, high = tl.minimum(c, j), tl.maximum(c, j)
         pair = tl.where(low == high, 0, low * (2 * C - low - 1) // 2 + high - low)
         f = tl.load(values + pair * INNER, mask=(c < C) & (j < C), other=0.0)
         x = tl.load(log_pi + (row * K + k) * C + j, mask=(k < K) & (j < C), other=0.0)
-        f = tl.where((c < C) & (j < C), f - first, 0.0)
+        f = tl.where((c < C) & (j < C), f - first, 0.0)  # a constant in f cancels here
         total += (even - tl.exp(x).to(kind))[:, None] * f[None, :]
+    # the mean over m, subtracted once from the sum instead of from every F_cj
     total -= (tl.sum(total, 1) / C)[:, None]
     here = (k < K)[:, None] & (c < C)[None, :]
     tl.store(gradient + (row * K + k[:, None]) * C + c[None, :], total, mask=here)

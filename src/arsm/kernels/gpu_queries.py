@@ -22,12 +22,14 @@ def _sums(logits, row, C, BLOCK: tl.constexpr):
     """
     c = tl.arange(0, BLOCK)[None, :]
     x = tl.load(logits + row * C + c, mask=c < C, other=float("-inf"))
+    # in the working dtype of `arsm.sampling`, whose samples these must be
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     p = tl.exp(x - tl.max(x, 1, keep_dims=True))
     p = p / tl.sum(p, 1, keep_dims=True)
     sums = tl.cumsum(tl.floor(p.to(tl.float64) * 4503599627370496.0 + 0.5), 1)  # 2^52
     last = tl.sum(tl.where(c == C - 1, sums, 0.0), 1, keep_dims=True)
+    # the last category takes what rounding leaves: its sum is never exceeded
     return tl.where(c < C - 1, sums, float("inf")), last
 
 
@@ -36,6 +38,7 @@ def _sample(logits, uniform, z, C, R, COUNT, BLOCK: tl.constexpr, SAMPLES: tl.co
     """Samples of one row, SAMPLES at once."""
     row = tl.program_id(0).to(tl.int64)
     sums, last = _sums(logits, row + tl.zeros([1, 1], tl.int64), C, BLOCK)
+    # the sums stay in registers, whatever the number of samples
     start = 0
     while start < COUNT:
         i = start + tl.arange(0, SAMPLES)[:, None]
@@ -60,6 +63,7 @@ def inverse_sample(logits: Tensor, uniform: Tensor) -> Tensor:
 
 @triton.jit
 def _by_category(z, can_win, points, same_as, N, R, C, STRIDE, BLOCK: tl.constexpr):
+    # a thread per query, numbered [1 + C, R]: neighbours write next to each other
     query = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = query < N
     number, row = query // R, query % R

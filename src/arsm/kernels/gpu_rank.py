@@ -23,11 +23,11 @@ BINS = tl.constexpr(6)
 in memory.
 """
 CURSORS = tl.constexpr(2)
-"""Where a row's scratch has the number of elements that each bucket holds so far. The
-counters of two kernels' turns come first."""
+"""Offset in a row's scratch of the numbers of elements that each bucket holds so far.
+The counters of two kernels' turns come first."""
 UNIT, PER_VALUE, WEIGHT_Z, NOISES, WEIGHTS = (tl.constexpr(i) for i in (0, 1, 2, 3, 9))
-"""Where a row's scales have the unit of the sums of w, the units per 1 of those of w d,
-w_z, the noise of the first ranks, and the sums of w below rank r = 0..BINS."""
+"""Offsets in a row's scales of the unit of the sums of w, the units per 1 of those of
+w d, w_z, the noise of the first ranks, and the sums of w below rank r = 0..BINS."""
 SCALES = tl.constexpr(16)
 COPIES, PER_COPY = tl.constexpr(8), tl.constexpr(1 << 16)
 """Copies of the sums that atomics add up, at most, and categories per copy: of a long
@@ -58,7 +58,7 @@ def _per_value(state, spread, C, P, BLOCK_P: tl.constexpr):
 
 @triton.jit
 def copies_of(count, C):
-    """How many copies of count + 1 sums a row has."""
+    """The number of copies of count + 1 sums that a row has."""
     return tl.maximum(tl.minimum(C // tl.maximum(count + 1, PER_COPY), COPIES), 1)
 
 

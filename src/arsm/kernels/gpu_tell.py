@@ -20,6 +20,7 @@ def _leave_one_out(z, values, result, C, R, K, COUNT, BLOCK: tl.constexpr, SAMPL
     c = tl.arange(0, BLOCK)
     values += row // K
     own = tl.load(values).to(tl.float64)
+    # the mean of f less its first value, as `scores.less_mean` has it
     total = tl.zeros([SAMPLES], tl.float64)
     start = 0
     while start < COUNT:
@@ -29,6 +30,7 @@ def _leave_one_out(z, values, result, C, R, K, COUNT, BLOCK: tl.constexpr, SAMPL
         )
         start += SAMPLES
     mean = tl.sum(total, 0) / COUNT
+    # each sample adds its f to its category; a sample beyond the last has category -1
     sums = tl.zeros([BLOCK], tl.float64)
     start = 0
     while start < COUNT:
@@ -67,6 +69,7 @@ def _compare_swaps(values, pseudo, weight, result, C, R, J, K, BLOCK: tl.constex
     while j < J:
         at = (own * J + j) * K + variable
         query = j * C + c
+        # one variable was asked by category, several by swap
         if K == 1:
             query = tl.load(pseudo + at * C + c, mask=mask, other=0).to(tl.int32)
         f = tl.load(values + (query + 1).to(tl.int64) * R, mask=mask, other=0.0).to(tl.float64)

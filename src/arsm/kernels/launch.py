@@ -22,6 +22,7 @@ def launch(
     the same dtypes, if the same pointers and integers are multiples of 16, and the same
     integers are 1 or need 64 bits.
     """
+    # in one expression, without a function: this is what a launch takes longest for
     key = (
         kernel.fn,
         args[0].device,  # pyright: ignore[reportAttributeAccessIssue]
@@ -42,7 +43,7 @@ def launch(
 @functools.cache
 def in_one_block(categories: int) -> dict[str, int]:
     """All categories of a row in one program."""
-    block = max(16, 1 << (categories - 1).bit_length())
+    block = max(16, 1 << (categories - 1).bit_length())  # the next power of 2
     return {"BLOCK": block, "num_warps": 1 if block <= 128 else 4}
 
 

@@ -59,6 +59,7 @@ def _first(o: Tensor) -> tuple[Tensor, Tensor]:
     value = o.amin(0)
     categories = o.shape[0]
     small = torch.int8 if categories < 128 else torch.int32
+    # numbered downwards, so that the largest number belongs to the lowest index
     c = torch.arange(categories, 0, -1, device=o.device, dtype=small)
     last = ((o == value) * c.view(-1, *(1,) * value.ndim)).amax(0)
     return value, categories - last.clamp_min(1).long()
@@ -101,7 +102,7 @@ def join(parts: list[Tensor]) -> Tensor:
 
 
 def search(sums: Tensor, x: Tensor) -> Tensor:
-    """How many of the ascending sums do not exceed x, at most all but one: [..., C],
+    """The number of ascending sums that do not exceed x, at most all but one: [..., C],
     [..., n] -> [..., n] int64.
     """
     categories = sums.shape[-1]

@@ -29,6 +29,7 @@ class Guarded:
             z = point if isinstance(point, dict) else torch.tensor(point)
             value = number(self.f(z))
         except Exception as error:
+            # in words: not every exception can be sent back by another process
             return math.nan, f"{type(error).__name__}: {error}"
         return finite_or_failed(value)
 
@@ -41,18 +42,18 @@ def finite_or_failed(value: float) -> Result:
 def one_by_one(f: Callable[..., Any], map: Map) -> Evaluate:
     """f of one point, called by `map`."""
     guarded = Guarded(f)
-    # numbers reach other processes several times faster than tensors, which use shared memory
 
     def evaluate(points: Sequence[Settings]) -> Iterator[Result]:
+        # numbers reach other processes several times faster than tensors, which use shared memory
         sent = [z.tolist() if isinstance(z, Tensor) else z for z in points]
-        left = len(sent)
+        # each result is yielded as soon as it is there: a search that is interrupted keeps it
+        returned = 0
         for found in map(guarded, sent):
-            left -= 1
+            returned += 1
             yield found
-        if left > 0:
+        if returned < len(sent):
             raise ValueError(
-                "map must return one result per item, but returned "
-                f"{len(sent) - left} for {len(sent)}."
+                f"map must return one result per item, but returned {returned} for {len(sent)}."
             )
 
     return evaluate
@@ -66,10 +67,12 @@ def in_batches(f: Callable[..., Any]) -> Evaluate:
         z = torch.stack(tensors) if tensors else list(points)
         try:
             values = torch.as_tensor(f(z)).detach()
+            # .double() would drop the imaginary part with a warning
             if values.is_complex():
                 raise TypeError(f"f must return real numbers, but returned {values.dtype}")
             values = values.double().cpu()
         except Exception as error:
+            # nobody knows which of the points it was
             return [(math.nan, f"{type(error).__name__}: {error}")] * len(points)
         if values.shape != (len(points),):
             given = f"z of shape {list(z.shape)}" if isinstance(z, Tensor) else f"{len(z)} points"

@@ -34,10 +34,14 @@ class Known:
             value = math.nan
         self.index[point] = len(self.values)
         self.values.append(value)
-        before = self.best[-1] if self.best else -math.inf
-        self.best.append(before if math.isnan(value) else max(before, value))
-        before = self.worst[-1] if self.worst else math.inf
-        self.worst.append(before if math.isnan(value) else min(before, value))
+        best = self.best[-1] if self.best else -math.inf
+        worst = self.worst[-1] if self.worst else math.inf
+        # a failure changes neither; max and min of a NaN would depend on the order
+        if not math.isnan(value):
+            best = max(best, value)
+            worst = min(worst, value)
+        self.best.append(best)
+        self.worst.append(worst)
 
     def at(self, points: Sequence[Point], count: int | None = None) -> list[float]:
         """The values at points; one that failed, or is not known because it may not be
@@ -45,9 +49,12 @@ class Known:
         there must be one.
         """
         worst = self.worst[-1 if count is None else count - 1]
-        places = [self.index.get(point) for point in points]
-        found = [math.nan if place is None else self.values[place] for place in places]
-        return [worst if math.isnan(value) else value for value in found]
+        found = []
+        for point in points:
+            place = self.index.get(point)
+            value = math.nan if place is None else self.values[place]
+            found.append(worst if math.isnan(value) else value)
+        return found
 
     def any_value(self, count: int | None = None) -> bool:
         """Whether f did not fail at every point, or at the first `count`."""
@@ -61,16 +68,19 @@ class Known:
     def best_point(self, count: int | None = None) -> Point:
         """The best of the points, or of the first `count`; the first if all of them failed."""
         values = torch.tensor(self.values[:count], dtype=torch.float64)
+        # the points are entered in the order of their values
         return list(self.index)[int(values.nan_to_num(nan=-math.inf).argmax())]
 
     def is_new(self, point: Point) -> bool:
         """Whether the point was unknown at the start of the round."""
+        # a repeated round must find its own points new again
         return self.index.get(point, self.round_start) >= self.round_start
 
     def neighbours(self, legal: Tensor) -> Tensor:
         """Points that differ in one variable from the best point at the start of the
         round: [N, K], itself among them.
         """
+        # one copy of the best point for each legal category of each variable
         variable, category = legal.nonzero(as_tuple=True)
         points = torch.tensor(self.best_point(self.round_start)).repeat(len(variable), 1)
         points[torch.arange(len(variable)), variable] = category
@@ -83,6 +93,7 @@ class Known:
         best = torch.tensor(self.best_point(self.round_start))
         points = best.repeat(count, 1)
         sizes = legal.sum(-1)
+        # the same variable twice, or the category that it has, leaves fewer differences
         for _ in range(2):
             variable = torch.randint(len(best), (count,), generator=generator)
             chance = torch.rand(count, generator=generator, dtype=torch.float64)
@@ -91,8 +102,9 @@ class Known:
 
     def unseen(self, legal: Tensor) -> Tensor:
         """All new points of a space that is small enough to list: [N, K]."""
+        # points as numbers with one digit per variable, whose base is its size
         sizes = legal.sum(-1)
         place = sizes.flip(0).cumprod(0).flip(0) // sizes
         seen = (torch.tensor(list(self.index)[: self.round_start]) * place).sum(-1)
-        free = torch.ones(int(sizes.prod()), dtype=torch.bool).index_fill(0, seen, False).nonzero()
-        return free // place % sizes
+        free = torch.ones(int(sizes.prod()), dtype=torch.bool).index_fill(0, seen, False)
+        return free.nonzero() // place % sizes

@@ -19,7 +19,7 @@ from arsm.types import Estimator
 
 
 @suggests("arsm.maximize")
-def maximize(
+def maximize(  # noqa: PLR0913  one call, all of its options by name
     f: Callable[..., Any],
     space: Sequence[int] | Mapping[str, Any],
     *,
@@ -93,13 +93,10 @@ def maximize(
         while points := search.ask_points():
             _evaluate_at(points, evaluate, search, raise_errors, show)
             _require_a_value(search)
-            if (
-                callback is not None
-                and search.between_rounds
-                and callback(search.result("callback"))
-            ):
+            if search.between_rounds and _ends(callback, search):
                 search.stopped = "callback"
     except KeyboardInterrupt:
+        # without a value there is no result to return
         if not search.known.any_value():
             raise
         search.stopped = "interrupted"
@@ -122,6 +119,11 @@ def _caller(f: Callable[..., Any], batched: bool, map: Map | None) -> Evaluate:
             f"map must be a function such as executor.map, but is {type(map).__name__}."
         )
     return in_batches(f) if batched else one_by_one(f, map or in_this_process)
+
+
+def _ends(callback: Callable[[Maximum], Any] | None, search: Search) -> bool:
+    """Show the result so far to the user's callback; whether it ends the search."""
+    return callback is not None and bool(callback(search.result("callback")))
 
 
 def _evaluate_at(
@@ -165,11 +167,12 @@ def _require_a_point(search: Search) -> None:
 
 
 class _Progress(Progress):
-    """How far the search is, and the best value so far."""
+    """A line with the evaluations so far and the best value."""
 
     def __init__(self, known: Known, evaluations: int, *, enabled: bool) -> None:
         super().__init__(enabled=enabled)
-        self.known, self.evaluations = known, evaluations
+        self.known = known
+        self.evaluations = evaluations
         self.before = len(known.values)  # of the search that this one goes on from
 
     def update(self) -> None:
@@ -177,8 +180,8 @@ class _Progress(Progress):
         if not self.enabled or not self.known.best:
             return
         done = len(self.known.values)
-        failed = f", {len(self.known.failures)} failed" if self.known.failures else ""
-        words = (
-            f"{done:,} of {self.evaluations:,} evaluations, best {self.known.best[-1]:.6g}{failed}"
-        )
+        words = f"{done:,} of {self.evaluations:,} evaluations, best {self.known.best[-1]:.6g}"
+        if self.known.failures:
+            words += f", {len(self.known.failures)} failed"
+        # the time left is guessed from the evaluations of this call alone
         self(words, (done - self.before) / max(1, self.evaluations - self.before))

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-LINE, LINES = 80, 4
-"""Longest line of a printed result, and how many of them its point may take."""
+LINE = 80
+"""Longest line of a printed result."""
+LINES = 4
+"""Most lines that its point may take."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +46,7 @@ class Maximum:
     described: str
 
     def __str__(self) -> str:
+        # the history never falls, so that the best was found where its last value begins
         found = int((self.history == self.history[-1]).nonzero()[0]) + 1
         where = f"{self.value:.6g} at {self.described}"
         lines = textwrap.wrap(

@@ -41,21 +41,27 @@ from arsm.search.surrogate import Surrogate, exponent_of, in_units
 from arsm.types import Estimator
 
 SAMPLES = 16
-RATE, FULL_RATE_ROUNDS = 2.0, 64
-"""Step size a of a variable with two values, for searches of up to this many rounds;
-with more rounds it falls with their square root.
+"""Points per round, if nothing else is said."""
+RATE = 2.0
+"""Step size a of a variable with two values."""
+FULL_RATE_ROUNDS = 64
+"""Rounds of a search up to which the step size is this; with more it falls with their
+square root.
 """
 LEAST_PROBABILITY = 0.02
 """Lower bound of p in the division of g: the estimate of a rare category is mostly
 zero, and else very large.
 """
 FORGET = 2.0
+"""Divisor of the logits where a new search begins around the best point."""
 SMALL_SPACE = 4
 """In a space of at most this many times the evaluations, any new point is tried before
 the logits are halved.
 """
-REMEMBERED, FEWEST = 256, 128
-"""Number of latest points to which the surrogate is fitted, and below which there is none."""
+REMEMBERED = 256
+"""Number of latest points to which the surrogate is fitted: its cost grows with the cube."""
+FEWEST = 128
+"""Number of known points below which there is no surrogate."""
 TRIES = 8
 """Second neighbours drawn per place of a round, of which some will be feasible."""
 IDLE_ROUNDS = 1000
@@ -123,9 +129,7 @@ class Search:
         self._legal = self.logits > -torch.inf
         self._estimator = _chosen(estimator, samples, self.logits)
         self._count = self._estimator.most_queries(self.logits)
-        shrink = math.sqrt(FULL_RATE_ROUNDS * self._count / evaluations)
-        free = (self._legal.sum(-1, keepdim=True) - 1).clamp_min(1)  # [K, 1]
-        self._rate = RATE * min(1.0, shrink) / free.sqrt()
+        self._rate = _step_sizes(self._legal, self._count, evaluations)
         self._feasible = feasible
         self._may: dict[Point, bool] = {}
         self._fitted: tuple[int, Surrogate | None] = (0, None)
@@ -184,11 +188,13 @@ class Search:
             left = [p for p in self._round.evaluated if p not in self.known.index]
             if left:
                 return left
+            # a round without new points is learned from at once
             self._finish(self._round)
         return []
 
     def tell_point(self, point: Point, value: float, error: str | None) -> None:
         """As `tell`, in category numbers; ends the round with its last value."""
+        # the first value counts: a point that is told again is no new evaluation
         if point in self.known.index:
             return
         self.known.add(point, value, error)
@@ -221,7 +227,9 @@ class Search:
         drawn = [self.space.canonical(point) for point in _points(asked.z)]
         surrogate = self._surrogate()
         new = self._new_points(drawn, surrogate)
-        missing = [p for p in [*new, *self._second_neighbours(new)] if p not in self.known.index]
+        # a round that was interrupted finds some of its points in the table
+        wanted = [*new, *self._second_neighbours(new)]
+        missing = [point for point in wanted if point not in self.known.index]
         left = self.evaluations - len(self.known.values)
         self._idle = 0 if missing else self._idle + 1
         return Round(question, asked, drawn, new, missing[:left], surrogate)
@@ -250,11 +258,14 @@ class Search:
         if self._small and len(new) == len(more) == 0:
             more = self._only_new(_points(self.known.unseen(self._legal)))
             self._all_known = not more
+
+        # in random order, so that no variable is preferred; then by promise, ties as they were
         order = torch.randperm(len(more), generator=self._generator)
         if surrogate is not None and more:
             promise = surrogate(torch.tensor(more)[order])
             order = order[promise.argsort(descending=True, stable=True)]
-        return list(dict.fromkeys([*new, *(more[i] for i in order.tolist())]))[: self._count]
+        ordered = [more[i] for i in order.tolist()]
+        return list(dict.fromkeys([*new, *ordered]))[: self._count]
 
     def _second_neighbours(self, new: list[Point]) -> list[Point]:
         """Points that fill up a round under a constraint: two variables differ from the best.
@@ -290,10 +301,12 @@ class Search:
             return points
         before = self.space.active(self.known.best_point(self.known.round_start))
         likely = self.logits.argmax(-1).tolist()
-        return [
-            tuple(z if had else usual for z, had, usual in zip(point, before, likely, strict=True))
-            for point in points
-        ]
+        completed = []
+        for point in points:
+            # a variable that the best point does not have stands at 0, which nobody chose
+            triples = zip(point, before, likely, strict=True)
+            completed.append(tuple(z if had else usual for z, had, usual in triples))
+        return completed
 
     def _finish(self, asked: Round) -> None:
         """Learn from the round's values."""
@@ -310,6 +323,7 @@ class Search:
 
     def _learn(self, asked: Round) -> None:
         """Take a step along the round's gradient, or forget where it had too few new points."""
+        # infeasible points cannot be new, so they are no sign that the search has settled
         possible = {point for point in asked.drawn if self._may_be_evaluated(point)}
         if len(asked.new) < max(1, len(possible)):
             self.logits = self.logits / FORGET
@@ -326,6 +340,7 @@ class Search:
         if surrogate is None:
             values = in_units(found, exponent_of(found))
             return values, self._estimate(asked, values)
+        # f and h in the unit of the larger, so that neither overflows
         exponent = max(exponent_of(found), surrogate.exponent)
         values = in_units(found, exponent)
         scale = 2.0 ** (surrogate.exponent - exponent)
@@ -362,8 +377,10 @@ class Search:
         known = self.known
         best = known.best_point()
         settings = self.space.settings(best)
-        shown = [self.space.settings(point) for point, _ in known.failures]
-        errors = [error for _, error in known.failures]
+        failures = []
+        for point, error in known.failures:
+            seen = self.space.settings(point)
+            failures.append((seen.tolist() if isinstance(seen, Tensor) else seen, error))
         return Maximum(
             point=torch.tensor(best, dtype=torch.int64),
             settings=settings if isinstance(settings, dict) else None,
@@ -371,10 +388,8 @@ class Search:
             history=torch.tensor(known.best, dtype=torch.float64),
             probabilities=self.logits.softmax(-1),
             stopped=stopped,
-            failures=[
-                (point.tolist() if isinstance(point, Tensor) else point, error)
-                for point, error in zip(shown, errors, strict=True)
-            ],
+            failures=failures,
+            # tensors, numbers and words alone, which torch.load takes with weights_only
             state={
                 "logits": self.logits,
                 "generator": self._round_state,
@@ -390,12 +405,20 @@ class Search:
 # ---------------------------------------------------------------- the step
 
 
+def _step_sizes(legal: Tensor, count: int, evaluations: int) -> Tensor:
+    """a_k [K, 1], for legal categories [K, C] and rounds of `count` evaluations."""
+    # more rounds make smaller steps, which average over more of the noise
+    shrink = math.sqrt(FULL_RATE_ROUNDS * count / evaluations)
+    free = (legal.sum(-1, keepdim=True) - 1).clamp_min(1)
+    return RATE * min(1.0, shrink) / free.sqrt()
+
+
 def _ascend(logits: Tensor, gradient: Tensor, values: Tensor, rate: Tensor) -> Tensor:
     """One step along the natural gradient, in units of the values' standard deviation;
     rate is [K, 1].
     """
     deviation = values.std(correction=0)
-    if deviation == 0:
+    if deviation == 0:  # equal values say nothing about the direction
         return logits
     p = logits.softmax(-1).clamp_min(LEAST_PROBABILITY)
     return logits + rate * gradient / (deviation * p)
@@ -413,16 +436,9 @@ def _chosen(estimator: Estimator | None, samples: int | None, logits: Tensor) ->
         check_whole("samples", samples)
     if estimator is None:
         return RLOO(SAMPLES if samples is None else samples, ridge=1.0)
+    needs = ("values_only", "mean", "nothing_learned")
     instead = "use one such as arsm.RLOO(16, ridge=1.0)"
-    require(
-        estimator,
-        "arsm.maximize",
-        "values_only",
-        "mean",
-        "nothing_learned",
-        subset=None,
-        instead=instead,
-    )
+    require(estimator, "arsm.maximize", *needs, subset=None, instead=instead)
     resized = estimator if samples is None else estimator.within(samples)
     if resized is None:
         raise ValueError(
@@ -441,10 +457,10 @@ def _restore(
             "state must be the `state` of a result of arsm.maximize, but is "
             f"{type(state).__name__}."
         )
+    # the masks say how many categories each variable has
     saved = state["logits"]
-    if saved.shape != logits.shape or not bool(
-        ((saved > -torch.inf) == (logits > -torch.inf)).all()
-    ):
+    same_shape = saved.shape == logits.shape
+    if not same_shape or not torch.equal(saved > -torch.inf, logits > -torch.inf):
         raise ValueError(
             f"state is of a search over logits {list(saved.shape)}, but sizes give "
             f"{list(logits.shape)} or other masks."

@@ -55,9 +55,9 @@ class Space:
     names: list[str] | None
     """None: the points are tensors of category numbers."""
     values: list[list[Any]]
-    """Of each named variable."""
+    """The values of each named variable."""
     conditions: list[dict[int, frozenset[int]]]
-    """Of each named variable: {earlier variable: its categories for which this one exists}."""
+    """For each variable: {earlier variable: its categories for which this one exists}."""
 
     @property
     def conditional(self) -> bool:
@@ -65,8 +65,9 @@ class Space:
         return any(self.conditions)
 
     def active(self, point: Point) -> list[bool]:
-        """Which variables exist at a point; one whose condition does not exist does not."""
+        """Whether each variable exists at a point; one whose condition does not exist does not."""
         exists: list[bool] = []
+        # conditions name earlier variables only, of which this is already known
         for needed in self.conditions:
             exists.append(all(exists[j] and point[j] in known for j, known in needed.items()))
         return exists
@@ -75,10 +76,8 @@ class Space:
         """The point with the number 0 for every variable that does not exist there."""
         if not self.conditional:
             return point
-        return tuple(
-            category if exists else 0
-            for category, exists in zip(point, self.active(point), strict=True)
-        )
+        active = self.active(point)
+        return tuple(z if exists else 0 for z, exists in zip(point, active, strict=True))
 
     def settings(self, point: Point) -> Settings:
         """The point as users see it."""
@@ -90,30 +89,34 @@ class Space:
     def point(self, settings: Any) -> Point:
         """The point that a user's settings stand for."""
         if self.names is None:
-            found = torch.as_tensor(settings)
-            if found.shape != (len(self.sizes),) or found.is_floating_point():
-                raise ValueError(
-                    f"a point must be {len(self.sizes)} whole numbers, but is {settings!r}."
-                )
-            point = tuple(found.tolist())
-            if not all(0 <= z < size for z, size in zip(point, self.sizes, strict=True)):
-                raise ValueError(f"{list(point)} is no point of a space of sizes {self.sizes}.")
-            return point
+            return self._numbered_point(settings)
+        return self._named_point(self.names, settings)
+
+    def _numbered_point(self, settings: Any) -> Point:
+        found = torch.as_tensor(settings)
+        if found.shape != (len(self.sizes),) or found.is_floating_point():
+            raise ValueError(
+                f"a point must be {len(self.sizes)} whole numbers, but is {settings!r}."
+            )
+        point = tuple(found.tolist())
+        if not all(0 <= z < size for z, size in zip(point, self.sizes, strict=True)):
+            raise ValueError(f"{list(point)} is no point of a space of sizes {self.sizes}.")
+        return point
+
+    def _named_point(self, names: list[str], settings: Any) -> Point:
         if not isinstance(settings, Mapping):
             raise ValueError(
                 f"a point of a named space must be a dict of values, but is {settings!r}."
             )
-        unknown = set(settings) - set(self.names)
+        unknown = set(settings) - set(names)
         if unknown:
             raise ValueError(f"the space has no variable {', '.join(map(repr, sorted(unknown)))}.")
-        given = zip(self.names, self.values, strict=True)
-        point = self.canonical(
-            tuple(
-                place(values, settings[name], name) if name in settings else 0
-                for name, values in given
-            )
-        )
-        for name, exists in zip(self.names, self.active(point), strict=True):
+        numbers = []
+        for name, values in zip(names, self.values, strict=True):
+            numbers.append(place(values, settings[name], name) if name in settings else 0)
+        point = self.canonical(tuple(numbers))
+        # only now is it known which variables exist, and must have a value
+        for name, exists in zip(names, self.active(point), strict=True):
             if exists and name not in settings:
                 raise ValueError(f'the point {dict(settings)!r} has no value of "{name}".')
         return point
@@ -131,16 +134,23 @@ def read_space(space: Sequence[int] | Mapping[str, Any]) -> Space:
     if not isinstance(space, Mapping):
         sizes = whole_sizes(space)
         return Space(sizes, None, [], [{} for _ in sizes])
-    names, values, conditions = list(space), [], []
-    if not names:
+    if not space:
         raise ValueError("the space has no variables.")
+    names: list[str] = []
+    values: list[list[Any]] = []
+    conditions = []
     for name, given in space.items():
         if not isinstance(name, str):
             raise ValueError(f"names of variables must be words, but one is {name!r}.")
-        choices = given.values if isinstance(given, When) else given
+        choices = given
+        needed = {}
+        if isinstance(given, When):
+            choices = given.values
+            needed = given.conditions
         values.append(_listed(name, choices))
-        needed = given.conditions if isinstance(given, When) else {}
-        conditions.append(_conditions(name, needed, names[: len(values) - 1], values))
+        # before its own name is added: a variable cannot depend on itself
+        conditions.append(_conditions(name, needed, names, values))
+        names.append(name)
     return Space([len(each) for each in values], names, values, conditions)
 
 
@@ -161,6 +171,7 @@ def _conditions(
 
 
 def _listed(name: str, values: Any) -> list[Any]:
+    # a word is a sequence of letters, and a dict one of its keys: neither was meant
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
         raise ValueError(
             f'the values of "{name}" must be a list, as in [2, 4, 8], but are {values!r}.'
@@ -173,9 +184,11 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 def place(values: list[Any], value: Any, name: str) -> int:
     """The number of a value; 1, 1.0 and True are told apart where the list has several of them."""
+    # of the same type first
     for i, known in enumerate(values):
         if known is value or (type(known) is type(value) and _equal(known, value)):
             return i
+    # a NumPy number, or 1 where the list has 1.0
     for i, known in enumerate(values):
         if _equal(known, value):
             return i

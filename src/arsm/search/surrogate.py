@@ -31,8 +31,6 @@ DECAY = 4.0
 """Nats that the kernel loses when all variables differ."""
 NOISE = 0.01
 """Variance of what the kernel cannot explain, in units of the values' variance."""
-
-
 LOWEST = 4.0
 """A value further below the median than this many times the best is above it counts as
 one that far below: a penalty would hide all other differences.
@@ -65,7 +63,7 @@ class Surrogate:
         self.exponent = exponent
         self.mean = values.mean()
         deviation = values.std(correction=0)
-        gram = self._kernel(points) + 1.0
+        gram = self._kernel(points) + 1.0  # the constant is regressed on, too
         gram.diagonal().add_(NOISE)
         target = ((values - self.mean) / deviation).unsqueeze(-1)
         root = torch.linalg.cholesky(gram)
@@ -74,7 +72,8 @@ class Surrogate:
     @classmethod
     def fitted(cls, points: Sequence[Point], values: Sequence[float]) -> Surrogate | None:
         """The regression on values in any unit; None if they are all equal."""
-        middle, best = sorted(values)[len(values) // 2], max(values)
+        middle = sorted(values)[len(values) // 2]
+        best = max(values)
         lowest = middle - LOWEST * (best - middle)
         kept = [max(value, lowest) for value in values]
         exponent = exponent_of(kept)
@@ -103,7 +102,7 @@ class Surrogate:
         places = self.points.T  # [K, N]
         q = p.gather(-1, places)
         t = q + self._ratio * (1 - q)
-        log_t = t.log()
+        log_t = t.log()  # sums of logarithms: a product of hundreds of factors could underflow
         # the products over all other variables, and with z_k = z_ik in the place of t_ik
         rest = (log_t.sum(0) - log_t).exp() * self.weights
         given = torch.zeros_like(p).scatter_add(-1, places, (1 - self._ratio) * rest)

@@ -1,4 +1,4 @@
-"""Which versions, options, models and estimators `BranchTrainer` takes; everything else
+"""Versions, options, models and estimators that `BranchTrainer` takes; everything else
 is refused in one sentence.
 """
 
@@ -90,7 +90,7 @@ LOGIT_SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logit
 
 
 def check_version(version: str) -> None:
-    """Versions of TRL whose methods are known."""
+    """Require a version of TRL whose methods are known."""
     if not version.startswith(tuple(known + "." for known in KNOWN_VERSIONS)):
         known = " or ".join(KNOWN_VERSIONS)
         raise ImportError(
@@ -100,19 +100,14 @@ def check_version(version: str) -> None:
 
 
 def check_credit(credit: Estimator) -> None:
-    """Estimators that compare the n tokens of a state."""
+    """Require an unbiased estimator that compares the n tokens of a state."""
     needs = ("values_only", "mean", "independent_rows", "compares", "unbiased")
-    require(
-        credit,
-        "BranchTrainer",
-        *needs,
-        subset=None,
-        instead="set credit to one such as arsm.RLOO(4)",
-    )
+    instead = "set credit to one such as arsm.RLOO(4)"
+    require(credit, "BranchTrainer", *needs, subset=None, instead=instead)
 
 
 def check_budget(budget: float | None) -> None:
-    """Branch tokens per token of the completions."""
+    """Require a positive number of branch tokens per token, or None."""
     if budget is not None and not 0 < budget < math.inf:
         raise ValueError(
             "budget must be a positive number of branch tokens per token, or None, but is "
@@ -121,7 +116,7 @@ def check_budget(budget: float | None) -> None:
 
 
 def check_options(args: Any) -> None:
-    """Options of `GRPOConfig`."""
+    """Refuse options of `GRPOConfig` that token credit cannot serve."""
     for option, taken, why in REFUSED:
         value = getattr(args, option)
         if value not in taken:
@@ -152,7 +147,7 @@ def check_options(args: Any) -> None:
 
 
 def check_arguments(others: dict[str, Any]) -> None:
-    """Further arguments of `GRPOTrainer`."""
+    """Refuse further arguments of `GRPOTrainer` that token credit cannot serve."""
     for name in ("tools", "rollout_func", "environment_factory"):
         if others.get(name):
             raise ValueError(
@@ -168,7 +163,8 @@ def check_arguments(others: dict[str, Any]) -> None:
 
 
 def check_model(model: Any, *, disable_dropout: bool) -> None:
-    """Models whose branches can be drawn and scored as TRL draws and scores completions."""
+    """Require a model whose branches are drawn and scored as TRL draws and scores completions."""
+    # `_logit` computes single logits from the head, and knows no factors of them
     config = model.config.get_text_config()
     for name in LOGIT_SCALES:
         if getattr(config, name, None) not in (None, 1, 1.0):
@@ -193,10 +189,12 @@ def check_model(model: Any, *, disable_dropout: bool) -> None:
 def _dropout(model: nn.Module, *, disable_dropout: bool) -> str | None:
     """The name of a dropout that is not 0."""
     for name, module in model.named_modules():
+        # TRL's disable_dropout switches these off, and no others
         if isinstance(module, nn.Dropout):
             if module.p > 0 and not disable_dropout:
                 return name
             continue
+        # attention often takes its dropout as a number
         for attribute, value in vars(module).items():
             if "dropout" in attribute and isinstance(value, float) and value > 0:
                 return f"{name}.{attribute}"
@@ -208,16 +206,19 @@ def _positions_are_relative(model: Any) -> bool:
     """Whether the same tokens have the same last hidden state with padding before them
     and without.
     """
+    # peft wraps the model
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     device = next(model.parameters()).device
     ids = torch.arange(3, device=device).unsqueeze(0) % model.config.get_text_config().vocab_size
     padding = torch.zeros(1, 4, dtype=ids.dtype, device=device)
     mask = torch.cat([padding, torch.ones_like(ids)], 1)
-    plain = model.base_model(input_ids=ids, use_cache=False)[0][0, -1].float()
-    padded = model.base_model(
-        input_ids=torch.cat([padding, ids], 1), attention_mask=mask, use_cache=False
-    )[0]
-    return bool((padded[0, -1].float() - plain).norm() <= 0.05 * plain.norm())
+    longer = torch.cat([padding, ids], 1)
+    plain = model.base_model(input_ids=ids, use_cache=False)[0]
+    padded = model.base_model(input_ids=longer, attention_mask=mask, use_cache=False)[0]
+    last = plain[0, -1].float()
+    difference = padded[0, -1].float() - last
+    # rounding moves the state by far less, another position by more
+    return bool(difference.norm() <= 0.05 * last.norm())
 
 
 def check_head(own: Tensor, trl_own: Tensor) -> None:
@@ -225,7 +226,7 @@ def check_head(own: Tensor, trl_own: Tensor) -> None:
     if not own.numel():
         return
     gap = float((own - trl_own.float()).abs().mean())
-    if not gap <= HEAD_GAP:
+    if not gap <= HEAD_GAP:  # also where it is NaN
         raise ValueError(
             f"ln p from the model's head and TRL's ln p differ by {gap:.2g} on average; "
             "BranchTrainer needs a model whose logits are the output embeddings times the last "

@@ -32,6 +32,7 @@ class States:
         """From the tokens [B, T, n] of all states, and which of them are branched, bool [B, T]."""
         row, step = chosen.nonzero(as_tuple=True)
         drawn = tokens[row, step]
+        # the first True of each row of the comparison with all n
         equal = drawn.unsqueeze(-1) == drawn.unsqueeze(-2)
         return States(row, step, drawn, equal.int().argmax(-1))
 
@@ -65,10 +66,12 @@ def back_up(rewards: Tensor, length: int, states: States, returns: Tensor) -> tu
         states: the branched states.
         returns: [S, n], of their tokens; not read where a token is the true one.
     """
+    # V_t = own_t Q_t + others_t: own is the share of the true token, whose Q_t comes from later
     own = torch.ones(rewards.shape[0], length, dtype=rewards.dtype, device=rewards.device)
     others = torch.zeros_like(own)
     own[states.row, states.step] = states.true.to(own).mean(-1)
     others[states.row, states.step] = torch.where(states.true, 0, returns).mean(-1)
+    # from the end, where the return is the reward
     after = torch.empty_like(own)
     value = rewards
     for t in reversed(range(length)):
@@ -86,6 +89,7 @@ def others_mean(values: Tensor, group: int) -> Tensor:
     groups = torch.where(known, groups, 0)
     total = groups.sum(-1, keepdim=True) - groups
     count = known.sum(-1, keepdim=True) - known.int()
+    # 0 / 0 is the NaN that says that there is nothing to compare with
     return (total / count).flatten()
 
 
@@ -101,8 +105,9 @@ def squared_lengths(states: States, weights: Tensor) -> Tensor:
 
 
 def distinct_others(tokens: Tensor) -> Tensor:
-    """How many tokens of each state differ from the true one and from each other: [B,
-    T, n] -> [B, T].
+    """The number of tokens of each state that differ from the true one and from each
+    other: [B, T, n] -> [B, T].
     """
+    # sorted, every step up is one more distinct token
     ordered = tokens.sort(-1).values
     return (ordered[..., 1:] != ordered[..., :-1]).sum(-1)

@@ -1,4 +1,6 @@
-"""How noisy a trainer's gradient is for its tokens: which trainer to take, before any training."""
+"""Measure the noise of a trainer's gradient for its tokens: which trainer to take, before any
+training.
+"""
 
 from __future__ import annotations
 
@@ -49,26 +51,29 @@ def gradient_noise(trainer: GRPOTrainer, repeats: int = 16) -> Noise:
     own: Any = trainer
     model = own.model
     group = own.num_generations
+    # one generation batch, each prompt once per completion, as TRL's sampler repeats it
     count = own.args.per_device_train_batch_size * own.args.steps_per_generation
     rows = [own.train_dataset[i // group] for i in range(count)]
     scale = 1.0 if isinstance(trainer, BranchTrainer) else group / (group - 1)
     model.train()
+    # TRL divides its loss by this, which its training loop sets
     own.current_gradient_accumulation_steps = own.args.steps_per_generation
     total: Tensor | None = None
-    squares, tokens = 0.0, 0.0
+    squares = 0.0
+    tokens = 0.0
     for _ in range(repeats):
         batch = own._generate_and_score_completions(rows)
         tokens += float(batch["completion_mask"].sum())
         tokens += sum(own._metrics["train"].get("credit/tokens", []))
-        own._metrics["train"].clear()
+        own._metrics["train"].clear()  # else the next repeat would count these tokens again
         model.zero_grad()
         own.compute_loss(model, batch).backward()
-        gradient = scale * torch.cat(
-            [each.grad.flatten() for each in model.parameters() if each.grad is not None]
-        )
+        gradients = [each.grad.flatten() for each in model.parameters() if each.grad is not None]
+        gradient = scale * torch.cat(gradients)
         squares += float(gradient.square().sum())
         total = gradient if total is None else total + gradient
     model.zero_grad()
     assert total is not None
+    # two sums instead of all gradients: a model's gradient is large
     variance = (squares - float(total.square().sum()) / repeats) / (repeats - 1)
     return Noise(variance, tokens / repeats)

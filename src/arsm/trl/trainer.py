@@ -122,6 +122,7 @@ class BranchTrainer(GRPOTrainer):
         check_options(GRPOConfig() if args is None else args)
         check_arguments(others)
         loaded: Any = model
+        # a model is checked before TRL touches it, one that TRL loads by its name afterwards
         if not isinstance(model, str):
             check_model(loaded, disable_dropout=args is not None and args.disable_dropout)
         super().__init__(loaded, reward_funcs, args, train_dataset, **others)
@@ -147,6 +148,7 @@ class BranchTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch; in training with `credit_tokens` and `credit_weights` [B, T, n]."""
         batch = super()._generate_and_score_completions(inputs)
+        # evaluation only rewards, and needs no credit
         if self.model.training:
             with torch.no_grad():
                 batch["credit_tokens"], batch["credit_weights"] = self._find_credit(inputs, batch)
@@ -188,6 +190,7 @@ class BranchTrainer(GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
+        # TRL gives T n tokens after each prompt; the model reads the true ones, one in n
         tokens = self._scored
         n = tokens.shape[-1]
         prompt = input_ids.shape[1] - logits_to_keep
@@ -197,7 +200,9 @@ class BranchTrainer(GRPOTrainer):
             model, ids, mask, tokens.shape[1], *args, **kwargs
         )
         log_p = self._log_probs(hidden, tokens, log_p)
-        entropies = None if entropies is None else entropies.repeat_interleave(n, 1)
+        # the n tokens of a state share its entropy
+        if entropies is not None:
+            entropies = entropies.repeat_interleave(n, 1)
         return log_p.flatten(1), entropies, aux_loss
 
     # ------------------------------------------------------------------ ln p of other tokens
@@ -209,18 +214,21 @@ class BranchTrainer(GRPOTrainer):
         H] before each token.
         """
         caught: list[Tensor] = []
-        backbone = self._causal_model().base_model
-        handle = backbone.register_forward_hook(
-            lambda module, given, output: caught.append(output[0])
-        )
+
+        def catch(module: nn.Module, given: Any, output: Any) -> None:
+            caught.append(output[0])
+
+        # a hook, because TRL's method returns no hidden states
+        handle = self._causal_model().base_model.register_forward_hook(catch)
         try:
             log_p, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
                 model, *args, **kwargs
             )
         finally:
             handle.remove()
-        hidden = torch.cat(caught)
-        return log_p, entropies, aux_loss, hidden[:, -log_p.shape[1] - 1 : -1]
+        hidden = torch.cat(caught)  # TRL may score the batch in parts
+        before = hidden[:, -log_p.shape[1] - 1 : -1]  # the state before a token predicts it
+        return log_p, entropies, aux_loss, before
 
     def _causal_model(self) -> Any:
         model: Any = self.accelerator.unwrap_model(self.model)
@@ -230,6 +238,7 @@ class BranchTrainer(GRPOTrainer):
         """ln p of tokens [B, T, n], from hidden states [B, T, H] and ln p [B, T] of the
         true tokens.
         """
+        # only tokens that differ from the true one: in most states there is none
         other = tokens != tokens[..., :1]
         row, step, _ = other.nonzero(as_tuple=True)
         state = hidden[row, step].float()
@@ -240,6 +249,7 @@ class BranchTrainer(GRPOTrainer):
     def _logit(self, state: Tensor, token: Tensor) -> Tensor:
         """The scaled logit [S] of one token [S] after each state [S, H]."""
         head = self._causal_model().get_output_embeddings()
+        # in float32: the difference of two logits is small beside them
         with torch.autocast(state.device.type, enabled=False):
             logit = (state * head.weight[token].float()).sum(-1)
             if head.bias is not None:
@@ -248,9 +258,8 @@ class BranchTrainer(GRPOTrainer):
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Logits after the model's soft cap, if it has one, and TRL's temperature."""
-        cap = getattr(
-            self._causal_model().config.get_text_config(), "final_logit_softcapping", None
-        )
+        config = self._causal_model().config.get_text_config()
+        cap = getattr(config, "final_logit_softcapping", None)
         if cap is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits / self.temperature
@@ -267,6 +276,7 @@ class BranchTrainer(GRPOTrainer):
 
     def _micro_batches(self, batch: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
         """The batch in parts of as many rows as TRL scores at a time."""
+        # the batch holds numbers too, which have no rows
         tensors = {
             key: each for key, each in batch.items() if isinstance(each, Tensor) and each.ndim > 0
         }
@@ -280,6 +290,7 @@ class BranchTrainer(GRPOTrainer):
         """
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        # nothing is differentiated here, so that checkpointing would only warn
         options: Any = self.args.gradient_checkpointing_kwargs
         with disable_gradient_checkpointing(self.model, options):
             log_p, _, _, hidden = self._score(
@@ -299,6 +310,7 @@ class BranchTrainer(GRPOTrainer):
         tokens, energy = self._draw(batch)
         states = States.of(tokens, self._choose(tokens, mask))
 
+        # Equal tokens share one rollout, and the true token has been played.
         state, number = states.rollouts()
         played = self._play(
             inputs, batch, states.row[state], states.step[state], states.tokens[state, number]
@@ -309,7 +321,8 @@ class BranchTrainer(GRPOTrainer):
 
         # A state with a rollout that no reward function could judge is left to the group.
         judged = returns.isfinite().all(-1)
-        states, returns = states.select(judged), returns[judged]
+        states = states.select(judged)
+        returns = returns[judged]
         after, value = back_up(rewards, mask.shape[1], states, returns)
         returns = torch.where(states.true, after[states.row, states.step].unsqueeze(-1), returns)
         compared = token_weights(self.credit, returns)
@@ -320,6 +333,7 @@ class BranchTrainer(GRPOTrainer):
         # NaN: nothing to compare with
         weights[..., 0] = (after - baseline.unsqueeze(-1)).nan_to_num(nan=0.0)
         weights[states.row, states.step] = compared
+        # There the other tokens are replaced by the true one, whose ln p costs nothing more.
         branched = torch.zeros_like(mask)
         branched[states.row, states.step] = True
         tokens = torch.where(branched.unsqueeze(-1), tokens, tokens[..., :1])
@@ -347,6 +361,7 @@ class BranchTrainer(GRPOTrainer):
             log_p, hidden = self._score_batch(part)
             live = part["completion_mask"].bool()
             p, squares, others = self._draw_in_states(hidden[live], part["completion_ids"][live])
+            # in every batch: it costs nothing beside the draws
             check_head(p.log(), log_p[live])
             rows = slice(start, start + live.shape[0])
             tokens[rows, :, 1:][live] = others
@@ -366,9 +381,8 @@ class BranchTrainer(GRPOTrainer):
             # in double precision the sums over a large vocabulary keep its rarest tokens
             p = self._scaled(logits.float()).double().softmax(-1)
             others = torch.multinomial(p, self.credit.paths - 1, replacement=True)
-            found.append(
-                (p.gather(-1, token.unsqueeze(-1)).squeeze(-1), p.square().sum(-1), others)
-            )
+            of_true = p.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+            found.append((of_true, p.square().sum(-1), others))
         p, squares, others = (torch.cat(each) for each in zip(*found, strict=True))
         return p.float(), squares.float(), others
 
@@ -382,6 +396,7 @@ class BranchTrainer(GRPOTrainer):
         """
         if self.budget is None:
             return mask
+        # a rollout is guessed to be as long as the rest of its completion
         left = mask.flip(-1).cumsum(-1).flip(-1)
         cost = (distinct_others(tokens) * left * mask).sum(-1).double()
         length = mask.sum(-1).double()
@@ -402,6 +417,7 @@ class BranchTrainer(GRPOTrainer):
         """The weighted sum of the reward functions [B, F] -> [B]; NaN where all of them
         returned None.
         """
+        # nansum of nothing but NaN would be 0, a reward like any other
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(-1)
         return total.masked_fill(rewards.isnan().all(-1), math.nan)
 
@@ -421,9 +437,8 @@ class BranchTrainer(GRPOTrainer):
         prompts = _lists(batch["prompt_ids"], batch["prompt_mask"])
         true = _lists(batch["completion_ids"], batch["completion_mask"])
         which = row.tolist()
-        completions = [
-            [*true[i][:t], a] for i, t, a in zip(which, step.tolist(), action.tolist(), strict=True)
-        ]
+        branches = zip(which, step.tolist(), action.tolist(), strict=True)
+        completions = [[*true[i][:t], a] for i, t, a in branches]
         self._complete([prompts[i] for i in which], completions)
         generated = sum(len(ids) for ids in completions) - int(step.sum())
         read = sum(len(prompts[i]) for i in which) + int(step.sum())
@@ -438,10 +453,9 @@ class BranchTrainer(GRPOTrainer):
         with self._apart():
             for start in range(0, len(rows), len(inputs)):
                 some = rows[start : start + len(inputs)]
+                own = [inputs[i] for i in some]
                 ids = completions[start : start + len(inputs)]
-                rewards.append(
-                    self._reward([inputs[i] for i in some], [prompts[i] for i in some], ids)
-                )
+                rewards.append(self._reward(own, [prompts[i] for i in some], ids))
 
         # TRL counts prompts and completions, so branches count with their prompts and prefixes.
         total = self._gather(torch.tensor([read + generated], device=row.device)).sum()
@@ -453,11 +467,10 @@ class BranchTrainer(GRPOTrainer):
         """Extend completions to their end, in place, by TRL's own generation."""
         longest = self.max_completion_length
         assert longest is not None
-        unfinished = [
-            i
-            for i, ids in enumerate(completions)
-            if len(ids) < longest and ids[-1] not in self.eos_token_ids
-        ]
+        unfinished = []
+        for i, ids in enumerate(completions):
+            if len(ids) < longest and ids[-1] not in self.eos_token_ids:
+                unfinished.append(i)
         # Sorted by what is left, so that the rows of one call may become about equally long.
         unfinished.sort(key=lambda i: len(completions[i]))
         # Processes generate in step: those with fewer rollouts play one more token after some
@@ -465,17 +478,17 @@ class BranchTrainer(GRPOTrainer):
         most = self._most(len(unfinished))
         missing = most - len(unfinished)
         left = [longest - len(completions[i]) for i in unfinished] + [1] * missing
-        limits = (
-            self._gather(torch.tensor([left], device=self.accelerator.device)).amax(0).tolist()
-            if most
-            else []
-        )
+        limits = []
+        if most:
+            everywhere = self._gather(torch.tensor([left], device=self.accelerator.device))
+            limits = everywhere.amax(0).tolist()
         spare = prompts[0] if prompts else [self.eos_token_ids[0]]
         at_once = self.args.per_device_train_batch_size * (self.args.steps_per_generation or 1)
         for start in range(0, most, at_once):
             some = unfinished[start : start + at_once]
             ids = [prompts[i] + completions[i] for i in some]
             ids += [spare] * (min(at_once, most - start) - len(some))
+            # the first row of a call has the most tokens left, as they are sorted
             with self._at_most(limits[start]):
                 more, _ = self._generate_single_turn(ids, None, {}, 1)
             for i, tokens in zip(some, more, strict=False):
@@ -529,14 +542,14 @@ class BranchTrainer(GRPOTrainer):
 
     def _log_credit(self, **local: Tensor | int) -> None:
         """Add up the counts of all processes and append them to TRL's metrics."""
-        counts = torch.tensor(
-            [[float(each) for each in local.values()]], device=self.accelerator.device
-        )
+        counts = [float(each) for each in local.values()]
+        counts = torch.tensor([counts], device=self.accelerator.device)
         total = dict(zip(local, self._gather(counts).sum(0).tolist(), strict=True))
         metrics = self._metrics["train"]
         metrics["credit/rollouts"].append(total["rollouts"])
         metrics["credit/tokens"].append(total["tokens"])
         metrics["credit/states"].append(total["states"] / total["true"])
+        # means over branched states, of which a batch may have none
         if total["states"]:
             metrics["credit/zero_states"].append(total["zero"] / total["states"])
             metrics["credit/variance"].append(total["squares"] / total["states"])
