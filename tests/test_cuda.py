@@ -9,6 +9,7 @@ from torch import Tensor
 import arsm
 from arsm import kernels
 from arsm.noise import dirichlet
+from arsm.sampling import inverse_sample, uniforms
 from arsm.swap import pair_table, run_race
 from arsm.univariate import merge, swap_all
 from tests.problems import PROBLEMS
@@ -174,6 +175,17 @@ def test_a_kernel_launched_again_fits_other_sizes_and_alignments(words: str) -> 
             torch.testing.assert_close(
                 getattr(there, name).cpu(), getattr(here, name), rtol=1e-9, atol=1e-9
             )
+
+
+@pytest.mark.parametrize("samples", [1, 4, 5, 40])
+@pytest.mark.parametrize("categories", [2, 10, 16, 17, 100, 500])
+def test_samples_by_cumulative_sums_are_those_of_the_cpu(categories: int, samples: int) -> None:
+    """A warp has more threads than some rows have categories."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 3, categories, generator=generator, dtype=torch.float64)
+    u = uniforms(logits, samples, generator)
+    expected = inverse_sample(logits, u)
+    assert torch.equal(inverse_sample(logits.cuda(), u.cuda()).cpu(), expected)
 
 
 def test_noise_drawn_on_the_gpu_has_the_right_distribution() -> None:

@@ -50,8 +50,10 @@ def test_one_place_decides_which_queries_run() -> None:
         for path in CALLERS
         if "speakers(" in path.read_text() and path.name != "distinct.py"
     ]
-    # the first counts the distinct ones for `info`
+    # the first finds equal draws while a sequence is sampled, before any question is posed; the
+    # second counts the distinct queries for `info`
     assert sorted(users) == [
+        "ahead.py",
         "driver.py",
         "question.py",
     ]

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from arsm.kernels.launch import in_one_block, launch
 
+WARP = 32
+"""Threads."""
+
 
 @triton.jit
 def _sums(logits, row, C, BLOCK: tl.constexpr):
@@ -54,9 +57,12 @@ def inverse_sample(logits: Tensor, uniform: Tensor) -> Tensor:
     rows = logits.numel() // categories
     uniform = uniform.movedim(-2, 0).contiguous()
     z = torch.empty(uniform.shape, dtype=torch.int64, device=uniform.device)
+    # at least a warp of categories: of fewer, its threads hold copies, and Triton's cumulative sum
+    # runs on through the copies
+    sizes = in_one_block(max(WARP, categories))
     launch(
         _sample, rows, logits.contiguous(), uniform, z, categories, rows, count,
-        **in_one_block(categories), SAMPLES=min(16, 1 << (count - 1).bit_length()),
+        **sizes, SAMPLES=min(16, 1 << (count - 1).bit_length()),
     )  # fmt: skip
     return z.movedim(0, -2)
 
