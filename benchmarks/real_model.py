@@ -86,7 +86,10 @@ class Bench:
     def prepare(self) -> dict[str, Any]:
         """Fine-tune, or read what an earlier run stored; the accuracy of sampled answers."""
         weights, begun = self.options.weights, time.perf_counter()
+        steps = self.options.steps
         if weights is not None and weights.exists():
+            # whoever stored them knows how many steps made them
+            steps = None
             load_parts(self.module, load_file(weights))
         else:
             self._fine_tune()
@@ -97,7 +100,7 @@ class Bench:
         tested = self.asked.first(self.options.questions)
         sampler = sequences.decoder(self.model, len(tested), dtype=self.sampling)
         return {
-            "steps": self.options.steps,
+            "steps": steps,
             "preparation, seconds": seconds,
             "accuracy": float(sampled_rewards(sampler, tested, torch.device(self.device)).mean()),
             "questions": len(tested),
