@@ -27,7 +27,7 @@ from tests.surrogates import CORRECT, REDUCED, REDUCED_SAMPLES
 
 import arsm
 from arsm.referee import PROBLEMS, Problem
-from arsm.referee.judge import _judge
+from arsm.referee.judge import AllDraws, judge
 from arsm.referee.measure import Draws, Loss, draw_gradients, generators, one_thread
 from arsm_experiments.runs.provenance import provenance
 from benchmarks.agents_report import read
@@ -57,7 +57,7 @@ def measured(loss: Loss, problems: Sequence[Problem], samples: int, seed: int) -
 
 def alarm(draws: list[Draws], rate: float) -> bool:
     """Whether the audit calls the loss wrong."""
-    found = _judge("", draws, {}, [d.problem for d in draws], False, rate, [], 0.0)
+    found = judge("", AllDraws(draws), [d.problem for d in draws], rate)
     assert found.verdict != "not decided"
     return found.verdict == "wrong"
 
