@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-from arsm_experiments.runs.provenance import provenance
 from benchmarks import records
 from benchmarks.black_boxes import FAMILIES
 from benchmarks.rivals import ANYTIME, RIVALS, Budget, Spent
@@ -74,7 +73,7 @@ def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[s
     """The record of a run; the instance's number is the optimiser's seed."""
     where = {
         name: value
-        for name, value in provenance("cpu").items()
+        for name, value in records.source().items()
         if name in ("hardware", "commit", "torch")
     }
     torch.set_num_threads(1)

@@ -39,7 +39,6 @@ import arsm
 import arsm.pyro
 from arsm_experiments.data import load_mnist
 from arsm_experiments.report.sections import COLUMNS
-from arsm_experiments.runs.provenance import provenance
 from benchmarks import records
 
 RESULTS = Path(__file__).parent.parent / "results" / "pyro"
@@ -292,7 +291,7 @@ def run(out: Path, problems: list[str]) -> None:
     warm_up(problems[0])
     where = {
         name: value
-        for name, value in provenance("cpu").items()
+        for name, value in records.source().items()
         if name in ("hardware", "commit", "torch")
     }
     done = {(r["problem"], r["loss"], r["seed"]) for r in records.read(out)}
