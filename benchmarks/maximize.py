@@ -178,7 +178,11 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
                 "",
                 seconds,
             ]
-            writer.writerow([*row, group[0]["hardware"], group[0]["commit"]])
+            places = [
+                "; ".join(sorted({record[name] for record in group}))
+                for name in ("hardware", "commit")
+            ]
+            writer.writerow([*row, *places])
     figure, axes = pyplot.subplots(1, len(FAMILIES), figsize=(16, 4.2), layout="constrained")
     colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
     for axis, family in zip(axes, FAMILIES, strict=True):
