@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from arsm_experiments.runs.provenance import short_commit
 from benchmarks import records
 from benchmarks.black_boxes import FAMILIES
 from benchmarks.rivals import ANYTIME, RIVALS, Budget, Spent
@@ -178,11 +179,9 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
                 "",
                 seconds,
             ]
-            places = [
-                "; ".join(sorted({record[name] for record in group}))
-                for name in ("hardware", "commit")
-            ]
-            writer.writerow([*row, *places])
+            hardware = sorted({record["hardware"] for record in group})
+            commits = sorted({short_commit(record["commit"]) for record in group})
+            writer.writerow([*row, "; ".join(hardware), "; ".join(commits)])
     figure, axes = pyplot.subplots(1, len(FAMILIES), figsize=(16, 4.2), layout="constrained")
     colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
     for axis, family in zip(axes, FAMILIES, strict=True):

@@ -39,6 +39,7 @@ import arsm
 import arsm.pyro
 from arsm_experiments.data import load_mnist
 from arsm_experiments.report.sections import COLUMNS
+from arsm_experiments.runs.provenance import short_commit
 from benchmarks import records
 
 RESULTS = Path(__file__).parent.parent / "results" / "pyro"
@@ -320,7 +321,7 @@ def report(runs: list[dict[str, Any]], path: Path) -> None:
         if record["seed"] != -1:
             continue
         base = record["ms"]["Trace_ELBO, 8 particles"]
-        place = ["", record["hardware"], record["commit"]]
+        place = ["", record["hardware"], short_commit(record["commit"])]
         for loss, ms in record["ms"].items():
             label = f"{record['problem']}: {loss}"
             rows.append([label, "CPU ms", f"{ms:.4g}", "", 1, "", *place])
@@ -334,7 +335,7 @@ def report(runs: list[dict[str, Any]], path: Path) -> None:
     for (problem, loss), group in groups.items():
         seconds = group[0]["seconds"]
         spent = f"{seconds * len(group):.1f}"
-        place = [spent, group[0]["hardware"], group[0]["commit"]]
+        place = [spent, group[0]["hardware"], short_commit(group[0]["commit"])]
         for metric, key, digits_shown in (
             (f"ELBO per row after {seconds:g} CPU s", "elbo", 6),
             (f"steps in {seconds:g} CPU s", "steps", 4),

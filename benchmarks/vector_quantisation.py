@@ -50,6 +50,7 @@ from torch import Tensor, nn
 
 import arsm
 from arsm_experiments.data import load_mnist
+from arsm_experiments.runs.provenance import short_commit
 from benchmarks import records
 
 RESULTS = Path(__file__).parent.parent / "results" / "vector_quantisation"
@@ -266,7 +267,7 @@ def _rows(name: str, bound: bool, group: list[records.Record]) -> list[list[obje
         "CPU ms per step": [1000 * r["seconds"] / r["steps"] for r in group],
     }
     spent = f"{sum(r['seconds'] for r in group):.1f}"
-    place = (group[0]["hardware"], group[0]["commit"])
+    place = (group[0]["hardware"], short_commit(group[0]["commit"]))
     rows: list[list[object]] = []
     for metric, found in metrics.items():
         spread = f"{statistics.stdev(found):.2f}" if len(found) > 1 else ""
