@@ -498,7 +498,7 @@ def test_the_page_quotes_the_variances() -> None:
 def test_the_page_quotes_the_training() -> None:
     found = means("training.csv")
     rows = quoted_rows(4)
-    assert len(rows) == 8 + 8
+    assert len(rows) == 7 + 7
     problems = ["mixture", "HMM, mean-field guide", "HMM, chain guide", "digits VAE"]
     for method, cells in rows:
         for cell, problem, seconds in zip(cells, problems, (2, 4, 4, 8), strict=True):
