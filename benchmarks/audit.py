@@ -4,7 +4,7 @@
     python -m benchmarks.audit rates --minutes 5     # a part of it; run again to go on
 
 Every audit appends a line to runs/audit/PART.jsonl; audits that have one are not run again.
-results/audit/referee.csv is made of these lines.
+results/audit/referee.csv is made of these lines; a part without any keeps its rows there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.surrogates import CORRECT, REDUCED, REDUCED_SAMPLES
 
 import arsm
 from arsm.referee import PROBLEMS, Problem
-from arsm.referee.judge import _judge
+from arsm.referee.judge import AllDraws, judge
 from arsm.referee.measure import Draws, Loss, draw_gradients, generators, one_thread
 from arsm_experiments.runs.provenance import provenance
 from benchmarks.agents_report import read
@@ -57,7 +57,7 @@ def measured(loss: Loss, problems: Sequence[Problem], samples: int, seed: int) -
 
 def alarm(draws: list[Draws], rate: float) -> bool:
     """Whether the audit calls the loss wrong."""
-    found = _judge("", draws, {}, [d.problem for d in draws], False, rate, [], 0.0)
+    found = judge("", AllDraws(draws), [d.problem for d in draws], rate)
     assert found.verdict != "not decided"
     return found.verdict == "wrong"
 
@@ -115,6 +115,14 @@ PARTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "seconds": (seconds, len(CORRECT)),
 }
 """What to run with every seed, and how many seeds."""
+
+
+METRICS = {
+    "false alarms": "rates",
+    "caught": "power",
+    "CPU seconds of a default audit": "seconds",
+}
+"""The part that each metric of the table comes from."""
 
 
 def share(count: int, total: int) -> tuple[float, float, float]:
@@ -212,14 +220,25 @@ def main() -> None:
                     file.write(json.dumps(line | made) + "\n")
                 if time.monotonic() > end:
                     break
-    with chosen.table.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["row", "metric", "value", "low", "high", "declared", "audits", "hardware", "commit"]
-        )
-        for row in rows(chosen.folder):
-            writer.writerow(row)
-            print(*row[:7], sep=", ")
+    write_table(chosen.folder, chosen.table)
+
+
+def write_table(folder: Path, table: Path) -> None:
+    """The rows of all parts; those of a part without a line are left as they are."""
+    found = list(rows(folder))
+    measured = {METRICS[str(row[1])] for row in found}
+    kept: list[list[object]] = []
+    if table.exists():
+        with table.open(newline="") as file:
+            kept = [[*row] for row in csv.reader(file) if METRICS.get(row[1]) not in measured]
+    header = ["row", "metric", "value", "low", "high", "declared", "audits", "hardware", "commit"]
+    kept = [row for row in kept if row != header]
+    parts = list(PARTS)
+    every = sorted([*found, *kept], key=lambda row: parts.index(METRICS[str(row[1])]))
+    with table.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *every])
+    for row in found:
+        print(*row[:7], sep=", ")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.runs.provenance import short_commit
 from benchmarks import records
 from benchmarks.black_boxes import FAMILIES
 from benchmarks.rivals import ANYTIME, RIVALS, Budget, Spent
@@ -74,7 +74,7 @@ def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[s
     """The record of a run; the instance's number is the optimiser's seed."""
     where = {
         name: value
-        for name, value in provenance("cpu").items()
+        for name, value in records.source().items()
         if name in ("hardware", "commit", "torch")
     }
     torch.set_num_threads(1)
@@ -179,7 +179,9 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
                 "",
                 seconds,
             ]
-            writer.writerow([*row, group[0]["hardware"], group[0]["commit"]])
+            hardware = sorted({record["hardware"] for record in group})
+            commits = sorted({short_commit(record["commit"]) for record in group})
+            writer.writerow([*row, "; ".join(hardware), "; ".join(commits)])
     figure, axes = pyplot.subplots(1, len(FAMILIES), figsize=(16, 4.2), layout="constrained")
     colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
     for axis, family in zip(axes, FAMILIES, strict=True):

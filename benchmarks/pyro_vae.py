@@ -42,7 +42,7 @@ from arsm_experiments.data import load_mnist
 from arsm_experiments.progress import progress_bars
 from arsm_experiments.report.sections import COLUMNS
 from arsm_experiments.runs.files import write_atomically
-from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.runs.provenance import provenance, short_commit
 from benchmarks.measure import hardware, table
 
 BATCH, HIDDEN, CATEGORIES = 100, 200, 6
@@ -288,7 +288,7 @@ def rows(found: dict[str, list[list[Method]]]) -> list[list[str]]:
                 place = [
                     f"{sum(sum(m.milliseconds) for m in runs) / 1e3:.1f}",
                     where["hardware"],
-                    str(where["commit"]),
+                    short_commit(where["commit"]),
                 ]
                 written.append([f"{point}: {method.name}", metric, *figures, *place])
     return written

@@ -59,7 +59,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arsm
-from arsm_experiments.runs.provenance import provenance
 from benchmarks import records
 from benchmarks.measure import interleaved
 
@@ -361,21 +360,13 @@ def score(way: str, model: Transformer, text: Tensor) -> Score:
     return Score(round(float(nats(scores, text).mean()), 4), round(used, 3), shares)
 
 
-@functools.cache
-def source() -> dict[str, Any]:
-    """Hardware and commit when the command began: its own records are tracked files, which its
-    first training changes.
-    """
-    return provenance("cpu")
-
-
 def training(key: Key, steps: int | None = None) -> records.Record:
     """The record of a training."""
     setting, way, rate, coefficient, seed = key
     steps = steps or (TRIAL_STEPS if seed == CHOSEN_ON else STEPS)
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    where = source()
+    where = records.source()
     text = Text(seed)
     model, test = build(setting, way), text.test()
     optimiser = torch.optim.Adam(model.parameters(), rate)
@@ -442,15 +433,7 @@ def run(repetitions: int, out: Path) -> None:
     path = out / "transformer.jsonl.xz"
 
     def make(keys: Iterator[Key]) -> None:
-        for key in keys:
-            if key in {key_of(r) for r in records.read(path)}:
-                continue
-            record = training(key)
-            records.add(path, record)
-            print(
-                f"{', '.join(map(str, key))}: {test_loss(record):.4f}, {record['seconds']} s",
-                flush=True,
-            )
+        records.make_missing(path, keys, key_of, training, lambda r: f"{test_loss(r):.4f}")
 
     every = [(setting, way) for setting, ways in SETTINGS.items() for way in ways]
     make(key for way in WAYS for key in trials(way))
@@ -459,7 +442,7 @@ def run(repetitions: int, out: Path) -> None:
     times = out / "transformer_times.json"
     if times.exists():
         return
-    where = source()
+    where = records.source()
     measured = {
         "hardware": where["hardware"],
         "commit": where["commit"],

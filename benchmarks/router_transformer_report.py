@@ -7,6 +7,7 @@ import json
 import statistics
 from pathlib import Path
 
+from arsm_experiments.runs.provenance import short_commit
 from benchmarks import records
 from benchmarks.router_transformer import (
     BLOCKS,
@@ -61,7 +62,7 @@ def _write_csv(path: Path, groups: Groups, times: records.Record) -> None:
         rows.append(_row(name, "experts used", [r["used"] for r in group], group))
         shares = [statistics.mean(r["shares"]) for r in group]
         rows.append(_row(name, "perplexity of shares", shares, group))
-        place = (times["hardware"], times["commit"])
+        place = (times["hardware"], short_commit(times["commit"]))
         rows.append([name, "CPU ms per step", f"{times['ms'][name]:.2f}", "", 1, "", "", *place])
         if setting == "top-1" and way in UNSEEN:
             paid = [priced(r) for r in group]
@@ -77,7 +78,7 @@ def _write_csv(path: Path, groups: Groups, times: records.Record) -> None:
 def _row(name: str, metric: str, found: list[float], group: list[records.Record]) -> list[object]:
     spread = f"{statistics.stdev(found):.4f}" if len(found) > 1 else ""
     spent = f"{sum(r['seconds'] for r in group):.1f}"
-    place = (group[0]["hardware"], group[0]["commit"])
+    place = (group[0]["hardware"], short_commit(group[0]["commit"]))
     return [name, metric, f"{statistics.mean(found):.4f}", spread, len(found), "", spent, *place]
 
 

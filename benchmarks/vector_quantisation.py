@@ -37,13 +37,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import math
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +50,7 @@ from torch import Tensor, nn
 
 import arsm
 from arsm_experiments.data import load_mnist
-from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.runs.provenance import short_commit
 from benchmarks import records
 
 RESULTS = Path(__file__).parent.parent / "results" / "vector_quantisation"
@@ -174,14 +173,6 @@ def test_loss(record: records.Record) -> float:
     return record["nats"] + (record["rate"] if SETTINGS[record["setting"]].bound else 0.0)
 
 
-@functools.cache
-def source() -> dict[str, Any]:
-    """Hardware and commit when the command began: its own records are tracked files, which its
-    first training changes.
-    """
-    return provenance("cpu")
-
-
 def training(key: Key) -> records.Record:
     """The record of a training."""
     setting, way, rate, seed = key
@@ -189,7 +180,7 @@ def training(key: Key) -> records.Record:
     steps = TRIAL_STEPS if seed == CHOSEN_ON else STEPS
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    where = source()
+    where = records.source()
     data = load_mnist()
     model = Autoencoder(positions, data.train[torch.randperm(len(data.train))[:CODES]].float())
     optimiser = torch.optim.Adam(model.parameters(), rate)
@@ -238,15 +229,7 @@ def run(out: Path) -> None:
     path = out / "runs.jsonl.xz"
 
     def make(keys: Iterator[Key]) -> None:
-        for key in keys:
-            if key in {key_of(r) for r in records.read(path)}:
-                continue
-            record = training(key)
-            records.add(path, record)
-            print(
-                f"{', '.join(map(str, key))}: {test_loss(record):.2f}, {record['seconds']} s",
-                flush=True,
-            )
+        records.make_missing(path, keys, key_of, training, lambda r: f"{test_loss(r):.2f}")
 
     make((*pair, rate, CHOSEN_ON) for pair in pairs() for rate in RATES)
     rates = {pair: chosen(records.read(path), *pair) for pair in pairs()}
@@ -284,7 +267,7 @@ def _rows(name: str, bound: bool, group: list[records.Record]) -> list[list[obje
         "CPU ms per step": [1000 * r["seconds"] / r["steps"] for r in group],
     }
     spent = f"{sum(r['seconds'] for r in group):.1f}"
-    place = (group[0]["hardware"], group[0]["commit"])
+    place = (group[0]["hardware"], short_commit(group[0]["commit"]))
     rows: list[list[object]] = []
     for metric, found in metrics.items():
         spread = f"{statistics.stdev(found):.2f}" if len(found) > 1 else ""

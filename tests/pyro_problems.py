@@ -23,6 +23,7 @@ pytest.importorskip("pyro", reason="pyro-ppl is not installed; pip install 'arsm
 import pyro
 from pyro import distributions as dist
 from pyro import poutine
+from pyro.infer.util import is_validation_enabled
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 
@@ -458,12 +459,21 @@ def gradients(loss: Tensor, p: Parameters) -> list[Tensor]:
 
 
 def worst(
-    problem: Problem, estimator: arsm.Estimator, truth: Parameters, replicas: int = REPLICAS
+    problem: Problem,
+    estimator: arsm.Estimator,
+    truth: Parameters,
+    replicas: int = REPLICAS,
+    max_rows: int | None = 1 << 14,
 ) -> float:
-    """The largest deviation of any parameter's gradient; above 1 is a rejection."""
+    """The largest deviation of any parameter's gradient; above 1 is a rejection.
+
+    Without validation it is that of the second step, which has the structure of the first.
+    """
     p = problem.parameters(replicas)
-    loss = arsm.pyro.ELBO(estimator, vectorize_particles=True).differentiable_loss(
-        replicated(problem.model), replicated(problem.guide), p
-    )
+    elbo = arsm.pyro.ELBO(estimator, max_rows, vectorize_particles=True)
+    programs = replicated(problem.model), replicated(problem.guide)
+    if not is_validation_enabled():
+        elbo.differentiable_loss(*programs, p)
+    loss = elbo.differentiable_loss(*programs, p)
     found = dict(zip(p, gradients(loss, p), strict=True))
     return max(float(deviations(found[name], truth[name]).max()) for name in p)

@@ -19,6 +19,7 @@ QUICK_DEFECTS = [
     "division by the padded length",
     "masks one token off",
     "temperature missing in ln p",
+    "temperature missing in a clipped ratio's denominator",
     "stale sampler uncorrected",
     "baseline not detached",
 ]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from benchmarks import records
 from benchmarks.measure import Timing, table, write_record
 
@@ -18,3 +19,27 @@ def test_a_record_has_the_printed_table_and_every_single_time(tmp_path: Path) ->
     (record,) = records.read(tmp_path / "both.jsonl.xz")
     assert {"commit", "hardware", "torch", "processes that ran or waited"} <= record.keys()
     assert record["tables"] == [{"title": "Both ways", "seconds": {"us": [3e-3, 1e-3, 2e-3]}}]
+
+
+def test_only_missing_records_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.jsonl"
+    made: list[tuple[str, int]] = []
+
+    def make(key: tuple[str, int]) -> records.Record:
+        made.append(key)
+        return {"way": key[0], "seed": key[1], "loss": 0.5, "seconds": 3}
+
+    def run(seeds: range) -> None:
+        records.make_missing(
+            path,
+            (("ours", seed) for seed in seeds),
+            lambda record: (record["way"], record["seed"]),
+            make,
+            lambda record: f"{record['loss']:.2f}",
+        )
+
+    run(range(2))
+    run(range(3))
+    assert made == [("ours", 0), ("ours", 1), ("ours", 2)]
+    assert [record["seed"] for record in records.read(path)] == [0, 1, 2]
+    assert capsys.readouterr().out.splitlines()[-1] == "ours, 2: 0.50, 3 s"

@@ -380,6 +380,23 @@ def best_of_all(batch: TrainerBatch) -> Tensor:
     return (rewards - rewards.amax(1, keepdim=True)).flatten()
 
 
+def old_at(temperature: float, low: float = 0.0, high: float = 1e9) -> Loss:
+    """Clipped ratios of tokens whose ln p before the update has another temperature."""
+
+    def loss(batch: TrainerBatch) -> Tensor:
+        a = leave_one_out(batch).unsqueeze(-1)
+        ratio = (batch.log_p() - batch.log_p(temperature).detach()).exp()
+        return summed(torch.minimum(ratio * a, ratio.clamp(low, high) * a), batch).mean()
+
+    return loss
+
+
+def new_at_one(batch: TrainerBatch) -> Tensor:
+    """Ratios of tokens whose ln p after the update leaves the temperature out."""
+    ratio = (batch.log_p(1.0) - batch.sampler_log_p).exp()
+    return summed(ratio * leave_one_out(batch).unsqueeze(-1), batch).mean()
+
+
 DEFECTS: dict[str, Defect] = {
     "k3 in the loss without importance weights": Defect(
         with_divergence(k3), "divergence", DIVERGENCE
@@ -427,6 +444,12 @@ DEFECTS: dict[str, Defect] = {
     "temperature missing in ln p": Defect(
         by_mask(lambda b: b.mask, temperature=1.0), "temperature", COOL
     ),
+    "temperature missing in the ratio's denominator": Defect(old_at(1.0), "temperature", COOL),
+    "temperature missing in a clipped ratio's denominator": Defect(
+        old_at(1.0, 0.8, 1.2), "temperature", COOL
+    ),
+    "another temperature in the ratio's denominator": Defect(old_at(0.7), "temperature"),
+    "temperature missing in the ratio's numerator": Defect(new_at_one, "temperature", COOL),
     "prompt tokens in the mean": Defect(
         by_mask(lambda b: b.mask * 5 / (b.mask.sum(-1) + b.prompt_mask.sum(-1)).unsqueeze(-1)),
         "length",

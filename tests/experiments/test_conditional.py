@@ -426,3 +426,23 @@ def test_impossible_options_are_refused_in_a_sentence(
         train(replace(TINY, root=tmp_path, **changes))
     assert not any(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", ["nvil", "aimle:rate=0.1"])
+def test_a_training_step_updates_running_statistics(words: str, images: Tensor) -> None:
+    """By the estimates of both layers, in turn."""
+    network = make(replace(TINY, estimator=words))
+    learned = network.estimator.learned
+    before = {name: buffer.clone() for name, buffer in learned.named_buffers()}
+    adapted: list[arsm.Estimate] = []
+    adapt = type(network.estimator).adapt
+
+    def counted(self: arsm.Estimator, out: arsm.Estimate) -> None:
+        adapted.append(out)
+        adapt(self, out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(network.estimator), "adapt", counted)
+        total_loss(network, images, {})
+    assert [out.z.shape[-1] for out in adapted] == [TINY.variables] * 2
+    assert any(bool(buffer != before[name]) for name, buffer in learned.named_buffers())

@@ -272,6 +272,40 @@ def test_learned_parts_learn(stacked: bool) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("words", "stacked"), [("nvil", False), ("nvil", True), ("aimle:rate=0.1", False)]
+)
+def test_running_statistics_are_every_replicas_own(words: str, stacked: bool) -> None:
+    config = replace(SMALL, estimator=words)
+    replicas = make(config, [0, 1], stacked=stacked)
+    start = {name: buffer.clone() for name, buffer in replicas.buffers.items()}
+    assert len(start) == 2
+    replicas.epoch()
+    for name, buffer in replicas.buffers.items():
+        assert bool((buffer != start[name]).all()), name
+        assert buffer[0] != buffer[1] or words != "nvil", name
+    state = replicas.state_dict(slice(1, 2))
+    replicas.epoch()
+    replicas.load_state_dict(slice(1, 2), state)
+    for name, buffer in replicas.buffers.items():
+        assert torch.equal(buffer[1:], state["buffers"][name])
+    if not stacked:
+        alone = make(config, [1], stacked=False)
+        alone.epoch()
+        for name, buffer in alone.buffers.items():
+            assert torch.equal(buffer, state["buffers"][name])
+
+
+def test_nvils_running_mean_is_that_of_its_definition() -> None:
+    """One step from m = 0: the mean over images of f - b, times 1 - decay; b starts at 0."""
+    config = replace(SMALL, estimator="nvil", batch=IMAGES)
+    replicas = make(config, [0], stacked=False)
+    train = replicas.epoch()["train"]
+    torch.testing.assert_close(
+        replicas.buffers["learned.1.mean"], -(1 - 0.8) * train.double(), rtol=1e-5, atol=0
+    )
+
+
 @pytest.mark.slow
 def test_one_process_compiles_as_many_engines_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

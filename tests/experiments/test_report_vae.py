@@ -15,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from arsm_experiments.report.command import Report
-from arsm_experiments.report.sections import results_csv, short_commit
+from arsm_experiments.report.sections import results_csv
 from arsm_experiments.report.vae import vae_sections
+from arsm_experiments.runs.provenance import short_commit
 from arsm_experiments.runs.reader import Record, read_run
 from arsm_experiments.vae import Vae
 from tests.experiments import training_runs

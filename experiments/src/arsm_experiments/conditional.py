@@ -260,6 +260,7 @@ class ConditionalNetwork(Model):
                 max_rows=None if self.dense else 1024,
             )
             made = out.layers
+        self.adapt(made)
         return learning_loss(made) - out.value.mean(), seen(out.value, made)
 
     def metrics(self, seen: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -37,6 +37,12 @@ class Model(nn.Module):
             logits = torch.zeros(1, variables, categories)
             arsm.estimate(self.estimator, logits, lambda z: z.flatten(1).float().sum(-1))
 
+    def adapt(self, layers: Sequence[arsm.Estimate]) -> None:
+        """Update the estimator's running statistics by the estimates of a training step."""
+        if self.estimator.adapts:
+            for layer in layers:
+                self.estimator.adapt(layer)
+
     def of_choices(
         self, layer: nn.Module, z: Tensor, kept: Tensor | None = None, *, frozen: bool = False
     ) -> Tensor:

@@ -132,6 +132,8 @@ SMOKE: tuple[Experiment, ...] = (
 cores.
 """
 
+LATER_ESTIMATORS = ("nvil", "reinmax-rao", "imle", "aimle")
+
 FULL: tuple[Experiment, ...] = (
     Toy(estimators=TOY_ESTIMATORS, variance_of_every_update=4),
     Toy(categories=(1_000,), steps=("printed", "scaled"), estimators=TOY_ESTIMATORS),
@@ -288,6 +290,15 @@ FULL: tuple[Experiment, ...] = (
         problems=("network-0.1", "network-1", "network-3", "network-6", "binary-1", "binary-3")
     ),
     Compare(problems=("network-3", "network-6"), estimators=("floor",), name="floor"),
+    # estimators that came after the runs above
+    Compare(
+        problems=("toy-30", "toy-1000"), estimators=LATER_ESTIMATORS, samples=10_000, name="later"
+    ),
+    Compare(
+        problems=("network-0.1", "network-1", "network-3", "network-6"),
+        estimators=LATER_ESTIMATORS,
+        name="later",
+    ),
     Compare(problems=("vae",), checkpoint=Path("vae/1layer-arsm-rate0.0004"), samples=300),
     Vae("gumbel-softmax:hard=True", name="short", rates=(3e-4,), epochs=200, measure_every=20),
     Compare(

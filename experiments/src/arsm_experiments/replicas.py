@@ -56,6 +56,8 @@ class Stack:
     """[R, P] or [P]."""
     pieces: Mapping[str, Tensor]
     """The parameters by name."""
+    buffers: Mapping[str, Tensor]
+    """The module's buffers by name, which its tasks may change."""
     state: Sequence[Tensor]
     """The tensors that STATE lists."""
     settings: Mapping[str, Tensor]
@@ -147,6 +149,11 @@ class Replicas:
         self._seed(seeds)
         self.totals: dict[str, Tensor] = {}
         replicas = parameters.shape[0]
+        self.buffers = {
+            name: buffer.to(self.device).repeat(replicas, *(1,) * buffer.ndim)
+            for name, buffer in module.named_buffers()
+        }
+        """[R, ...] each: every replica has running statistics of its own."""
         rows = [slice(None)] if stacked else range(replicas)
         self.stacks = [self._make_stack(where, own_noise=not compiled) for where in rows]
         self._ones = torch.ones(replicas, device=self.device)
@@ -312,6 +319,7 @@ class Replicas:
             "parameters": self.parameters[replicas].clone(),
             "step": self.state["step"].clone(),
             **{name: self.state[name][replicas].clone() for name in STATE},
+            "buffers": {name: buffer[replicas].clone() for name, buffer in self.buffers.items()},
             "order": [generator.get_state() for generator in self.order_generators[replicas]],
             "noise": [generator.get_state() for generator in self.noise_generators[replicas]],
         }
@@ -321,6 +329,8 @@ class Replicas:
         self.state["step"].copy_(state["step"])
         for name in STATE:
             self.state[name][replicas].copy_(state[name])
+        for name, buffer in state.get("buffers", {}).items():
+            self.buffers[name][replicas].copy_(buffer)
         for generators, saved in (
             (self.order_generators, state["order"]),
             (self.noise_generators, state["noise"]),
@@ -340,6 +350,7 @@ class Replicas:
             where,
             parameters,
             self.layout.unpack(parameters),
+            {name: buffer[where] for name, buffer in self.buffers.items()},
             [self.state[name][where] for name in STATE],
             {name: value[where] for name, value in self.settings.items()},
             self.order[where],
@@ -367,9 +378,9 @@ class Replicas:
             for p, g in zip(stack.pieces.values(), gradients, strict=True)
         ]
         if self.processes > 1:
-            for gradient in gradients:
-                dist.all_reduce(gradient)
-                gradient /= self.processes
+            for each in (*gradients, *stack.buffers.values()):
+                dist.all_reduce(each)
+                each /= self.processes
         with torch.no_grad(), self._side_by_side("update", 2) as (_, aside):
             self._update(stack.parameters, stack.state, gradients, *scale)
             with aside:
@@ -387,7 +398,8 @@ class Replicas:
         settings: Mapping[str, Tensor],
     ) -> tuple[Tensor | None, ...]:
         """The gradient of one loss; its metrics are counted meanwhile."""
-        values, seen, *slopes = loss(stack.generator, leaves, x, code, settings)
+        named = {**leaves, **stack.buffers}
+        values, seen, *slopes = loss(stack.generator, named, x, code, settings)
         (slope,) = slopes or (self._ones[stack.where],)
         with self._side_by_side("metrics", 2) as (_, aside):
             if seen:
@@ -413,7 +425,9 @@ class Replicas:
         parameters: dict[str, Tensor],
         *args: Any,
     ) -> Any:
-        """Run a task for the stacked replicas or for one, with these parameters by name."""
+        """Run a task for the stacked replicas or for one, with these parameters and buffers by
+        name.
+        """
 
         def one(parameters: dict[str, Tensor], *args: Any) -> Any:
             return functional_call(self.module, parameters, (task, *args), {"generator": generator})

@@ -411,6 +411,7 @@ class VaeNetwork(Model):
             frozen=config.independent_decoder_sample and not self.estimator.needs_gradient,
             afresh=config.afresh,
         )
+        self.adapt(out.layers[:1] if config.as_released else out.layers)
         value = out.value if sampled else out.value + arsm.entropy(log_q1).sum(-1)
         return learning_loss(out.layers) - value.mean(), seen(value, out.layers)
 

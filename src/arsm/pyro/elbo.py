@@ -12,12 +12,18 @@ values of all sites that do not depend on the stage, its gradient is the problem
     phi [*R, K, C],    f(z)_r = sum over row r of the terms that depend on z
 
 R are the plates that the stage shares with all of these terms; its other dimensions are
-variables. The queries of all stages are paths of further runs, with a plate around
-model and guide. On a path of stage t the sites that depend on t are drawn again,
-discrete and normal ones with the noise of the true path as in `arsm.estimate_layers`;
-all others keep their true values. Scales and masks belong to the terms. A term's own
-gradient (parameters of the model, reparameterised sites, a KL) is autograd's, averaged
-over the live queries of the first stage that the term depends on.
+variables. There are two ways to evaluate f:
+
+- From the true path (`other_paths.py`): any estimator. The queries of all stages are
+  paths of further runs, with a plate around model and guide. On a path of stage t the
+  sites that depend on t are drawn again, discrete and normal ones with the noise of the
+  true path as in `arsm.estimate_layers`; all others keep their true values. A term's
+  own gradient (parameters of the model, reparameterised sites, a KL) is autograd's,
+  averaged over the live queries of the first stage that the term depends on.
+- By whole runs (`whole_paths.py`): several stages, and an estimator with `paths`. All
+  stages share n runs of guide and model.
+
+Scales and masks belong to the terms.
 """
 
 from __future__ import annotations
@@ -40,6 +46,7 @@ from arsm.options import suggests
 from arsm.pyro.other_paths import NotInPlateError, OtherPaths, Posed, Stage, pose_stages
 from arsm.pyro.sites import ChangedError
 from arsm.pyro.true_path import Program, Structure, TruePath
+from arsm.pyro.whole_paths import WholePaths, fits
 from arsm.types import Estimator
 
 MAX_ROWS = 1 << 14
@@ -155,8 +162,7 @@ class ELBO(infer.ELBO):
             plan = None
         if plan is not None and not is_validation_enabled():
             try:
-                path = TruePath(model, guide, args, kwargs, structure=plan.structure)
-                return self._elbo(path, plan.vectorized)
+                return self._with_structure(plan, args, kwargs)
             except ChangedError:
                 plan = None
         path = TruePath(model, guide, args, kwargs, self.max_plate_nesting)
@@ -165,7 +171,31 @@ class ELBO(infer.ELBO):
         if plan is None or not plan.checked:
             self._plan = self._check(path, stages, vectorized)
             vectorized = self._plan.vectorized
+        if fits(self.estimator, path.structure):
+            try:
+                return self._whole_paths(path.structure, vectorized, (model, guide), args, kwargs)
+            except ChangedError as error:
+                raise ValueError(str(error)) from None
         return self._elbo(path, vectorized, stages)
+
+    def _with_structure(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The ELBO of a program whose structure is known."""
+        if fits(self.estimator, plan.structure):
+            return self._whole_paths(plan.structure, plan.vectorized, plan.programs, args, kwargs)
+        path = TruePath(*plan.programs, args, kwargs, structure=plan.structure)
+        return self._elbo(path, plan.vectorized)
+
+    def _whole_paths(
+        self,
+        structure: Structure,
+        vectorized: bool,
+        programs: tuple[Program, Program],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        paths = WholePaths(self.estimator, structure, vectorized)
+        paths.run(*programs, args, kwargs, self.max_rows)
+        return paths.elbo()
 
     def _check(self, path: TruePath, stages: list[Stage], vectorized: bool) -> Plan:
         """Refuse a program that cannot be estimated, and choose how to run it."""

@@ -19,7 +19,7 @@ from arsm.checks import NotFiniteError
 from arsm.driver import graph_nodes
 from arsm.noise import argmin_sample, race_noise
 from arsm.pyro.categories import logits_of, to_value, unwrap
-from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites
+from arsm.pyro.sites import Follow, Key, Plates, Site, elbo_terms, sample_sites, sum_to
 from arsm.pyro.true_path import PATHS, DiscreteSite, Program, Term, TruePath
 from arsm.question import attach, pose
 from arsm.types import Estimator
@@ -246,14 +246,14 @@ class OtherPaths:
         zero = stage.logits.new_zeros(1, *stage.sizes)
         parts: list[Tensor] = []
         if not any(TRUE in queries for queries, _ in self.runs):
-            true = (_sum_to(self.path.terms[key].value, stage.dims) for key in keys)
+            true = (sum_to(self.path.terms[key].value, stage.dims) for key in keys)
             parts.append(sum(true, zero))
         for queries, terms in self.runs:
             mine = [i for i, (s, _) in enumerate(queries) if s == t or s is None]
             if mine:
                 total = zero.expand(len(queries), *stage.sizes)
                 for key in keys:
-                    total = total + _sum_to(terms[key], [paths, *stage.dims])
+                    total = total + sum_to(terms[key], [paths, *stage.dims])
                 parts.append(total if len(mine) == len(queries) else total[mine])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -490,9 +490,3 @@ def _must_fit() -> Iterator[None]:
 
 def _chunks(queries: list[Query], size: int) -> list[list[Query]]:
     return [queries[i : i + size] for i in range(0, len(queries), size)]
-
-
-def _sum_to(x: Tensor, dims: list[int]) -> Tensor:
-    """The sum over all other dimensions."""
-    others = [dim for dim in range(-x.ndim, 0) if dim not in dims]
-    return x.sum(others) if others else x

@@ -126,6 +126,12 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
+def sum_to(x: Tensor, dims: list[int]) -> Tensor:
+    """The sum over all other dimensions."""
+    others = [dim for dim in range(-x.ndim, 0) if dim not in dims]
+    return x.sum(others) if others else x
+
+
 class Track(Messenger):
     """Mark the value of every latent site with the site's name."""
 

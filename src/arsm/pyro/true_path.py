@@ -97,6 +97,10 @@ class Structure:
     depends: dict[Key, frozenset[str]]
     stages: list[tuple[list[str], frozenset[tuple[str, int]]]]
     """Names of the sites, and name and dimension of the plates that are rows."""
+    has_factor: bool
+    """Whether a factor in the guide stands for samples drawn without a
+    reparameterisation.
+    """
 
 
 def kinds(sites: dict[str, Site]) -> Kinds:
@@ -158,6 +162,7 @@ class TruePath:
                 self.closed,
                 {key: term.depends for key, term in self.terms.items()},
                 self._stages(),
+                any(map(is_score, self.guide_sites.values())),
             )
         self.structure = structure
 
@@ -217,7 +222,7 @@ class TruePath:
 
     def meet(self, model_sites: dict[str, Site], subsamples: dict[str, Any]) -> None:
         """Take the model's sites from the run that evaluates the guide's own samples."""
-        model_sites = _inside(model_sites)
+        model_sites = inside(model_sites)
         if kinds(model_sites) != self.structure.model:
             raise ChangedError
         for name in self.closed:
@@ -316,7 +321,7 @@ class TruePath:
         ]
 
 
-def _inside(sites: dict[str, Site]) -> dict[str, Site]:
+def inside(sites: dict[str, Site]) -> dict[str, Site]:
     """The sites without the plate of the paths around them."""
     return {
         name: {

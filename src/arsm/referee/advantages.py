@@ -77,78 +77,122 @@ def audit_advantages(
     family = list(_sequences() if tokens else _choices())
     if _varies(function, family[0], tokens):
         return Audit(name, "not decided", (Finding("state", VARIES),), (), 0.0, sizes="B, n")
-    rows: list[Row] = []
-    found: dict[tuple[int, int], list[Finding]] = {}
-    failures: list[Finding] = []
-    notes: list[str] = []
-    refused = ""
-    exception: BaseException | None = None
-    scales: dict[tuple[int, int], float] = {}
     sizes = TOKEN_GROUPS if tokens else GROUPS
     tell = reporter(progress)
+    judged = []
     for position, size in enumerate(sizes):
-        means = []
-        for member, policy in enumerate(family):
-            tell(policy.name, (position + member / len(family)) / len(sizes))
-            label, words = f"{policy.name}, n = {size[1]}", f"{size[0]}, {size[1]}"
-            try:
-                measured, variance = _enumerate(function, policy, size, tokens)
-            except Exception as error:  # somebody else's code may raise anything
-                text = in_words(error)
-                rows.append(Row(label, words, None, 0, 0, None, error=text))
-                if isinstance(error, FloatingPointError):
-                    failures.append(
-                        Finding(
-                            "not finite",
-                            f"At n = {size[1]} ({policy.name}), {error}. {EQUAL_REWARDS}",
-                        )
-                    )
-                elif size == (1, 1):
-                    refused = text
-                else:
-                    failures.append(
-                        Finding(
-                            "crash",
-                            f"At n = {size[1]} ({policy.name}), the function raised {text}.",
-                        )
-                    )
-                exception = exception or error
-                continue
-            means.append(measured)
-            rows.append(_row(measured, label, words, variance, size[1]))
-        if any(m.rejected for m in means):
-            found[size] = diagnose(means)
-            scales[size] = fitted_scale(means).value
-        if size == (1, 1) and means and not found.get(size):
-            notes.append("Groups of one sample keep their reward: unbiased, without a baseline.")
+
+        def tick(policy: str, share: float, position: int = position) -> None:
+            tell(policy, (position + share) / len(sizes))
+
+        judged.append(_judge_size(function, family, size, tokens, tick))
     tell("", 1.0)
-    if refused:
-        notes.append(f"Groups of one sample are refused ({refused}).")
-    findings = _merge(found, scales)
-    if tokens and found and _depends_on_length(function):
-        sentence = (
-            "The advantages depend on the lengths: a division by the length makes another "
-            "objective's gradient."
-        )
-        findings = [
-            Finding("length", sentence),
-            *(f for f in findings if f.kind == "standard deviation"),
-        ]
-    findings += list({f.kind: f for f in reversed(failures)}.values())
-    wrong = bool(found) or any(f.kind == "not finite" for f in failures)
-    verdict: Verdict = "wrong" if wrong else "not decided" if failures else "unbiased"
-    seconds = time.perf_counter() - start
+    biased = {each.size: each for each in judged if each.rejected}
+    by_length = tokens and bool(biased) and _depends_on_length(function)
+    failures = [finding for each in judged for finding in each.failures()]
+    infinite = any(finding.kind == "not finite" for finding in failures)
+    verdict: Verdict = "not decided" if failures else "unbiased"
+    if biased or infinite:
+        verdict = "wrong"
+    exceptions = [error for each in judged for _, error in each.raised]
     return Audit(
         name,
         verdict,
-        tuple(findings),
-        tuple(rows),
+        # of each kind of failure, the first
+        (*_causes(biased, by_length), *{f.kind: f for f in reversed(failures)}.values()),
+        tuple(row for each in judged for row in each.rows),
         0.0,
-        notes=tuple(notes),
-        seconds=seconds,
-        exception=exception,
+        notes=tuple(note for each in judged for note in each.notes()),
+        seconds=time.perf_counter() - start,
+        exception=next(iter(exceptions), None),
         sizes="B, n",
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """The audit of batches of one size."""
+
+    size: tuple[int, int]
+    means: list[Means]
+    """Of the policies on which the function could be called."""
+    rows: list[Row]
+    raised: list[tuple[str, Exception]]
+    """What the function raised, with the policy's name."""
+
+    @property
+    def rejected(self) -> bool:
+        """Whether some gradient is wrong."""
+        return any(means.rejected for means in self.means)
+
+    @property
+    def _alone(self) -> bool:
+        return self.size == (1, 1)
+
+    def failures(self) -> list[Finding]:
+        """Values that are not finite, and errors; a group of one may be refused."""
+        findings = []
+        for policy, error in self.raised:
+            where = f"At n = {self.size[1]} ({policy})"
+            if isinstance(error, FloatingPointError):
+                findings.append(Finding("not finite", f"{where}, {error}. {EQUAL_REWARDS}"))
+            elif not self._alone:
+                raised = f"{where}, the function raised {in_words(error)}."
+                findings.append(Finding("crash", raised))
+        return findings
+
+    def notes(self) -> list[str]:
+        """A sentence on what becomes of a group of one sample."""
+        if not self._alone:
+            return []
+        notes = []
+        if self.means and not self.rejected:
+            notes.append("Groups of one sample keep their reward: unbiased, without a baseline.")
+        refused = [e for _, e in self.raised if not isinstance(e, FloatingPointError)]
+        if refused:
+            notes.append(f"Groups of one sample are refused ({in_words(refused[-1])}).")
+        return notes
+
+
+def _judge_size(
+    function: Callable[..., Tensor],
+    family: list[Outcomes],
+    size: tuple[int, int],
+    tokens: bool,
+    tick: Callable[[str, float], None],
+) -> Judged:
+    """Enumerate all batches of B groups of n samples, for every policy."""
+    judged = Judged(size, [], [], [])
+    for member, policy in enumerate(family):
+        tick(policy.name, member / len(family))
+        label = f"{policy.name}, n = {size[1]}"
+        words = f"{size[0]}, {size[1]}"
+        try:
+            measured, variance = _enumerate(function, policy, size, tokens)
+        except Exception as error:  # somebody else's code may raise anything
+            judged.raised.append((policy.name, error))
+            judged.rows.append(Row(label, words, None, 0, 0, None, error=in_words(error)))
+            continue
+        judged.means.append(measured)
+        judged.rows.append(_row(measured, label, words, variance, size[1]))
+    return judged
+
+
+def _causes(biased: dict[tuple[int, int], Judged], by_length: bool) -> list[Finding]:
+    """Findings from the wrong gradients of all sizes."""
+    found = {size: diagnose(each.means) for size, each in biased.items()}
+    scales = {size: fitted_scale(each.means).value for size, each in biased.items()}
+    findings = _merge(found, scales)
+    if not by_length:
+        return findings
+    sentence = (
+        "The advantages depend on the lengths: a division by the length makes another "
+        "objective's gradient."
+    )
+    return [
+        Finding("length", sentence),
+        *(finding for finding in findings if finding.kind == "standard deviation"),
+    ]
 
 
 def _choices() -> Iterator[Outcomes]:

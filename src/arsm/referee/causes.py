@@ -74,6 +74,12 @@ class Evidence:
         return self.ask.weights()
 
     @cached_property
+    def by_temperature(self) -> dict[float, Weights]:
+        """The weights, if ln p is taken at each temperature."""
+        temperatures = sorted({*TEMPERATURES, self.objective.temperature})
+        return {t: self.ask.weights(temperature=t) for t in temperatures}
+
+    @cached_property
     def slopes(self) -> Tensor:
         return self.ask.slopes()
 
@@ -186,6 +192,7 @@ def explain(evidence: Evidence) -> list[Finding]:
         _mask,
         _graph,
         _temperature,
+        _temperature_of_ratio,
         _clip,
         _padding,
         _prompt_length,
@@ -348,7 +355,7 @@ def _temperature(evidence: Evidence) -> Finding | None:
     expected = evidence.objective.temperature
     if _uneven(evidence.base) < 0.01:
         return None
-    uneven = {t: _uneven(evidence.ask.weights(temperature=t)) for t in TEMPERATURES}
+    uneven = {t: _uneven(weights) for t, weights in evidence.by_temperature.items()}
     best = min(uneven, key=uneven.__getitem__)
     if uneven[best] > NEAR or abs(best - expected) < 0.05:
         return None
@@ -359,13 +366,47 @@ def _temperature(evidence: Evidence) -> Finding | None:
     )
 
 
+def _temperature_of_ratio(evidence: Evidence) -> Finding | None:
+    """Ratios p / p' of tokens with two temperatures.
+
+    Tokens of one answer have the weights a p(y) / p'(y) then. Clipped ones have none,
+    and say nothing.
+    """
+    expected = evidence.objective.temperature
+    for new, weights in evidence.by_temperature.items():
+        kept = weights.tokens.abs() > NEAR * max(weights.largest, 1e-3)
+        tokens = weights.tokens.where(kept, torch.nan)
+        if weights.misfit > NEAR or _spread(tokens) < 0.01:
+            continue
+        uneven = {
+            old: _spread(tokens * (weights.log_p(old) - weights.log_p(new)).exp())
+            for old in evidence.by_temperature
+        }
+        old = min(uneven, key=uneven.__getitem__)
+        if uneven[old] > NEAR or expected not in (old, new):
+            continue
+        return Finding(
+            "temperature",
+            f"The ratio has two temperatures: its new ln p is taken at {new:g}, its old one at "
+            f"{old:g}, and answers are drawn at {expected:g}. Ratios are not 1 before the first "
+            f"update. Divide the logits by {expected:g} in both.",
+        )
+    return None
+
+
 def _uneven(weights: Weights) -> float:
     """How far the tokens of one answer differ in weight, or are no multiples of the
     score at all.
     """
-    low = weights.tokens.nan_to_num(torch.inf).amin(-1)
-    high = weights.tokens.nan_to_num(-torch.inf).amax(-1)
-    return max(float((high - low).amax()) / max(weights.largest, 1e-6), weights.misfit)
+    return max(_spread(weights.tokens), weights.misfit)
+
+
+def _spread(tokens: Tensor) -> float:
+    """How far weights [N, T] of one answer differ, relative to the largest; nan is unknown."""
+    low = tokens.nan_to_num(torch.inf).amin(-1)
+    high = tokens.nan_to_num(-torch.inf).amax(-1)
+    largest = float(tokens.nan_to_num(0.0).abs().max())
+    return float((high - low).amax()) / max(largest, 1e-6)
 
 
 def _padding(evidence: Evidence) -> Finding | None:

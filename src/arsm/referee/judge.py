@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -72,22 +73,9 @@ def audit(
         An `Audit`; `audit(loss).passed` is for a test, `print(audit(loss))` for a
         person.
     """
-    if sign not in (1, -1):
-        raise ValueError(f"sign must be 1 or -1, but is {sign!r}.")
-    if not 0 < false_alarm < 1:
-        raise ValueError(f"false_alarm must lie between 0 and 1, but is {false_alarm}.")
-    if samples < 1024:
-        raise ValueError(f"samples must be at least 1024, but is {samples}; fewer decide nothing.")
     problems = PROBLEMS if problems is None else problems
-    if not problems:
-        raise ValueError("There is no problem to run; give at least one.")
-    if not all(isinstance(problem, Problem) for problem in problems):
-        raise ValueError(
-            f"problems must be a sequence of arsm.referee.Problem, but is {problems!r}; see "
-            "PROBLEMS."
-        )
+    _check_options(sign, false_alarm, samples, problems)
     start = time.perf_counter()
-    dtype = torch.get_default_dtype()
     name = getattr(loss, "__qualname__", type(loss).__name__)
     if is_estimator(loss):
         loss = _loss_of(loss)
@@ -95,38 +83,32 @@ def audit(
         raise TypeError(
             f"The loss must be a function loss(logits, f), or an estimator, but is {loss!r}."
         )
-    tell = reporter(progress)
-    notes: list[str] = []
-    measured: list[Draws] = []
-    failures: dict[str, BaseException] = {}
-    ignored = False
-    with torch.inference_mode(False), generators(seed), one_thread():
-        try:
-            note, ignored = probe(loss, problems[0], sign, dtype, seed)
-            notes += [] if note is None else [note]
-        except RefusedError as error:
-            return _refused(name, error, false_alarm)
-        except Exception:  # it is met again below, where its problem is named
-            pass
-        for position, problem in enumerate(problems):
-
-            def tick(share: float, position: int = position, problem: Problem = problem) -> None:
-                tell(problem.name, (position + share) / len(problems))
-
-            try:
-                drawn = draw_gradients(loss, problem, samples, sign, dtype, tick)
-            except RefusedError as error:
-                return _refused(name, error, false_alarm, problem)
-            except Exception as error:  # somebody else's code may raise anything
-                failures[problem.name] = error
-                continue
-            if _repeats(drawn):
-                return _refused(name, RefusedError("fixed seed", REPEATED), false_alarm, problem)
-            measured.append(drawn)
+    try:
+        with torch.inference_mode(False), generators(seed), one_thread():
+            measured = _measure(loss, problems, samples, sign, seed, reporter(progress))
+    except RefusedError as error:
+        finding = Finding(error.kind, str(error))
+        return Audit(name, "not decided", (finding,), (), false_alarm, exception=error)
     seconds = time.perf_counter() - start
-    return _judge(
-        name, measured, failures, problems, parameters, false_alarm, notes, seconds, ignored
-    )
+    return judge(name, measured, problems, false_alarm, parameters=parameters, seconds=seconds)
+
+
+def _check_options(
+    sign: Sign, false_alarm: float, samples: int, problems: Sequence[Problem]
+) -> None:
+    if sign not in (1, -1):
+        raise ValueError(f"sign must be 1 or -1, but is {sign!r}.")
+    if not 0 < false_alarm < 1:
+        raise ValueError(f"false_alarm must lie between 0 and 1, but is {false_alarm}.")
+    if samples < 1024:
+        raise ValueError(f"samples must be at least 1024, but is {samples}; fewer decide nothing.")
+    if not problems:
+        raise ValueError("There is no problem to run; give at least one.")
+    if not all(isinstance(problem, Problem) for problem in problems):
+        raise ValueError(
+            f"problems must be a sequence of arsm.referee.Problem, but is {problems!r}; see "
+            "PROBLEMS."
+        )
 
 
 def _loss_of(estimator: Estimator) -> Loss:
@@ -136,13 +118,65 @@ def _loss_of(estimator: Estimator) -> Loss:
     return lambda logits, f: estimate(estimator, logits, f).value.sum()
 
 
-def _refused(
-    name: str, error: RefusedError, false_alarm: float, problem: Problem | None = None
-) -> Audit:
-    words = f"{error} (Seen in '{problem.name}'.)" if problem else str(error)
-    return Audit(
-        name, "not decided", (Finding(error.kind, words),), (), false_alarm, exception=error
-    )
+# ---------------------------------------------------------------- the draws
+
+
+@dataclass(frozen=True)
+class AllDraws:
+    """All draws of an audit."""
+
+    draws: Sequence[Draws]
+    """Of the problems on which the loss could be run."""
+    failures: Mapping[str, BaseException] = field(default_factory=dict)
+    """What the loss raised, by problem."""
+    notes: Sequence[str] = ()
+    ignored: bool = False
+    """Whether the loss does not use f."""
+
+
+def _measure(
+    loss: Loss,
+    problems: Sequence[Problem],
+    samples: int,
+    sign: Sign,
+    seed: int,
+    tell: Callable[[str, float], None],
+) -> AllDraws:
+    """Draw gradients on every problem; a loss that cannot be audited is a RefusedError."""
+    dtype = torch.get_default_dtype()
+    draws: list[Draws] = []
+    failures: dict[str, BaseException] = {}
+    notes, ignored = _probed(loss, problems[0], sign, dtype, seed)
+    for position, problem in enumerate(problems):
+
+        def tick(share: float, position: int = position, problem: Problem = problem) -> None:
+            tell(problem.name, (position + share) / len(problems))
+
+        try:
+            drawn = draw_gradients(loss, problem, samples, sign, dtype, tick)
+            if _repeats(drawn):
+                raise RefusedError("fixed seed", REPEATED)
+        except RefusedError as error:
+            words = f"{error} (Seen in '{problem.name}'.)"
+            raise RefusedError(error.kind, words) from error
+        except Exception as error:  # somebody else's code may raise anything
+            failures[problem.name] = error
+            continue
+        draws.append(drawn)
+    return AllDraws(draws, failures, notes, ignored)
+
+
+def _probed(
+    loss: Loss, problem: Problem, sign: Sign, dtype: torch.dtype, seed: int
+) -> tuple[list[str], bool]:
+    """Notes from a first look at the loss, and whether it ignores f."""
+    try:
+        note, ignored = probe(loss, problem, sign, dtype, seed)
+    except RefusedError:
+        raise
+    except Exception:  # it is met again, where its problem is named
+        return [], False
+    return ([] if note is None else [note]), ignored
 
 
 def _repeats(drawn: Draws) -> bool:
@@ -159,67 +193,45 @@ def _repeats(drawn: Draws) -> bool:
     return drawn.batch >= 128 and random and len(calls.unique(dim=0)) < (len(calls) + 1) // 2
 
 
-def _judge(
+# ---------------------------------------------------------------- the verdict
+
+
+def judge(
     name: str,
-    measured: Sequence[Draws],
-    failures: dict[str, BaseException],
+    measured: AllDraws,
     problems: Sequence[Problem],
-    parameters: bool,
     false_alarm: float,
-    notes: list[str],
-    seconds: float,
-    ignored: bool = False,
+    *,
+    parameters: bool = False,
+    seconds: float = 0.0,
 ) -> Audit:
     """Compare all means at once: each comparison gets an equal share of the false-alarm rate."""
-    learned = [d for d in measured if d.problem.learns]
-    comparisons = (
-        1 + sum(d.error.numel() for d in measured) + sum(len(d.problem.weights) for d in learned)
-    )
-    failure = false_alarm / comparisons
-    means = [_means(d, failure) for d in measured]
-    rows = {d.problem.name: _row(d, m, failure) for d, m in zip(measured, means, strict=True)}
-    for problem in problems:
-        if problem.name in failures:
-            error = failures[problem.name]
-            rows[problem.name] = Row(
-                problem.name, _size(problem, 0), None, 0, 0, None, error=in_words(error)
-            )
-    scale, missed = _length(measured, failure)
-    findings: list[Finding] = []
-    infinite = {name: e for name, e in failures.items() if isinstance(e, FloatingPointError)}
-    crashed = {name: e for name, e in failures.items() if name not in infinite}
-    if infinite:
-        causes = "usual causes are a standard deviation of 0 and 0 times -inf at a masked category"
-        found = f"In {_list(infinite, problems)}, {next(iter(infinite.values()))}; {causes}."
-        findings.append(Finding("not finite", found))
-    rejected = any(r.rejected for r in rows.values()) or not (
-        scale is None or scale.low <= 1 <= scale.high
-    )
-    if ignored:
-        rejected = True
-        findings.append(Finding("f unused", IGNORED))
-    elif rejected:
-        findings += diagnose(means)
-    for d in learned:
-        note, wrong = _parameters(d, failure)
-        notes.append(note)
-        if wrong and parameters:
-            rejected = True
-            findings.append(Finding("parameters", note))
-    if crashed:
-        first = next(iter(crashed.values()))
-        found = f"In {_list(crashed, problems)}, the loss raised {in_words(first)}{_line(first)}."
-        findings.append(Finding("crash", found))
-    blind = [d.problem.name for d in measured if not bool(d.decided[:, :-1].any())]
-    if blind and not rejected:
-        sentence = (
-            f"Too few draws to decide anything in {', '.join(repr(x) for x in blind)}; raise "
-            "samples."
-        )
-        findings.append(Finding("too few draws", sentence))
-    verdict: Verdict = (
-        "wrong" if rejected or infinite else "not decided" if crashed or blind else "unbiased"
-    )
+    draws = measured.draws
+    failure = false_alarm / _comparisons(draws)
+    means = [_means(d, failure) for d in draws]
+    rows = {d.problem.name: _row(d, m, failure) for d, m in zip(draws, means, strict=True)}
+    rows |= _failed_rows(measured.failures, problems)
+    scale, missed = _length(draws, failure)
+    wrong_length = scale is not None and not scale.low <= 1 <= scale.high
+    deviates = wrong_length or any(row.rejected for row in rows.values())
+    infinite = {x: e for x, e in measured.failures.items() if isinstance(e, FloatingPointError)}
+    crashed = {x: e for x, e in measured.failures.items() if x not in infinite}
+    of_parameters = [_parameters(d, failure) for d in draws if d.problem.learns]
+    wrong_parameters = [note for note, wrong in of_parameters if wrong and parameters]
+    rejected = measured.ignored or deviates or bool(wrong_parameters)
+    undecided = [] if rejected else _too_few_draws(draws)
+    findings = [
+        *_not_finite(infinite, problems),
+        *_causes(means, measured.ignored, deviates),
+        *(Finding("parameters", note) for note in wrong_parameters),
+        *_crashes(crashed, problems),
+        *undecided,
+    ]
+    verdict: Verdict = "unbiased"
+    if crashed or undecided:
+        verdict = "not decided"
+    if rejected or infinite:
+        verdict = "wrong"
     return Audit(
         name,
         verdict,
@@ -228,10 +240,59 @@ def _judge(
         false_alarm,
         scale,
         missed,
-        tuple(notes),
+        (*measured.notes, *(note for note, _ in of_parameters)),
         seconds=seconds,
-        exception=next(iter(failures.values()), None),
+        exception=next(iter(measured.failures.values()), None),
     )
+
+
+def _comparisons(draws: Sequence[Draws]) -> int:
+    """All entries of all means, the parameters' gradients, and the common length."""
+    entries = sum(d.error.numel() for d in draws)
+    learned = sum(len(d.problem.weights) for d in draws if d.problem.learns)
+    return 1 + entries + learned
+
+
+def _failed_rows(
+    failures: Mapping[str, BaseException], problems: Sequence[Problem]
+) -> dict[str, Row]:
+    return {
+        p.name: Row(p.name, _size(p, 0), None, 0, 0, None, error=in_words(failures[p.name]))
+        for p in problems
+        if p.name in failures
+    }
+
+
+def _causes(means: list[Means], ignored: bool, deviates: bool) -> list[Finding]:
+    if ignored:
+        return [Finding("f unused", IGNORED)]
+    return diagnose(means) if deviates else []
+
+
+def _not_finite(
+    infinite: Mapping[str, BaseException], problems: Sequence[Problem]
+) -> list[Finding]:
+    if not infinite:
+        return []
+    causes = "usual causes are a standard deviation of 0 and 0 times -inf at a masked category"
+    first = next(iter(infinite.values()))
+    return [Finding("not finite", f"In {_list(infinite, problems)}, {first}; {causes}.")]
+
+
+def _crashes(crashed: Mapping[str, BaseException], problems: Sequence[Problem]) -> list[Finding]:
+    if not crashed:
+        return []
+    first = next(iter(crashed.values()))
+    raised = f"the loss raised {in_words(first)}{_line(first)}"
+    return [Finding("crash", f"In {_list(crashed, problems)}, {raised}.")]
+
+
+def _too_few_draws(draws: Sequence[Draws]) -> list[Finding]:
+    blind = [repr(d.problem.name) for d in draws if not bool(d.decided[:, :-1].any())]
+    if not blind:
+        return []
+    sentence = f"Too few draws to decide anything in {', '.join(blind)}; raise samples."
+    return [Finding("too few draws", sentence)]
 
 
 def _row(d: Draws, means: Means, failure: float) -> Row:

@@ -52,11 +52,20 @@ class Weights:
     """The largest gradient at a position behind the end of an answer."""
     misfit: float
     """The largest share of a position's gradient that is not a multiple of the score."""
+    logits: Tensor
+    """[N, T, V]: the model's, not divided by the temperature; 0 where a weight is nan."""
+    chosen: Tensor
+    """[N, T] int64: the answers' tokens."""
 
     @property
     def largest(self) -> float:
         known = self.tokens[self.tokens.isfinite()]
         return float(known.abs().max()) if known.numel() else 0.0
+
+    def log_p(self, temperature: float) -> Tensor:
+        """[N, T]: ln p of the tokens at a temperature."""
+        log_p = (self.logits / temperature).log_softmax(-1)
+        return log_p.gather(-1, self.chosen.unsqueeze(-1)).squeeze(-1)
 
 
 class Interrogation:
@@ -103,6 +112,8 @@ class Interrogation:
         used = dict.fromkeys(places, 0)
         tokens = torch.full((count, MAX_TOKENS), torch.nan, dtype=torch.float64)
         total = torch.zeros(count, MAX_TOKENS, dtype=torch.float64)
+        logits = torch.zeros(*tokens.shape, self.world.table.shape[-1], dtype=torch.float64)
+        chosen = torch.zeros(tokens.shape, dtype=torch.int64)
         inside = after = misfit = 0.0
         p = (self.world.table / temperature).softmax(-1)
         for one in seen:
@@ -133,10 +144,13 @@ class Interrogation:
                     weight = float((gradient * score).sum()) / square
                     total[i, t] += weight
                     tokens[i, t] = total[i, t]
+                    logits[i, t] = self.world.table[one.states[row, first + t]]
+                    chosen[i, t] = token
                     size = float(gradient.norm())
                     if size > 1e-5:
                         misfit = max(misfit, float((gradient - weight * score).norm()) / size)
-        return Weights(tokens, torch.tensor([len(a) for a in answers]), inside, after, misfit)
+        lengths = torch.tensor([len(a) for a in answers])
+        return Weights(tokens, lengths, inside, after, misfit, logits, chosen)
 
     def slopes(self, rewards: Tensor = REWARDS, step: float = 0.02) -> Tensor:
         """[N, N]: how the weight of row i's first token changes with row j's reward."""

@@ -21,7 +21,8 @@ from arsm_experiments.ecosystem.entry import (
 
 OLD = "0.10.1"
 """A release whose TraceGraph_ELBO had an extra d ln q (numpyro 1512). Its mean is 0 where
-probabilities sum to 1, as those of logits do: noise here, and a bias in free probabilities.
+probabilities sum to 1, as those of logits do: noise here, and a bias in free probabilities. It does
+not run: its provenance tracking needs a jax before 0.4.12, and PyPI has no jaxlib before 0.4.13.
 """
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from arsm_experiments.ecosystem import ENTRIES
 from arsm_experiments.ecosystem.entry import Entry, Found
 from arsm_experiments.ecosystem.environments import environment_of, variables
-from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.runs.provenance import provenance, short_commit
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run_entry(entry: Entry) -> Result:
         *found,
         seconds,
         made["hardware"],
-        made["commit"] or "",
+        short_commit(made["commit"]),
         command,
         wall,
     )

@@ -20,6 +20,7 @@ from arsm_experiments.labels import heading, readable
 from arsm_experiments.report.figures import Figure
 from arsm_experiments.report.findings import finding
 from arsm_experiments.report.welch import student_quantile
+from arsm_experiments.runs.provenance import short_commit
 from arsm_experiments.runs.reader import Record
 
 COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
@@ -217,11 +218,6 @@ def print_results(console: Console, section: Section) -> None:
     for row, cells in rows:
         table.add_row(escape(readable(row)), *("" if cell is None else cell.text for cell in cells))
     console.print(table)
-
-
-def short_commit(commit: str | None) -> str:
-    """The first ten digits, and "-dirty" where there were changes; runs keep all forty."""
-    return re.sub(r"^([0-9a-f]{10})[0-9a-f]*", r"\1", commit or "")
 
 
 def results_csv(sections: Iterable[Section]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,11 @@ def provenance(device: torch.device | str) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
     }
+
+
+def short_commit(commit: str | None) -> str:
+    """The first ten digits, and "-dirty" where there were changes; records keep all forty."""
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]*", r"\1", commit or "")
 
 
 def _commit() -> str | None:

@@ -114,8 +114,9 @@ def train_together(
     rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
     module = config.model(dense=on_gpu).to(device)
     # replicas that cannot be stacked run one after the other on a GPU too, inside the same CUDA
-    # graph
-    stacked = on_gpu and module.estimator.vmappable
+    # graph; running statistics change in every step, and are neither compiled nor captured
+    fixed = on_gpu and not module.estimator.adapts
+    stacked = fixed and module.estimator.vmappable
     settings = {
         name: torch.tensor([group.config[name] for group, _ in members]) for name in config.settings
     }
@@ -133,9 +134,9 @@ def train_together(
             config.schedule, config.epochs * steps_per_epoch, config.averaging, module.paces
         ),
         stacked=stacked,
-        compiled=stacked or (on_gpu and compiles_slopes()),
+        compiled=stacked or (fixed and compiles_slopes()),
         steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY)
-        if on_gpu and not dist.is_initialized()
+        if fixed and not dist.is_initialized()
         else 0,
     )
     best = replicas.weights.clone()
