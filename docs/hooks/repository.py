@@ -16,6 +16,7 @@ PUBLISHED = (
     "results/README.md",
     "results/beyond.md",
     "results/*/README.md",
+    "results/*/speed.md",
     "results/*.png",
     "results/*/*.png",
     "results/*/*.gif",
