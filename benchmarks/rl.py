@@ -36,6 +36,7 @@ from benchmarks.measure import interleaved, seconds, table
 
 WINDOW = 100
 ATARI = "Pong"
+REPEATS = 5
 RIVAL = "Stable-Baselines3's A2C, tuned"
 PLACE = ("hardware", "commit", "torch")
 
@@ -194,7 +195,8 @@ def atari(skips: Sequence[int] = (1, 4), out: Path | None = None) -> None:
         env.close()
         many = branches_of(world, policy, 64, at_start=False)
         engine = make_engine("in-process", world)
-        for what in ("rollouts, the first time", f"rollouts, branched by {world.way}"):
+        again = [f"rollouts, branched by {world.way}"] * REPEATS
+        for what in ("rollouts, the first time", *again):
             begin = time.process_time()
             played = engine.play(policy, many)
             note(what, frames, played.steps, played.replayed, begin)
