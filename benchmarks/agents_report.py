@@ -79,12 +79,14 @@ def _write_csv(path: Path, cells: Cells) -> None:
             for moment in MOMENTS:
                 for kind in KINDS:
                     metrics[f"return, {kind}, {moment}"] = [at(x, moment)[kind] for x in lines]
-                for key, name in (("steps", "steps"), ("cpu", "CPU seconds")):
-                    metrics[f"{name}, {moment}"] = [at(x, moment)[key] for x in lines]
+            metrics["steps"] = [line["steps"] for line in lines]
+            metrics["CPU seconds"] = [line["cpu"] for line in lines]
+            metrics["CPU seconds, equal steps"] = [line["at_steps"]["cpu"] for line in lines]
             if solved := [line["solved"][0] for line in lines if line["solved"]]:
                 metrics["CPU seconds until solved"] = solved
             place = [
-                "; ".join(sorted({line[name] for line in lines})) for name in ("hardware", "commit")
+                "; ".join(sorted({line["hardware"] for line in lines})),
+                "; ".join(sorted({line["commit"][:10] for line in lines})),
             ]
             for metric, values in metrics.items():
                 deviation = f"{np.std(values, ddof=1):.6g}" if len(values) > 1 else ""
