@@ -70,28 +70,27 @@ def best(cells: Cells, row: str, method: str, moment: str) -> list[float]:
 
 
 def _write_csv(path: Path, cells: Cells) -> None:
-    columns = ["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"]
+    """One line per row and method: means over seeds."""
+    returns = {f"{kind}, {moment}": (kind, moment) for moment in MOMENTS for kind in KINDS}
+    spent = {
+        "steps": lambda line: line["steps"],
+        "CPU seconds": lambda line: line["cpu"],
+        "CPU seconds, equal steps": lambda line: line["at_steps"]["cpu"],
+    }
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
+        writer.writerow(["row", "method", "seeds", *returns, *spent, "hardware", "commit"])
         for (row, method), lines in cells.items():
-            metrics: dict[str, list[float]] = {}
-            for moment in MOMENTS:
-                for kind in KINDS:
-                    metrics[f"return, {kind}, {moment}"] = [at(x, moment)[kind] for x in lines]
-                for key, name in (("steps", "steps"), ("cpu", "CPU seconds")):
-                    metrics[f"{name}, {moment}"] = [at(x, moment)[key] for x in lines]
-            if solved := [line["solved"][0] for line in lines if line["solved"]]:
-                metrics["CPU seconds until solved"] = solved
-            place = [
-                "; ".join(sorted({line[name] for line in lines})) for name in ("hardware", "commit")
+            means = [
+                np.mean([at(line, moment)[kind] for line in lines])
+                for kind, moment in returns.values()
             ]
-            for metric, values in metrics.items():
-                deviation = f"{np.std(values, ddof=1):.6g}" if len(values) > 1 else ""
-                numbers = [f"{np.mean(values):.6g}", deviation, len(values), ""]
-                writer.writerow(
-                    [f"{row}: {method}", metric, *numbers, f"{lines[0]['seconds']:g}", *place]
-                )
+            means += [np.mean([number(line) for line in lines]) for number in spent.values()]
+            place = [
+                "; ".join(sorted({line["hardware"] for line in lines})),
+                "; ".join(sorted({line["commit"][:10] for line in lines})),
+            ]
+            writer.writerow([row, method, len(lines), *(f"{x:.5g}" for x in means), *place])
 
 
 def _draw(path: Path, cells: Cells) -> None:

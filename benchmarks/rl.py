@@ -35,6 +35,8 @@ from arsm_experiments.runs.provenance import provenance
 from benchmarks.measure import interleaved, seconds, table
 
 WINDOW = 100
+ATARI = "Pong"
+REPEATS = 5
 RIVAL = "Stable-Baselines3's A2C, tuned"
 PLACE = ("hardware", "commit", "torch")
 
@@ -152,7 +154,7 @@ def variance(iterations: int = 300) -> None:
     print(table(title, ["method", "variance / ARSM's", "steps per iteration"], rows))
 
 
-def atari(skips: Sequence[int] = (1, 4)) -> None:
+def atari(skips: Sequence[int] = (1, 4), out: Path | None = None) -> None:
     """Steps per second of Pong from RAM: the emulator alone, its environment, and rollouts that
     branch by its state.
 
@@ -170,6 +172,8 @@ def atari(skips: Sequence[int] = (1, 4)) -> None:
             f"{frames * (steps + replayed) / spent:,.0f}",
         )
         rows.append([str(frames), what, str(steps), str(replayed), seconds(spent), *rates])
+        given = {"environment": "ALE/Pong-v5", "frames": frames, "method": what}
+        append(out, {**given, "steps": steps + replayed, "cpu": spent})
 
     for frames in skips:
         world = make_environment(
@@ -191,7 +195,8 @@ def atari(skips: Sequence[int] = (1, 4)) -> None:
         env.close()
         many = branches_of(world, policy, 64, at_start=False)
         engine = make_engine("in-process", world)
-        for what in ("rollouts, the first time", f"rollouts, branched by {world.way}"):
+        again = [f"rollouts, branched by {world.way}"] * REPEATS
+        for what in ("rollouts, the first time", *again):
             begin = time.process_time()
             played = engine.play(policy, many)
             note(what, frames, played.steps, played.replayed, begin)
@@ -353,12 +358,18 @@ def solvers(task: Task) -> dict[str, Callable[[int], Solved]]:
 def solve(task: Task, name: str, seed: int, out: Path | None) -> Solved:
     """One method with one seed; its line is appended to `out`."""
     found = solvers(task)[name](seed)
-    if out is not None:
-        given = {"environment": task.environment, "line": task.line, "method": name, "seed": seed}
-        place = {key: value for key, value in provenance("cpu").items() if key in PLACE}
-        with out.open("a") as file:
-            file.write(json.dumps({**given, **found._asdict(), **place}) + "\n")
+    given = {"environment": task.environment, "line": task.line, "method": name, "seed": seed}
+    append(out, {**given, **found._asdict()})
     return found
+
+
+def append(out: Path | None, line: dict[str, Any]) -> None:
+    """Append a line to a file, if there is one, with commit and hardware."""
+    if out is None:
+        return
+    place = {key: value for key, value in provenance("cpu").items() if key in PLACE}
+    with out.open("a") as file:
+        file.write(json.dumps({**line, **place}) + "\n")
 
 
 def solving(tasks: Sequence[Task] = TASKS, seeds: int = 3, out: Path | None = None) -> None:
@@ -399,11 +410,15 @@ def main() -> None:
 if __name__ == "__main__":
     by_name = {task.environment: task for task in TASKS}
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rl", description="How long one task takes."
+        prog="python -m benchmarks.rl",
+        description="How long one task takes, or the steps per second of Pong's rollouts.",
     )
-    parser.add_argument("environment", choices=by_name)
-    parser.add_argument("seeds", type=int)
+    parser.add_argument("environment", choices=[*by_name, ATARI])
+    parser.add_argument("seeds", type=int, nargs="?", default=3)
     parser.add_argument("--out", type=Path, help="append a line per method and seed to this file")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    solving([by_name[chosen.environment]], chosen.seeds, chosen.out)
+    if chosen.environment == ATARI:
+        atari(out=chosen.out)
+    else:
+        solving([by_name[chosen.environment]], chosen.seeds, chosen.out)

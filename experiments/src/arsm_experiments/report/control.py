@@ -32,8 +32,16 @@ PAPER_SECONDS = {
 OPTIMIZERS = {"adam": "Adam", "rmsprop": "RMSprop"}
 AXES = {
     "episode": "step",
-    "environment step, rollouts counted": "steps",
-    "second (wall clock)": "learning_seconds",
+    "simulator step, rollouts and replays counted": "simulator_steps",
+    "CPU second": "cpu_seconds",
+}
+SPREAD = ("simulator_steps", "cpu_seconds")
+"""Columns that are drawn on a log scale."""
+TO_THE_LINE = {
+    "episodes": "step",
+    "simulator steps": "simulator_steps",
+    "seconds": "learning_seconds",
+    "CPU seconds": "cpu_seconds",
 }
 STATE = (
     ("log variance of the gradient", "log_variance"),
@@ -103,16 +111,20 @@ def _section(records: list[Record]) -> Section:
     colours = dict(
         zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True)
     )
-    returns = Panel(
-        "average return", _views(shown, labels, colours, "average_return", AXES), levels=levels
-    )
+    # rollouts spread the methods' steps and seconds over three powers of ten
+    returns = [
+        Panel(
+            "average return", {axis: view}, log="x" if AXES[axis] in SPREAD else "", levels=levels
+        )
+        for axis, view in _views(shown, labels, colours, "average_return", AXES).items()
+    ]
     state = [
         Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE
     ]
     along = Figure(
         "Along training",
-        "Environment steps include rollouts, but not replays up to a branch.",
-        [returns, *state],
+        "Simulator steps include rollouts and replays up to a branch.",
+        [*returns, *state],
         {f"{slug}-curves": tuple(AXES)},
     )
     title = (
@@ -205,10 +217,12 @@ def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]
     for line in record.metrics:
         if key != "log_variance" or line[key] > NO_VARIANCE:
             by_seed.setdefault(line["seed"], []).append(line)
-    return [
-        {key: np.array([line[key] for line in lines]) for key in lines[0]}
-        for lines in by_seed.values()
-    ]
+    found = []
+    for lines in by_seed.values():
+        columns = {key: np.array([line[key] for line in lines]) for key in lines[0]}
+        columns["simulator_steps"] = columns["steps"] + columns.get("replayed", 0)
+        found.append(columns)
+    return found
 
 
 def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
@@ -238,15 +252,20 @@ def _results(record: Record, label: str, line: float | None, *, beside_paper: bo
         "steps played again": [
             float(s["replayed"][-1]) for s in seeds if s.get("replayed", [0])[-1]
         ],
+        "simulator steps": [float(s["simulator_steps"][-1]) for s in seeds],
         "seconds": [float(s["learning_seconds"][-1]) for s in seeds],
+        "CPU seconds": [float(s["cpu_seconds"][-1]) for s in seeds if "cpu_seconds" in s],
+        "episodes": [float(s["step"][-1]) for s in seeds],
     }
     if line is not None:
         places = [(s, solved_at(s, line)) for s in seeds]
         solved = [(s, place) for s, place in places if place is not None]
         rows["seeds at the line"] = [float(len(solved))]
         if solved:
-            for name, key in (("episodes", "step"), ("seconds", "learning_seconds")):
-                rows[f"{name} to the line"] = [float(s[key][place]) for s, place in solved]
+            for name, key in TO_THE_LINE.items():
+                rows[f"{name} to the line"] = [
+                    float(s[key][place]) for s, place in solved if key in s
+                ]
     if not beside_paper:  # a grid chooses a setting by this metric alone
         rows = {"final average": rows["final average"]}
     return [
@@ -277,12 +296,15 @@ def _views(
         if not seeds or not any(s[key].any() for s in seeds):  # actor-critic has no pseudo actions
             continue
         for axis, x in axes.items():
+            timed = [s for s in seeds if x in s]
+            if not timed:
+                continue
             # seeds have different steps and seconds: interpolate all of them at the same points,
             # and hold finished ones at their last value
-            grid = np.linspace(
-                min(s[x][0] for s in seeds), np.median([s[x][-1] for s in seeds]), 200
-            )
-            values = [np.interp(grid, s[x], s[key]).tolist() for s in seeds]
+            spaced = np.geomspace if x in SPREAD else np.linspace
+            first = min(s[x][0] for s in timed)
+            grid = spaced(max(first, 1e-3), np.median([s[x][-1] for s in timed]), 200)
+            values = [np.interp(grid, s[x], s[key]).tolist() for s in timed]
             views[axis].append(
                 band(labels[record.folder], colours[record.folder], grid.tolist(), values, "median")
             )

@@ -40,6 +40,7 @@ PAGES: dict[str, Mapping[str, Part]] = {
     "control/README.md": control.PARTS,
     "compare/README.md": compare.PARTS,
     "agents/README.md": agents.PARTS,
+    "agents/HISTORY.md": agents.HISTORY_PARTS,
     "sequences/README.md": sequences.PARTS,
     "language_model/README.md": language_model.PARTS,
     "router/README.md": routers.PARTS,

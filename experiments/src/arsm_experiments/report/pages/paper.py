@@ -232,8 +232,8 @@ def _control(tables: Tables) -> list[Claim]:
             f"{name} {control.median(tables, task, name)}, {passes[name]:.0f} of 10"
             for name in passes
         )
-        steps = control.cell(tables, task, "ARSM", "steps").mean
-        others = max(control.cell(tables, task, name, "steps").mean for name in rivals)
+        steps = control.cell(tables, task, "ARSM", "simulator steps").mean
+        others = max(control.cell(tables, task, name, "simulator steps").mean for name in rivals)
         found.append(
             Claim(
                 control.NAMES[task],
@@ -248,7 +248,7 @@ def _control(tables: Tables) -> list[Claim]:
     task = "LunarLander-v3"
     plain, wide = "ARSM, 4 x 64 rollouts", "ARSM, 8 x 32 rollouts, 64 and 64 units"
     own = control.cell(tables, task, plain, "its median").mean
-    steps = control.cell(tables, task, plain, "steps").mean / 1e6
+    steps = control.cell(tables, task, plain, "simulator steps").mean / 1e6
     found.append(
         Claim(
             "LunarLander",

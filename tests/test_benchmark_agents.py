@@ -1,0 +1,90 @@
+"""`benchmarks.agents`: what a run's clock counts, when it is evaluated, and what a method is
+credited with.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gymnasium")
+
+from benchmarks.agents import FIRST_SEED, POOLED, ROWS, Job, jobs, methods, run
+from benchmarks.agents_report import MOMENTS, best, by_cell
+from benchmarks.agents_watch import Watch
+
+
+def job(**changes: Any) -> Job:
+    given = {"seconds": 9.0, "compared_at": 100, "episodes": 2, "seed": 0}
+    return Job(**{"row": "CartPole", "method": "value", **given, **changes})
+
+
+def busy(seconds: float) -> None:
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        pass
+
+
+def test_evaluations_do_not_count_as_learning() -> None:
+    watch = Watch(job(), line=1.0)
+
+    def play(likely: bool) -> float:
+        busy(0.2)
+        return float(likely)
+
+    busy(0.05)
+    watch.look(99, [], play)
+    assert watch.spent() < 0.2  # not yet evaluated
+    watch.look(100, [], play)
+    watch.look(500, [], play)
+    assert 0.05 <= watch.spent() < 0.2
+    found = watch.found(900, play)
+    assert (found["sampled"], found["likeliest"], found["steps"]) == (0.0, 1.0, 900)
+    # the first time that the steps are reached is the one that counts
+    assert found["at_steps"]["steps"] == 100
+
+
+def test_a_run_that_ends_before_the_steps_is_read_at_its_end() -> None:
+    found = Watch(job(), line=1.0).found(60, float)
+    assert found["at_steps"]["steps"] == found["steps"] == 60
+
+
+def test_a_task_is_solved_when_a_hundred_episodes_average_the_line() -> None:
+    watch = Watch(job(), line=5.0)
+    watch.look(1, [9.0] * 99, float)
+    watch.look(2, [4.9] * 100, float)
+    assert not watch.solved
+    watch.look(3, [5.0] * 100, float)
+    watch.look(4, [5.0] * 100, float)
+    assert len(watch.solved) == 1
+
+
+def test_an_agent_of_this_library_is_evaluated_twice() -> None:
+    found = run(job(row="Knobs, K = 4", method="RLOO(2)", seconds=1.5, compared_at=500))
+    assert found["at_steps"]["steps"] >= 500
+    assert found["at_steps"]["cpu"] < found["cpu"]
+    assert found["steps"] > found["at_steps"]["steps"]
+
+
+def test_every_row_has_its_methods_and_fresh_seeds() -> None:
+    wanted = list(jobs(["Taxi", "Knobs, K = 4"], FIRST_SEED, 2, None, 50))
+    assert {each.seed for each in wanted} == {300, 301}
+    taxi, knobs = ({j.method for j in wanted if j.row == name} for name in ("Taxi", "Knobs, K = 4"))
+    assert knobs - taxi == {POOLED}
+    assert taxi - knobs == {"MaskablePPO", "MaskablePPO, 2"}
+    # the zoo's settings stand alone
+    assert not any(name.endswith(", 2") for name in methods(ROWS["LunarLander"]))
+
+
+def test_a_rival_is_credited_with_its_better_setting_and_kind_of_action() -> None:
+    def line(method: str, seed: int, sampled: float, likeliest: float) -> dict[str, Any]:
+        end = {"sampled": sampled, "likeliest": likeliest}
+        start = {"at_steps": {"sampled": -sampled, "likeliest": -9.0}}
+        return {"row": "Taxi", "method": method, "seed": seed, **end, **start}
+
+    cells = by_cell([line("PPO", 0, 1, 2), line("PPO, 2", 0, 4, 3), line("value", 0, 7, 0)])
+    assert best(cells, "Taxi", "PPO", MOMENTS[0]) == [4.0]
+    assert best(cells, "Taxi", "PPO", MOMENTS[1]) == [-1.0]
+    assert best(cells, "Taxi", "value", MOMENTS[0]) == [7.0]
