@@ -44,7 +44,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """results/ with all planned runs, and its pages made again."""
     folder = tmp_path_factory.mktemp("everything")
     shutil.copytree(
-        ROOT / "results", folder / "results", ignore=shutil.ignore_patterns("*.png", "*.xz")
+        ROOT / "results", folder / "results", ignore=shutil.ignore_patterns("*.png", "*.tar.xz")
     )
     records = read_runs(ROOT / "results" / "runs")
     sections = {"vae": vae_sections, "conditional": conditional_sections}
