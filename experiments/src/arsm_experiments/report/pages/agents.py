@@ -47,6 +47,7 @@ def blocks(tables: Tables) -> Runs:
 
 
 def seeds_of(runs: Runs, task: str) -> list[int]:
+    """The seeds that a task was run with."""
     return [seed for row, seed in runs if row == task]
 
 
