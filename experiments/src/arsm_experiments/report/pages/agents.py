@@ -110,13 +110,13 @@ def answer(tables: Tables) -> str:
     both = {m: against(runs, ("both",), "value", m) for m in (SECONDS, STEPS)}
     spent, _ = to_the_line(tables)
     return (
-        f"**Not for most tasks: in {len(runs)} comparisons (a row and a seed each), credit from "
-        f"branches alone, `RLOO(2)`, beats the learned value {alone[SECONDS]} at equal CPU seconds "
-        f"and {alone[STEPS]} at equal simulator steps. Not as an addition either: branches added "
-        f"to the value beat the value alone {both[SECONDS]} and {both[STEPS]}. It is good where "
+        f"**Branches alone are not the better credit on most tasks: against the learned value, in "
+        f"{len(runs)} comparisons (a row and a seed each), `RLOO(2)` scores {alone[SECONDS]} at "
+        f"equal CPU seconds and {alone[STEPS]} at equal simulator steps. As an addition to the "
+        f"value they show no gain: {both[SECONDS]} and {both[STEPS]}. They are good where "
         "rollouts cost almost nothing: without a value to learn, ARSM on batched CartPole is "
         f"{spent[RIVAL] / spent['ARSM']:.1f} times as fast to 195 as Stable-Baselines3's A2C.** "
-        "Numbers are comparisons won and lost, without ties; p is that of the sign test."
+        "Scores are comparisons won to lost, without ties; p is that of the sign test."
     )
 
 
