@@ -82,7 +82,9 @@ BACKENDS += [
 ]
 
 
-@pytest.mark.parametrize(("backend", "case"), BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "case"), BACKENDS, ids=lambda x: x if isinstance(x, str) else " ".join(map(str, x))
+)
 def test_one_graph_with_the_same_numbers_and_no_second_compilation(
     backend: str, case: tuple[str, int, int]
 ) -> None:
