@@ -188,3 +188,15 @@ class Setting:
         out.value.sum().backward()
         assert table.table.grad is not None
         return table.table.grad.unflatten(0, (-1, 2))
+
+
+SETTINGS = {
+    "plain": Setting(),
+    "ends": Setting(eos=1),
+    "ragged, ends, temperature": Setting(eos=0, ragged=True, temperature=0.7),
+    "masked tokens": Setting(vocabulary=4, banned=2, eos=3),
+    "four tokens": Setting(vocabulary=2, max_tokens=4, eos=0, temperature=1.5),
+    "two ends": Setting(vocabulary=4, eos=[2, 0], temperature=0.8),
+    "kl": Setting(eos=2, kl=0.4, temperature=0.8),
+}
+"""Small models whose sequences can be enumerated."""

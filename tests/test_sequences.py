@@ -15,17 +15,7 @@ from arsm import policy, sequences
 from arsm.sequences import Branch, Group
 from arsm.sequences.strategies import backed_up
 from tests.statistics import deviations
-from tests.tables import Setting, Table, reward
-
-SETTINGS = {
-    "plain": Setting(),
-    "ends": Setting(eos=1),
-    "ragged, ends, temperature": Setting(eos=0, ragged=True, temperature=0.7),
-    "masked tokens": Setting(vocabulary=4, banned=2, eos=3),
-    "four tokens": Setting(vocabulary=2, max_tokens=4, eos=0, temperature=1.5),
-    "two ends": Setting(vocabulary=4, eos=[2, 0], temperature=0.8),
-    "kl": Setting(eos=2, kl=0.4, temperature=0.8),
-}
+from tests.tables import SETTINGS, Setting, Table, reward
 
 
 def critic(prompts: Tensor, tokens: Tensor) -> Tensor:

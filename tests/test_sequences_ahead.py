@@ -19,6 +19,7 @@ from arsm.sequences.decode import Completions
 from arsm.sequences.draws import Sampled
 from arsm.sequences.sampler import DECODERS
 from tests.statistics import deviations
+from tests.tables import SETTINGS as ENUMERABLE
 from tests.tables import InSlots, Setting, Table, reward
 from tests.test_sequences_slots import EOS, MODELS, V, gemma2, llama, ragged, wrapped
 
@@ -186,14 +187,7 @@ def test_captured_steps_draw_the_tokens_of_eager_ones() -> None:
 
 # ---------------------------------------------------------------- through `estimate`
 
-SETTINGS = {
-    "plain": Setting(),
-    "ends": Setting(eos=1),
-    "ragged, ends, temperature": Setting(eos=0, ragged=True, temperature=0.7),
-    "masked tokens": Setting(vocabulary=4, banned=2, eos=3),
-    "four tokens": Setting(vocabulary=2, max_tokens=4, eos=0, temperature=1.5),
-    "two ends": Setting(vocabulary=4, eos=[2, 0], temperature=0.8),
-    "kl": Setting(eos=2, kl=0.4, temperature=0.8),
+SETTINGS = ENUMERABLE | {
     "min_tokens": Setting(eos=1, max_tokens=4, min_tokens=2),
     "stop": Setting(eos=1, max_tokens=4, stop=lambda tokens: tokens[-2:] in ([2, 0], [0, 0])),
 }

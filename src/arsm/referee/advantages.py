@@ -115,10 +115,10 @@ class Judged:
 
     size: tuple[int, int]
     means: list[Means]
-    """Of the policies on which the function could be called."""
+    """Results on the policies on which the function could be called."""
     rows: list[Row]
     raised: list[tuple[str, Exception]]
-    """What the function raised, with the policy's name."""
+    """Errors that the function raised, with the policy's name."""
 
     @property
     def rejected(self) -> bool:

@@ -126,9 +126,9 @@ class AllDraws:
     """All draws of an audit."""
 
     draws: Sequence[Draws]
-    """Of the problems on which the loss could be run."""
+    """Results on the problems on which the loss could be run."""
     failures: Mapping[str, BaseException] = field(default_factory=dict)
-    """What the loss raised, by problem."""
+    """Errors that the loss raised, by problem."""
     notes: Sequence[str] = ()
     ignored: bool = False
     """Whether the loss does not use f."""

@@ -20,7 +20,7 @@ WARM_UP = 3
 """Steps before a capture, in which libraries allocate and compile what they need."""
 
 Compiled = Literal["forward", "step"]
-"""What `torch.compile` gets: the model alone, or with it sampling and writing."""
+"""The part that `torch.compile` gets: the model alone, or the whole step."""
 
 
 @dataclass(eq=False)

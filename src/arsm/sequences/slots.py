@@ -47,7 +47,7 @@ class _Job:
     prompt: int
     """Columns of the prompts."""
     true: Playing
-    """What is asked for; branches that begin ahead are numbered after it."""
+    """The sequences asked for; branches that begin ahead are numbered after them."""
     ahead: Ahead | None
     """Takes branches that are played beside it; None where it has none."""
     decoding: Decoding
