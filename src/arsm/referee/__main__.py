@@ -20,19 +20,18 @@ def load_loss(words: str) -> Any:
     """The function that `module:function` or `path.py:function` names, or an estimator,
     by its class.
     """
-    try:
-        found = load(words)
-        if is_estimator_class(found):
-            return estimator(words)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    found = load(words)
+    if is_estimator_class(found):
+        return estimator(words)
     if not callable(found):
-        raise SystemExit(f"{words} is not a function.")
+        raise ValueError(f"{words} is not a function.")
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
+    """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided or
+    the command cannot run.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m arsm.referee", description="Is the gradient of this loss right?"
     )
@@ -92,7 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.tokens and not given.advantages:
         parser.error("--tokens belongs to --advantages; give both, or neither.")
-    function = load_loss(given.function)
+    try:
+        function = load_loss(given.function)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
     try:
         if given.advantages:
             result = audit_advantages(function, tokens=given.tokens)
@@ -117,14 +119,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(result, flush=True)
     except BrokenPipeError:  # the reader has seen enough, as head has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    for target, text in ((given.summary, result.markdown), (given.badge, result.badge)):
-        if target is not None:
-            target.write_text(text())
-    if given.figure:
-        try:
+    try:
+        for target, text in ((given.summary, result.markdown), (given.badge, result.badge)):
+            if target is not None:
+                target.write_text(text())
+        if given.figure:
             result.figure().savefig(given.figure, dpi=150)
-        except (OSError, ValueError) as error:
-            raise SystemExit(f"The figure could not be written: {error}.") from error
+    except (OSError, ValueError) as error:  # a folder that is not there, a format without a writer
+        parser.exit(2, f"The result could not be written: {error}.\n")
     return {"unbiased": 0, "wrong": 1, "not decided": 2}[result.verdict]
 
 
