@@ -46,8 +46,9 @@ class Transformers:
     dropout: its step by step and one-pass logits must agree.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
         refuse_parallel(model)
+        self.compiled = compiled
         inner: Any = getattr(model, "_orig_mod", model)  # torch.compile and PEFT hide the arguments
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepted = inspect.signature(inner.forward).parameters
@@ -155,7 +156,9 @@ class Transformers:
             # another type differ by is rounding, which nobody refuses
             own = TransformersSlots(self._inner)
             apart = self._distance(own)
-            slots = own if dtype in (None, own.dtype) else TransformersSlots(self._inner, dtype)
+            slots = own
+            if self.compiled or dtype not in (None, own.dtype):
+                slots = TransformersSlots(self._inner, dtype, compiled=self.compiled)
         except (SlotsRefused, torch.OutOfMemoryError):
             raise
         except Exception as error:
