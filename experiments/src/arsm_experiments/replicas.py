@@ -455,10 +455,13 @@ class Replicas:
             yield first * count
             return
         main = torch.cuda.current_stream(self.device)
-        streams = [
-            self._streams.setdefault((main, what, number), torch.cuda.Stream(self.device))
-            for number in range(1, count)
-        ]
+        streams = []
+        for number in range(1, count):
+            key = main, what, number
+            # only where it is missing: a device has 32 streams, and hands out the same ones again
+            if key not in self._streams:
+                self._streams[key] = torch.cuda.Stream(self.device)
+            streams.append(self._streams[key])
         for stream in streams:
             stream.wait_stream(main)
         yield [*first, *map(torch.cuda.stream, streams)]
