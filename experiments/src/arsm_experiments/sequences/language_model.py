@@ -29,6 +29,7 @@ from arsm_experiments.palette import save
 from arsm_experiments.runs.archive import KEPT, read_archive, write_archive
 from arsm_experiments.runs.lines import parse as parse_lines
 from arsm_experiments.runs.lines import read as read_lines
+from arsm_experiments.runs.lines import written
 from arsm_experiments.sequences.levels import CHOSEN_ON
 from arsm_experiments.sequences.trials import METHODS, TRIAL
 
@@ -112,7 +113,8 @@ class Trained:
 def pack(
     path: Path, starts: Path | None, noise: Path | None, runs: Path | None, *, anew: bool = False
 ) -> None:
-    """Add records to the archive; a run or file of the same name is replaced.
+    """Add records to the archive: lines to a file of levels or noise that is there, while a run of
+    the same name is replaced.
 
     With `anew`, all earlier runs are dropped.
 
@@ -124,8 +126,11 @@ def pack(
         found = {name: files for name, files in found.items() if name in ("levels", "noise")}
     for name, folder in (("levels", starts), ("noise", noise)):
         if folder is not None:
-            files = {file.name: file.read_bytes() for file in sorted(folder.glob("*.jsonl"))}
-            found[name] = found.get(name, {}) | files
+            known = found.setdefault(name, {})
+            for file in sorted(folder.glob("*.jsonl")):
+                before = parse_lines(known.get(file.name, b""))
+                fresh = [line for line in read_lines(file) if line not in before]
+                known[file.name] = written([*before, *fresh])
     if runs is not None:
         for folder in sorted((runs / "language_model").iterdir()):
             names = [name for name in (*KEPT, "scores.json") if (folder / name).exists()]
