@@ -21,7 +21,7 @@ from gymnasium.wrappers import TimeLimit
 from arsm.options import closest
 from arsm.rl.environment import ENDLESS, Environment, EnvironmentFailure, Randomness
 from arsm.rl.settings import check_count
-from arsm.rl.snapshots import Env, LastAction, Snapshot, layers
+from arsm.rl.snapshots import Env, Snapshot, StickyActions, is_atari, layers
 from arsm.rl.spaces import Encoder, categories_of_actions, encoded_shape
 from arsm.rl.stepped import Stepped
 from arsm.rl.teams import Team, is_parallel
@@ -158,7 +158,11 @@ class _WithoutLimit:
 
 
 def _prepared(env: Env) -> Env:
-    return LastAction(env) if hasattr(env.unwrapped, "ale") else env
+    base: Any = env.unwrapped
+    # a function may make the same environment twice
+    if is_atari(base) and not isinstance(base.ale, StickyActions):
+        base.ale = StickyActions(base)
+    return env
 
 
 def _check(

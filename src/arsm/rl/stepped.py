@@ -33,6 +33,11 @@ GAPS = (0, 3)
 after the other."""
 TESTED_STEPS = 200
 """Steps of each episode in which a way to branch is tested."""
+GLANCES = 8
+"""Steps between the points at which a way to branch is tested for a moment; one at
+which state is missing in one step of sixteen passes with a chance of one in a hundred."""
+GLANCE = 3
+"""Steps of such a test."""
 PATIENCE = 1000
 """Random steps within which an environment without a time limit must end by itself."""
 
@@ -342,6 +347,11 @@ class Stepped:
         Where instances that are played in turns give something else than each gives
         alone, one at a time is played, and replayed.
         """
+        if self.randomness == "fresh" and self.agents > 1:
+            raise ValueError(
+                f"{self.name} does not draw its randomness from np_random: branches cannot have "
+                'fresh random numbers; use randomness="same".'
+            )
         try:
             record = [self._record(seed) for seed in range(3)]
             offered: list[Way] = [way for way in WAYS if self._offers(way)]
@@ -352,12 +362,12 @@ class Stepped:
         if not all(self._keeps_apart(record, gap) for gap in GAPS):
             alone = replace(self, way="replay", randomness="same", alone=True)
             if alone._branches_exactly(record):
-                return replace(alone, randomness=self._checked_randomness("replay"))
+                return replace(alone, randomness=self.randomness)
             offered = []
         for way in offered:
             candidate = replace(self, way=way, randomness="same")
             if candidate._branches_exactly(record):
-                return replace(candidate, randomness=self._checked_randomness(way))
+                return replace(candidate, randomness=self.randomness)
             if way == "snapshot":
                 raise EnvironmentFailure(
                     f"{self.name} did not go on as before from its snapshot; let get(environment) "
@@ -376,15 +386,6 @@ class Stepped:
         env = self._take()
         self.give_back([env])
         return snapshot_of(env, way, self.snapshot) is not None
-
-    def _checked_randomness(self, way: Way) -> Randomness:
-        if self.randomness == "fresh" and (way == "ale" or self.agents > 1):
-            raise ValueError(
-                f"{self.name} does not draw its randomness from np_random: branches cannot have "
-                "fresh random "
-                'numbers; use randomness="same".'
-            )
-        return self.randomness
 
     def _record(self, seed: int) -> tuple[Trail, list[Any]]:
         """An episode of random actions, and what each of them gave."""
@@ -462,29 +463,30 @@ class Stepped:
         return np.array([generator.choice(row.nonzero()[0]) for row in allowed])
 
     def _branches_exactly(self, record: list[tuple[Trail, list[Any]]]) -> bool:
+        """Whether branches give what the recorded episodes gave.
+
+        A few are played to the end, where a state that was left out may show late. Many
+        are played for a moment, where it shows at once but in few of the steps.
+        """
         trails = [trail for trail, _ in record]
         points = [
-            (number, step)
+            (number, begin, end)
             for number, trail in enumerate(trails)
-            for step in sorted(
-                {0, len(trail.actions) // 3, 2 * len(trail.actions) // 3, len(trail.actions) - 1}
-            )
+            for begin, end in self._points(len(trail.actions))
         ]
         # two lanes at every point, in turns: copies that share an object show it
         width = 1 if self.alone else 2
-        points = [point for point in points for _ in range(width)]
-        episode, step = np.array(points).T
+        episode, step, _ = np.repeat(points, width, 0).T
         try:
             branches = self._branches(
-                trails, episode, step, [()] * len(points), SteppedLanes(self, [])
+                trails, episode, step, [()] * len(step), SteppedLanes(self, [])
             )
             lanes: list[Env | None] = [None] * width
-            for number, begin in points[::width]:
+            for number, begin, end in points:
                 lanes = [branches.send(env) for env in lanes]
                 trail, given = record[number]
-                for action, expected in zip(
-                    self.native(trail.actions[begin:]), given[begin:], strict=True
-                ):
+                actions = self.native(trail.actions[begin:end])
+                for action, expected in zip(actions, given[begin:end], strict=True):
                     if not all(
                         self._gives(env, action, expected) for env in lanes if env is not None
                     ):
@@ -494,6 +496,15 @@ class Stepped:
         finally:
             self.close()
         return True
+
+    def _points(self, steps: int) -> list[tuple[int, int]]:
+        """The tests (begin, end) of an episode, in the order of their begins."""
+        found = dict.fromkeys((0, steps // 3, 2 * steps // 3, steps - 1), steps)
+        # a replay has no state to leave out, and the way to every point is long
+        if self.way != "replay":
+            for begin in range(0, steps, GLANCES):
+                found.setdefault(begin, min(begin + GLANCE, steps))
+        return sorted(found.items())
 
 
 class SteppedLanes:
