@@ -57,6 +57,7 @@ class Episode:
 
 def discounted(rewards: Array, gamma: float) -> Array:
     """[T]: the discounted sum of the rewards [T] from each step on."""
+    # Python's numbers: a loop over NumPy's is several times slower
     sums, total = [], 0.0
     for reward in rewards[::-1].tolist():
         total = reward + gamma * total
@@ -68,6 +69,7 @@ def play_episodes(
     environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still
 ) -> list[Episode]:
     """Play true episodes in lock step, or one after the other where there is one lane."""
+    # instances that share state must not be open at the same time
     if environment.lanes == 1:
         return [
             episode
@@ -168,6 +170,7 @@ def check_repeats(environment: Environment, trail: Trail) -> None:
     The test before the training knows random episodes only, and learning leads to other
     states.
     """
+    # a trail of this process has them
     assert trail.observations is not None
     assert trail.rewards is not None
     lanes, seen = environment.reset([trail.seed])
@@ -234,12 +237,14 @@ class EpisodeBranches:
         chosen = {
             name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
         }
+        # the plan stays where the gradient is computed
         return replace(self, **chosen, plan=None)
 
     def answered(
         self, parts: Sequence[Array], played: Sequence[EpisodeBranches]
     ) -> EpisodeBranches:
         """These rollouts with the results of their parts, which lie at the given places."""
+        # parts are dealt like cards, and come back in any order
         order = np.argsort(np.concatenate(parts))
         results = {
             name: np.concatenate([getattr(one, name) for one in played])[order]

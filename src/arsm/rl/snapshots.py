@@ -39,6 +39,7 @@ def snapshot_of(env: Env, way: Way, given: Snapshot | None) -> Snapshot | None:
     it, or for copy and replay.
     """
     base: Any = env.unwrapped
+    # the user's pair knows nothing of np_random, which belongs to Gymnasium
     if way == "snapshot" and given is not None:
         get, put = given
         return _with_random_numbers(
@@ -184,6 +185,7 @@ def set_data(env: Env, data: bytes) -> None:
 
 
 def _dump(variables: list[dict[str, Any]]) -> bytes:
+    # bytes: the state must not change with the environment that it came from
     file = io.BytesIO()
     _DataPickler(file, pickle.HIGHEST_PROTOCOL).dump(variables)
     return file.getvalue()
@@ -191,6 +193,7 @@ def _dump(variables: list[dict[str, Any]]) -> bytes:
 
 def _update(targets: list[Env], before: list[dict[str, Any]], data: bytes) -> None:
     for layer, old, new in zip(targets, before, pickle.loads(data), strict=True):
+        # an attribute that a later step made was not there yet
         for name in old.keys() - new.keys():
             delattr(layer, name)
         vars(layer).update(new)
@@ -199,6 +202,7 @@ def _update(targets: list[Env], before: list[dict[str, Any]], data: bytes) -> No
 def _variables(env: Env) -> list[dict[str, Any]]:
     """The attributes of each layer, but for those that never change."""
     stack = layers(env)
+    # a wrapper's reference to the layer below is no state
     known = set(map(id, stack))
     found = []
     for layer in stack:

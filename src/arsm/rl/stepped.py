@@ -102,11 +102,13 @@ class Stepped:
     def _take(self) -> Env:
         if self._spare:
             return self._spare.pop()
+        # remembered, so that close reaches those that are in use
         self._made.append(self.make())
         return self._made[-1]
 
     def give_back(self, environments: Iterable[Env | None]) -> None:
         """Keep those for later that were made and not copied."""
+        # a deep copy is thrown away: only what was made is closed in the end
         made = set(map(id, self._made))
         self._spare.extend(env for env in environments if env is not None and id(env) in made)
 
@@ -173,11 +175,13 @@ class Stepped:
             for number, time, stream in zip(episode.tolist(), step.tolist(), streams, strict=True):
                 trail = trails[number]
                 if self.way == "replay":
+                    # the lane's own environment, which its last rollout has left
                     env = spare or self._take()
                     self._check_reset(env, trail)
                     self._advance(env, trail, 0, time)
                     lanes.replayed += time
                 else:
+                    # branches come by episode and step: one trunk walks along each episode
                     if trunk is None or at[0] != number or at[1] > time:
                         trunk, at = trunk or self._take_awake(), (number, -1)
                         if len(trail.states) == 0 or self.way == "copy":
@@ -187,9 +191,11 @@ class Stepped:
                     if at[1] != time:
                         self._advance(trunk, trail, max(at[1], 0), time)
                         lanes.replayed += time - max(at[1], 0)
+                        # one snapshot serves all branches at this step
                         state = None if self.way == "copy" else self._get(trunk)
                     at = (number, time)
                     if self.way == "copy":
+                        # the trunk itself stays behind for the next branch
                         env = copy.deepcopy(trunk)
                     else:
                         env = spare or self._take_awake()
@@ -232,6 +238,7 @@ class Stepped:
 
     def _advance(self, env: Env, trail: Trail, begin: int, end: int) -> None:
         actions = self.native(trail.actions[begin:end])
+        # a simulator that can replay without observations does so
         if isinstance(env, Replays):
             env.replay(actions)
             return
@@ -239,6 +246,7 @@ class Stepped:
             raw, reward, _, over, info = self.step_one(env, action)
             if trail.rewards is not None and reward != trail.rewards[place]:
                 raise strayed(self.name, place)
+            # encoding costs; a stray shows in the rewards on the way and in the last observation
             last = place + 1 == end
             if (
                 last
@@ -270,6 +278,7 @@ class Stepped:
 
     def native(self, actions: Array) -> list[Any]:
         """Actions [N, K] as `step_one` takes them."""
+        # a Discrete space wants a plain number
         if self.first_choice.ndim == 0:
             return (actions[:, 0] + self.first_choice).tolist()
         return list(actions + self.first_choice)
@@ -291,6 +300,7 @@ class Stepped:
         except Exception as error:
             raise self._failure("step", error) from error
         try:
+            # float reads digits out of text, which no reward is
             value = float("text" if isinstance(reward, str) else reward)
         except (TypeError, ValueError):
             raise EnvironmentFailure(
@@ -320,6 +330,7 @@ class Stepped:
         """An observation as a vector [D]."""
         try:
             if self.encoder is not None:
+                # a copy: some environments write every observation into the same array
                 vector = np.array(self.encoder(seen), dtype=np.float64).reshape(-1)
             elif self.space is not None:
                 vector = encode(self.space, seen)
@@ -389,6 +400,7 @@ class Stepped:
 
     def _record(self, seed: int) -> tuple[Trail, list[Any]]:
         """An episode of random actions, and what each of them gave."""
+        # random actions of our own: the action space's sampler has state
         generator = np.random.default_rng(seed)
         env, given, actions, before = self._take(), [], [], []
         seen = self.reset_one(env, seed)
@@ -421,6 +433,7 @@ class Stepped:
     def _keeps_apart(self, record: list[tuple[Trail, list[Any]]], gap: int) -> bool:
         """Whether instances that are played in turns give what each of them gave alone."""
         playing: list[Generator[bool, None, None]] = []
+        # generators: each plays one step when its turn comes
         waiting = [self._again(trail, given) for trail, given in record]
         try:
             while playing or waiting:
@@ -519,6 +532,7 @@ class SteppedLanes:
 
     def follow(self, source: Generator[Env, Env | None, None], lanes: int) -> None:
         """Take branches from here, the first for so many lanes."""
+        # a branch is no beginning: it keeps no states
         self._source, self._moved = source, True
         self.environments = [next(source) for _ in range(lanes)]
 
@@ -557,6 +571,7 @@ class SteppedLanes:
         if stacked.shape != (len(seen), self.environment.observations):
             # which says what is wrong
             return np.array([self.environment.encode_one(x) for x in seen])
+        # all lanes at once: a division per lane would cost more than the stacking
         return stacked if self.environment.space is None else stacked / 255
 
     def keep(self, lanes: Array) -> None:
@@ -565,6 +580,7 @@ class SteppedLanes:
             env for lane, env in enumerate(self.environments) if lane not in kept
         )
         self.environments = [self.environments[lane] for lane in lanes]
+        # lets the generator give its trunk back
         if not self.environments and self._source is not None:
             self._source.close()
 
