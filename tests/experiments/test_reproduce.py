@@ -199,7 +199,7 @@ def test_a_failing_experiment_does_not_stop_the_others(
     out, err = capsys.readouterr()
     assert err == "2 of 3 experiments failed (see above); run the same command again.\n"
     assert "cannot be resumed with another" in out.replace("\n", " ")
-    assert "FileExistsError" in out
+    assert "compare: File exists; choose another folder." in out
     assert len(metrics(tmp_path, RUNS[3])) == len(metrics(tmp_path, RUNS[2])) == 2 * 4
     assert (tmp_path / "report.html").exists()
 

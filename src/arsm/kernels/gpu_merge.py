@@ -72,11 +72,27 @@ def _load(logits, log_pi, f, at, mask):
 
 
 @triton.jit
-def _terms(
-    c, x, noise, value, f_z, even, largest, z, second, d_second, d_third, best, sum_z, bound_c,
-    bound_z, with_second
-):  # fmt: skip
-    """theta, w, d, and d of the winner of the pair (z, c)."""
+def _load_row(state, scales, f, z, second, third, C):
+    """The numbers of a row that `_terms` needs, the limit of the order, and w_z."""
+    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
+    largest = tl.load(state + LARGEST)
+    limit = tl.load(state + LIMIT)
+    f_z = tl.load(f + z).to(tl.float64)
+    # differences to f(z): equal values then cancel exactly, whatever their size
+    d_second = tl.load(f + second).to(tl.float64) - f_z
+    d_third = tl.load(f + third).to(tl.float64) - f_z
+    w_z = tl.load(scales + WEIGHT_Z)
+    # two literals would be divided in float32
+    even = tl.full([], 1.0, tl.float64) / C
+    values = (f_z, d_second, d_third, even, largest, z, second)
+    return (values, (best, sum_z, bound_c, bound_z, with_second)), limit, w_z
+
+
+@triton.jit
+def _terms(c, x, noise, value, row):
+    """theta, w, d, and d of the winner of the pair (z, c); row is that of `_load_row`."""
+    f_z, d_second, d_third, even, largest, z, second = row[0]
+    best, sum_z, bound_c, bound_z, with_second = row[1]
     a = fixed_noise(noise)
     phi = below_largest(x, largest)
     d = value.to(tl.float64) - f_z
@@ -103,10 +119,76 @@ def _rank_below(theta, limit, starts, ranked, log_pi, mask, BUCKETS: tl.constexp
 
 
 @triton.jit
-def _count_below(theta, a0, a1, a2, a3, a4, a5):
+def _load_first_noises(scales):
+    """The noise of the first ranks, which many thetas exceed: they are counted in registers."""
+    # one name for each, because a block of six would be spread over the threads
+    a0 = tl.load(scales + NOISES)
+    a1 = tl.load(scales + NOISES + 1)
+    a2 = tl.load(scales + NOISES + 2)
+    a3 = tl.load(scales + NOISES + 3)
+    a4 = tl.load(scales + NOISES + 4)
+    a5 = tl.load(scales + NOISES + 5)
+    return a0, a1, a2, a3, a4, a5
+
+
+@triton.jit
+def _count_below(theta, first):
     """r, as far as the first ranks tell: how many of their a lie below theta."""
+    a0, a1, a2, a3, a4, a5 = first
     r = (a0 < theta).to(tl.int32) + (a1 < theta).to(tl.int32) + (a2 < theta).to(tl.int32)
     return r + (a3 < theta).to(tl.int32) + (a4 < theta).to(tl.int32) + (a5 < theta).to(tl.int32)
+
+
+@triton.jit
+def _add_above(s0, s1, s2, s3, s4, s5, term, theta, first):
+    """The second sum of rank k collects w d of every theta above its noise."""
+    a0, a1, a2, a3, a4, a5 = first
+    s0 += tl.where(a0 < theta, term, 0.0)
+    s1 += tl.where(a1 < theta, term, 0.0)
+    s2 += tl.where(a2 < theta, term, 0.0)
+    s3 += tl.where(a3 < theta, term, 0.0)
+    s4 += tl.where(a4 < theta, term, 0.0)
+    s5 += tl.where(a5 < theta, term, 0.0)
+    return s0, s1, s2, s3, s4, s5
+
+
+@triton.jit
+def _queue_up(queue, end, c, chosen):
+    """Append the chosen categories to the queue; its new end."""
+    found = chosen.to(tl.int32)
+    count = tl.sum(found, 0)
+    # most blocks have none: they need no cumulative sum
+    if count > 0:
+        tl.store(queue + end + tl.cumsum(found, 0) - 1, c, mask=chosen)
+        end += count
+    return end
+
+
+@triton.jit
+def _sum_queued(
+    queue, begin, end, logits, log_pi, f, row, total, limit, w_z, scales, starts, ranked,
+    noise_sums, value_sums, sums,
+    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    """Sums of the queued categories, whose rank is looked up; the corrected total."""
+    unit = tl.load(scales + UNIT)
+    per_value = tl.load(scales + PER_VALUE)
+    w5 = tl.load(scales + WEIGHTS + BINS)
+    while begin < end:
+        place = begin + tl.arange(0, BLOCK)
+        mask = place < end
+        c = tl.load(queue + place, mask=mask, other=0)
+        x, noise, value = _load(logits, log_pi, f, c, mask)
+        theta, w, d, swapped = _terms(c, x, noise, value, row)
+        r = _rank_below(theta, limit, starts, ranked, log_pi, mask, BUCKETS)
+        more = mask & (r > BINS)
+        # replaces what the first pass stored, and corrects the total by the difference
+        first = tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit
+        tl.store(sums + c, d * first + swapped * w_z, mask=more)
+        total += tl.where(more, d * (first - w5), 0.0)
+        tl.atomic_add(value_sums + r, (w * d * per_value).to(tl.int64), mask=more, sem="relaxed")
+        begin += BLOCK
+    return total
 
 
 @triton.jit
@@ -157,24 +239,8 @@ def _sum(
     begin = chunk * SPAN * BLOCK
     after = begin + tl.arange(0, BLOCK)
     next_x, next_noise, next_value = _load(logits, log_pi, f, after, after < C)
-    best, sum_z, bound_c, bound_z, with_second = load_bounds(state)
-    largest = tl.load(state + LARGEST)
-    limit = tl.load(state + LIMIT)
-    f_z = tl.load(f + z).to(tl.float64)
-    # differences to f(z): equal values then cancel exactly, whatever their size
-    d_second = tl.load(f + second).to(tl.float64) - f_z
-    d_third = tl.load(f + third).to(tl.float64) - f_z
-    w_z = tl.load(scales + WEIGHT_Z)
-    # two literals would be divided in float32
-    even = tl.full([], 1.0, tl.float64) / C
-
-    # the noise of the first ranks, which many thetas exceed: they are counted in registers
-    a0 = tl.load(scales + NOISES)
-    a1 = tl.load(scales + NOISES + 1)
-    a2 = tl.load(scales + NOISES + 2)
-    a3 = tl.load(scales + NOISES + 3)
-    a4 = tl.load(scales + NOISES + 4)
-    a5 = tl.load(scales + NOISES + 5)
+    row_numbers, limit, w_z = _load_row(state, scales, f, z, second, third, C)
+    first = _load_first_noises(scales)
     total = tl.zeros([BLOCK], tl.float64)
     of_z = total
     s0 = total
@@ -192,59 +258,26 @@ def _sum(
         next_x, next_noise, next_value = _load(
             logits, log_pi, f, after, (after < C) & (i + 1 < SPAN)
         )
-        theta, w, d, swapped = _terms(
-            c, x, noise, value, f_z, even, largest, z, second, d_second, d_third,
-            best, sum_z, bound_c, bound_z, with_second,
-        )  # fmt: skip
+        theta, w, d, swapped = _terms(c, x, noise, value, row_numbers)
         of_z += swapped * w
-
-        # the second sum of rank k collects w d of every theta above its noise
-        term = w * d
-        s0 += tl.where(a0 < theta, term, 0.0)
-        s1 += tl.where(a1 < theta, term, 0.0)
-        s2 += tl.where(a2 < theta, term, 0.0)
-        s3 += tl.where(a3 < theta, term, 0.0)
-        s4 += tl.where(a4 < theta, term, 0.0)
-        s5 += tl.where(a5 < theta, term, 0.0)
+        s0, s1, s2, s3, s4, s5 = _add_above(s0, s1, s2, s3, s4, s5, w * d, theta, first)
 
         # the first sum is d_c times the weights below its rank
-        r = _count_below(theta, a0, a1, a2, a3, a4, a5)
+        r = _count_below(theta, first)
         result = d * tl.load(scales + WEIGHTS + r) + swapped * w_z  # of z: 0
         total += result
         tl.store(sums + c, result, mask=c < C)
-
         # who beats all of the first ranks may beat more: it waits in the queue
-        found = (r == BINS).to(tl.int32)
-        count = tl.sum(found, 0)
-        if count > 0:
-            tl.store(queue + end + tl.cumsum(found, 0) - 1, c, mask=r == BINS)
-            end += count
+        end = _queue_up(queue, end, c, r == BINS)
 
     # second pass: the queue, one block after the other, once all threads have written to it
     tl.debug_barrier()
     # chunks take turns with the copies, so that few of them add to the same sum
     value_sums += chunk % copies_of(members, C) * (members + 1)
-    unit = tl.load(scales + UNIT)
-    per_value = tl.load(scales + PER_VALUE)
-    w5 = tl.load(scales + WEIGHTS + BINS)
-    while begin < end:
-        place = begin + tl.arange(0, BLOCK)
-        mask = place < end
-        c = tl.load(queue + place, mask=mask, other=0)
-        x, noise, value = _load(logits, log_pi, f, c, mask)
-        theta, w, d, swapped = _terms(
-            c, x, noise, value, f_z, even, largest, z, second, d_second, d_third,
-            best, sum_z, bound_c, bound_z, with_second,
-        )  # fmt: skip
-        r = _rank_below(theta, limit, starts, ranked, log_pi, mask, BUCKETS)
-        more = mask & (r > BINS)
-        # replaces what the first pass stored, and corrects the total by the difference
-        first = tl.load(noise_sums + r, mask=more, other=0).to(tl.float64) * unit
-        tl.store(sums + c, d * first + swapped * w_z, mask=more)
-        total += tl.where(more, d * (first - w5), 0.0)
-        tl.atomic_add(value_sums + r, (w * d * per_value).to(tl.int64), mask=more, sem="relaxed")
-        begin += BLOCK
-
+    total = _sum_queued(
+        queue, begin, end, logits, log_pi, f, row_numbers, total, limit, w_z, scales, starts,
+        ranked, noise_sums, value_sums, sums, BLOCK, BUCKETS,
+    )  # fmt: skip
     part = parts + row * (BINS + 2) * P + chunk
     _store_parts(part, P, s0, s1, s2, s3, s4, s5, total, of_z)
 

@@ -236,6 +236,32 @@ def _before(value, index, other, other_index):
 
 
 @triton.jit
+def _keep_two(best, index, worse, index_worse, value, c):
+    """The best two of the elements met so far, with the new ones c."""
+    lower = _before(value, c, best, index)
+    between = _before(value, c, worse, index_worse)
+    worse = tl.where(lower, best, tl.where(between, value, worse))
+    index_worse = tl.where(lower, index, tl.where(between, c, index_worse))
+    best = tl.where(lower, value, best)
+    index = tl.where(lower, c, index)
+    return best, index, worse, index_worse
+
+
+@triton.jit
+def _store_bounds(state, logits, log_pi, largest, z, a_z, phi_z, second, third, of_third):
+    """Keep what decides swaps; the best of the race."""
+    a_second = noise_at(log_pi, second, True)
+    phi_second = logit_at(logits, second, True, largest)
+    # there may be one category alone
+    phi_second = tl.where(second == z, float("-inf"), phi_second)
+    best_z, sum_z, bound_c, bound_z, with_second = bounds_of(
+        a_z, phi_z, z, a_second, phi_second, second, third, of_third
+    )
+    keep_bounds(state, best_z, sum_z, bound_c, bound_z, with_second)
+    return best_z
+
+
+@triton.jit
 def _finish(
     logits, log_pi, tops, values, indices, ahead, state, C, P, LENGTH, S, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -289,12 +315,7 @@ def _finish(
             a = noise_at(log_pi, c, left)
             a = tl.where(left, a, float("inf"))
             of_c = a - below_largest(x, largest)
-            lower = _before(of_c, c, best, index)
-            between = _before(of_c, c, worse, index_worse)
-            worse = tl.where(lower, best, tl.where(between, of_c, worse))
-            index_worse = tl.where(lower, index, tl.where(between, c, index_worse))
-            best = tl.where(lower, of_c, best)
-            index = tl.where(lower, c, index)
+            best, index, worse, index_worse = _keep_two(best, index, worse, index_worse, of_c, c)
             least = tl.minimum(least, a)
             top = tl.maximum(top, x.to(tl.float64))
 
@@ -311,13 +332,7 @@ def _finish(
     tl.store(ahead, z.to(tl.int64))
     tl.store(ahead + 1, second.to(tl.int64))
     tl.store(ahead + 2, third.to(tl.int64))
-    a_second = noise_at(log_pi, second, True)
-    phi_second = logit_at(logits, second, True, largest)
-    phi_second = tl.where(second == z, float("-inf"), phi_second)  # there is one category alone
-    best_z, sum_z, bound_c, bound_z, with_second = bounds_of(
-        a_z, phi_z, z, a_second, phi_second, second, third, of_third
-    )
-    keep_bounds(state, best_z, sum_z, bound_c, bound_z, with_second)
+    best_z = _store_bounds(state, logits, log_pi, largest, z, a_z, phi_z, second, third, of_third)
     tl.store(state + LIMIT, best_z + below_largest(tl.max(top, 0), largest) + STEP)
     tl.store(state + LEAST, tl.min(least, 0))
     tl.store(state + HIGHEST, tl.max(highest, 0))

@@ -167,6 +167,41 @@ def _next_bucket(log_pi, bucketed, starts, limit, k, count, BUCKETS: tl.constexp
 
 
 @triton.jit
+def _rank_in_bucket(log_pi, bucketed, c, a, first, end):
+    """The number of members before c: all of the earlier buckets, and in its own bucket those with
+    less noise, or with as much and a lower index.
+    """
+    rank = first
+    longest = tl.max(end - first, 0)
+    j = 0
+    while j < longest:
+        inside = first + j < end
+        member = tl.load(bucketed + first + j, mask=inside, other=0)
+        other = noise_at(log_pi, member, inside)
+        rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
+        j += 1
+    return rank
+
+
+@triton.jit
+def _store_scales(scales, log_pi, ranked, noise_sums, count, per_weight, per_value, w_z):
+    """A row's scales: units, w_z, and the first ranks' noise and sums, which every program of
+    `merge` reads first.
+    """
+    k = tl.arange(0, 8)
+    c = tl.load(ranked + k, mask=k < count, other=0)
+    w = tl.load(noise_sums + k, mask=k < count, other=0)
+    # nothing exceeds the noise of a rank that does not exist
+    a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
+    tl.store(scales + UNIT, 1 / per_weight)
+    tl.store(scales + PER_VALUE, per_value)
+    tl.store(scales + WEIGHT_Z, w_z)
+    tl.store(scales + NOISES + k, a, mask=k < BINS)
+    below = (tl.cumsum(w, 0) - w).to(tl.float64) / per_weight
+    tl.store(scales + WEIGHTS + k, below, mask=k <= BINS)
+
+
+@triton.jit
 def rank(
     log_pi, ahead, state, starts, scratch, published, bucketed, ranked, noise_sums, spread,
     scales, C, P, LENGTH, N, S,
@@ -207,18 +242,7 @@ def rank(
             at = starts + bucket_of(tl.minimum(a, limit), limit, BUCKETS)
             first = tl.load(at, mask=mask, other=0)
             end = tl.load(at + 1, mask=mask, other=0)
-            # the rank is the number of members before it: all of the earlier buckets, and in
-            # its own bucket those with less noise, or with as much and a lower index
-            rank = first
-            longest = tl.max(end - first, 0)
-            j = 0
-            while j < longest:
-                inside = first + j < end
-                member = tl.load(bucketed + first + j, mask=inside, other=0)
-                other = noise_at(log_pi, member, inside)
-                rank += (inside & ((other < a) | ((other == a) & (member < c)))).to(tl.int32)
-                j += 1
-
+            rank = _rank_in_bucket(log_pi, bucketed, c, a, first, end)
             tl.store(ranked + rank, c, mask=mask)
             w = (weight_at(log_pi, c, mask, C) * per_weight).to(tl.int64)
             tl.store(noise_sums + rank, w, mask=mask)
@@ -230,21 +254,10 @@ def rank(
         tl.debug_barrier()
 
         if turn == 0:
-            # the first ranks' noise and sums, which every program of `merge` reads first
-            k = tl.arange(0, 8)
-            c = tl.load(ranked + k, mask=k < count, other=0)
-            w = tl.load(noise_sums + k, mask=k < count, other=0)
             w_z = weight_at(log_pi, tl.load(ahead + row * 3), True, C)
-            a = tl.where(k < count, noise_at(log_pi, c, k < count), float("inf"))
-            tl.store(scales + UNIT, 1 / per_weight)
-            tl.store(scales + PER_VALUE, _per_value(state, spread + row * P, C, P, BLOCK_P))
-            tl.store(scales + WEIGHT_Z, w_z)
-            tl.store(scales + NOISES + k, a, mask=k < BINS)
-            tl.store(
-                scales + WEIGHTS + k,
-                (tl.cumsum(w, 0) - w).to(tl.float64) / per_weight,
-                mask=k <= BINS,
-            )
+            per_value = _per_value(state, spread + row * P, C, P, BLOCK_P)
+            _store_scales(scales, log_pi, ranked, noise_sums, count, per_weight, per_value, w_z)
+            # read before the weights become sums, in place
             tl.debug_barrier()
 
         # weights become sums of the weights before them, in place

@@ -46,14 +46,18 @@ def logits_of(fn: Any) -> Tensor | None:
     base = unwrap(fn)
     family = _family(type(base))
     if family is dist.Bernoulli:
+        # a Bernoulli's log odds are those of category 1 against 0
         logits = torch.stack([torch.zeros_like(base.logits), base.logits], -1)
         shape = fn.shape()
     elif family is dist.Categorical:
-        logits, shape = base.logits, fn.shape()
+        logits = base.logits
+        shape = fn.shape()
     elif family is dist.OneHotCategorical:
-        logits, shape = base.logits, fn.shape()[:-1]
+        logits = base.logits
+        shape = fn.shape()[:-1]
     else:
         return None
+    # `expand` and plates leave the parameters small
     return logits.expand(*shape, logits.shape[-1])
 
 
@@ -86,16 +90,20 @@ def kl(q: Any, p: Any, nesting: int | None = None) -> Tensor | None:
         # transform
         point = q.rsample()
         return q.log_prob(point) - p.log_prob(point)
+    # Pyro's own KL applies both masks to both distributions
     if _masks(q) or _masks(p):
-        return None  # Pyro's own KL applies both masks to both distributions
-    log_q, log_p = logits_of(q), logits_of(p)
+        return None
+    log_q = logits_of(q)
+    log_p = logits_of(p)
     if log_q is None or log_p is None:
+        # pairs without a formula are common, and mean a term by samples
         try:
             return kl_divergence(q, p) if _known(unwrap(q)) else None
         except NotImplementedError:
             return None
     if log_q.shape[-1] != log_p.shape[-1] or _events(q) != _events(p):
         return None
+    # all paths have the same logits: one of them saves the others' work
     if nesting is not None:
         log_q = log_q[0] if len(q.batch_shape) > nesting else log_q
         log_p = log_p[0] if len(p.batch_shape) > nesting else log_p

@@ -111,6 +111,7 @@ class ELBO(infer.ELBO):
                 f"least 2 (got {num_particles})."
             )
         if estimator is None:
+            # samples of one estimate, not estimates to average: they are each other's baseline
             estimator = RLOO(num_particles)
             num_particles = 1
         enumerates = (
@@ -139,6 +140,7 @@ class ELBO(infer.ELBO):
     def loss(self, model: Program, guide: Program, *args: Any, **kwargs: Any) -> float:
         """-ELBO from `num_particles` samples."""
         total = torch.zeros(())
+        # the value alone needs no other samples than the guide's own
         with torch.no_grad():
             for _ in range(self.num_particles):
                 path = TruePath(model, guide, args, kwargs, self.max_plate_nesting)
@@ -158,22 +160,26 @@ class ELBO(infer.ELBO):
         self, model: Program, guide: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         plan = self._plan
+        # one loss may serve several programs in turn; each change costs a tracked run
         if plan is not None and plan.programs != (model, guide):
             plan = None
         if plan is not None and not is_validation_enabled():
             try:
                 return self._with_structure(plan, args, kwargs)
+            # another shape of data, or another branch of the program: found out afresh
             except ChangedError:
                 plan = None
         path = TruePath(model, guide, args, kwargs, self.max_plate_nesting)
         vectorized = self.vectorize_particles is not False if plan is None else plan.vectorized
         stages = pose_stages(self.estimator, path.stages())
+        # Samples that happened to be equal have shown nothing: the next step looks again.
         if plan is None or not plan.checked:
             self._plan = self._check(path, stages, vectorized)
             vectorized = self._plan.vectorized
         if fits(self.estimator, path.structure):
             try:
                 return self._whole_paths(path.structure, vectorized, (model, guide), args, kwargs)
+            # the structure is of this very step, so that it differs between samples
             except ChangedError as error:
                 raise ValueError(str(error)) from None
         return self._elbo(path, vectorized, stages)
@@ -206,10 +212,12 @@ class ELBO(infer.ELBO):
                 stacklevel=2,
             )
         checked = True
+        # without validation, and told how to run, nobody asked for a check
         if is_validation_enabled() or self.vectorize_particles is None:
             try:
                 checked = OtherPaths(path, stages, vectorized).check()
             except NotInPlateError as error:
+                # asked to run together, the user wants to know why that fails
                 if self.vectorize_particles is not None:
                     raise
                 checked = OtherPaths(path, stages, vectorized=False).check()
@@ -225,11 +233,14 @@ class ELBO(infer.ELBO):
             stages = pose_stages(self.estimator, path.stages())
         others = OtherPaths(path, stages, vectorized)
         others.run(self.max_rows)
+        # A term that depends on several stages counts once in the value, with the first of them,
+        # and in the gradient of each.
         pending = set(path.terms)
         parts: dict[Posed, tuple[list[Tensor], list[Tensor]]] = {}
         for t, stage in enumerate(stages):
             moved = {key for key, term in path.terms.items() if stage.moves(term)}
             own = moved & pending
+            # the same tensor for both wherever it can be: `Posed.value` then spreads it once
             changes = others.terms(t, moved)
             of_stages = parts.setdefault(stage.posed, ([], []))
             of_stages[0].append(changes if own == moved else others.terms(t, own))
@@ -243,6 +254,7 @@ class ELBO(infer.ELBO):
     def loss_and_grads(self, model: Program, guide: Program, *args: Any, **kwargs: Any) -> float:
         """-ELBO; adds the estimate of its gradient to the parameters' `grad`."""
         loss = self.differentiable_loss(model, guide, *args, **kwargs)
+        # a guide and a model without parameters still have a loss
         if loss.requires_grad:
             loss.backward(retain_graph=self.retain_graph)
         return loss.item()

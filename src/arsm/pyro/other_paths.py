@@ -51,6 +51,7 @@ class Stage:
         self.sizes = [plate[2] for plate in ordered]
         parts = [choice.rows(choice.logits, self.dims) for choice in choices.values()]
         self.widths = [part.shape[-2] for part in parts]
+        # a Bernoulli beside a Categorical: impossible categories make their logits one tensor
         most = max(part.shape[-1] for part in parts)
         pad = torch.nn.functional.pad
         self.logits = torch.cat(
@@ -101,6 +102,7 @@ class Posed:
         self.stages = stages
         self.logits = _stacked([stage.logits for stage in stages])
         z = _stacked([stage.z for stage in stages])
+        # the guide has drawn z already, so that the noise is drawn given it
         self.question = pose(estimator, self.logits.detach(), z=z)
         self.asked = self.question.asked_queries()
         for place, stage in enumerate(stages):
@@ -120,6 +122,7 @@ class Posed:
                 )
         values = self.question.spread_queries(self.asked, _stacked(own, 1))
         changes = values.all
+        # terms that an earlier stage has counted move the gradient, not the value
         if any(a is not b for a, b in zip(own, moved, strict=True)):
             detached = [terms.detach() for terms in moved]
             changes = self.question.spread_queries(self.asked, _stacked(detached, 1)).all
@@ -183,6 +186,7 @@ class OtherPaths:
         size = max(1, max_rows // self.path.largest) if max_rows else max(1, len(live), len(rest))
         if not self.vectorized:
             size = 1
+        # live queries first: the first run is the one that meets the model
         self.runs += [(part, self._run(part)) for part in _chunks(live, size)]
         with torch.no_grad():
             self.runs += [(part, self._run(part)) for part in _chunks(rest, size)]
@@ -194,7 +198,9 @@ class OtherPaths:
         Returns whether there were other samples of all stages that ever ask for any.
         """
         self._check_guide()
+        # the sample that differs most is the one most likely to show a wrong index
         others = [(t, stage.farthest()) for t, stage in enumerate(self.stages)]
+        # two copies of the true path: a plate of size 1 would be broadcast, and hide mistakes
         runs = [[TRUE, TRUE, *others]] if self.vectorized else [[TRUE], *([q] for q in others)]
         first, *_ = [self._run(queries) for queries in runs]
         lost = {key: self._loses(key, x) for key, x in first.items()}
@@ -242,9 +248,11 @@ class OtherPaths:
 
     def terms(self, t: int, keys: set[Key]) -> Tensor:
         """The sum of these terms at the queries that stage t asked for: [n, *R]."""
-        stage, paths = self.stages[t], -1 - self.path.nesting
+        stage = self.stages[t]
+        paths = -1 - self.path.nesting
         zero = stage.logits.new_zeros(1, *stage.sizes)
         parts: list[Tensor] = []
+        # query 0 is the true path, which either ran before or is the first of these runs
         if not any(TRUE in queries for queries, _ in self.runs):
             true = (sum_to(self.path.terms[key].value, stage.dims) for key in keys)
             parts.append(sum(true, zero))
@@ -262,7 +270,8 @@ class OtherPaths:
         those that must not change.
         """
         path = self.path
-        first = not path.terms  # the structure was known, and the model has not run yet
+        # the structure was known, and the model has not run yet
+        first = not path.terms
         checking = not first and queries[0] == TRUE
         fits = _must_fit if checking and self.vectorized else nullcontext
 
@@ -278,6 +287,7 @@ class OtherPaths:
             with fits(), pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
                 return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))
 
+        # the guide runs again only where a site is drawn again: one that depends on another
         if any(self.above.values()):
             guide, _ = sites(
                 path.guide, {name: partial(self._value, name, queries) for name in path.guide_sites}
@@ -349,12 +359,14 @@ class OtherPaths:
             (choice.z if choice else detach_provenance(site["value"])).unsqueeze(0), batch
         )
         value = value.expand(len(queries), *value.shape[1:])
+        # on the paths of a stage that the site depends on, it is drawn again; elsewhere it stays
         if any(again := [t in self.above[name] for t, _ in queries]):
             drawn = self._drawn(name, fn)
             chosen = torch.tensor(again, device=value.device).view(-1, *(1,) * (value.ndim - 1))
             value = torch.where(chosen, drawn, value)
         if choice is None:
             return value if self.vectorized else value[0]
+        # on the paths of its own stage, the query says which category
         for t, stage in enumerate(self.stages):
             mine = [i for i, (s, _) in enumerate(queries) if s == t]
             if mine and name in stage.choices:
@@ -374,7 +386,9 @@ class OtherPaths:
             return argmin_sample(
                 logits, self._widen(self.noise[name].unsqueeze(0), len(site["fn"].batch_shape))
             )
-        now, then = unwrap(fn), unwrap(site["fn"])
+        now = unwrap(fn)
+        then = unwrap(site["fn"])
+        # Normal sites only: other noise cannot be read off the value, and fresh noise is right too
         if not isinstance(now, dist.Normal):
             return fn()
         noise = detach_provenance((site["value"] - then.loc) / then.scale).detach()
@@ -396,11 +410,13 @@ class OtherPaths:
             if is_validation_enabled() or TRUE in queries:
                 fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
             wrong: list[int] = []
-            alone = x.ndim <= self.path.nesting  # it does not depend on the plate
-            # paths met in an index
+            # a term that does not depend on the plate has no dimension of it
+            alone = x.ndim <= self.path.nesting
+            # paths that met in an index leave more or fewer values than one batch per path
             paired = x.numel() != term.value.numel() * (1 if alone else len(queries))
             if fixed and not paired:
                 same = x.expand(len(fixed), *x.shape) if alone else x[fixed]
+                # float32 sums over plates round differently inside a plate
                 close = torch.isclose(
                     same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True
                 )
@@ -427,6 +443,7 @@ class OtherPaths:
 
 def _noise_given_winners(choices: dict[str, DiscreteSite]) -> dict[str, Tensor]:
     """The noise of each site's race, given its true sample; sites of one shape together."""
+    # one kernel per shape: a chain of many sites has one
     groups: dict[Any, list[str]] = {}
     for name, choice in choices.items():
         groups.setdefault((choice.logits.shape, choice.logits.dtype), []).append(name)
@@ -457,6 +474,7 @@ def _loses_gradient(tracked: Tensor, plain: Tensor, kept: set[Tensor] | None) ->
         return False
     if not _leaves(tracked).issuperset(leaves):
         return True
+    # another value has another gradient: that is refused elsewhere, with its own words
     if not _close(tracked, plain.reshape(tracked.shape)):
         return False
     pair = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (tracked, plain)]
@@ -482,7 +500,8 @@ def _must_fit() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        words = str(error).split("\n")[0]  # Pyro adds a table of shapes
+        # Pyro adds a table of shapes
+        words = str(error).split("\n")[0]
         raise NotInPlateError(
             f"Model or guide fails with a plate around it ({words}); {REMEDY}."
         ) from error

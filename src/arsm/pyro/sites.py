@@ -41,6 +41,7 @@ def sample_sites(trace: poutine.Trace) -> tuple[dict[str, Site], dict[str, Tenso
     nodes: dict[str, Site] = {
         name: dict(site) for name, site in trace.nodes.items() if site.get("type") == "sample"
     }
+    # a plate's indices are a sample site in Pyro, but no random choice of model or guide
     plates = {
         name: site["value"] for name, site in nodes.items() if isinstance(site["fn"], _Subsample)
     }
@@ -106,7 +107,8 @@ def elbo_terms(
             continue
         if name in closed:
             divergence = kl(guide[name]["fn"], site["fn"], nesting if name in shared else None)
-            if divergence is None:  # it had one in an earlier run
+            # it had one in an earlier run
+            if divergence is None:
                 raise ChangedError
             yield key, scale_and_mask(-divergence, site["scale"], site["mask"]), site
         else:
@@ -147,6 +149,7 @@ class Track(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
+            # its own name alone: the site's parents are found by its ln q, and kept in `ancestors`
             msg["value"] = track_provenance(
                 detach_provenance(msg["value"]), frozenset({msg["name"]})
             )
@@ -156,7 +159,8 @@ def _unmarked(part: Any, copies: dict[int, Any] | None = None) -> Any:
     """A distribution whose parameters, and those of the distributions and transforms in
     it, are not marked.
     """
-    copies = {} if copies is None else copies  # a transform and its inverse point to each other
+    # a transform and its inverse point to each other, and would be copied for ever
+    copies = {} if copies is None else copies
     if isinstance(part, list):
         return [_unmarked(each, copies) for each in part]
     if not isinstance(part, Distribution | Transform):
@@ -193,11 +197,13 @@ def refuse(model: dict[str, Site], guide: dict[str, Site]) -> None:
                     "samples that it belongs to are reparameterised, else False."
                 )
             continue
+        # pyro.deterministic is an observed site of its own value
         if site["is_observed"] and not site["infer"].get("_deterministic"):
             raise ValueError(
                 f"Guide site {name!r} is observed; observe it in the model, or leave it out of the "
                 "guide."
             )
+        # Pyro says has_rsample of these, so that they must be asked for by name
         if isinstance(unwrap(site["fn"]), STRAIGHT_THROUGH):
             raise ValueError(
                 f"Guide site {name!r} is {kind}, whose gradient is biased; use Categorical or "

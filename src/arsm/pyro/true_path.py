@@ -64,6 +64,7 @@ class DiscreteSite:
 
     def rows(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """[*batch, *event, ...] -> [*R, K, ...], where R are the plates with these dimensions."""
+        # plates count from the right of the batch, and the events stand behind it
         moved = x.movedim(self._places(dims), tuple(range(len(dims))))
         return moved.reshape(*moved.shape[: len(dims)], -1, *x.shape[self.z.ndim :])
 
@@ -173,6 +174,7 @@ class TruePath:
                 "The guide is a messenger that traces the model itself; write it as a function "
                 "instead."
             )
+        # the model replays the guide's marked values, and hands their marks on to its own terms
         with Track():
             self.guide_trace = poutine.trace(self.guide).get_trace(*self.args, **self.kwargs)
             replayed = poutine.replay(self.model, trace=self.guide_trace)
@@ -186,6 +188,7 @@ class TruePath:
             check_model_guide_match(self.model_trace, self.guide_trace)
             for site in sites:
                 log_prob = detach_provenance(site["fn"].log_prob(site["value"]))
+                # Pyro looks at the batch shape of the log probability, which need not be the site's
                 check_site_shape({**site, "log_prob": log_prob}, max_plate_nesting)  # pyright: ignore[reportArgumentType]
         batches = [site["fn"].batch_shape for site in sites]
         room = 0 if max_plate_nesting == inf else int(max_plate_nesting)
@@ -193,6 +196,7 @@ class TruePath:
         self.largest = max(map(prod, batches), default=1)
 
         self.ancestors: dict[str, frozenset[str]] = {}
+        # in the order in which the guide draws them: ancestors of ancestors are known already
         for name, site in self.guide_sites.items():
             # also of the unmasked one: under `mask(False)` the log probability is a plain zero
             log_probs = [fn.log_prob(site["value"]) for fn in (site["fn"], unwrap(site["fn"]))]
@@ -216,6 +220,7 @@ class TruePath:
             raise ChangedError
         self.nesting = structure.nesting
         batches = [prod(site["fn"].batch_shape) for site in self.guide_sites.values()]
+        # a larger batch of data than before is no other structure
         self.largest = max(structure.largest, *batches, 1)
         self.ancestors = structure.ancestors
         self.closed = structure.closed
@@ -226,7 +231,9 @@ class TruePath:
         if kinds(model_sites) != self.structure.model:
             raise ChangedError
         for name in self.closed:
-            q, p = self.guide_sites[name], model_sites[name]
+            q = self.guide_sites[name]
+            p = model_sites[name]
+            # one KL stands for both terms, so that both must be counted alike
             if not (same(q["scale"], p["scale"]) and same(q["mask"], p["mask"])):
                 raise ChangedError
         self.model_sites = model_sites
@@ -235,7 +242,8 @@ class TruePath:
     def meet_terms(self, terms: dict[Key, Tensor]) -> None:
         """Take the terms [n, *batch] of the run whose first path is the true one."""
         for key, x in terms.items():
-            alone = x.ndim <= self.nesting  # it does not depend on the plate
+            # a term that does not depend on the plate has no dimension of it
+            alone = x.ndim <= self.nesting
             site = (self.guide_sites if key[0] == "q" else self.model_sites)[key[1]]
             self.terms[key] = Term(
                 x if alone else x[0], plates_of(site), self.structure.depends[key]
@@ -253,6 +261,7 @@ class TruePath:
                 log_q = log_q * site["mask"]
             credit = log_q.new_zeros(())
             for term in self.terms.values():
+                # rows of a shared plate are independent: each gets the credit of its own terms
                 shared = {dim for _, dim, _ in own & term.plates}
                 others = [dim for dim in range(-term.value.ndim, 0) if dim not in shared]
                 value = term.value.detach()
@@ -269,8 +278,10 @@ class TruePath:
         """
         if name not in self.model_sites:
             return False
-        q, p = self.guide_sites[name], self.model_sites[name]
-        if q["is_observed"] or p["is_observed"]:  # deterministic ones
+        q = self.guide_sites[name]
+        p = self.model_sites[name]
+        # deterministic ones
+        if q["is_observed"] or p["is_observed"]:
             return False
         if not (
             plates_of(q) == plates_of(p)
@@ -282,6 +293,7 @@ class TruePath:
         if get_provenance([q["scale"], q["mask"], p["scale"], p["mask"]]):
             return False
         divergence = kl(q["fn"], p["fn"])
+        # a prior that depends on the site's own value is no prior of it
         return divergence is not None and name not in self._with_ancestors(
             get_provenance(divergence)
         )
@@ -303,9 +315,11 @@ class TruePath:
         depth: dict[str, int] = {}
         groups: dict[tuple[int, Plates], list[str]] = {}
         for name, choice in self.choices.items():
+            # sites of one depth cannot depend on each other
             depth[name] = 1 + max(
                 (depth[above] for above in self.ancestors[name] if above in depth), default=0
             )
+            # rows of f: the plates that the site shares with every term that depends on it
             shared = [term.plates for term in self.terms.values() if name in term.depends]
             # a site under `mask(False)` has no term that says so
             shared += [

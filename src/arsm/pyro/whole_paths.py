@@ -93,6 +93,7 @@ class WholePaths:
         size = max(1, max_rows // self.structure.largest) if max_rows else n
         if not self.vectorized:
             size = 1
+        # sites that come before all choices say nothing about them
         before = frozenset(
             name
             for name, above in self.structure.ancestors.items()
@@ -111,6 +112,7 @@ class WholePaths:
         for start in range(0, n, size):
             count = min(size, n - start)
             in_guide, found = sites(guide, {}, count)
+            # a plate is subsampled once for all runs, or their values could not be compared
             subsamples |= found
             values = {name: site["value"] for name, site in in_guide.items()}
             in_model, found = sites(model, values, count)
@@ -149,7 +151,8 @@ class WholePaths:
                     "samples only; model and guide must have the same sites for all."
                 )
         for name in tracked.closed:
-            q, p = guide[name], model[name]
+            q = guide[name]
+            p = model[name]
             if not (same(q["scale"], p["scale"]) and same(q["mask"], p["mask"])):
                 raise ChangedError(
                     f"Site {name!r} has the same scale and mask in model and guide for some "
@@ -172,6 +175,7 @@ class WholePaths:
         elbo = torch.zeros(())
         for term in terms.values():
             elbo = elbo + term.sum() / len(term)
+        # sites of the same rows have weights of the same shape: one question for all of them
         alike: dict[Rows, list[str]] = {}
         for names, rows in self.structure.stages:
             alike.setdefault(rows, []).extend(names)
@@ -186,6 +190,7 @@ class WholePaths:
         shape = (self.estimator.paths, *(self.sizes[plate] for plate in ordered))
         depends = self.structure.depends
         moved = [key for key in terms if not depends[key].isdisjoint(names)]
+        # sites under `mask(False)` may have no term at all
         if not moved:
             return torch.zeros(())
         # [M, n, *R] in float64, because a GPU may multiply matrices of float32 in less
@@ -193,6 +198,7 @@ class WholePaths:
             [sum_to(terms[key].detach(), dims).double().expand(shape) for key in moved]
         )
         _check_finite(values, [depends[key] for key in moved], names)
+        # each site's F is the sum of the terms that depend on it: a product with zeros and ones
         reaches = [[float(name in depends[key]) for key in moved] for name in names]
         reached = values.new_tensor(reaches) @ values.flatten(1)  # [S, n R]
         log_q = torch.stack(
@@ -219,11 +225,13 @@ class DrawOnce(Messenger):
         self.drawn: dict[str, Tensor] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
-        name, fn = msg["name"], msg["fn"]
+        name = msg["name"]
+        fn = msg["fn"]
         if name not in self.names or msg["is_observed"] or msg["value"] is not None:
             return
         if name not in self.drawn:
             value = fn(*msg["args"], **msg["kwargs"])
+            # of the draws that the plate makes, the first
             self.drawn[name] = value[:1] if self.vectorized else value
         msg["value"] = self.drawn[name].expand(fn.shape())
         msg["done"] = True

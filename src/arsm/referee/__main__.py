@@ -13,26 +13,22 @@ from typing import Any
 from arsm.capabilities import is_estimator_class
 from arsm.estimators import estimator
 from arsm.named import load
-from arsm.referee import Objective, audit, audit_advantages, audit_sequences
+from arsm.referee import Audit, Objective, audit, audit_advantages, audit_sequences
 
 
 def load_loss(words: str) -> Any:
     """The function that `module:function` or `path.py:function` names, or an estimator,
     by its class.
     """
-    try:
-        found = load(words)
-        if is_estimator_class(found):
-            return estimator(words)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    found = load(words)
+    if is_estimator_class(found):
+        return estimator(words)
     if not callable(found):
-        raise SystemExit(f"{words} is not a function.")
+        raise ValueError(f"{words} is not a function.")
     return found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m arsm.referee", description="Is the gradient of this loss right?"
     )
@@ -64,6 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--badge", metavar="FILE", type=Path, help="also write the verdict as an SVG badge"
     )
+    _add_options_of_trainers(parser)
+    _add_options_of_advantages(parser)
+    return parser
+
+
+def _add_options_of_trainers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trainer",
         action="store_true",
@@ -81,6 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--up-to-scale", action="store_true", help="with --trainer: allow a constant factor"
     )
+
+
+def _add_options_of_advantages(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--advantages", action="store_true", help="function(rewards [B, n]) -> advantages [B, n]"
     )
@@ -89,42 +94,70 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="with --advantages: function(rewards, mask) -> [B, n, T]",
     )
+
+
+def _audited(function: Any, given: argparse.Namespace) -> Audit:
+    """The audit that the options ask for."""
+    if given.advantages:
+        return audit_advantages(function, tokens=given.tokens)
+    sign = -1 if given.minimise else 1
+    if given.trainer:
+        target = Objective(given.beta, given.temperature, given.stale)
+        return audit_sequences(
+            function, target=target, up_to_scale=given.up_to_scale, sign=sign, seed=given.seed
+        )
+    return audit(
+        function,
+        sign=sign,
+        parameters=given.parameters,
+        samples=given.samples,
+        false_alarm=given.false_alarm,
+        seed=given.seed,
+    )
+
+
+def _print(result: Audit) -> None:
+    try:
+        print(result, flush=True)
+    except BrokenPipeError:
+        # The reader has seen enough, as head has. Python would complain once more when it closes
+        # the pipe, so that its output goes elsewhere from here on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write_files(result: Audit, given: argparse.Namespace) -> None:
+    if given.summary is not None:
+        given.summary.write_text(result.markdown())
+    if given.badge is not None:
+        given.badge.write_text(result.badge())
+    if given.figure:
+        result.figure().savefig(given.figure, dpi=150)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided or
+    the command cannot run.
+    """
+    parser = _parser()
     given = parser.parse_args(arguments)
     if given.tokens and not given.advantages:
         parser.error("--tokens belongs to --advantages; give both, or neither.")
-    function = load_loss(given.function)
     try:
-        if given.advantages:
-            result = audit_advantages(function, tokens=given.tokens)
-        elif given.trainer:
-            target = Objective(given.beta, given.temperature, given.stale)
-            sign = -1 if given.minimise else 1
-            result = audit_sequences(
-                function, target=target, up_to_scale=given.up_to_scale, sign=sign, seed=given.seed
-            )
-        else:
-            result = audit(
-                function,
-                sign=-1 if given.minimise else 1,
-                parameters=given.parameters,
-                samples=given.samples,
-                false_alarm=given.false_alarm,
-                seed=given.seed,
-            )
-    except ValueError as error:  # of an option: what the function raises is part of the result
+        function = load_loss(given.function)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
+    try:
+        result = _audited(function, given)
+    # of an option: an error that the function raises is part of the result
+    except ValueError as error:
         parser.error(str(error))
+    _print(result)
+    # last, so that a file that cannot be written does not cost the result
     try:
-        print(result, flush=True)
-    except BrokenPipeError:  # the reader has seen enough, as head has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    for target, text in ((given.summary, result.markdown), (given.badge, result.badge)):
-        if target is not None:
-            target.write_text(text())
-    if given.figure:
-        try:
-            result.figure().savefig(given.figure, dpi=150)
-        except (OSError, ValueError) as error:
-            raise SystemExit(f"The figure could not be written: {error}.") from error
+        _write_files(result, given)
+    # a folder that does not exist, or an ending that matplotlib does not know
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"The result could not be written: {error}.\n")
     return {"unbiased": 0, "wrong": 1, "not decided": 2}[result.verdict]
 
 

@@ -74,6 +74,7 @@ def audit_advantages(
     """
     start = time.perf_counter()
     name = getattr(function, "__qualname__", type(function).__name__)
+    # iterated once per size
     family = list(_sequences() if tokens else _choices())
     if _varies(function, family[0], tokens):
         return Audit(name, "not decided", (Finding("state", VARIES),), (), 0.0, sizes="B, n")
@@ -88,6 +89,7 @@ def audit_advantages(
         judged.append(_judge_size(function, family, size, tokens, tick))
     tell("", 1.0)
     biased = {each.size: each for each in judged if each.rejected}
+    # asked only where something is wrong: a correct function may well read the lengths
     by_length = tokens and bool(biased) and _depends_on_length(function)
     failures = [finding for each in judged for finding in each.failures()]
     infinite = any(finding.kind == "not finite" for finding in failures)
@@ -136,6 +138,7 @@ class Judged:
             where = f"At n = {self.size[1]} ({policy})"
             if isinstance(error, FloatingPointError):
                 findings.append(Finding("not finite", f"{where}, {error}. {EQUAL_REWARDS}"))
+            # an error at a group of one is a refusal, which `notes` tells
             elif not self._alone:
                 raised = f"{where}, the function raised {in_words(error)}."
                 findings.append(Finding("crash", raised))
@@ -169,7 +172,8 @@ def _judge_size(
         words = f"{size[0]}, {size[1]}"
         try:
             measured, variance = _enumerate(function, policy, size, tokens)
-        except Exception as error:  # somebody else's code may raise anything
+        # somebody else's code may raise anything
+        except Exception as error:
             judged.raised.append((policy.name, error))
             judged.rows.append(Row(label, words, None, 0, 0, None, error=in_words(error)))
             continue
@@ -185,6 +189,7 @@ def _causes(biased: dict[tuple[int, int], Judged], by_length: bool) -> list[Find
     findings = _merge(found, scales)
     if not by_length:
         return findings
+    # diagnose knows no lengths, so that its other explanations are coincidences
     sentence = (
         "The advantages depend on the lengths: a division by the length makes another "
         "objective's gradient."
@@ -213,13 +218,16 @@ def _sequences() -> Iterator[Outcomes]:
             member.name, torch.tensor(logits, dtype=torch.float64), torch.zeros(LENGTH, 2).double()
         )
         truth = enumerate_problem(problem)
+        # 0 at a position whose token ends the sequence
         z = truth.points.argmax(-1)
         mask = torch.cat([torch.ones(len(z), 1), z[:, :-1]], 1).cumprod(1).bool()
         length = mask.sum(1)
+        # by length, and one sequence apart, so that no token alone decides the reward
         rewards = torch.tensor([0.0, 0.3, 1.0, -0.6], dtype=torch.float64)[length] + 0.9 * (
             z * mask
         ).sum(1).eq(LENGTH)
         f = member.scale * rewards + member.constant
+        # tokens behind the end are drawn all the same, and have the gradient 0 by themselves
         gradient = torch.einsum(
             "rz,rzkc->rkc", truth.q * (f - (truth.q * f).sum(-1, keepdim=True)), truth.x
         )
@@ -232,10 +240,12 @@ def _enumerate(
     """The mean over all batches of B groups of n samples, each batch in a call of its
     own, and a group's variance.
     """
-    truth, (groups, samples) = policy.truth, size
+    truth = policy.truth
+    groups, samples = size
     outcomes = torch.cartesian_prod(*[torch.arange(len(truth.f))] * (groups * samples)).view(
         -1, groups, samples
     )
+    # one call per batch, as a trainer makes them: a function may mix what stands in one call
     advantages = torch.stack([_call(function, policy, z, tokens) for z in outcomes])
     if not bool(advantages.isfinite().all()):
         worst = outcomes[int((~advantages.isfinite()).flatten(1).any(1).nonzero()[0])]
@@ -250,6 +260,7 @@ def _enumerate(
     variance = torch.einsum("rb,rbkc->r", weight, gradients.square()) - mean.square().sum((-2, -1))
     rounding = ROUNDING * max(float(truth.f.abs().max()), 1e-3)
     spread = float(truth.f.max() - truth.f.min())
+    # nothing is drawn: the interval is rounding alone
     width = torch.full_like(mean, rounding)
     largest = float(advantages.abs().max()) / spread if spread > 0 else 0.0
     # an advantage may keep a constant, which is no explosion
@@ -265,7 +276,8 @@ def _call(
 ) -> Tensor:
     """Advantages of one batch of outcomes [B, n], as [B, n, T] in float64."""
     dtype = torch.get_default_dtype()
-    rewards, mask = policy.truth.f[outcomes].to(dtype), policy.mask[outcomes]
+    rewards = policy.truth.f[outcomes].to(dtype)
+    mask = policy.mask[outcomes]
     found = function(rewards, mask) if tokens else function(rewards)
     expected = mask.shape if tokens else rewards.shape
     if not isinstance(found, Tensor) or not found.is_floating_point() or found.shape != expected:
@@ -283,7 +295,8 @@ def _varies(function: Callable[..., Tensor], policy: Outcomes, tokens: bool) -> 
         first, _, again = (
             _call(function, policy, torch.tensor([z]), tokens) for z in ([0, 1], [1, 1], [0, 1])
         )
-    except Exception:  # it is met again, where the group's size is named
+    # the error is met again, where the group's size is named
+    except Exception:
         return False
     return not torch.allclose(first, again, equal_nan=True)
 
@@ -306,20 +319,21 @@ def _merge(
         lengths = ", ".join(
             f"{scales[b, n]:.3g} (n = {n}{f', {b} groups' if b > 1 else ''})" for b, n in several
         )
+        # the two agree where there is one group
         own = all(abs(scales[b, n] - (n - 1) / n) < 1e-3 for b, n in several)
         mixed = all(abs(scales[b, n] - (b * n - 1) / (b * n)) < 1e-3 for b, n in several)
-        words = ": (n - 1)/n, the group's mean with the sample itself in it" if own else ""
-        words = (
-            ": (B n - 1)/(B n), the batch's mean with the sample itself in it"
-            if mixed and not own
-            else words
-        )
+        words = ""
+        if own:
+            words = ": (n - 1)/n, the group's mean with the sample itself in it"
+        elif mixed:
+            words = ": (B n - 1)/(B n), the batch's mean with the sample itself in it"
         findings.append(
             Finding("scale", f"Right direction, wrong length{words}. Lengths: {lengths}.")
         )
     else:
         by_kind = {f.kind: f for fs in several.values() for f in fs}
         findings += by_kind.values()
+    # a group of one is a choice of its author's, and gets a sentence of its own
     if (1, 1) in found:
         kind = found[1, 1][0].kind
         if kind == "no gradient":
@@ -336,6 +350,7 @@ def _merge(
 def _depends_on_length(function: Callable[..., Tensor]) -> bool:
     """Whether equal rewards get other advantages at other lengths, at the first token."""
     rewards = torch.tensor([[0.3, 1.0]])
+    # first tokens, which both masks keep
     short = torch.tensor([[[True, False, False], [True, False, False]]])
     long = torch.ones_like(short)
     return not torch.allclose(function(rewards, short)[..., 0], function(rewards, long)[..., 0])

@@ -70,6 +70,7 @@ class Means:
         """[R, K, C]: what a true hypothesis may be off by; shorter than an interval,
         since no alarm hangs on it.
         """
+        # an entry that cannot be decided agrees with everything
         near = 5 * self.standard_error + self.rounding
         return torch.where(
             self.half_width.isfinite(), torch.minimum(near, self.half_width), torch.inf
@@ -82,6 +83,7 @@ class Means:
 
 def diagnose(means: Sequence[Means]) -> list[Finding]:
     """Explain a rejection; at least one finding."""
+    # the order matters: what comes first has fewer free numbers, and would be fitted by later ones
     for hypothesis in (
         _nothing,
         _exploded,
@@ -96,6 +98,7 @@ def diagnose(means: Sequence[Means]) -> list[Finding]:
     ):
         if found := hypothesis(means):
             return [found]
+    # observations rather than explanations: several of them may be said
     findings = [
         finding for hypothesis in (_relaxation, _constant) if (finding := hypothesis(means))
     ]
@@ -117,6 +120,7 @@ def _nothing(means: Sequence[Means]) -> Finding | None:
 
 
 def _exploded(means: Sequence[Means]) -> Finding | None:
+    # before any fit: a mean of draws that explode fits nothing, or everything
     worst = max(means, key=lambda m: m.spread)
     if worst.spread < 1e3:
         return None
@@ -134,6 +138,7 @@ def fitted_scale(means: Sequence[Means]) -> Interval:
     """
     top = bottom = 0.0
     for m in means:
+        # by precision; entries that cannot be decided have none
         weight = torch.where(
             m.half_width.isfinite(), 1 / m.standard_error.clamp_min(1e-9).square(), 0.0
         )
@@ -141,13 +146,15 @@ def fitted_scale(means: Sequence[Means]) -> Interval:
         bottom += float((weight * m.gradient.square()).sum())
     if not bottom:
         return Interval(math.nan, math.nan, math.nan)
-    # entries of one row are correlated: categories of a variable sum to 0, and variables share f
+    # five standard errors, since no alarm hangs on it, and since entries of one row are correlated:
+    # categories of a variable sum to 0, and variables share f
     error = 5 / math.sqrt(bottom)
     return Interval(top / bottom, top / bottom - error, top / bottom + error)
 
 
 def recognise(scale: Interval) -> str:
     """A factor in words, where exactly one simple one lies in its interval."""
+    # 1/2 is (n - 1)/n with n = 2, and 2 is a sum over two samples: each number stands here once
     shares = {(n - 1) / n: f"(n - 1)/n with n = {n}" for n in range(2, 33)}
     counts = {
         float(n): f"{n}: a sum over {n} samples where their mean is due" for n in range(2, 129)
@@ -159,13 +166,16 @@ def recognise(scale: Interval) -> str:
         for value, words in (shares | counts | parts | excess).items()
         if scale.low <= value <= scale.high
     ]
+    # a wide interval holds several, and a guess among them would mislead
     return f": {inside[0]}" if len(inside) == 1 else ""
 
 
 def _scale(means: Sequence[Means]) -> Finding | None:
     s = fitted_scale(means)
+    # one factor for all problems, which must fit every entry of every one of them
     if not all(m.agrees(s.value * m.gradient) for m in means):
         return None
+    # `_nothing` saw that single draws are not 0
     if s.low <= 0 <= s.high:
         return Finding(
             "no gradient",
@@ -179,6 +189,7 @@ def _scale(means: Sequence[Means]) -> Finding | None:
             "maximise?",
         )
     if s.value < 0:
+        # the sign is told in words, the rest as any other factor
         positive = Interval(-s.value, -s.high, -s.low)
         return Finding(
             "sign",
@@ -218,9 +229,11 @@ def _shift(means: Sequence[Means]) -> Finding | None:
     family = _family(means)
     if "0" not in family or not family["0"].rejected:
         return None
+    # with f = 0 the gradient is 0: what is found there comes from something else than f
     zero = family["0"]
     if not all(m.agrees(m.gradient + zero.mean, zero.allowed) for m in family.values()):
         return None
+    # an example of the shift: the row that shows it best
     row = int(zero.mean.abs().flatten(1).amax(1).argmax())
     shift = ", ".join(f"{x:.3g}" for x in zero.mean[row].flatten().tolist())
     return Finding(
@@ -235,11 +248,13 @@ def _deviation(means: Sequence[Means]) -> Finding | None:
     family = _family(means)
     if not {"f", "f/20", "20f"} <= family.keys():
         return None
+    # all members have the same logits, and so the same decided entries
     decided = family["f"].half_width.isfinite()
     small, middle, large = (
         float(family[role].mean[decided].norm()) for role in ("f/20", "f", "20f")
     )
     noise = float(family["f"].allowed[decided].norm())
+    # 20 times f should give 20 times the gradient; a fifth of that is no growth
     if middle <= noise or not (large < 4 * middle and middle < 4 * small):
         return None
     return Finding(
@@ -255,14 +270,15 @@ def _temperature(means: Sequence[Means]) -> Finding | None:
         "the log-probability is taken at temperature {:.3g}, but samples are drawn at 1",
         "samples are drawn at temperature {:.3g}, but the log-probability is taken at 1",
     )
-    # of p and p tempered: which one samples are drawn from, and which one their scores are centred
-    # with
+    # Of p (0) and p tempered (1): which one samples are drawn from, and which one their scores are
+    # centred with. With a leave-one-out baseline that is the sampler's, whatever the score's is.
     for drawn, centre in ((1, 0), (1, 1), (0, 1)):
 
         def predicted(
             m: Means, temperature: float, drawn: int = drawn, centre: int = centre
         ) -> Tensor:
             p = (m.truth.p, (m.truth.p.log() / temperature).softmax(-1))
+            # E[f(z) (onehot(z) - centre)], the score of the one and the samples of the other
             found = m.truth.weighted(p[drawn])
             return (found - found.sum(-1, keepdim=True) * p[centre]) / (
                 1.0 if drawn else temperature
@@ -281,8 +297,10 @@ def _temperature(means: Sequence[Means]) -> Finding | None:
                 for x, m in zip(z, means, strict=True)
             )
 
+        # in logarithms: half and double the temperature are equally far from 1
         log_temperature = _minimise(misfit, math.log(0.1), math.log(10))
         temperature = math.exp(log_temperature)
+        # at the temperature 1 there is nothing to tell, and another hypothesis may fit
         if abs(log_temperature) > 0.01 and all(m.agrees(predicted(m, temperature)) for m in means):
             return Finding(
                 "temperature",
@@ -305,10 +323,12 @@ def _minimise(function: Callable[[float], float], low: float, high: float) -> fl
 
 def _lengths(means: Sequence[Means]) -> Finding | None:
     scales = [fitted_scale([m]).value for m in means]
+    # a problem whose gradient is 0 has no length, and any factor fits it
     scales = [0.0 if math.isnan(s) else s for s in scales]
     if not all(m.agrees(s * m.gradient) for m, s in zip(means, scales, strict=True)):
         return None
     wrong = [
+        # + 0 makes 0 of -0
         f"{round(s, 4) + 0:.3g} ('{m.name}')"
         for m, s in zip(means, scales, strict=True)
         if m.rejected
@@ -327,6 +347,7 @@ def _variables(means: Sequence[Means]) -> Finding | None:
     count = max(m.mean.shape[1] for m in means)
     factors = []
     for k in range(count):
+        # problems restricted to their variable k
         single = [
             replace(
                 m,
@@ -345,6 +366,7 @@ def _variables(means: Sequence[Means]) -> Finding | None:
     wrong = [
         f"{s.value:.3g} (variable {k})" for k, s in enumerate(factors) if not s.low <= 1 <= s.high
     ]
+    # wrong in all variables is no statement about variables
     if not wrong or len(wrong) == count:
         return None
     return Finding(
@@ -358,16 +380,18 @@ def _own_sample(means: Sequence[Means]) -> Finding | None:
     family = _family(means)
     if not {"f", "20f", "f+100"} <= family.keys() or any(m.relaxed for m in means):
         return None
-    if not family["f"].rejected:  # where it is right, it is also unchanged by a constant
+    base = family["f"]
+    # where the gradient is right, it is also unchanged by a constant
+    if not base.rejected:
         return None
-    base, large, shifted = (family[role] for role in ("f", "20f", "f+100"))
-    if not shifted.agrees(base.mean, base.allowed) or not large.agrees(
-        20 * base.mean, 20 * base.allowed
-    ):
+    unchanged = family["f+100"].agrees(base.mean, base.allowed)
+    proportional = family["20f"].agrees(20 * base.mean, 20 * base.allowed)
+    if not unchanged or not proportional:
         return None
     # categories 0 and 2 have equal f: what a sample is weighted by may depend on its own value
     # alone
-    weight, allowed = base.mean / base.truth.p, base.allowed / base.truth.p
+    weight = base.mean / base.truth.p
+    allowed = base.allowed / base.truth.p
     if weight.shape[-1] > 2 and bool(
         ((weight[..., 0] - weight[..., 2]).abs() > allowed[..., 0] + allowed[..., 2]).any()
     ):
@@ -381,6 +405,7 @@ def _own_sample(means: Sequence[Means]) -> Finding | None:
 
 
 def _relaxation(means: Sequence[Means]) -> Finding | None:
+    # known from how f was called, not from the numbers
     if not any(m.relaxed for m in means):
         return None
     return Finding(
@@ -409,5 +434,6 @@ def _where(means: Sequence[Means]) -> Iterator[Finding]:
     wrong = [m for m in means if m.rejected]
     names = ", ".join(m.name for m in wrong)
     if wrong and len(wrong) < len(means):
+        # what shows in small batches alone comes from a mean over the batch
         kind = "small batch" if all(m.small for m in wrong) else "where"
         yield Finding(kind, f"Only these problems show it: {names}.")

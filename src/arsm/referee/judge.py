@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from arsm.capabilities import is_estimator
 from arsm.options import suggests
@@ -76,6 +77,7 @@ def audit(
     problems = PROBLEMS if problems is None else problems
     _check_options(sign, false_alarm, samples, problems)
     start = time.perf_counter()
+    # before an estimator is replaced by its loss, whose name says nothing
     name = getattr(loss, "__qualname__", type(loss).__name__)
     if is_estimator(loss):
         loss = _loss_of(loss)
@@ -84,6 +86,7 @@ def audit(
             f"The loss must be a function loss(logits, f), or an estimator, but is {loss!r}."
         )
     try:
+        # a caller's inference mode would make every tensor here one without a gradient
         with torch.inference_mode(False), generators(seed), one_thread():
             measured = _measure(loss, problems, samples, sign, seed, reporter(progress))
     except RefusedError as error:
@@ -143,6 +146,7 @@ def _measure(
     tell: Callable[[str, float], None],
 ) -> AllDraws:
     """Draw gradients on every problem; a loss that cannot be audited is a RefusedError."""
+    # the type in which the loss's own tensors are made
     dtype = torch.get_default_dtype()
     draws: list[Draws] = []
     failures: dict[str, BaseException] = {}
@@ -154,12 +158,14 @@ def _measure(
 
         try:
             drawn = draw_gradients(loss, problem, samples, sign, dtype, tick)
+            # the probe has seen only the first problem, and eight calls
             if _repeats(drawn):
                 raise RefusedError("fixed seed", REPEATED)
         except RefusedError as error:
             words = f"{error} (Seen in '{problem.name}'.)"
             raise RefusedError(error.kind, words) from error
-        except Exception as error:  # somebody else's code may raise anything
+        # somebody else's code may raise anything, and the other problems are worth having
+        except Exception as error:
             failures[problem.name] = error
             continue
         draws.append(drawn)
@@ -174,7 +180,8 @@ def _probed(
         note, ignored = probe(loss, problem, sign, dtype, seed)
     except RefusedError:
         raise
-    except Exception:  # it is met again, where its problem is named
+    # the error is met again, where its problem is named
+    except Exception:
         return [], False
     return ([] if note is None else [note]), ignored
 
@@ -183,6 +190,7 @@ def _repeats(drawn: Draws) -> bool:
     """Whether calls on a large batch repeat each other's draws, although equal rows of
     a call differ.
     """
+    # the variance inside calls: what is left when that between calls is taken off
     within = drawn.variance - drawn.by_call.var(0)
     random = bool((within > 1e-6 * drawn.truth.gradient.square().amax()).any())
     calls = drawn.by_call.flatten(1)
@@ -190,6 +198,7 @@ def _repeats(drawn: Draws) -> bool:
     target = drawn.truth.gradient.flatten(1)
     empty = (drawn.by_call[..., :-1] + target).abs().flatten(1).amax(1) == 0
     calls = calls[~empty]
+    # a small batch of few categories repeats itself by chance; half of the calls do not
     return drawn.batch >= 128 and random and len(calls.unique(dim=0)) < (len(calls) + 1) // 2
 
 
@@ -212,14 +221,17 @@ def judge(
     rows = {d.problem.name: _row(d, m, failure) for d, m in zip(draws, means, strict=True)}
     rows |= _failed_rows(measured.failures, problems)
     scale, missed = _length(draws, failure)
+    # the common length finds errors that are too small for any single entry
     wrong_length = scale is not None and not scale.low <= 1 <= scale.high
     deviates = wrong_length or any(row.rejected for row in rows.values())
     infinite = {x: e for x, e in measured.failures.items() if isinstance(e, FloatingPointError)}
     crashed = {x: e for x, e in measured.failures.items() if x not in infinite}
     of_parameters = [_parameters(d, failure) for d in draws if d.problem.learns]
     wrong_parameters = [note for note, wrong in of_parameters if wrong and parameters]
+    # a note for everybody, a verdict only for those who asked for it
     rejected = measured.ignored or deviates or bool(wrong_parameters)
     undecided = [] if rejected else _too_few_draws(draws)
+    # the most important first: `diagnosis` is the first one's kind
     findings = [
         *_not_finite(infinite, problems),
         *_causes(means, measured.ignored, deviates),
@@ -228,6 +240,7 @@ def judge(
         *undecided,
     ]
     verdict: Verdict = "unbiased"
+    # what was seen to be wrong stays wrong, whatever else could not be decided
     if crashed or undecided:
         verdict = "not decided"
     if rejected or infinite:
@@ -296,13 +309,18 @@ def _too_few_draws(draws: Sequence[Draws]) -> list[Finding]:
 
 
 def _row(d: Draws, means: Means, failure: float) -> Row:
-    half, decided = d.half_width(failure), d.decided
+    half = d.half_width(failure)
+    decided = d.decided
     wrong = decided & (d.error.abs() > half)
+    # leave-one-out, the yardstick, needs two samples
     samples = max(2, round(d.evaluations))
+    # a row whose gradient is 0 has no length
     use = decided[:, -1] & d.truth.gradient.flatten(1).any(1)
     scale = None
     if bool(use.any()):
-        value, width = 1 + float(d.error[use, -1].mean()), float(half[use, -1].amax())
+        value = 1 + float(d.error[use, -1].mean())
+        # the widest of the rows, without a claim that their errors are independent
+        width = float(half[use, -1].amax())
         scale = Interval(value, value - width, value + width)
     return Row(
         d.problem.name,
@@ -326,6 +344,7 @@ def _size(problem: Problem, batch: int) -> str:
 def _means(d: Draws, failure: float) -> Means:
     shape = d.truth.gradient.shape
     half = torch.where(d.decided, d.half_width(failure), torch.inf)
+    # a constant in f is no reason for large draws
     spread = float(d.truth.f.amax() - d.truth.f.amin())
     return Means(
         d.problem.name,
@@ -349,7 +368,11 @@ def _length(measured: Sequence[Draws], failure: float) -> tuple[Interval | None,
     Rows are weighted by REINFORCE's precision there, which is known before anything is
     drawn.
     """
-    weights, errors, by_row, by_call, ranges = [], [], [], [], []
+    weights: list[Tensor] = []
+    errors: list[Tensor] = []
+    by_row: list[Tensor] = []
+    by_call: list[Tensor] = []
+    ranges: list[Tensor] = []
     for d in measured:
         square = d.truth.gradient.square().sum((-2, -1))
         use = d.decided[:, -1] & (square > 0)
@@ -358,6 +381,7 @@ def _length(measured: Sequence[Draws], failure: float) -> tuple[Interval | None,
         projected = (d.truth.x * d.truth.gradient.unsqueeze(1)).sum((-2, -1))
         variance = (d.truth.q * (d.truth.f * projected).square()).sum(-1) / square.square() - 1
         calls = len(d.by_call)
+        # a nearly noiseless row must not get all of the weight
         weights.append((1 / variance.clamp_min(0.1))[use])
         errors.append(d.error[use, -1])
         by_row.append(d.variance[use, -1] / d.count)
@@ -367,9 +391,11 @@ def _length(measured: Sequence[Draws], failure: float) -> tuple[Interval | None,
         return None, None
     weight = torch.cat(weights) / torch.cat(weights).sum()
     error = float((weight * torch.cat(errors)).sum())
+    # two sides, each at half of the rate: as in `bounds.bernstein`, for a weighted mean
     log = math.log(4 / failure)
     rows, calls = (float((weight.square() * torch.cat(x)).sum()) for x in (by_row, by_call))
     width = math.sqrt(2 * log * rows) + 7 / 3 * log * float((weight * torch.cat(ranges)).max())
+    # rounding comes on top
     width = max(width, student(failure, CALLS - 1) * math.sqrt(calls)) + 1e-5
     missed = width + POWER * math.sqrt(max(rows, calls))
     return Interval(1 + error, 1 + error - width, 1 + error + width), missed
@@ -400,7 +426,9 @@ def _parameters(d: Draws, failure: float) -> tuple[str, bool]:
 
 def _line(error: BaseException) -> str:
     """Where the loss raised it."""
-    trace, place = error.__traceback__, ""
+    trace = error.__traceback__
+    place = ""
+    # the innermost frame that is the user's: below it are torch's and ours
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] not in ("arsm", "torch"):
             place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

@@ -44,6 +44,7 @@ def _contexts() -> tuple[dict[tuple[int, ...], int], list[set[int]]]:
                     rows[context] = len(rows)
                     allowed.append(set())
                 allowed[rows[context]].add(answer[t])
+    # positions inside a prompt, where nothing is drawn: any token may follow
     for prompt in PROMPTS:
         for t in range(1, len(prompt)):
             rows[prompt[:t]] = len(rows)
@@ -68,7 +69,8 @@ def _places() -> tuple[Tensor, Tensor, Tensor]:
     answer, and whether it has one.
     """
     shape = (len(PROMPTS), len(ANSWERS[0]), MAX_TOKENS)
-    rows, tokens = torch.full(shape, AFTER), torch.full(shape, PAD)
+    rows = torch.full(shape, AFTER)
+    tokens = torch.full(shape, PAD)
     for p, (prompt, answers) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
         for a, answer in enumerate(answers):
             for t, token in enumerate(answer):
@@ -92,6 +94,8 @@ def random_table(seed: int, spread: float = 0.7) -> Tensor:
     return logits
 
 
+# Losses call the model with a few hundred different batches, thousands of times: walking through
+# their tokens in Python would take most of an audit's time.
 @lru_cache(maxsize=4096)
 def _states(tokens: tuple[tuple[int, ...], ...], mask: tuple[tuple[int, ...], ...]) -> Tensor:
     return torch.tensor([_row_states(*row) for row in zip(tokens, mask, strict=True)])
@@ -106,8 +110,10 @@ def _row_states(tokens: tuple[int, ...], mask: tuple[int, ...]) -> list[int]:
         if live:
             context = (*context, token)
             ended = ended or token == END
+        # padding before the first token is the prompt's; after one it is the end
         elif context:
             ended = True
+        # a prefix that no answer has, of a loss that shifts tokens, counts as behind the end
         found.append(AFTER if ended else CONTEXTS.get(context, AFTER))
     return found
 
@@ -146,6 +152,7 @@ class LanguageModel:
         mask = tokens != PAD if attention_mask is None else attention_mask
         where = states(tokens, mask)
         logits = self.table[where]
+        # a local name, which is known not to be None when the hook runs
         seen = self.seen
         if seen is not None and logits.requires_grad:
             logits.register_hook(lambda gradient: seen.append(Seen(tokens, mask, where, gradient)))
@@ -193,6 +200,7 @@ class TrainerBatch:
 
     def logits(self) -> Tensor:
         """[N, T, V]: the model's logits of the answers' tokens, not divided by the temperature."""
+        # one pass over prompt and answer; the logits of a token stand one position before it
         tokens = torch.cat([self.prompts, self.completions], 1)
         mask = torch.cat([self.prompt_mask, self.mask], 1)
         return self.model(tokens, mask)[:, self.prompts.shape[1] - 1 : -1]
@@ -290,6 +298,7 @@ class World:
             if self.objective.stale
             else torch.zeros_like(self.table)
         )
+        # impossible tokens stay so, or the sampler would draw answers that are not in the list
         self.sampler = self.table + step.masked_fill(self.table <= IMPOSSIBLE / 2, 0.0)
 
     @property
@@ -308,9 +317,11 @@ class World:
             chosen = list(setting.prompts)
             log_p = self.answer_log_p(table)[chosen].sum(-1)
             reference = table if setting.own_reference else self.reference
+            # of whole answers: the sum over tokens is taken before the expectation
             divergence = log_p - self.answer_log_p(reference).detach()[chosen].sum(-1)
             # the gradient of a divergence from itself is 0, whichever of the two is detached
             value = setting.rewards() - self.objective.beta * divergence
+            # by enumeration: the gradient goes through the probabilities and the divergence
             expectation = (log_p.exp() * value).sum(-1).mean()
         return torch.autograd.grad(expectation, table)[0]
 
@@ -318,7 +329,8 @@ class World:
         """Every batch of a setting as numbers of answers [batches, B, n], and its
         probability [batches].
         """
-        count, n = len(setting.prompts), setting.answers
+        count = len(setting.prompts)
+        n = setting.answers
         numbers = torch.tensor(list(product(range(len(ANSWERS[0])), repeat=count * n))).view(
             -1, count, n
         )
@@ -347,6 +359,7 @@ class World:
 
         def log_p(of: Tensor) -> Tensor:
             found = self.answer_log_p(of)[rows.prompt, rows.answer]
+            # the batch is as wide as its own longest answer and its padding
             return torch.nn.functional.pad(found, (0, max(0, width - MAX_TOKENS)))[:, :width].to(
                 self.dtype
             )
@@ -388,6 +401,7 @@ class _Rows(NamedTuple):
     """[N]: the number of the answer among the prompt's."""
 
 
+# the same batches are asked for with many rewards and models
 @lru_cache(maxsize=4096)
 def _rows(
     prompts: tuple[int, ...],
@@ -423,6 +437,7 @@ def mean_gradient(loss: TrainerLoss, world: World, setting: Setting, sign: int =
     """[STATES, V] float64: the mean of the loss's gradient over all batches of a setting."""
     numbers, probability = world.outcomes(setting)
     total = torch.zeros_like(world.table)
+    # one call per batch, as a trainer makes them: what a loss mixes inside a batch stays visible
     for chosen, weight in zip(numbers, probability.tolist(), strict=True):
         total += weight * sign * batch_gradient(loss, world, setting, chosen)
     return total
@@ -438,6 +453,7 @@ def batch_gradient(
     seen: list[Seen] | None = None,
 ) -> Tensor:
     """[STATES, V] float64: the gradient of one batch's loss."""
+    # float64 tables, and a loss in the type that its author computes in
     leaf = (world.table if table is None else table).to(world.dtype).requires_grad_()
     with torch.enable_grad():
         value = loss(world.batch(setting, numbers, leaf, rewards, seen))

@@ -21,12 +21,11 @@ CALLS = 64
 """Calls per problem with many copies."""
 FEWEST = 100
 """An entry is decided where each outcome that it depends on is expected this often."""
-SMALL_SHARE, MOST_SMALL = 32, 1024
-"""Problems with small batches get this share of the draws, one call each, and no more
-than so many.
+SMALL_SHARE = 32
+MOST_SMALL = 1024
+"""Problems with small batches get one draw per call, which is slow: the 32nd part of the
+draws, and no more than so many.
 """
-
-
 PROBES = 8
 """Calls that are compared before anything is measured."""
 REPLAYS = 64
@@ -107,16 +106,20 @@ class Draws:
         probability 0 and 1 are none.
         """
         p = self.truth.p
+        # a category that almost always occurs is as uninformative as one that almost never does
         rare = torch.minimum(p, 1 - p)
         if self.problem.reach is not None:
             rare = rare * self.problem.reach.unsqueeze(-1)
+        # masked and certain categories have no outcome to wait for
         frequent = (rare * self.count >= FEWEST) | (rare < 1e-12)
+        # a row's scale is decided where all of its entries are
         return torch.cat([frequent.flatten(1), frequent.flatten(1).all(1, keepdim=True)], 1)
 
     @property
     def standard_error(self) -> Tensor:
         """[R, K C + 1], from rows or from calls, whichever is larger."""
         calls = len(self.by_call)
+        # rows of one call may share noise, and are then no independent draws
         return torch.maximum((self.variance / self.count).sqrt(), self.by_call.std(0) / calls**0.5)
 
     def half_width(self, failure: float) -> Tensor:
@@ -133,8 +136,10 @@ def gradient_of_call(
     """The gradient in the logits and in f's parameters that one call gives, or None
     where it gives none.
     """
+    # a fresh leaf in every call: a loss may keep the tensors it was given, or change them
     leaf = logits.clone().requires_grad_()
     with torch.enable_grad():
+        # the caller may be under no_grad, which is no concern of the loss
         value = loss(leaf, f)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         found = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -152,6 +157,7 @@ def gradient_of_call(
             "in place",
             "The loss changes the logits in place, which are the caller's; work on a copy.",
         )
+    # a gradient that a loss accumulates by itself would be missed, or counted twice
     if leaf.grad is not None or f.theta.grad is not None:
         raise RefusedError(
             "backward", "The loss called backward itself; return the tensor to call backward on."
@@ -159,7 +165,8 @@ def gradient_of_call(
     if not value.requires_grad:
         return None, None
     wanted = [leaf, f.theta] if f.theta.requires_grad else [leaf]
-    by_logits, by_theta = (*torch.autograd.grad(value, wanted, allow_unused=True), None)[:2]
+    by_logits, *others = torch.autograd.grad(value, wanted, allow_unused=True)
+    by_theta = others[0] if others else None
     if not bool(value.isfinite().all()):
         raise FloatingPointError(f"the loss returned {float(value.detach())}")
     return (
@@ -179,11 +186,13 @@ def draw_gradients(
     """`samples` draws of every row of the problem; `tick` hears the share done."""
     truth = enumerate_problem(problem)
     calls = max(CALLS, min(samples // SMALL_SHARE, MOST_SMALL)) if problem.small else CALLS
+    # copies of the rows in one batch are draws at the price of one call
     copies = 1 if problem.small else max(1, samples // calls)
     f = problem.function(dtype)
     drawn = _draws(loss, problem, truth, f, calls, copies, sign, tick)
     if copies > 1 and _calls_differ(drawn):
         # whole calls are the draws then, and there must be many of them
+        # the function counts evaluations, which start again
         f.rows = 0
         drawn = _draws(
             loss, problem, truth, f, MANY_CALLS, max(1, samples // MANY_CALLS), sign, tick
@@ -194,8 +203,10 @@ def draw_gradients(
 def _calls_differ(drawn: Draws) -> bool:
     """Whether call means vary far more than independent rows would make them."""
     calls = len(drawn.by_call)
+    # the variance of a call's mean, if its rows are independent
     expected = drawn.variance * calls / drawn.count
     size = drawn.truth.gradient.square().amax()
+    # of the scale, which sees all entries; by chance 64 calls' variance is not four times too large
     return bool((drawn.by_call.var(0) > 4 * expected + 1e-6 * size)[:, -1].any())
 
 
@@ -215,6 +226,7 @@ def _draws(
     for call in range(calls):
         found.append(gradient_of_call(loss, logits, f, sign))
         tick((call + 1) / calls)
+    # a call that gives no gradient gives the gradient 0, as an optimiser sees it
     zero = torch.zeros_like(logits)
     estimates = torch.stack(
         [zero if by_logits is None else by_logits for by_logits, _ in found]
@@ -224,8 +236,10 @@ def _draws(
     target = truth.gradient.flatten(1)
     square = target.square().sum(1, keepdim=True)
     error = estimates.view(calls, copies, len(target), -1) - target
+    # where the truth is 0 there is no direction to measure a length along
     along = (error * torch.where(square > 0, target / square, 0.0)).sum(-1, keepdim=True)
     error = torch.cat([error, along], -1)  # [calls, copies, R, K C + 1]
+    # theta is shared by all rows of a call, so that only whole calls are draws of its gradient
     thetas = [
         by_theta.double() / copies - truth.theta.sum(0)
         for _, by_theta in found
@@ -265,8 +279,10 @@ def generators(seed: int) -> Iterator[None]:
     """Seed torch's, Python's and (where it is loaded) NumPy's global generators, and
     set them back afterwards.
     """
+    # NumPy is not a dependency: a loss that uses it has loaded it already
     numpy = sys.modules.get("numpy")
-    python, array = random.getstate(), numpy.random.get_state() if numpy else None
+    python = random.getstate()
+    array = numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
         try:
             seed_generators(seed)
@@ -314,30 +330,22 @@ def probe(
     seed_generators(seed)
     before = _states()
     first = once(f)
-    moved = _states() != before
-    found = torch.stack([first, *(once(f) for _ in range(PROBES - 1))]).view(PROBES, copies, -1)
+    uses_global_generators = _states() != before
+    calls = torch.stack([first, *(once(f) for _ in range(PROBES - 1))]).view(PROBES, copies, -1)
     seed_generators(seed)
     again = once(f)
-    if bool((first == 0).all()) or not bool(found.isfinite().all()):
-        return None, False  # what the draws show as well
-    rounding = 1e-4 * found.abs().amax()
-    calls_differ, rows_differ = (
-        (found - x).abs().amax() > rounding for x in (found[:1], found[:, :1])
-    )
-    # calls without any gradient say nothing about the seed
-    calls = found.flatten(1)
-    calls = calls[calls.abs().amax(1) > 0]
-    if rows_differ and len(calls.unique(dim=0)) < len(calls):
-        raise RefusedError("fixed seed", REPEATED)
-    if calls_differ and not rows_differ:
-        raise RefusedError("shared noise", SHARED)
+    # no gradient, or none that is finite: the draws will show that as well
+    if bool((first == 0).all()) or not bool(calls.isfinite().all()):
+        return None, False
+    calls_differ = _check_noise(calls)
     if not torch.allclose(first, again, rtol=1e-4, atol=1e-6):
-        if moved:
+        if uses_global_generators:
             raise RefusedError("state", REMEMBERED)
         return (
             "The loss draws from its own generator; state between calls could not be checked.",
             False,
         )
+    # a running average or a counter may show only after many calls
     for _ in range(REPLAYS):
         seed_generators(seed)
         if not torch.allclose(once(f), again, rtol=1e-4, atol=1e-6):
@@ -352,5 +360,22 @@ def probe(
     # somebody else's code may raise anything, here at an f of no problem
     with contextlib.suppress(Exception):
         negative = once(replace(problem, scale=-problem.scale).function(dtype))
+        # to the bit: with the same random numbers a loss without f does the same arithmetic
         ignored = problem.scale != 0 and torch.equal(negative, again)
     return note, ignored
+
+
+def _check_noise(found: Tensor) -> bool:
+    """Refuse gradients [calls, copies, ...] that repeat each other; whether calls differ at all."""
+    rounding = 1e-4 * found.abs().amax()
+    calls_differ = bool((found - found[:1]).abs().amax() > rounding)
+    rows_differ = bool((found - found[:, :1]).abs().amax() > rounding)
+    # calls without any gradient say nothing about the seed
+    calls = found.flatten(1)
+    calls = calls[calls.abs().amax(1) > 0]
+    # a loss without noise repeats itself rightly; one whose equal rows differ has noise
+    if rows_differ and len(calls.unique(dim=0)) < len(calls):
+        raise RefusedError("fixed seed", REPEATED)
+    if calls_differ and not rows_differ:
+        raise RefusedError("shared noise", SHARED)
+    return calls_differ

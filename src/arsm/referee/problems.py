@@ -45,6 +45,7 @@ class Function:
                 f"f takes int64 [..., {variables}] (or relaxed points [..., {variables}, "
                 f"{categories}]), but was called with {z.dtype} {list(z.shape)}."
             )
+        # a mask would pass as categories 0 and 1
         if z.dtype == torch.bool:
             raise TypeError("f takes int64, but was called with torch.bool.")
         if not z.is_floating_point():
@@ -57,6 +58,7 @@ class Function:
             self.relaxed = True
         points = one_hot(z, categories, self.weights.dtype)
         u = (points * (self.theta.unsqueeze(-1) * self.weights)).sum((-2, -1))
+        # one row per point asked for, repeated or not: the price of an estimator
         self.rows += u.numel()
         return self.scale * (u + self.bend * (3 * u).cos()) + self.constant
 
@@ -115,7 +117,9 @@ class Truth:
         """[R]: the trace of leave-one-out's variance, that of the sample covariance of
         f and x, exactly.
         """
-        n, square = samples, self.x.square().sum((-2, -1))
+        n = samples
+        square = self.x.square().sum((-2, -1))
+        # leave-one-out does not see a constant in f
         centred = self.f - (self.q * self.f).sum(-1, keepdim=True)
         fourth = (self.q * centred.square() * square).sum(-1)
         product_ = (self.q * centred.square()).sum(-1) * (self.q * square).sum(-1)
@@ -132,7 +136,9 @@ class Truth:
         ((tr G)^2 / (n - 1) - tr G^2) / (E|x|^4 / n - (n - 2) / (n (n - 1)) tr G^2 + (tr
         G)^2 / (n (n - 1)))
         """
-        n, p = samples, self.p
+        n = samples
+        p = self.p
+        # G = diag(p) - p p' for each variable: its trace, and that of its square
         trace = (p * (1 - p)).sum((-2, -1))
         squared = (p.square().sum(-1).square() - 2 * p.pow(3).sum(-1) + p.square().sum(-1)).sum(-1)
         fourth = (self.q * self.x.square().sum((-2, -1)).square()).sum(-1)
@@ -152,12 +158,14 @@ def enumerate_problem(problem: Problem) -> Truth:
     points = one_hot(z, categories, torch.float64)
     p = problem.logits.softmax(-1)
     q = (p.unsqueeze(1) * points).sum(-1).prod(-1)
+    # a function of its own, so that enumeration is not counted as evaluations of the loss
     function = problem.function(torch.float64)
     theta = function.theta.detach().requires_grad_()
     function.theta = theta
     with torch.enable_grad():
         f = function(z)
         expectation = q @ f
+        # the rewards of sequences have no parameters, and leave theta without a graph
         by_theta = torch.zeros(len(q), len(theta), dtype=torch.float64)
         if expectation.requires_grad:
             by_theta = torch.stack(
@@ -165,6 +173,7 @@ def enumerate_problem(problem: Problem) -> Truth:
             )
     f = f.detach()
     x = points - p.unsqueeze(1)
+    # E[x] = 0, so that the mean may be taken off; with f + 100 that saves digits
     centred = f - (q * f).sum(-1, keepdim=True)
     gradient = torch.einsum("rz,rzkc->rkc", q * centred, x)
     return Truth(p, q, f, x, gradient, by_theta, points)
@@ -187,11 +196,13 @@ _FAMILY = _problem(
 _MASK = -float("inf")
 
 PROBLEMS: tuple[Problem, ...] = (
+    # a family with equal logits: what f's scale and constant do to a gradient tells defects apart
     replace(_FAMILY, name="one variable"),
     replace(_FAMILY, name="the same f / 20", scale=0.05, role="f/20"),
     replace(_FAMILY, name="the same 20 f", scale=20.0, role="20f"),
     replace(_FAMILY, name="the same f + 100", constant=100.0, role="f+100"),
     replace(_FAMILY, name="the same with f = 0", scale=0.0, role="0"),
+    # no additive and no quadratic f, for which relaxations are exact
     _problem(
         "three variables, nonlinear, with parameters",
         [
@@ -202,7 +213,9 @@ PROBLEMS: tuple[Problem, ...] = (
         bend=0.6,
         learns=True,
     ),
+    # where formulas of Bernoulli variables are used, and sometimes mixed up with others
     _problem("two categories", [[[0.4, -0.4], [-0.3, 0.2]]], [[0.8, -0.7], [-0.4, 0.6]], bend=0.5),
+    # 0 times -inf
     _problem(
         "masked categories",
         [
@@ -212,15 +225,18 @@ PROBLEMS: tuple[Problem, ...] = (
         [[0.6, 0.2, -0.7, 0.1], [-0.3, 0.5, 0.8, -0.6]],
         bend=0.4,
     ),
+    # rare outcomes, where importance weights become large
     _problem(
         "confident",
         [[[4.0, 0.0, 0.5], [0.0, 3.0, -0.5]]],
         [[-0.2, 0.9, -0.8], [0.5, 0.1, -0.7]],
         bend=0.3,
     ),
+    # a certain row next to an open one: what a mean over the batch does to both
     _problem(
         "one row nearly certain", [[[14.0, 0.0, 0.0]], [[0.2, 0.0, -0.2]]], [[0.4, -0.8, 0.5]]
     ),
+    # small batches, where a mean over the batch contains the sample itself to a large part
     _problem(
         "a batch of 1",
         [[[0.3, 0.0, -0.3], [0.0, -0.2, 0.4]]],

@@ -36,9 +36,11 @@ def worst_entry(means: Means) -> Entry | None:
     if not bool(means.half_width.isfinite().any()):
         return None
     error = means.mean - means.gradient
+    # infinite half-widths, of what cannot be decided, lose
     place = (error.abs() / means.half_width.clamp_min(1e-300)).argmax()
     index = tuple(int(i) for i in torch.unravel_index(place, error.shape))
-    value, width = float(error[index]), float(means.half_width[index])
+    value = float(error[index])
+    width = float(means.half_width[index])
     return Entry(
         means.name,
         index,
@@ -49,6 +51,7 @@ def worst_entry(means: Means) -> Entry | None:
 
 def in_words(error: BaseException) -> str:
     """An exception in one line."""
+    # a message of many lines would break the table
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('. ')}"
 
 
@@ -145,6 +148,7 @@ class Audit:
             )
         lines += [""] * bool(self.findings)
         header = ["problem", self.sizes, "worst entry: bias [interval]", "exact", "length"]
+        # columns that no row has a number for are left out
         header += ["direction"] * any(r.direction is not None for r in self.rows)
         header += ["variance", "evals", "RLOO's", "floor"] * any(
             r.variance is not None for r in self.rows
@@ -172,6 +176,7 @@ class Audit:
         footer += self.notes
         if self.scale is not None:
             footer.append(f"Length over all problems: {self.scale} (1 is right).")
+        # of a loss that is wrong, what else could have been missed does not matter
         if self.missed is not None and self.verdict != "wrong":
             footer.append(
                 "It could have missed: a length that is wrong by less than "
@@ -208,6 +213,7 @@ class Audit:
         """A matplotlib figure of every problem's worst bias in units of its interval's
         half-width.
         """
+        # matplotlib is needed here alone
         from arsm.referee.figure import plot_audit
 
         return plot_audit(self)
@@ -227,6 +233,7 @@ def _cells(row: Row, count: int) -> list[str]:
     ]
     if row.direction is not None:
         return [*cells, f"{row.direction:.3f}"]
+    # losses of given batches have a direction, those that draw a variance
     numbers = (row.variance, row.evaluations, row.rloo)
     cells += ["" if x is None else f"{x:.3g}" for x in numbers]
     cells.append("" if row.bound is None else f"{row.bound:.2f}")
@@ -234,6 +241,7 @@ def _cells(row: Row, count: int) -> list[str]:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    # a row with an error has one long cell, which must not widen a column
     full = [row for row in [header, *rows] if len(row) == len(header)]
     widths = [max(len(row[i]) for row in full) for i in range(len(header))]
     return [

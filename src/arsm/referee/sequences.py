@@ -54,6 +54,7 @@ class PathReward(Function):
 
     def __call__(self, z: Tensor) -> Tensor:
         first = z[..., :1]
+        # choice 0 is the first token; 1 and 2 follow on it, 3 to 6 on the first two
         second = z.gather(-1, 1 + first)
         third = z.gather(-1, 3 + 2 * first + second)
         return self.of_tokens(torch.cat([first, second, third], -1))
@@ -63,6 +64,7 @@ class PathReward(Function):
         number = (tokens * torch.tensor([4, 2, 1], device=tokens.device)).sum(-1)
         u = torch.tensor(REWARDS, dtype=self.weights.dtype, device=tokens.device)[number]
         if self.ends:
+            # shorter sequences overwrite the reward of what follows their end
             for prefix, reward in ENDED.items():
                 ended = (
                     tokens[..., : len(prefix)] == torch.tensor(prefix, device=tokens.device)
@@ -80,7 +82,8 @@ class SequenceProblem(Problem):
     """Whether token 0 ends a sequence."""
 
     def function(self, dtype: torch.dtype) -> PathReward:
-        weights, theta = self.weights.to(dtype), torch.ones(len(self.weights), dtype=dtype)
+        weights = self.weights.to(dtype)
+        theta = torch.ones(len(self.weights), dtype=dtype)
         reward = PathReward(weights, theta, 0.0, self.scale, self.constant)
         reward.ends = self.ends
         return reward
@@ -95,6 +98,7 @@ class Table:
         self.choices = choices  # [rows, 7, 2]
 
     def __call__(self, tokens: Tensor) -> Tensor:
+        # the tree of prefixes as in a heap: children of node i are 2 i + 1 and 2 i + 2
         place = torch.zeros_like(tokens[:, 0])
         nodes = [place]
         for t in range(1, min(tokens.shape[1], LENGTH)):
@@ -108,10 +112,12 @@ class Table:
 def _problems() -> tuple[SequenceProblem, ...]:
     generator = torch.Generator().manual_seed(0)
     logits = 0.7 * torch.randn(2, 7, 2, dtype=torch.float64, generator=generator)
+    # a wrong p does not show where all are equal: one prompt of that kind, one of the other
     logits[0] = 0
     p = logits.softmax(-1)
     second = p[:, 0].unsqueeze(-1) * p[:, 1:3]  # [R, 2, 2]: the probability of the first two tokens
     reach = torch.cat([torch.ones(2, 1, dtype=torch.float64), p[:, 0], second.flatten(1)], 1)
+    # token 0 ends: only the choices after (), (1) and (1, 1) are met
     ends = reach * torch.tensor([1, 0, 1, 0, 0, 0, 1])
     base = SequenceProblem(
         "three tokens", logits, torch.zeros(7, 2, dtype=torch.float64), role="f", reach=reach
@@ -188,6 +194,7 @@ def audit_sequences(
     name = getattr(loss, "__qualname__", type(loss).__name__)
 
     def on_table(logits: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        # the problems below have no other function
         assert isinstance(f, PathReward)
         prompts = torch.arange(len(logits)).unsqueeze(-1)
         return cast(SequenceLoss, loss)(
@@ -198,6 +205,7 @@ def audit_sequences(
             0 if f.ends else None,
         )
 
+    # the report names the user's loss
     on_table.__qualname__ = name
     return audit(
         on_table,

@@ -35,9 +35,12 @@ def _cell(text: str) -> str:
 
 def badge(audits: Sequence[Audit]) -> str:
     """An SVG image: "gradient" and the worst verdict."""
+    # one wrong gradient decides, whatever the others are
     order = ["wrong", "not decided", "unbiased"]
     verdict = min((audit.verdict for audit in audits), key=order.index, default="not decided")
-    left, right = "gradient", verdict
+    left = "gradient"
+    right = verdict
+    # 7 pixels per letter of 11-point Verdana, and 7 on either side
     widths = [7 * len(word) + 14 for word in (left, right)]
     total = sum(widths)
     return (

@@ -34,6 +34,8 @@ LENGTHS_2_3_1 = torch.tensor([[1, 3, 0], [1, 2, 3]])
 """Numbers of answers: (2, 3, 1) tokens for the first prompt, (2, 3, 3) for the second."""
 REWARDS = torch.tensor([0.9, -0.3, 0.4, 0.1, 0.7, -0.6])
 TEMPERATURES = tuple(round(0.1 * k, 1) for k in range(3, 31))
+NEAR = 2e-3
+"""Relative difference below which two weights are the same, at float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +64,96 @@ class Weights:
         known = self.tokens[self.tokens.isfinite()]
         return float(known.abs().max()) if known.numel() else 0.0
 
+    @property
+    def nothing(self) -> float:
+        """The size up to which a weight counts as 0."""
+        # rewards are of the order 1: a loss whose weights are all tiny has no weights at all
+        return NEAR * max(self.largest, 1e-3)
+
+    def left_out(self, other: Weights) -> bool:
+        """Whether a first token has a weight in one of two batches and none in the other: a mean
+        over tokens makes weights smaller, and leaves none out.
+        """
+        here = self.tokens[:, 0].abs() <= self.nothing
+        there = other.tokens[:, 0].abs() <= self.nothing
+        return bool((here != there).any())
+
     def log_p(self, temperature: float) -> Tensor:
         """[N, T]: ln p of the tokens at a temperature."""
         log_p = (self.logits / temperature).log_softmax(-1)
         return log_p.gather(-1, self.chosen.unsqueeze(-1)).squeeze(-1)
+
+
+class _Reading:
+    """The weights of a batch, collected from the gradients of all passes through the model."""
+
+    def __init__(self, world: World, setting: Setting, numbers: Tensor, temperature: float) -> None:
+        n = setting.answers
+        self.table = world.table
+        self.temperature = temperature
+        self.p = (world.table / temperature).softmax(-1)
+        self.prompts = [PROMPTS[p] for p in setting.prompts for _ in range(n)]
+        self.answers = [
+            ANSWERS[p][int(z)] for p, row in zip(setting.prompts, numbers, strict=True) for z in row
+        ]
+        self.count = len(self.answers)
+        # A loss may reorder rows, or pass some of them: rows are found again by their tokens.
+        self.places: dict[tuple[int, ...], list[int]] = {}
+        for i in range(self.count):
+            self.places.setdefault((*self.prompts[i], *self.answers[i]), []).append(i)
+        self.used = dict.fromkeys(self.places, 0)
+        self.tokens = torch.full((self.count, MAX_TOKENS), torch.nan, dtype=torch.float64)
+        self.total = torch.zeros(self.count, MAX_TOKENS, dtype=torch.float64)
+        shape = (*self.tokens.shape, world.table.shape[-1])
+        self.logits = torch.zeros(shape, dtype=torch.float64)
+        self.chosen = torch.zeros(self.tokens.shape, dtype=torch.int64)
+        self.inside = 0.0
+        self.after = 0.0
+        self.misfit = 0.0
+
+    def add(self, ids: list[int], states: Tensor, gradient: Tensor) -> None:
+        """One row of one pass: its tokens, the table's rows [L] and the gradient [L, V]."""
+        key = tuple(token for token in ids if token != PAD)
+        # not a whole answer
+        if key not in self.places:
+            return
+        # equal answers are told apart by their order, in passes over some of the rows as well
+        i = self.places[key][self.used[key] % len(self.places[key])]
+        self.used[key] += 1
+        start = next(t for t, token in enumerate(ids) if token != PAD)
+        # the logits of a token stand one position before it
+        first = start + len(self.prompts[i]) - 1
+        last = first + len(self.answers[i])
+        if first:
+            self.inside = max(self.inside, float(gradient[:first].abs().max()))
+        if last < len(ids):
+            self.after = max(self.after, float(gradient[last:].abs().max()))
+        for t, token in enumerate(self.answers[i]):
+            self._add_token(i, t, token, int(states[first + t]), gradient[first + t])
+
+    def _add_token(self, i: int, t: int, token: int, state: int, gradient: Tensor) -> None:
+        score = -self.p[state] / self.temperature
+        score[token] += 1 / self.temperature
+        square = float(score.square().sum())
+        # a certain token has no score, and nothing is known about its weight
+        if square < 1e-8:
+            return
+        weight = float((gradient * score).sum()) / square
+        # a loss of several terms may pass the model once for each: their weights add up
+        self.total[i, t] += weight
+        self.tokens[i, t] = self.total[i, t]
+        self.logits[i, t] = self.table[state]
+        self.chosen[i, t] = token
+        size = float(gradient.norm())
+        # of a gradient that is rounding, the direction is rounding too
+        if size > 1e-5:
+            self.misfit = max(self.misfit, float((gradient - weight * score).norm()) / size)
+
+    def weights(self) -> Weights:
+        lengths = torch.tensor([len(answer) for answer in self.answers])
+        return Weights(
+            self.tokens, lengths, self.inside, self.after, self.misfit, self.logits, self.chosen
+        )
 
 
 class Interrogation:
@@ -100,57 +188,13 @@ class Interrogation:
     def _read(
         self, seen: list[Seen], setting: Setting, numbers: Tensor, temperature: float
     ) -> Weights:
-        n = setting.answers
-        count = len(setting.prompts) * n
-        prompts = [PROMPTS[p] for p in setting.prompts for _ in range(n)]
-        answers = [
-            ANSWERS[p][int(z)] for p, row in zip(setting.prompts, numbers, strict=True) for z in row
-        ]
-        places: dict[tuple[int, ...], list[int]] = {}
-        for i in range(count):
-            places.setdefault((*prompts[i], *answers[i]), []).append(i)
-        used = dict.fromkeys(places, 0)
-        tokens = torch.full((count, MAX_TOKENS), torch.nan, dtype=torch.float64)
-        total = torch.zeros(count, MAX_TOKENS, dtype=torch.float64)
-        logits = torch.zeros(*tokens.shape, self.world.table.shape[-1], dtype=torch.float64)
-        chosen = torch.zeros(tokens.shape, dtype=torch.int64)
-        inside = after = misfit = 0.0
-        p = (self.world.table / temperature).softmax(-1)
+        reading = _Reading(self.world, setting, numbers, temperature)
         for one in seen:
-            scaled = self.sign * count * one.gradient.double()
+            # times the number of rows: a trainer's loss is a mean over them
+            scaled = self.sign * reading.count * one.gradient.double()
             for row in range(len(one.tokens)):
-                ids = one.tokens[row].tolist()
-                key = tuple(t for t in ids if t != PAD)
-                if key not in places:
-                    continue  # not a whole answer
-                # equal answers are told apart by their order, in passes over some of the rows as
-                # well
-                i = places[key][used[key] % len(places[key])]
-                used[key] += 1
-                start = next(t for t, token in enumerate(ids) if token != PAD)
-                first = start + len(prompts[i]) - 1
-                last = first + len(answers[i])
-                inside = max(inside, float(scaled[row, :first].abs().max()) if first else 0.0)
-                after = max(
-                    after, float(scaled[row, last:].abs().max()) if last < len(ids) else 0.0
-                )
-                for t, token in enumerate(answers[i]):
-                    score = -p[one.states[row, first + t]] / temperature
-                    score[token] += 1 / temperature
-                    square = float(score.square().sum())
-                    if square < 1e-8:
-                        continue
-                    gradient = scaled[row, first + t]
-                    weight = float((gradient * score).sum()) / square
-                    total[i, t] += weight
-                    tokens[i, t] = total[i, t]
-                    logits[i, t] = self.world.table[one.states[row, first + t]]
-                    chosen[i, t] = token
-                    size = float(gradient.norm())
-                    if size > 1e-5:
-                        misfit = max(misfit, float((gradient - weight * score).norm()) / size)
-        lengths = torch.tensor([len(a) for a in answers])
-        return Weights(tokens, lengths, inside, after, misfit, logits, chosen)
+                reading.add(one.tokens[row].tolist(), one.states[row], scaled[row])
+        return reading.weights()
 
     def slopes(self, rewards: Tensor = REWARDS, step: float = 0.02) -> Tensor:
         """[N, N]: how the weight of row i's first token changes with row j's reward."""
@@ -158,6 +202,7 @@ class Interrogation:
         found = []
         for j in range(len(rewards)):
             moved = rewards.clone()
+            # small beside the rewards' differences, so that ranks and maxima stay as they are
             moved[j] += step
             found.append((self.weights(rewards=moved).tokens[:, 0] - base) / step)
         return torch.stack(found, 1)
@@ -185,6 +230,7 @@ class Interrogation:
                 return False
             first = torch.autograd.grad(value, outputs, create_graph=True, allow_unused=True)
             generator = torch.Generator().manual_seed(0)
+            # a random direction: no part of the second derivative cancels
             for row in range(count):
                 parts = [
                     (g[row] * torch.randn(g[row].shape, generator=generator)).sum()

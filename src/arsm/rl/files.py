@@ -30,6 +30,12 @@ UNHELD = ("encoder", "snapshot", "policy")
 def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Write an agent."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {path.parent} to write {path.name} into; make it first."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it, such as agent.pt.")
     # in the same folder, as a file can only be replaced within a disk
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     content = {
@@ -119,6 +125,10 @@ def _out_of_words(words: dict[str, Any]) -> Any:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"There is no file {Path(path).resolve()}; PolicyGradient.save writes one."
+        )
     content = Path(path).read_bytes()
     try:
         # weights only: a file from elsewhere must not run code

@@ -14,9 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 from arsm.sequences.model import Decode, SlotsRefused
+from arsm.sequences.transformers_layers import (
+    SplitCache,
+    compiled,
+    step,
+    with_layers_run_by,
+)
 
 FOLDED = "arsm_folded"
 """The name under which transformers knows `folded_attention`."""
@@ -130,13 +136,16 @@ AttentionInterface.register(FOLDED, folded_attention)
 class TransformersSlots:
     """A `SlotModel` from a causal model of transformers."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype | None = None, *, compile_layers: bool = False
+    ) -> None:
         """Wrap a model, or refuse it with `SlotsRefused`.
 
         Args:
             model: a causal model that takes positions.
             dtype: sample with copies of the weights in this type; None for the weights
                 themselves.
+            compile_layers: compile one layer for the steps of all.
         """
         if len({parameter.device for parameter in model.parameters()}) != 1:
             raise SlotsRefused("its weights lie on several devices.")
@@ -156,6 +165,10 @@ class TransformersSlots:
             self._model = _copied(model, dtype)
         self.dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
         self._shape = self._shape_of_cache()
+        self._stepped: Any = self._model
+        """Steps; another module than the one that fills caches, if its layers are compiled."""
+        if compile_layers:
+            self._stepped = with_layers_run_by(compiled(step), self._model, self._shape[0])
 
     def cache(self, rows: int, width: int) -> Tensor:
         layers, heads, size = self._shape
@@ -187,7 +200,7 @@ class TransformersSlots:
             SlotLayer(torch.from_dlpack(layer[0]), torch.from_dlpack(layer[1]), at)
             for layer in cache
         ]
-        stored = Cache(layers=layers)  # pyright: ignore[reportArgumentType]
+        stored = SplitCache(layers)
         columns = torch.arange(cache.shape[4], device=cache.device)
         masked = torch.finfo(cache.dtype).min
 
@@ -202,7 +215,7 @@ class TransformersSlots:
                 additive = torch.zeros(within.shape, dtype=cache.dtype, device=cache.device)
                 masks[kind] = additive.masked_fill(~within, masked)[:, None, None]
             mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-            out = self._model(
+            out = self._stepped(
                 input_ids=tokens.unsqueeze(-1),
                 attention_mask=mask,
                 position_ids=here - begin,
@@ -235,7 +248,8 @@ class TransformersSlots:
 
     def _models(self) -> list[Any]:
         """The model and the models inside it, which may have configurations of their own."""
-        return [module for module in self._model.modules() if isinstance(module, PreTrainedModel)]
+        modules = [*self._model.modules(), *self._stepped.modules()]
+        return [module for module in modules if isinstance(module, PreTrainedModel)]
 
     def _attend(self, name: str | None) -> None:
         """Switch transformers' attention function; None for the model's own."""

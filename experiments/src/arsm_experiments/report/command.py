@@ -13,7 +13,7 @@ from arsm_experiments.report.page import render
 from arsm_experiments.report.pages import remake
 from arsm_experiments.report.picture import save_figure
 from arsm_experiments.report.sections import Section, results_csv
-from arsm_experiments.runs.files import RunError, write_atomically
+from arsm_experiments.runs.files import RunError, make_folder, write_atomically
 from arsm_experiments.runs.reader import read_runs
 
 
@@ -47,7 +47,7 @@ class Report:
                 "its run folders."
             )
         out = self.out or self.root / "report.html"
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         write_atomically(out, lambda file: file.write(render(list(chapters.values())).encode()))
         runs = sum(
             len(section.records) for chapter in chapters.values() for section in chapter.sections
@@ -66,7 +66,7 @@ def export_sections(sections: Sequence[Section], folder: Path) -> None:
     """Write table.csv and the images that the folder's README.md shows, or all images if it has no
     README.md.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / "table.csv", lambda file: file.write(results_csv(sections).encode()))
     page = folder / "README.md"
     text = page.read_text() if page.is_file() else None

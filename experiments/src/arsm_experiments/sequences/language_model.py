@@ -29,6 +29,7 @@ from arsm_experiments.palette import save
 from arsm_experiments.runs.archive import KEPT, read_archive, write_archive
 from arsm_experiments.runs.lines import parse as parse_lines
 from arsm_experiments.runs.lines import read as read_lines
+from arsm_experiments.runs.lines import written
 from arsm_experiments.sequences.levels import CHOSEN_ON
 from arsm_experiments.sequences.trials import METHODS, TRIAL
 
@@ -46,6 +47,8 @@ COLUMNS: tuple[str, ...] = (
 )
 RIVALS = ("group 8", "group 16", "token baseline 8")
 """Unbiased rivals; ratios are to the best of them."""
+SLOWEST = "ppo"
+"""Its runs may be cut by the time; its trials are reported all the same."""
 FINAL = "final accuracy"
 COST = "variance x tokens, thousands"
 RATIO = "variance x tokens / best rival"
@@ -112,7 +115,8 @@ class Trained:
 def pack(
     path: Path, starts: Path | None, noise: Path | None, runs: Path | None, *, anew: bool = False
 ) -> None:
-    """Add records to the archive; a run or file of the same name is replaced.
+    """Add records to the archive: lines to a file of levels or noise that is there, while a run of
+    the same name is replaced.
 
     With `anew`, all earlier runs are dropped.
 
@@ -124,8 +128,11 @@ def pack(
         found = {name: files for name, files in found.items() if name in ("levels", "noise")}
     for name, folder in (("levels", starts), ("noise", noise)):
         if folder is not None:
-            files = {file.name: file.read_bytes() for file in sorted(folder.glob("*.jsonl"))}
-            found[name] = found.get(name, {}) | files
+            known = found.setdefault(name, {})
+            for file in sorted(folder.glob("*.jsonl")):
+                before = parse_lines(known.get(file.name, b""))
+                fresh = [line for line in read_lines(file) if line not in before]
+                known[file.name] = written([*before, *fresh])
     if runs is not None:
         for folder in sorted((runs / "language_model").iterdir()):
             names = [name for name in (*KEPT, "scores.json") if (folder / name).exists()]
@@ -242,18 +249,21 @@ def best_rival(noise: list[Noise]) -> Noise:
 def reported(runs: list[Trained]) -> dict[str, list[Trained]]:
     """Runs of fresh seeds that all methods have finished, by method.
 
-    A method that has only trials has finished none.
+    A method that has only trials has finished none. The slowest method does not hold up the others:
+    it is left out if it has not finished all of their seeds.
     """
     fresh = [run for run in runs if run.seed != TRIAL and run.finished]
     methods = sorted({run.method for run in runs}, key=place)
     seeds = {name: {run.seed for run in fresh if run.method == name} for name in methods}
-    common = set.intersection(*seeds.values()) if seeds else set()
+    deciding = [seeds[name] for name in methods if name != SLOWEST] or list(seeds.values())
+    common = set.intersection(*deciding) if deciding else set()
     return {
         name: sorted(
             (run for run in fresh if run.method == name and run.seed in common),
             key=lambda run: run.seed,
         )
         for name in methods
+        if name != SLOWEST or common <= seeds[name]
     }
 
 

@@ -152,7 +152,8 @@ def measure(
     trained, others = texts.split(held_out(texts))
     accuracy = _accuracy(model, others.first(REPORTED), how.device, how.precision)
     critic = ValueModel(module, micro_batch=how.micro_batch, precision=how.precision)
-    _fit(critic, model, trained, how)
+    if how.names is None or any("value" in name for name in how.names):
+        _fit(critic, model, trained, how)
     words = {"task": task, "level": level, "accuracy": accuracy, **provenance(how.device)}
     for number, name in itertools.product(range(how.rounds), methods):
         if (name, number) in done or (how.names is not None and name not in how.names):

@@ -4,7 +4,8 @@
 --at-once 10` starts so many workers. A worker takes the next job that nobody works on; workers of
 several commands share the jobs, if only their --methods, --micro-batch and numbers differ. A run's
 folder is RUNS/language_model/NAME; `--seconds` ends the workers, which first write checkpoints, and
-the same command later goes on from them. A method's seeds begin when its trials are done.
+the same command later goes on from them. A method's seeds begin when its trials are done. Workers
+may be started before their weights exist, and wait for them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from arsm_experiments.sequences.trainer import (
 
 EXPERIMENT = "language_model"
 METHODS = {
-    "branch": "branch:rloo:samples=16",
+    "branch": "branch:rloo:samples=32",
     "group": "group:8",
     "token baseline": "token-baseline:8",
     "grpo": "grpo:8",
@@ -55,7 +56,7 @@ RATES = (4e-6, 1e-5, 2.5e-5)
 TRIAL = 0
 """The seed of the trials, which is not reported."""
 SEEDS = (1, 2, 3)
-TOKENS = 400_000
+TOKENS = 240_000
 TOKENS_PER_UPDATE = 8_000
 MEASURE_EVERY = 10
 LEAST_MICRO_BATCH = 8
@@ -208,7 +209,8 @@ class Worker:
                 if taken:
                     break
             if not taken:
-                if not jobs and not later:
+                # others work on all that is open, and nothing will follow
+                if not later:
                     return
                 time.sleep(1.0)
 
@@ -335,7 +337,12 @@ def main() -> None:
         # a worker then frees what it keeps in store before it takes more
         torch.cuda.set_per_process_memory_fraction(words.memory)
     pretrained = load_pretrained(words.model, words.device)
+    texts = load_texts(pretrained.tokenizer, words.task, words.data)
     if words.start is not None:
+        while not words.start.exists():
+            if time.monotonic() - begun > words.seconds:
+                sys.exit(f"There is no {words.start} after {words.seconds:g} s.")
+            time.sleep(0.5)
         load_level(pretrained.module, words.start)
     plan = Plan(
         words.task,
@@ -350,7 +357,7 @@ def main() -> None:
         plan,
         words.root,
         pretrained,
-        load_texts(pretrained.tokenizer, words.task, words.data),
+        texts,
         words.device,
         torch.bfloat16 if words.precision == "bfloat16" else None,
         words.micro_batch,

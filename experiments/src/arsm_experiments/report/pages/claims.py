@@ -30,9 +30,23 @@ def language_models(tables: Tables) -> str:
         "- **Credit for every token of a language model.** Go back to a token, try what was nearly "
         "chosen, compare. On SmolLM2-135M, on sums in written steps, this needs "
         f"{low:.2f} to {high:.2f} of the best group method's tokens for the same noise at "
-        f"accuracies of {chain[0][0]:.2f} to {chain[-1][0]:.2f}; on countdown {countdown} "
+        f"accuracies of {chain[0][0]:.2f} to {chain[-1][0]:.2f}; on countdown {countdown}"
+        f"{_trained(tables)} "
         "([measurements](results/language_model/README.md); "
         "[inside TRL](docs/guides/trl.md): three lines)."
+    )
+
+
+def _trained(tables: Tables) -> str:
+    """How training on countdown ended, once every method has finished a seed."""
+    rows = language_model.results(tables).get("countdown")
+    if rows is None:
+        return ""
+    best = language_model.best(rows)
+    ours = next(row for row in rows if row.method == "branch")
+    return (
+        f". Trained there with equal tokens it ends at an accuracy of {ours.final.mean:.3f}, the "
+        f"best of {len(rows) - 1} rivals ({best.method}) at {best.final.mean:.3f}"
     )
 
 
