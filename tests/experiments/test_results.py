@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from arsm_experiments.readme import SCHEMES, SHAPES
+from arsm_experiments.report.alone import with_time
 from arsm_experiments.report.chapters import CHAPTERS, Chapter
 from arsm_experiments.report.sections import results_csv
 from arsm_experiments.runs.reader import Record
@@ -93,7 +94,7 @@ def test_every_figure_that_a_page_shows_comes_from_the_runs(chapters: dict[str, 
         for section in chapter.sections:
             made |= {
                 RESULTS / experiment / f"{name}.png"
-                for figure in section.figures
+                for figure in with_time(section.figures, RESULTS / experiment)
                 for name in figure.files
             }
             made |= {RESULTS / experiment / picture.name for picture in section.pictures}
