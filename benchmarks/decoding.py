@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from arsm.sequences import Decoding, Prefixes, Transformers
-from arsm.sequences.board import Compiled, Rows, step
+from arsm.sequences.board import Rows, step
 from arsm.sequences.draws import draw_tokens
 from arsm.sequences.slots import Slots
 from benchmarks.measure import hardware
@@ -135,11 +135,9 @@ class Bench:
         print(name, json.dumps(found), flush=True)
 
 
-def plain(
-    bench: Bench, rows: int, draws: int = 1, compiled: Compiled | None = None
-) -> dict[str, Any]:
+def plain(bench: Bench, rows: int, draws: int = 1, compiled: bool = False) -> dict[str, Any]:
     """Sample one sequence per row."""
-    slots = Slots(Transformers(bench.model).slots(), rows, compiled=compiled)
+    slots = Slots(Transformers(bench.model, compiled=compiled).slots(), rows)
     slots.timed = True
     prompts, row = bench.prompts(rows), torch.arange(rows, device=bench.device)
     generator = torch.Generator(bench.device).manual_seed(0)
@@ -228,11 +226,9 @@ def attention(bench: Bench, rows: int) -> dict[str, Any]:
     return found
 
 
-def branches(
-    bench: Bench, rows: int, prompts: int, compiled: Compiled | None = None
-) -> dict[str, Any]:
+def branches(bench: Bench, rows: int, prompts: int) -> dict[str, Any]:
     """Play another token to the end in PER_STATE of the states."""
-    slots = Slots(Transformers(bench.model).slots(), rows, compiled=compiled)
+    slots = Slots(Transformers(bench.model).slots(), rows)
     slots.timed = True
     generator = torch.Generator(bench.device).manual_seed(0)
     decoding = Decoding(NEW)
@@ -335,15 +331,12 @@ def main() -> None:
     variants[f"generate {large}"] = (lambda: generate(bench, large), 20)
     if not small:
         variants["copies in bfloat16"] = (lambda: copies(bench), 0)
-        variants[f"slots {large}, compiled forward"] = (
-            lambda: plain(bench, large, 1, "forward"),
-            60,
-        )
+        variants[f"slots {large}, compiled"] = (lambda: plain(bench, large, 1, True), 30)
+        variants["slots 256, compiled"] = (lambda: plain(bench, 256, 1, True), 30)
         variants[f"generate {large}, static cache, compiled"] = (
             lambda: generate(bench, large, cache_implementation="static"),
             60,
         )
-        variants[f"slots {large}, compiled step"] = (lambda: plain(bench, large, 1, "step"), 60)
         variants["generate 256"] = (lambda: generate(bench, 256), 20)
     for name, (measure, needs) in variants.items():
         if options.only in name:

@@ -636,13 +636,20 @@ def test_options_are_refused_in_a_sentence(
     assert words in capsys.readouterr().err
 
 
-def test_a_figure_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("option", ["--figure", "--summary", "--badge"])
+def test_a_result_that_cannot_be_written(
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="The figure could not be written"):
-        main(["losses.py:wrong", "--samples", "1024", "--figure", "nowhere/audit.png"])
+    with pytest.raises(SystemExit, match="2"):
+        main(["losses.py:wrong", "--samples", "1024", option, "nowhere/audit.png"])
+    assert "The result could not be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -653,15 +660,24 @@ def test_a_figure_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         ("losses:number", "not a function"),
         ("nowhere:right", "no module nowhere"),
         ("nowhere.py:right", "no file nowhere.py"),
+        ("broken.py:right", "broken.py cannot be imported: NameError: name 'tensor' is not"),
+        ("broken:right", "broken cannot be imported: NameError"),
     ],
 )
 def test_the_command_refuses_kindly(
-    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from arsm.referee.__main__ import main
 
     (tmp_path / "losses.py").write_text(LOSSES)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("right = tensor")
     monkeypatch.delitem(sys.modules, "losses", raising=False)
-    with pytest.raises(SystemExit, match=words):
+    # 1 would say that the gradient is wrong
+    with pytest.raises(SystemExit, match="2"):
         main([name])
+    assert words in capsys.readouterr().err

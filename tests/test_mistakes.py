@@ -10,6 +10,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -453,3 +454,24 @@ def test_batch_normalisation_outside_f_is_allowed() -> None:
     logits = model.encoder(torch.randn(4, 3)).unsqueeze(1)
     estimate(model.plain, logits=logits)
     estimate(lambda z: model.plain(z), logits=logits)
+
+
+# ---------------------------------------------------------------- files of agents
+
+
+def test_files_of_agents_that_are_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    from arsm import rl
+
+    agent = rl.PolicyGradient("CartPole-v1")
+    with pytest.raises(
+        FileNotFoundError, match=r"no file /.*/none\.pt; PolicyGradient\.save writes"
+    ):
+        agent.load(tmp_path / "none.pt")
+    with pytest.raises(FileNotFoundError, match=r"There is no file /.*; PolicyGradient\.save"):
+        rl.PolicyGradient.from_file(tmp_path)  # a folder
+    with pytest.raises(FileNotFoundError, match=r"no folder .*/none to write a\.pt into; make it"):
+        agent.save(tmp_path / "none" / "a.pt")
+    with pytest.raises(IsADirectoryError, match=r"is a folder; name a file in it, such as agent"):
+        agent.save(tmp_path)
+    assert not any(tmp_path.iterdir())

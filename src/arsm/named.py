@@ -35,6 +35,8 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ValueError(f"There is no module {name} here: {error}.") from error
+    except Exception as error:
+        raise _broken(name, error) from error
 
 
 def _file(path: Path) -> ModuleType:
@@ -54,8 +56,16 @@ def _file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         # half a module must not be found by the next import
         del sys.modules[name]
+        if isinstance(error, Exception):
+            raise _broken(path.name, error) from error
         raise
     return module
+
+
+def _broken(place: str, error: Exception) -> ValueError:
+    """The sentence for a user's own file with an error in it."""
+    why = f"{type(error).__name__}: {error}"
+    return ValueError(f"{place} cannot be imported: {why}; mend it first.")

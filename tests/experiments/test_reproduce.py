@@ -122,7 +122,7 @@ def test_only_names_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_only_may_name_a_group() -> None:
     plan = Reproduce(scale="full", only="conditional/sampled,vae/precision-fresh").plan()
     assert {each.name for each in plan} == {"sampled", "precision-fresh"}
-    assert len(plan) == 8
+    assert len(plan) == 10
 
 
 def test_what_an_experiment_builds_on_belongs_to_it() -> None:
@@ -199,7 +199,7 @@ def test_a_failing_experiment_does_not_stop_the_others(
     out, err = capsys.readouterr()
     assert err == "2 of 3 experiments failed (see above); run the same command again.\n"
     assert "cannot be resumed with another" in out.replace("\n", " ")
-    assert "FileExistsError" in out
+    assert "compare: File exists; choose another folder." in out
     assert len(metrics(tmp_path, RUNS[3])) == len(metrics(tmp_path, RUNS[2])) == 2 * 4
     assert (tmp_path / "report.html").exists()
 

@@ -222,6 +222,19 @@ def test_every_strategy_trains_the_small_tasks_as_text(
     assert last["gradient_norm"] > 0
 
 
+def test_fused_norms_are_those_of_the_model(folder: Path) -> None:
+    fused = load_pretrained(str(folder)).module
+    own = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert not [m for m in fused.modules() if type(m).__name__ == "LlamaRMSNorm"]
+    assert list(trained_parameters(fused)) == list(trained_parameters(own))
+    ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    for module in (fused, own):
+        module(ids).logits.square().sum().backward()
+    torch.testing.assert_close(fused(ids).logits, own(ids).logits)
+    for name, parameter in trained_parameters(fused).items():
+        torch.testing.assert_close(parameter.grad, trained_parameters(own)[name].grad, msg=name)
+
+
 def test_lora_trains_its_matrices_alone(folder: Path, tiny: Sequences, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     first, again = (load_pretrained(str(folder), lora=2).module for _ in range(2))

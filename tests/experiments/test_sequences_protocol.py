@@ -60,7 +60,7 @@ def test_nothing_but_the_first_task_and_chain_begins_before_there_are_weights(dr
 def test_noise_and_further_tasks_follow_their_weights(dry: Dry) -> None:
     reach(dry, "countdown-0.3")
     dry._follow()
-    assert {"levels-translate", "levels-long", "noise-countdown-0.3b"} <= set(dry.running)
+    assert {"levels-translate", "noise-countdown-0.3b"} <= set(dry.running)
     assert "noise-chain-0.3b" not in dry.running
     reach(dry, "chain-0.3")
     reach(dry, "chain-0.8")
@@ -70,7 +70,11 @@ def test_noise_and_further_tasks_follow_their_weights(dry: Dry) -> None:
     dry.end("levels-chain", "noise-chain-0.8b")
     dry._follow()
     assert "noise-chain-0.3b" in dry.running
-    dry.end("noise-countdown-0.3b", "levels-long")
+    assert not {"levels-long", "countdown-2"} & set(dry.running), "value heads hold the memory"
+    dry.end("noise-countdown-0.3b", *(f"countdown-ppo-{n}" for n in range(len(RATES))))
+    dry._follow()
+    assert {"levels-long", "countdown-2", "countdown-3", "countdown-4"} <= set(dry.running)
+    dry.end("levels-long")
     reach(dry, "long-0.1")
     dry._follow()
     assert "noise-long-0.1" in dry.running

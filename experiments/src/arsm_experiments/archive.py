@@ -16,7 +16,7 @@ from arsm_experiments.runs.archive import (
     shortened,
     write_archive,
 )
-from arsm_experiments.runs.files import RunError
+from arsm_experiments.runs.files import RunError, make_folder
 from arsm_experiments.runs.reader import make_record
 
 
@@ -59,7 +59,7 @@ class Archive:
                 f"There are no run folders under {self.root}; point --root at the run folders to "
                 "add."
             )
-        self.into.mkdir(parents=True, exist_ok=True)
+        make_folder(self.into)
         merged = {experiment: self.merge(experiment, runs) for experiment, runs in found.items()}
         for experiment, runs in merged.items():
             archive = self.into / f"{experiment}{SUFFIX}"

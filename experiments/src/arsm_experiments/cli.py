@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import os
+import re
 import shlex
 import sys
 import textwrap
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import arsm
 from arsm.options import closest
@@ -127,7 +131,7 @@ def parse(arguments: Sequence[str]) -> Command | None:
     if not arguments:
         raise Refusal(f"Name a command: {', '.join(known)}; `arsm --help` explains them.")
     name, *words = arguments
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "help"):
         print(overview(known))
         return None
     if name not in known:
@@ -135,19 +139,70 @@ def parse(arguments: Sequence[str]) -> Command | None:
     if {"-h", "--help"} & set(words):
         print(wrapped(inspect.getdoc(known[name]) or "") + "\n")  # tyro would not wrap its lines
     as_typed = (tyro.conf.FlagCreatePairsOff,)
-    command, unknown = tyro.cli(
-        known[name],
-        prog=f"arsm {name}",
-        description="",
-        args=words,
-        config=as_typed,
-        return_unknown_args=True,
-    )
+    said = io.StringIO()
+    try:
+        # tyro answers a value that it cannot read with a box of several lines
+        with contextlib.redirect_stderr(said):
+            command, unknown = tyro.cli(
+                known[name],
+                prog=f"arsm {name}",
+                description="",
+                args=words,
+                config=as_typed,
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise Refusal(unreadable(known[name], words, said.getvalue())) from None
     if unknown:
         flags = [flag(key, value is not True) for key, value in options(known[name]()).items()]
         word = unknown[0].partition("=")[0]
         raise Refusal(f'"arsm {name}" has no option "{word}"{hint(word, flags)}')
     return command
+
+
+def unreadable(command: type[Command], words: Sequence[str], said: str) -> str:
+    """One sentence for a value that has another type than its option.
+
+    Args:
+        said: tyro's message, which names the option.
+    """
+    named = re.search(r"--[a-z][a-z-]*", said)
+    if named is None:
+        return " ".join(re.sub(r"[─│╭╮╰╯]", " ", said).split())
+    option = named[0]
+    kind = types_of(command)[option.removeprefix("--").replace("-", "_")]
+    *others, last = alternatives(kind)
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    given = re.search(rf"{option}[ =]+(?!--)(.+?)(?= --|$)", " ".join(words))
+    explained = f"; `arsm {command.__name__.lower()} --help` explains it."
+    if given is None:
+        return f"{option} needs a value, {wanted}{explained}"
+    if typing.get_origin(kind) is tuple:
+        return f"Each value of {option} must be {wanted}, but got {given[1]}{explained}"
+    return f"{option} must be {wanted}, but is {given[1]}{explained}"
+
+
+def types_of(command: type[Any]) -> dict[str, Any]:
+    """The types of a command's options by name, including those in groups."""
+    found: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(command).items():
+        grouped = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        found |= types_of(kind) if grouped else {name: kind}
+    return found
+
+
+def alternatives(kind: Any) -> list[str]:
+    """The values that a type allows, in words: ["printed", "scaled", "a number"]."""
+    plain = {int: "a whole number", float: "a number", Path: "a path", str: "a word"}
+    if kind in plain:
+        return [plain[kind]]
+    inside = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return [str(value) for value in inside]
+    # a tuple's values or a union's types
+    return [word for each in inside if each not in (type(None), ...) for word in alternatives(each)]
 
 
 def execute(command: Command) -> None:

@@ -22,7 +22,7 @@ from arsm_experiments.compare import Compare
 from arsm_experiments.plans import FULL, SMOKE, Experiment
 from arsm_experiments.progress import PlanBars
 from arsm_experiments.report.command import Report
-from arsm_experiments.runs.files import RunError
+from arsm_experiments.runs.files import RunError, make_folder
 from arsm_experiments.runs.reader import is_finished
 
 PLANS = {"smoke": SMOKE, "full": FULL}
@@ -78,6 +78,7 @@ class Reproduce:
 
     def run(self, console: Console) -> None:
         """Print the plan, run it, and make the report."""
+        make_folder(self.folder())
         plan = self.plan()
         done = [finished_runs(experiment) for experiment in plan]
         print_plan(console, plan, done, self.folder())

@@ -20,14 +20,11 @@ def load_loss(words: str) -> Any:
     """The function that `module:function` or `path.py:function` names, or an estimator,
     by its class.
     """
-    try:
-        found = load(words)
-        if is_estimator_class(found):
-            return estimator(words)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    found = load(words)
+    if is_estimator_class(found):
+        return estimator(words)
     if not callable(found):
-        raise SystemExit(f"{words} is not a function.")
+        raise ValueError(f"{words} is not a function.")
     return found
 
 
@@ -134,20 +131,21 @@ def _write_files(result: Audit, given: argparse.Namespace) -> None:
     if given.badge is not None:
         given.badge.write_text(result.badge())
     if given.figure:
-        try:
-            result.figure().savefig(given.figure, dpi=150)
-        # a folder that does not exist, or an ending that matplotlib does not know
-        except (OSError, ValueError) as error:
-            raise SystemExit(f"The figure could not be written: {error}.") from error
+        result.figure().savefig(given.figure, dpi=150)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided."""
+    """0 if the gradient is unbiased, 1 if it is wrong, 2 if nothing could be decided or
+    the command cannot run.
+    """
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.tokens and not given.advantages:
         parser.error("--tokens belongs to --advantages; give both, or neither.")
-    function = load_loss(given.function)
+    try:
+        function = load_loss(given.function)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
     try:
         result = _audited(function, given)
     # of an option: an error that the function raises is part of the result
@@ -155,7 +153,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     _print(result)
     # last, so that a file that cannot be written does not cost the result
-    _write_files(result, given)
+    try:
+        _write_files(result, given)
+    # a folder that does not exist, or an ending that matplotlib does not know
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"The result could not be written: {error}.\n")
     return {"unbiased": 0, "wrong": 1, "not decided": 2}[result.verdict]
 
 

@@ -30,6 +30,13 @@ UNHELD = ("encoder", "snapshot", "policy")
 def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Write an agent."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {path.parent} to write {path.name} into; make it first."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it, such as agent.pt.")
+    # in the same folder, as a file can only be replaced within a disk
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     content = {
         "agent": agent.description(),
@@ -47,6 +54,7 @@ def load_agent(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Read a file into an agent like the one that wrote it."""
     saved = _read(path)
     mine = agent.description()
+    # before anything is set: the sentence names what differs
     if saved["agent"] != mine:
         differ = ", ".join(
             f"{key} ({saved['agent'].get(key)})"
@@ -66,6 +74,7 @@ def make(
 ) -> PolicyGradient:
     """The agent that a file holds."""
     saved = dict(_read(path)["arguments"])
+    # functions and modules would have to be pickled, and reading them would run code
     missing = [name for name in UNHELD if saved.pop(name) and name not in given]
     if saved["environment"] is None and "environment" not in given:
         missing.insert(0, "environment")
@@ -82,10 +91,12 @@ def make(
         )
     settings = saved.pop("settings")
     saved["settings"] = Settings(**{**settings, "hidden": tuple(settings["hidden"])})
+    # what the caller gives comes before what the file has
     agent = kind(**{**saved, **given})
     try:
         load_agent(agent, path)
     except Exception:
+        # its workers would otherwise outlive the error
         agent.close()
         raise
     return agent
@@ -94,6 +105,7 @@ def make(
 def describe_credit(credit: Any) -> dict[str, Any] | None:
     """The class and options of an estimator, or of other credit, if a file can hold them."""
     kind = type(credit)
+    # a user's class of the same name is another one
     if not dataclasses.is_dataclass(credit) or KNOWN.get(kind.__name__) is not kind:
         return None
     values = {each.name: vars(credit)[each.name] for each in dataclasses.fields(kind) if each.init}
@@ -113,8 +125,13 @@ def _out_of_words(words: dict[str, Any]) -> Any:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"There is no file {Path(path).resolve()}; PolicyGradient.save writes one."
+        )
     content = Path(path).read_bytes()
     try:
+        # weights only: a file from elsewhere must not run code
         saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # among others an OSError for a file that was cut off
         raise ValueError(

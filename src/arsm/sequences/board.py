@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from arsm.sequences.model import Decode, SlotModel
 
 WARM_UP = 3
 """Steps before a capture, in which libraries allocate and compile what they need."""
-
-Compiled = Literal["forward", "step"]
-"""The part that `torch.compile` gets: the model alone, or the whole step."""
 
 
 @dataclass(eq=False)
@@ -200,7 +197,6 @@ class Board:
         cache: Tensor,
         decoding: Decoding,
         draws: int,
-        compiled: Compiled | None,
         captured: bool,
         pool: Any,
     ) -> None:
@@ -209,7 +205,6 @@ class Board:
         self._model = model
         self._cache = cache
         self._decoding = decoding
-        self._compiled = compiled
         self._captured = captured
         self._pool = pool
         self._steps: dict[int, Callable[[], None]] = {}
@@ -224,22 +219,12 @@ class Board:
         return self._steps[size]
 
     def _made(self, size: int) -> Callable[[], None]:
-        rows, eos, temperature = (
-            self.rows.up_to(size),
-            self._decoding.eos,
-            self._decoding.temperature,
-        )
+        rows = self.rows.up_to(size)
+        decoding = self._decoding
         decode: Decode = self._model.decoder(self._cache[:, :, :size])
-        run = step
-        # fewer rows are for the last sequences of a call: compiling takes longer than they do
-        if size == self._cache.shape[2] and self._compiled is not None:
-            if self._compiled == "forward":
-                decode = torch.compile(decode, fullgraph=True, dynamic=False)
-            else:
-                run = torch.compile(step, fullgraph=True, dynamic=False)
 
         def eager() -> None:
-            run(decode, rows, eos, temperature, self._decoding.min_tokens)
+            step(decode, rows, decoding.eos, decoding.temperature, decoding.min_tokens)
 
         return self._graph(eager, rows) if self._captured else eager
 

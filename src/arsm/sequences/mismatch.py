@@ -47,7 +47,7 @@ def check_sampler(
         `mismatch` and `mean_mismatch`, the largest and the mean difference of ln p; NaN
         where nothing is reported.
     """
-    largest, total, count = 0.0, 0.0, 0
+    gaps: list[Tensor] = []
     fit = Fit(temperature)
     for some in compared:
         for states, logits in logits_of(some, live):
@@ -55,10 +55,8 @@ def check_sampler(
             sampler = None if reported is None else reported[some].flatten()[states]
             if sampler is not None:
                 own = token_log_probs(logits, drawn, temperature)
-                gap = (sampler.double() - own.double()).abs()
-                largest = max(largest, float(gap.max()))
-                total += float(gap.sum())
-                count += gap.shape[0]
+                # read at the end: every look at a number waits for the device
+                gaps.append((sampler.double() - own.double()).abs())
             if elsewhere and not corrected and fit.tokens < FIT_TOKENS:
                 fit.add(logits, drawn, sampler)
     if elsewhere and (closest := fit.alarm()) is not None:
@@ -68,12 +66,14 @@ def check_sampler(
             "temperature, and without top-k or top-p, which bias the gradient; or correct them "
             "with importance=Importance(), given the sampler's log_probs."
         )
-    mean = total / count if count else float("nan")
+    gap = torch.cat(gaps) if gaps else tokens.new_zeros(0, dtype=torch.float64)
+    count = gap.shape[0]
+    mean = float(gap.mean())  # NaN where nothing is reported
     if not elsewhere and count and not mean <= LARGEST_MEAN[dtype.itemsize]:
         raise ValueError(
             f"The model's step by step and one-pass logits differ: ln p of a token by {mean:.3g} "
             "on average; check its cache, positions and padding, and put it into eval mode if it "
             "has dropout."
         )
-    largest = largest if count else float("nan")
+    largest = float(gap.max()) if count else mean
     return {"mismatch": torch.tensor(largest), "mean_mismatch": torch.tensor(mean)}

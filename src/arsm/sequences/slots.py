@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from arsm.sequences.ahead import Ahead, PlayedAhead, other_draws
-from arsm.sequences.board import Board, Compiled, Playing, Rows, Starts, Tally
+from arsm.sequences.board import Board, Playing, Rows, Starts, Tally
 from arsm.sequences.decode import Completions, Decoding, Prefixes, check_log_probs, complete
 from arsm.sequences.draws import Noise, Sampled
 from arsm.sequences.ends import all_ends, is_end
@@ -93,7 +93,6 @@ class Slots:
         *,
         look_every: int = 4,
         known: int = 1024,
-        compiled: Compiled | None = None,
         captured: bool | None = None,
     ) -> None:
         """Make slots.
@@ -104,8 +103,6 @@ class Slots:
             look_every: steps between two looks at which rows have ended: every look
                 waits for the device.
             known: most known sequences whose caches are held beside those of the slots.
-            compiled: what `torch.compile` gets, for steps of all rows; it takes a
-                minute and pays in long runs.
             captured: whether a step is a CUDA graph; by default on a GPU.
         """
         for name, value in {"rows": rows, "look_every": look_every, "known": known}.items():
@@ -115,7 +112,6 @@ class Slots:
         self.rows = rows
         self.look_every = look_every
         self.known = known
-        self.compiled: Compiled | None = compiled
         self.captured = captured
         self.tally = Tally()
         self.timed = False
@@ -415,9 +411,7 @@ class Slots:
                 # share it
                 self._pool = torch.cuda.graph_pool_handle()
             cache = self._held()
-            self._boards[key] = Board(
-                self.model, cache, decoding, draws, self.compiled, captured, self._pool
-            )
+            self._boards[key] = Board(self.model, cache, decoding, draws, captured, self._pool)
         board = self._boards[key]
         # an exception in an earlier call may have left rows behind
         board.rows.owner.fill_(-1)

@@ -47,8 +47,15 @@ class Transformers:
     """
 
     def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
+        """Wrap a model.
+
+        Args:
+            model: the model.
+            compiled: compile a layer of the model, once for all layers, for decoding in
+                slots and for the pass with a graph. It takes about a minute in all, at
+                the first update, and pays in long runs on a GPU.
+        """
         refuse_parallel(model)
-        self.compiled = compiled
         inner: Any = getattr(model, "_orig_mod", model)  # torch.compile and PEFT hide the arguments
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepted = inspect.signature(inner.forward).parameters
@@ -60,6 +67,9 @@ class Transformers:
                 "module with Recompute."
             )
         self.model = model
+        self.compiled = compiled
+        self._passed = _with_compiled_layers(model, inner) if compiled else model
+        """Computes whole sequences."""
         self.vocabulary = int(inner.get_input_embeddings().num_embeddings)
         self.positions: int | None = getattr(inner.config, "max_position_embeddings", None)
         pad = getattr(inner.config, "pad_token_id", None)
@@ -158,7 +168,7 @@ class Transformers:
             apart = self._distance(own)
             slots = own
             if self.compiled or dtype not in (None, own.dtype):
-                slots = TransformersSlots(self._inner, dtype, compiled=self.compiled)
+                slots = TransformersSlots(self._inner, dtype, compile_layers=self.compiled)
         except (SlotsRefused, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -199,11 +209,30 @@ class Transformers:
             options["attention_mask"] = mask.long()
             if self._takes_positions:
                 options["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
-        return self.model(input_ids=tokens, **options)
+        if options["use_cache"]:
+            return self.model(input_ids=tokens, **options)
+        if self._passed.training != self.model.training:
+            self._passed.train(self.model.training)
+        return self._passed(input_ids=tokens, **options)
 
 
 def _with_tokens(mask: Tensor, count: int) -> Tensor:
     return torch.cat([mask, mask.new_ones(mask.shape[0], count)], -1)
+
+
+def _with_compiled_layers(model: nn.Module, inner: Any) -> nn.Module:
+    """The model with the same weights, for passes over whole sequences."""
+    from arsm.sequences.transformers_layers import compiled, whole, with_layers_run_by
+
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            "compiled=True compiles a model's layers, but this model is compiled already; pass it "
+            "as it was before torch.compile."
+        )
+    count = inner.config.get_text_config(decoder=True).num_hidden_layers
+    # both have one head, since `headed` takes the hidden states from the model's
+    head = inner.get_output_embeddings()
+    return with_layers_run_by(compiled(whole), model, count, [] if head is None else [head])
 
 
 def _after_head(config: Any) -> Callable[[Tensor], Tensor]:

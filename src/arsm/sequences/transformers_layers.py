@@ -1,20 +1,24 @@
-"""One compiled layer for all layers of a model in slots.
+"""One compiled layer that serves all layers of a model.
 
-A step of many small kernels takes as long as their number says, whatever the rows. A compiler
-makes a third of them out of a layer, and takes seconds for one layer but half a minute for a
-whole model. All layers are the same program with other weights, so that one is enough, if
-nothing in it tells which of them it is.
+A GPU needs a few microseconds per kernel, however few rows it has to work on: 1,300 kernels of a
+small model take 4 ms. A compiler makes a third of them, but needs half a minute for a whole model.
+All layers are the same program with other weights, so that compiling one of them is enough,
+provided that nothing in the program says which layer it is.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
+
+RunLayer: TypeAlias = Callable[..., Any]
+"""`run(layer, *args, **kwargs)`: a layer's forward."""
 
 
 class SplitCache(Cache):
@@ -25,62 +29,69 @@ class SplitCache(Cache):
         self.alone = [Cache(layers=[layer]) for layer in layers]
 
 
-def with_compiled_layers(
-    model: nn.Module, count: int, compiled: Callable[..., Any]
-) -> nn.Module | None:
-    """The model with the same weights, whose layers all run as one compiled function; None if
-    its layers are not to be found.
+def with_layers_run_by(
+    run: RunLayer, model: nn.Module, count: int, kept: Iterable[nn.Module] = ()
+) -> nn.Module:
+    """A model with the same weights, whose `count` layers are all run by one function; their
+    cache, if they have one, must be a `SplitCache`.
+
+    Args:
+        run: the function.
+        model: the model, which stays as it is.
+        count: its number of layers.
+        kept: modules that both models share.
     """
-    # the weights themselves, not copies
-    shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    twin = copy.deepcopy(model, shared)
+    # what the copy finds here it takes as it is
+    shared: list[Any] = [*model.parameters(), *model.buffers(), *kept]
+    twin = copy.deepcopy(model, {id(each): each for each in shared})
     layers = _layers(twin, count)
-    if layers is None:
-        return None
     for module in layers.modules():
-        # every layer finds its cache at number 0, or each would be compiled for its own number
+        # every layer finds its cache at number 0: with its own it would be another program
         if isinstance(getattr(module, "layer_idx", None), int):
             vars(module)["layer_idx"] = 0
     for number, layer in enumerate(layers):
-        layer.forward = _alone(compiled, layer, number)  # pyright: ignore[reportAttributeAccessIssue]
+        vars(layer)["forward"] = _forward(run, layer, number)
     return twin
 
 
-def _layers(model: nn.Module, count: int) -> nn.ModuleList | None:
-    """The only list of `count` modules."""
-    lists = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
-    return lists[0] if len(lists) == 1 else None
+def _layers(model: nn.Module, count: int) -> nn.ModuleList:
+    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
+    found = [each for each in lists if len(each) == count]
+    if len(found) != 1:
+        raise ValueError(
+            f"compiled=True needs a model with one list of {count} layers, but "
+            f"{type(model).__name__} has {len(found)}; leave compiled=True out."
+        )
+    return found[0]
 
 
-def _alone(compiled: Callable[..., Any], layer: nn.Module, number: int) -> Callable[..., Any]:
-    """The compiled forward of a layer, with its own part of the cache."""
+def _forward(run: RunLayer, layer: nn.Module, number: int) -> Callable[..., Any]:
+    """The forward of one layer, which gets its own part of the cache."""
+
+    def own(argument: Any) -> Any:
+        return argument.alone[number] if isinstance(argument, SplitCache) else argument
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(_part(each, number) for each in args)
-        kwargs = {name: _part(each, number) for name, each in kwargs.items()}
-        return compiled(layer, *args, **kwargs)
+        return run(layer, *map(own, args), **{name: own(each) for name, each in kwargs.items()})
 
     return forward
 
 
-def _part(argument: Any, number: int) -> Any:
-    return argument.alone[number] if isinstance(argument, SplitCache) else argument
-
-
-def _step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    # past the instance's own `forward`, which calls this function
+def step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer in a step of the slots."""
+    # the class's forward, as the instance's own calls this function
     return type(layer).forward(layer, *args, **kwargs)
 
 
-def _pass(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def whole(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer in a pass over whole sequences. The same as `step`, but a function of its own:
+    a compiled function tries all programs that were made of it at every call.
+    """
     return type(layer).forward(layer, *args, **kwargs)
 
 
-# Two functions, as a compiled one tries all that it was compiled for at every call. Any number of
-# rows and columns: the slots shrink as sequences end.
-compiled_step = torch.compile(_step, dynamic=True)
-compiled_pass = torch.compile(_pass, dynamic=True)
+@cache
+def compiled(run: RunLayer) -> RunLayer:
+    """The function compiled, once per process: every model with layers of the same kind uses it."""
+    # for any number of rows and columns, as slots shrink and micro-batches differ
+    return torch.compile(run, dynamic=True)

@@ -17,7 +17,12 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from arsm.sequences.model import Decode, SlotsRefused
-from arsm.sequences.transformers_layers import SplitCache, compiled_step, with_compiled_layers
+from arsm.sequences.transformers_layers import (
+    SplitCache,
+    compiled,
+    step,
+    with_layers_run_by,
+)
 
 FOLDED = "arsm_folded"
 """The name under which transformers knows `folded_attention`."""
@@ -132,7 +137,7 @@ class TransformersSlots:
     """A `SlotModel` from a causal model of transformers."""
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype | None = None, *, compiled: bool = False
+        self, model: nn.Module, dtype: torch.dtype | None = None, *, compile_layers: bool = False
     ) -> None:
         """Wrap a model, or refuse it with `SlotsRefused`.
 
@@ -140,7 +145,7 @@ class TransformersSlots:
             model: a causal model that takes positions.
             dtype: sample with copies of the weights in this type; None for the weights
                 themselves.
-            compiled: compile one layer for the steps of all.
+            compile_layers: compile one layer for the steps of all.
         """
         if len({parameter.device for parameter in model.parameters()}) != 1:
             raise SlotsRefused("its weights lie on several devices.")
@@ -161,10 +166,9 @@ class TransformersSlots:
         self.dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
         self._shape = self._shape_of_cache()
         self._stepped: Any = self._model
-        if compiled:
-            found = with_compiled_layers(self._model, self._shape[0], compiled_step)
-            if found is not None:
-                self._stepped = found
+        """Steps; another module than the one that fills caches, if its layers are compiled."""
+        if compile_layers:
+            self._stepped = with_layers_run_by(compiled(step), self._model, self._shape[0])
 
     def cache(self, rows: int, width: int) -> Tensor:
         layers, heads, size = self._shape

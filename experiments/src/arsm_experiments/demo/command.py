@@ -15,7 +15,7 @@ import arsm
 from arsm_experiments.demo.parts import PARTS
 from arsm_experiments.progress import progress_bars
 from arsm_experiments.report.page import render_page
-from arsm_experiments.runs.files import write_atomically
+from arsm_experiments.runs.files import make_folder, write_atomically
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Demo:
 
     def run(self, console: Console) -> None:
         """Run the parts one after the other and write the page."""
+        make_folder(self.out.parent)  # before a minute of work that could not be shown
         begun = time.monotonic()
         made = []
         with progress_bars(console) as bars:
@@ -57,7 +58,6 @@ class Demo:
             console.print(f"[bold]{part.title}.[/] {part.found}", highlight=False)
         seconds = time.monotonic() - begun
         text = render_page("demo.html", parts=made, seconds=seconds, where=where())
-        self.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.out, lambda file: file.write(text.encode()))
         console.print(f"Wrote {self.out} after {seconds:.0f} s; open it in a browser.")
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from arsm_experiments.report.alone import with_time
 from arsm_experiments.report.chapters import make_chapters
 from arsm_experiments.report.page import render
 from arsm_experiments.report.pages import remake
 from arsm_experiments.report.picture import save_figure
 from arsm_experiments.report.sections import Section, results_csv
-from arsm_experiments.runs.files import RunError, write_atomically
+from arsm_experiments.runs.files import RunError, make_folder, write_atomically
 from arsm_experiments.runs.reader import read_runs
 
 
@@ -47,7 +48,7 @@ class Report:
                 "its run folders."
             )
         out = self.out or self.root / "report.html"
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         write_atomically(out, lambda file: file.write(render(list(chapters.values())).encode()))
         runs = sum(
             len(section.records) for chapter in chapters.values() for section in chapter.sections
@@ -66,7 +67,7 @@ def export_sections(sections: Sequence[Section], folder: Path) -> None:
     """Write table.csv and the images that the folder's README.md shows, or all images if it has no
     README.md.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / "table.csv", lambda file: file.write(results_csv(sections).encode()))
     page = folder / "README.md"
     text = page.read_text() if page.is_file() else None
@@ -75,7 +76,7 @@ def export_sections(sections: Sequence[Section], folder: Path) -> None:
         return text is None or f"]({name})" in text
 
     for section in sections:
-        for figure in section.figures:
+        for figure in with_time(section.figures, folder):
             for name in figure.files:
                 if shown(f"{name}.png"):
                     save_figure(figure, name, folder)

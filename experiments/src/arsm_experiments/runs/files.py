@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -10,6 +11,19 @@ from typing import BinaryIO
 
 class RunError(Exception):
     """A problem with a run folder that the user can fix."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, if there is none, and try that a file can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # the rights alone do not tell: a system may be mounted for reading only
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"Files cannot be written to {folder}: {error.strerror}; choose another folder."
+        ) from error
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -24,7 +38,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         beside.unlink(missing_ok=True)
         raise OSError(
             f"{path} cannot be written: {error.strerror or error}; make room, or choose another "
-            "--root."
+            "folder."
         ) from error
     beside.replace(path)
     sync_folder(path.parent)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from arsm_experiments.runs.files import RunError, sync_folder, write_atomically
+from arsm_experiments.runs.files import RunError, make_folder, sync_folder, write_atomically
 from arsm_experiments.runs.provenance import provenance
 from arsm_experiments.runs.reader import FORMAT, load_checkpoint, parse_metrics, read_header
 
@@ -216,7 +216,7 @@ def _create(folder: Path, header: dict[str, Any]) -> None:
     """Create the folder with its config.json in one rename, so that no incomplete folder is ever
     seen.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as beside:
         made = Path(beside) / folder.name
         made.mkdir()

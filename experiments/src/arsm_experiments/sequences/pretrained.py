@@ -78,8 +78,23 @@ def load_pretrained(name: str, device: torch.device | str = "cpu", *, lora: int 
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    _fuse_norms(module)
     module = module.to(device).eval()  # pyright: ignore[reportArgumentType]
     return Pretrained(_with_lora(module, lora) if lora else module, tokenizer)
+
+
+def _fuse_norms(module: nn.Module) -> None:
+    """One kernel instead of six for each norm of a Llama, with the same weights: they are a fifth
+    of all kernels of a step, and of the time of a pass with a graph.
+    """
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, LlamaRMSNorm):
+                fused = nn.RMSNorm(child.weight.shape, child.variance_epsilon)
+                fused.weight = child.weight
+                setattr(parent, name, fused)
 
 
 def check_pretrained(name: str, lora: int = 0) -> None:

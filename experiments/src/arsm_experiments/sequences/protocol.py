@@ -142,7 +142,7 @@ class Campaign:
         self._fine_tune(FIRST, (LEVEL,), urgent=True)
         self._fine_tune("chain", (LEVEL, 0.8))
         for number in range(len(RATES)):
-            self._train(FIRST, f"ppo-{number}", (PPO,), urgent=True, micro_batch=64)
+            self._train(FIRST, f"ppo-{number}", (PPO,), urgent=True)
         for number in range(self.workers):
             self._train(FIRST, f"{number}", OTHERS)
 
@@ -151,7 +151,7 @@ class Campaign:
         if self._start(FIRST) is None:
             return
         self._fine_tune("translate", (0.3,))
-        self._fine_tune("long", (0.1, LEVEL), micro_batch=12)
+        self._use_the_room_of_ppo()
         self._measure(f"{FIRST}-{LEVEL:g}b", self._start(FIRST), AGAIN)
         high = self._start("chain", 0.8)
         self._measure("chain-0.8b", high, AGAIN)
@@ -162,11 +162,19 @@ class Campaign:
             self._measure(f"long-{level:g}", self._start("long", level), LONG)
         self._translate()
 
+    def _use_the_room_of_ppo(self) -> None:
+        """What begins when runs with a value head end: they hold twice the memory of others."""
+        ended = [n for n in range(len(RATES)) if f"{FIRST}-ppo-{n}" in self.done]
+        for number in ended:
+            self._train(FIRST, f"{self.workers + number}", OTHERS)
+        if len(ended) == len(RATES):
+            self._fine_tune("long", (0.1, LEVEL), micro_batch=12)
+
     def _translate(self) -> None:
         """Workers for translation in place of those that have nothing left to do."""
         if "levels-translate" not in self.done or self._trials_are_open():
             return
-        for number in range(self.workers):
+        for number in range(self.workers + len(RATES)):
             if f"{FIRST}-{number}" in self.done:
                 self._train("translate", f"{number}", (PPO, *OTHERS))
 
@@ -198,7 +206,7 @@ class Campaign:
         seconds = rest * self.scale.noise_share if first else rest
         words = ["--starts", str(self.starts), "--out", str(self.out / "noise")]
         words += ["--only", str(link), "--seconds", f"{seconds:.0f}", "--rounds", "8"]
-        words += ["--micro-batch", "8" if name.startswith("long") else "48"]
+        words += ["--micro-batch", "8" if name.startswith("long") else "32"]
         words += [*self.scale.noise, "--methods", *methods]
         self._launch(f"noise-{name}", "noise", words)
 
@@ -209,14 +217,14 @@ class Campaign:
         methods: tuple[str, ...],
         *,
         urgent: bool = False,
-        micro_batch: int = 48,
     ) -> None:
         start = self.starts / f"{task}-{LEVEL:g}.safetensors"
         plan = self._plan(task)
         words = [task, "--start", str(start), "--root", str(self.runs), "--at-once", "1"]
         words += ["--tokens", str(plan.tokens), "--tokens-per-update", str(plan.tokens_per_update)]
         words += ["--measure-every", str(plan.measure_every), "--reported", str(plan.reported)]
-        words += ["--chosen-on", str(plan.chosen_on), "--micro-batch", str(micro_batch)]
+        words += ["--chosen-on", str(plan.chosen_on), "--micro-batch", "48" if urgent else "32"]
+        words += ["--memory", "0.095" if urgent else "0.062"]
         words += ["--seconds", f"{max(1.0, self.left):.0f}", "--no-checkpoints"]
         words += [*self.scale.trials, "--methods", *methods]
         self._launch(f"{task}-{name}", "trials", words, urgent=urgent)
@@ -275,7 +283,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="End everything after so long")
-    parser.add_argument("--workers", type=int, default=8, help="Trainings at once, without PPO's 3")
+    parser.add_argument("--workers", type=int, default=6, help="Trainings at once, without PPO's 3")
     parser.add_argument("--tiny", action="store_true", help="A look at whether everything runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")

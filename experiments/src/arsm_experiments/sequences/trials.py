@@ -56,7 +56,7 @@ RATES = (4e-6, 1e-5, 2.5e-5)
 TRIAL = 0
 """The seed of the trials, which is not reported."""
 SEEDS = (1, 2, 3)
-TOKENS = 300_000
+TOKENS = 240_000
 TOKENS_PER_UPDATE = 8_000
 MEASURE_EVERY = 10
 LEAST_MICRO_BATCH = 8

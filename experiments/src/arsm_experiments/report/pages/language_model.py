@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from arsm_experiments.report.pages import sequences
 from arsm_experiments.report.pages.tables import Cell, Tables, markdown
 
 METHODS = {
@@ -148,14 +149,15 @@ def training(tables: Tables) -> str:
     return "\n\n".join(parts)
 
 
-def _best(rows: list[Result]) -> Result:
+def best(rows: list[Result]) -> Result:
+    """The rival with the highest mean final accuracy."""
     return max((row for row in rows if row.method != "branch"), key=lambda row: row.final.mean)
 
 
 def _results(rows: list[Result]) -> str:
-    best = _best(rows)
-    level = f"{best.final.mean:.3f}"
-    heads = ["", "rate", "final accuracy", f"less {best.method}", f"tokens to {level}", "s"]
+    rival = best(rows)
+    level = f"{rival.final.mean:.3f}"
+    heads = ["", "rate", "final accuracy", f"less {rival.method}", f"tokens to {level}", "s"]
     lines = []
     for row in rows:
         tokens, seconds = row.spent("tokens"), row.spent("seconds")
@@ -164,7 +166,7 @@ def _results(rows: list[Result]) -> str:
                 row.method,
                 row.rate,
                 f"{row.final.mean:.3f}±{row.final.std:.3f}",
-                "" if row is best else row.less(best.method),
+                "" if row is rival else row.less(rival.method),
                 "not reached" if tokens is None else f"{tokens:,.0f}",
                 "" if seconds is None else f"{seconds:.0f}",
             ]
@@ -174,17 +176,17 @@ def _results(rows: list[Result]) -> str:
 
 def _findings(task: str, rows: list[Result]) -> str:
     """The comparison of branching with the best rival, and the targets."""
-    best = _best(rows)
+    rival = best(rows)
     branch = next(row for row in rows if row.method == "branch")
     seeds = branch.final.seeds
     text = (
         f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: `branch` ends at "
-        f"{branch.final.mean:.3f}, the best rival, {best.method}, at {best.final.mean:.3f}; "
-        f"difference {branch.less(best.method)}.**"
+        f"{branch.final.mean:.3f}, the best rival, {rival.method}, at {rival.final.mean:.3f}; "
+        f"difference {branch.less(rival.method)}.**"
     )
     verdicts = []
     for what, aim in TARGETS.items():
-        ours, theirs = branch.spent(what), best.spent(what)
+        ours, theirs = branch.spent(what), rival.spent(what)
         if ours is None or not theirs:
             verdicts.append(f"{what} missed, not reached")
             continue
@@ -209,4 +211,10 @@ def _trials(tables: Tables) -> str:
     )
 
 
-PARTS = {"noise": noise, "long": long, "repeats": repeats, "training": training}
+PARTS = {
+    "noise": noise,
+    "long": long,
+    "repeats": repeats,
+    "training": training,
+    "small": sequences.finding,
+}

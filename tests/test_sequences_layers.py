@@ -1,0 +1,163 @@
+"""One compiled layer for all layers of a model: the same tokens and gradients, and few programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import arsm
+from arsm.sequences import Branch, Decoding, Group, Slots, Strategy, Transformers, estimate
+from tests.test_sequences_slots import EOS, MODELS, by_place, llama, ragged, wrapped
+from tests.test_sequences_transformers import Adapted
+
+layers: Any = pytest.importorskip(
+    "arsm.sequences.transformers_layers", reason="transformers is in the extra `transformers`"
+)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the functions that were compiled, once per program; the programs run as they
+    are, which takes a fraction of the compiler's time.
+    """
+    made: list[str] = []
+    torch.compiler.reset()
+    functions: dict[Any, Any] = {}
+
+    def compiled(run: Callable[..., Any]) -> Callable[..., Any]:
+        def backend(graph: Any, inputs: list[Any]) -> Any:
+            made.append(run.__name__)
+            return graph.forward
+
+        if run not in functions:
+            # an interruption of the program would be a second one, in every step
+            functions[run] = torch.compile(run, dynamic=True, fullgraph=True, backend=backend)
+        return functions[run]
+
+    monkeypatch.setattr(layers, "compiled", compiled)
+    monkeypatch.setattr("arsm.sequences.transformers_slots.compiled", compiled)
+    yield made
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_compiled_steps_draw_the_same_tokens(make: Callable[[], Any], programs: list[str]) -> None:
+    plain = wrapped(make)
+    prompts, mask = ragged(11)
+    row = torch.arange(11).repeat_interleave(3)
+    found = []
+    for model in (plain, Transformers(plain.model, compiled=True)):
+        # halved as sequences end: several numbers of rows
+        slots = Slots(model.slots(), 20, look_every=1)
+        found.append(slots.sample(prompts, mask, row, Decoding(9, EOS), 3, noise=by_place(3)))
+        assert slots.tally.row_steps < 20 * slots.tally.steps
+    assert torch.equal(found[0].tokens, found[1].tokens)
+    torch.testing.assert_close(found[0].log_probs, found[1].log_probs, rtol=1e-6, atol=1e-6)
+    assert "step" in programs
+
+
+def three_layers() -> nn.Module:
+    torch.manual_seed(0)
+    module = llama(num_hidden_layers=3).double().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def test_all_layers_and_rows_have_one_program(programs: list[str]) -> None:
+    slots = Slots(Transformers(three_layers(), compiled=True).slots(), 40, look_every=1)
+    prompts, mask = ragged(40)
+    slots.sample(prompts, mask, torch.arange(40), Decoding(9, EOS), noise=by_place(1))
+    assert slots.tally.captures > 2
+    # a single row is a program of its own
+    assert programs in (["step"], ["step", "step"])
+
+
+def even(prompts: Tensor, tokens: Tensor) -> Tensor:
+    return (tokens % 2 == 0).double().sum(-1)
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, Adapted], ids=["bare", "PEFT"])
+@pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4)), Group(4)], ids=["branch", "group"])
+def test_gradients_are_the_same(
+    strategy: Strategy, wrap: Callable[[nn.Module], nn.Module], programs: list[str]
+) -> None:
+    module = wrap(three_layers())
+    prompts, mask = ragged(11)
+    plain, compiled = Transformers(module), Transformers(module, compiled=True)
+
+    def gradients(model: Transformers, micro_batch: int, seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        out = estimate(
+            strategy,
+            model,
+            prompts,
+            even,
+            max_tokens=6,
+            eos=EOS,
+            mask=mask,
+            micro_batch=micro_batch,
+            generator=generator,
+        )
+        return list(torch.autograd.grad(out.value.mean(), list(module.parameters())))
+
+    for seed, micro_batch in enumerate((11, 4, 7)):
+        expected = gradients(plain, micro_batch, seed)
+        torch.testing.assert_close(gradients(compiled, micro_batch, seed), expected)
+        assert max(float(each.abs().max()) for each in expected) > 0
+        # an optimiser's step: both have the same weights
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+    # with and without a mask, with and without a graph
+    assert programs.count("whole") <= 4
+
+
+def test_dropout_follows_the_model(programs: list[str]) -> None:
+    module = llama(attention_dropout=0.5).double().train()
+    model = Transformers(module, compiled=True)
+    prompts, _ = ragged(3)
+    first, second = (model.logits(prompts, prompts) for _ in range(2))
+    assert not torch.equal(first, second)
+    module.eval()
+    first, second = (model.logits(prompts, prompts) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_models_that_cannot_be_compiled_are_named() -> None:
+    with pytest.raises(ValueError, match="compiled already; pass it as it was before"):
+        Transformers(torch.compile(llama(), backend="eager"), compiled=True)  # pyright: ignore[reportArgumentType]
+    module = llama()
+    module.model.layers = nn.ModuleDict({str(i): x for i, x in enumerate(module.model.layers)})
+    with pytest.raises(ValueError, match="one list of 2 layers, but LlamaForCausalLM has 0; leave"):
+        Transformers(module, compiled=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and its compiler")
+def test_compiled_and_captured_on_a_gpu() -> None:
+    module = three_layers().float().cuda()
+    prompts, mask = (x.cuda() for x in ragged(40))
+    found = []
+    for compiled in (False, True):
+        model = Transformers(module, compiled=compiled)
+        generator = torch.Generator("cuda").manual_seed(0)
+        out = estimate(
+            Branch(arsm.RLOO(4)),
+            model,
+            prompts,
+            even,
+            max_tokens=6,
+            eos=EOS,
+            mask=mask,
+            micro_batch=16,
+            generator=generator,
+        )
+        gradients = torch.autograd.grad(out.value.mean(), list(module.parameters()))
+        found.append((out.tokens, gradients))
+    # rounding moves a draw now and then
+    assert float((found[0][0] == found[1][0]).double().mean()) > 0.9
+    assert all(bool(each.isfinite().all()) for each in found[1][1])
