@@ -110,6 +110,14 @@ def test_code_blocks_run_and_show_what_the_page_says(
     assert CLAIMS.get(name(page), lambda _: True)(names)
 
 
+def test_the_readmes_code_prints_what_its_last_lines_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_page(ROOT / "README.md")
+    said = re.findall(r"^# (.* runs)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == said
+
+
 def test_every_claim_has_its_page() -> None:
     assert set(CLAIMS) <= set(map(name, PAGES))
 

@@ -14,6 +14,7 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
+from arsm_experiments.report.alone import with_time
 from arsm_experiments.report.command import Report
 from arsm_experiments.report.sections import results_csv
 from arsm_experiments.report.vae import vae_sections
@@ -284,6 +285,25 @@ def test_curves_lie_over_iterations_and_over_evaluations_so_far(tmp_path: Path) 
         [],
         [86.7],
     ]
+
+
+def test_curves_lie_over_the_time_of_steps_that_were_timed_alone(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path, Vae(words, seeds=(0, 1)), [[120.0, 90.0, 89.0], [118.0, 92.0, 93.0]])
+        for words in ("arsm", "relax")
+    ]
+    (section,) = vae_sections(runs)
+    assert with_time(section.figures, tmp_path) == section.figures
+    (tmp_path / "step_times.jsonl").write_text('{"label": "arsm", "milliseconds": 0.5}\n')
+    *_, figure = with_time(section.figures, tmp_path)
+    assert list(figure.files) == ["1layer-time"]
+    for panel, before in zip(figure.panels, section.figures[0].panels, strict=True):
+        ((series,),) = panel.views.values()
+        assert series.name.startswith("arsm, ")
+        assert series.x == [epoch * STEPS_PER_EPOCH * 0.5e-3 for epoch in (10, 500, 1000)]
+        (same,) = [each for each in before.views["iteration"] if each.name == series.name]
+        assert series.y == same.y
+        assert {level.name for level in panel.levels} <= {series.name}
 
 
 def test_fresh_seeds_are_drawn_and_stand_beside_the_papers_figure(tmp_path: Path) -> None:

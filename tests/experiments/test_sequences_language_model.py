@@ -223,12 +223,21 @@ def test_only_seeds_that_all_have_are_reported_and_differences_are_paired() -> N
 
 def test_no_method_is_reported_before_every_one_has_finished_a_seed() -> None:
     fresh = trained("branch", 1, [1, 0], [0.2, 0.5])
-    trials = [trained(name, 0, [1, 0], [0.2, 0.5]) for name in ("branch", "ppo")]
+    trials = [trained(name, 0, [1, 0], [0.2, 0.5]) for name in ("branch", "raft")]
     assert not any(language_model.reported([fresh, *trials]).values())
-    cut = trained("ppo", 1, [], [0.2, 0.4])
+    cut = trained("raft", 1, [], [0.2, 0.4])
     assert not any(language_model.reported([fresh, *trials, cut]).values())
-    whole = trained("ppo", 1, [0, 0], [0.2, 0.4])
+    whole = trained("raft", 1, [0, 0], [0.2, 0.4])
     assert all(language_model.reported([fresh, *trials, whole]).values())
+
+
+def test_the_slowest_method_is_compared_if_it_has_all_seeds_and_holds_nobody_up() -> None:
+    finished = [trained(name, seed, [1], [0.5]) for name in ("branch", "group") for seed in (1, 2)]
+    slow = [trained("ppo", seed, [1], [0.5]) for seed in (0, 1)]
+    found = language_model.reported([*finished, *slow])
+    assert {name: len(own) for name, own in found.items()} == {"branch": 2, "group": 2}
+    found = language_model.reported([*finished, *slow, trained("ppo", 2, [1], [0.5])])
+    assert {name: len(own) for name, own in found.items()} == {"branch": 2, "group": 2, "ppo": 2}
 
 
 def test_trials_alone_are_drawn_and_not_compared(root: Path, tmp_path: Path) -> None:

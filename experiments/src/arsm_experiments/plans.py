@@ -232,7 +232,8 @@ FULL: tuple[Experiment, ...] = (
     conditional_sampled("straight-through"),
     conditional_sampled("gumbel-softmax:hard=True"),
     conditional_sampled("gumbel-softmax"),
-    conditional_sampled("muprop"),
+    # replicas that take turns train faster in processes of their own
+    *(conditional_sampled("muprop", seeds=(seed,)) for seed in SEEDS),
     conditional_sampled("rloo:samples=46,live=1"),
     conditional_recipe(rates=(1e-3, 3e-3), dropouts=(0.0, 0.1)),
     conditional_recipe(rates=(3e-3,), dropouts=(0.1,), seeds=(1, 2)),

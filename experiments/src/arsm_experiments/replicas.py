@@ -264,10 +264,14 @@ class Replicas:
 
     def train_step(self) -> None:
         """One step of all replicas."""
+        kept = []
         with self._side_by_side("stack", len(self.stacks)) as contexts:
             for stack, context in zip(self.stacks, contexts, strict=True):
                 with context:
-                    self._train(stack)
+                    kept.append(self._train(stack))
+        # Tensors that one stream makes and another one reads. Freed earlier, their memory would go
+        # to whatever the next stack does on the first stream, while the second one still reads.
+        del kept
         if len(self.stacks) > 1:
             self.state["step"] += 1
 
@@ -357,7 +361,8 @@ class Replicas:
             self.noise_generators[where] if own_noise and isinstance(where, int) else None,
         )
 
-    def _train(self, stack: Stack) -> None:
+    def _train(self, stack: Stack) -> tuple[Any, ...]:
+        """One step of a stack. Returns the tensors that were made on a stream of their own."""
         settings, leaves = stack.settings, stack.leaves()
         found: list[tuple[Tensor | None, ...]] = []
         with self._side_by_side("encode", 2) as (_, aside):
@@ -387,6 +392,7 @@ class Replicas:
                 self._follow(stack.state[STATE.index("slow_moment")], gradients)
                 if len(self.stacks) == 1:  # otherwise the other stacks may still read it
                     self.state["step"] += 1
+        return prepared, scale, found
 
     def _learn(
         self,
@@ -455,10 +461,13 @@ class Replicas:
             yield first * count
             return
         main = torch.cuda.current_stream(self.device)
-        streams = [
-            self._streams.setdefault((main, what, number), torch.cuda.Stream(self.device))
-            for number in range(1, count)
-        ]
+        streams = []
+        for number in range(1, count):
+            key = main, what, number
+            # only where it is missing: a device has 32 streams, and hands out the same ones again
+            if key not in self._streams:
+                self._streams[key] = torch.cuda.Stream(self.device)
+            streams.append(self._streams[key])
         for stream in streams:
             stream.wait_stream(main)
         yield [*first, *map(torch.cuda.stream, streams)]
@@ -479,7 +488,8 @@ class Replicas:
         graph = torch.cuda.CUDAGraph()
         for generator in self.noise_generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        # on the same stream: a device has few of them, and each needs side streams of its own
+        with torch.cuda.graph(graph, stream=side):
             for _ in range(self.steps_per_replay):
                 self.train_step()
         self._graph = graph

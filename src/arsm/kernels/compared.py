@@ -39,7 +39,9 @@ class ComparedPairs(NamedTuple):
 
 def order(logits: Tensor, log_pi: Tensor) -> ComparedPairs:
     """Find the winner of each pair: [..., C]."""
-    if sorts_faster(logits.movedim(-1, 0)):
+    # torch 2.11's vmap has no rule for viewing numbers as integers, which is how keys are made
+    mapped = torch._C._are_functorch_transforms_active()
+    if sorts_faster(logits.movedim(-1, 0)) and not mapped:
         z, with_z, a, theta = _with_keys(logits, log_pi)
     else:
         race = run_race(logits, log_pi)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from arsm_experiments.report.alone import with_time
 from arsm_experiments.report.chapters import make_chapters
 from arsm_experiments.report.page import render
 from arsm_experiments.report.pages import remake
@@ -75,7 +76,7 @@ def export_sections(sections: Sequence[Section], folder: Path) -> None:
         return text is None or f"]({name})" in text
 
     for section in sections:
-        for figure in section.figures:
+        for figure in with_time(section.figures, folder):
             for name in figure.files:
                 if shown(f"{name}.png"):
                     save_figure(figure, name, folder)

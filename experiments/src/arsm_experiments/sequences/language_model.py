@@ -47,6 +47,8 @@ COLUMNS: tuple[str, ...] = (
 )
 RIVALS = ("group 8", "group 16", "token baseline 8")
 """Unbiased rivals; ratios are to the best of them."""
+SLOWEST = "ppo"
+"""Its runs may be cut by the time; its trials are reported all the same."""
 FINAL = "final accuracy"
 COST = "variance x tokens, thousands"
 RATIO = "variance x tokens / best rival"
@@ -247,18 +249,21 @@ def best_rival(noise: list[Noise]) -> Noise:
 def reported(runs: list[Trained]) -> dict[str, list[Trained]]:
     """Runs of fresh seeds that all methods have finished, by method.
 
-    A method that has only trials has finished none.
+    A method that has only trials has finished none. The slowest method does not hold up the others:
+    it is left out if it has not finished all of their seeds.
     """
     fresh = [run for run in runs if run.seed != TRIAL and run.finished]
     methods = sorted({run.method for run in runs}, key=place)
     seeds = {name: {run.seed for run in fresh if run.method == name} for name in methods}
-    common = set.intersection(*seeds.values()) if seeds else set()
+    deciding = [seeds[name] for name in methods if name != SLOWEST] or list(seeds.values())
+    common = set.intersection(*deciding) if deciding else set()
     return {
         name: sorted(
             (run for run in fresh if run.method == name and run.seed in common),
             key=lambda run: run.seed,
         )
         for name in methods
+        if name != SLOWEST or common <= seeds[name]
     }
 
 

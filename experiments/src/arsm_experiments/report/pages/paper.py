@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages import conditional, control, toy, vae
 from arsm_experiments.report.pages.tables import Cell, Tables, large, markdown, welch
 from arsm_experiments.report.toy import ON_THE_BEST
@@ -114,8 +114,7 @@ def _vae(tables: Tables) -> list[Claim]:
     shown = list(vae.arsm_rows(tables).values())
     chose = any(vae.cell(tables, row, CHOSE).mean for row in shown)
     ahead = welch(straight, arsm)
-    lines = (tables.results / "vae" / "step_times.jsonl").read_text().splitlines()
-    times = {line["label"]: line["milliseconds"] for line in map(json.loads, lines)}
+    times = step_times(tables.results / "vae")
     many = times[f"25*gumbel-softmax:hard=True{vae.AS_RELEASED}"] / times["arsm"]
     return [
         Claim(

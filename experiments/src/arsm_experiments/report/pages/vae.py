@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
+from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages.tables import Cell, Tables, listed, markdown, pooled, welch
 from arsm_experiments.report.training import CHOSE
 from arsm_experiments.report.vae import AS_RELEASED
@@ -218,8 +218,7 @@ def limits(tables: Tables) -> str:
 
 def times(tables: Tables) -> str:
     """Milliseconds per step, from step_times.jsonl."""
-    lines = (tables.results / "vae" / "step_times.jsonl").read_text().splitlines()
-    found = {line["label"]: line["milliseconds"] for line in map(json.loads, lines)}
+    found = step_times(tables.results / "vae")
     arsm = found["arsm"]
     plain, learned = found["25*gumbel-softmax"], found[f"25*gumbel-softmax:hard=True{AS_RELEASED}"]
     return (
