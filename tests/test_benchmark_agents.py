@@ -4,7 +4,10 @@ credited with.
 
 from __future__ import annotations
 
+import json
+import lzma
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +15,11 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from benchmarks.agents import FIRST_SEED, POOLED, ROWS, Job, jobs, methods, run
-from benchmarks.agents_report import MOMENTS, best, by_cell
+from benchmarks.agents_report import MOMENTS, best, by_cell, publish, read
 from benchmarks.agents_watch import Watch
+
+from arsm_experiments.report.pages import agents as page
+from arsm_experiments.report.pages.tables import Tables
 
 
 def job(**changes: Any) -> Job:
@@ -88,3 +94,65 @@ def test_a_rival_is_credited_with_its_better_setting_and_kind_of_action() -> Non
     assert best(cells, "Taxi", "PPO", MOMENTS[0]) == [4.0]
     assert best(cells, "Taxi", "PPO", MOMENTS[1]) == [-1.0]
     assert best(cells, "Taxi", "value", MOMENTS[0]) == [7.0]
+
+
+def published(folder: Path, seeds: int) -> Tables:
+    """A page's runs: the value with 10, 11, 12 by the likeliest actions, PPO better by its second
+    settings and far behind, A2C behind but unsteady.
+    """
+    lines = []
+    for seed in range(seeds):
+        for method, sampled, likeliest in (
+            ("value", 12.5 - 6 * (seed == 0), 10 + seed),
+            ("PPO", 0, 1),
+            ("PPO, 2", 2, 3 + 0.1 * seed),
+            ("A2C", 20 * (seed == 1), 0),
+        ):
+            end = {"sampled": sampled, "likeliest": likeliest}
+            run = {"row": "Taxi", "method": method, "seed": seed}
+            lines.append(json.dumps({**run, **end, "at_steps": end}))
+    (folder / "agents").mkdir(parents=True)
+    text = "\n".join(lines).encode()
+    (folder / "agents/runs.jsonl.xz").write_bytes(lzma.compress(text))
+    return Tables(folder)
+
+
+def test_the_page_takes_the_kind_of_action_with_the_better_mean_over_seeds(tmp_path: Path) -> None:
+    """Not the better one of every seed, which would favour the noisy."""
+    runs = page.blocks(published(tmp_path, 3))
+    own = [runs["Taxi", seed]["value"][page.SECONDS] for seed in range(3)]
+    assert own == [10, 11, 12]
+    assert [runs["Taxi", seed]["PPO"][page.STEPS] for seed in range(3)] == [3.0, 3.1, 3.2]
+    assert page.beaten(runs, ("value",), "A2C", page.SECONDS)[:2] == (2, 1)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_bold_is_not_decidedly_behind_the_first_and_needs_three_seeds(
+    tmp_path: Path, seeds: int
+) -> None:
+    row = page.table(published(tmp_path, seeds)).splitlines()[-1]
+    cells = dict(zip(page.METHODS, [x.strip() for x in row.split("|")[2:-1]], strict=True))
+    assert (cells["ARSM"], cells["PPO"].startswith("3.")) == ("", True)
+    if seeds == 2:
+        assert "**" not in row
+    else:
+        assert cells["value"] == "**11.0**/**11.0**"
+        assert cells["A2C"] == "**6.7**/**6.7**"
+
+
+def test_only_complete_blocks_are_published_and_once(tmp_path: Path) -> None:
+    def line(method: str, seed: int) -> str:
+        run = {"row": "CartPole", "method": method, "seed": seed}
+        return json.dumps({**run, "sampled": 1 / 3, "at_steps": {"sampled": 2 / 3}}) + "\n"
+
+    wanted = methods(ROWS["CartPole"])
+    runs, archive = tmp_path / "runs.jsonl", tmp_path / "published" / "runs.jsonl.xz"
+    archive.parent.mkdir()
+    runs.write_text("".join(line(m, 1) for m in wanted) + "".join(line(m, 2) for m in wanted[1:]))
+    assert publish(runs, archive, lambda row: wanted) == [("CartPole", 1)]
+    runs.write_text(runs.read_text() + line(wanted[0], 2))
+    assert publish(runs, archive, lambda row: wanted) == [("CartPole", 2)]
+    assert publish(runs, archive, lambda row: wanted) == []
+    kept = read(archive.with_suffix(""))
+    assert len(kept) == 2 * len(wanted)
+    assert (kept[0]["sampled"], kept[0]["at_steps"]["sampled"]) == (0.333333, 0.666667)

@@ -110,6 +110,14 @@ def test_code_blocks_run_and_show_what_the_page_says(
     assert CLAIMS.get(name(page), lambda _: True)(names)
 
 
+def test_the_readmes_code_prints_what_its_last_lines_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_page(ROOT / "README.md")
+    said = re.findall(r"^# (.* runs)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == said
+
+
 def test_every_claim_has_its_page() -> None:
     assert set(CLAIMS) <= set(map(name, PAGES))
 
@@ -323,6 +331,12 @@ def test_the_pictures_of_boxes_are_those_that_their_script_draws(tmp_path: Path)
     load(DOCS / "boxes_figures.py").draw(tmp_path)
     for path in tmp_path.iterdir():
         assert path.read_text() == (DOCS / "assets" / path.name).read_text()
+
+
+def test_every_picture_is_shown() -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+    for path in (DOCS / "assets").glob("*.svg"):
+        assert f"assets/{path.name}#only-" in pages, path.name
 
 
 # ---------------------------------------------------------------- the site

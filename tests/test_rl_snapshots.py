@@ -5,6 +5,7 @@ engine's.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 import arsm
-from arsm.rl import EnvironmentFailure, PolicyGradient, Value, make_environment
+from arsm.rl import EnvironmentFailure, PolicyGradient, Value, make_environment, stepped
 from arsm.rl.environment import Trail
 from arsm.rl.stepped import Stepped
 from tests.statistics import deviations
@@ -90,22 +91,123 @@ def test_a_snapshot_that_forgets_is_refused() -> None:
             make_environment(Walk, horizon=30, snapshot=wrong)  # pyright: ignore[reportArgumentType]
 
 
-def test_atari_branches_by_its_emulators_state() -> None:
-    """Bit for bit with sticky actions: the emulator repeats the last action, which its state leaves
-    out.
-    """
+class SavesAllButTheLastAction(Walk):
+    """Sometimes repeats its last action, and leaves that action out when it is saved."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__()
+        self.chance, self.last = chance, 1
+
+    def save_state(self) -> Any:
+        return self.at.copy()
+
+    def load_state(self, state: Any) -> None:
+        self.at = state.copy()
+
+    def reset(self, **options: Any) -> Any:
+        self.last = 1
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        if self.np_random.random() >= self.chance:
+            self.last = action
+        return super().step(self.last)
+
+
+@pytest.mark.parametrize(("glances", "fooled"), [(stepped.GLANCES, False), (10_000, True)])
+def test_state_that_seldom_matters_is_found_missing_by_many_short_branches(
+    glances: int, fooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dozen branches to the end of their episodes are not enough: some of these pass."""
+    monkeypatch.setattr(stepped, "GLANCES", glances)
+    chances = (0.08, 0.09, 0.1, 0.11, 0.12)
+    makes = [partial(SavesAllButTheLastAction, chance) for chance in chances]
+    found = [make_environment(make, horizon=200) for make in makes]
+    ways = [each.way for each in found if isinstance(each, Stepped)]
+    assert len(ways) == len(chances)
+    assert ("save_state" in ways) == fooled
+
+
+def pong(**options: Any) -> Stepped:
     pytest.importorskip("ale_py")
-    found = make_environment("ale_py:ALE/Pong-v5", horizon=20, options={"obs_type": "ram"})
+    found = make_environment(
+        "ale_py:ALE/Pong-v5", horizon=20, options={"obs_type": "ram"} | options
+    )
     assert isinstance(found, Stepped)
+    return found
+
+
+def test_atari_branches_by_its_emulators_state() -> None:
+    found = pong()
     assert (found.way, found.shape) == ("ale", (128,))
     # the way to later branches goes on from the earlier ones
     step = np.array([4, 4, 9, 13])
     trail = Trail(0, np.zeros((20, 1), int))
     assert found.restore([trail], np.zeros(4, int), step, [()] * 4, 4).replayed == 13
-    with pytest.raises(ValueError, match="does not draw its randomness from np_random"):
-        make_environment(
-            "ale_py:ALE/Pong-v5", horizon=3, options={"obs_type": "ram"}, randomness="fresh"
-        )
+    found.close()
+
+
+def test_every_state_of_a_game_with_sticky_actions_can_be_restored() -> None:
+    """Bit for bit: the emulator leaves the action that it may repeat out of its state, which
+    showed at one step of sixteen.
+    """
+    found = pong(frameskip=1)
+    true, other = found.make(), found.make()
+    get_state, set_state = found._pair
+    actions = np.random.default_rng(0).integers(found.choices[0], size=140).tolist()
+    true.reset(seed=1)
+    other.reset(seed=2)
+    states, given = [], []
+    for action in actions:
+        states.append(get_state(true))
+        given.append(true.step(action)[:2])
+    for begin in range(60, 136):  # the game moves after some sixty frames
+        set_state(other, states[begin])
+        for step in range(begin, begin + 4):
+            seen, reward, *_ = other.step(actions[step])
+            np.testing.assert_array_equal(seen, given[step][0])
+            assert reward == given[step][1]
+    true.close()
+    other.close()
+    found.close()
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.25])
+def test_actions_stick_as_often_as_the_game_says(chance: float) -> None:
+    found = pong(frameskip=1, repeat_action_probability=chance)
+    env: Any = found.make()
+    env.reset(seed=0)
+    emulator = env.unwrapped.ale
+    actions = [int(x) for x in np.arange(2000) % 2]  # so that a repeated one is another
+    stuck = []
+    for action in actions:
+        env.step(action)
+        stuck.append(emulator.last[0] != env.unwrapped._action_set[action])
+    # two in a row repeat the one before both, which is the wanted one again
+    expected = chance / (1 + chance)
+    deviation = 2000**0.5 * abs(np.mean(stuck) - expected)
+    assert deviation <= 5 * (chance * (1 - chance)) ** 0.5
+    # the emulator itself repeats nothing
+    assert emulator.getFloat("repeat_action_probability") == 0
+    env.close()
+    found.close()
+
+
+def test_branches_of_a_sticky_game_may_have_random_numbers_of_their_own() -> None:
+    pytest.importorskip("ale_py")
+    found = make_environment(
+        "ale_py:ALE/Pong-v5",
+        horizon=120,
+        options={"obs_type": "ram", "frameskip": 1},
+        randomness="fresh",
+    )
+    actions = np.random.default_rng(0).integers(found.choices, size=(120, 1))
+    streams = [(0, 1), (0, 1), (0, 2)]
+    lanes = found.restore([Trail(0, actions)], np.zeros(3, int), np.full(3, 70), streams, 3)
+    seen = [lanes.step(np.repeat(action[None], 3, 0))[0] for action in actions[70:]]
+    first, same, other = np.stack(seen, 1)
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
     found.close()
 
 

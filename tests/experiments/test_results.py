@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from arsm_experiments.readme import SCHEMES, SHAPES
 from arsm_experiments.report.alone import with_time
 from arsm_experiments.report.chapters import CHAPTERS, Chapter
 from arsm_experiments.report.sections import results_csv
@@ -88,7 +89,7 @@ def test_only_figures_that_a_page_shows_are_tracked() -> None:
 
 
 def test_every_figure_that_a_page_shows_comes_from_the_runs(chapters: dict[str, Chapter]) -> None:
-    made = {RESULTS / "overview-light.png", RESULTS / "overview-dark.png"}
+    made = {RESULTS / f"{shape}-{scheme}.png" for shape in SHAPES for scheme in SCHEMES}
     for experiment, chapter in chapters.items():
         for section in chapter.sections:
             made |= {

@@ -38,7 +38,7 @@ SCHEMES = {
 OURS, RIVAL, OTHER = "#2f81d9", "#e0562b", "#b8860b"
 SHOWN = {
     "reinforce": ("REINFORCE", RIVAL),
-    "rloo": ("leave-one-out, 4 samples", OTHER),
+    "rloo": ("RLOO(4)", OTHER),
     "arsm": ("ARSM", OURS),
 }
 NORMAL = 1.96
@@ -65,34 +65,55 @@ PACKAGES = (
 """Packages that the figure shows, in this order."""
 
 
+class Shape(NamedTuple):
+    """Arrangement of the panels."""
+
+    rows: int
+    columns: int
+    inches: tuple[float, float]
+
+
+SHAPES = {"overview": Shape(1, 3, (10.8, 3.4)), "overview-narrow": Shape(2, 1, (4.6, 6.0))}
+"""Three panels beside each other on a screen, the first two below each other on a telephone. Their
+text is about 10 pixels high on both.
+"""
+
+
 def figure(results: Path = RESULTS) -> None:
-    """Three panels, for light and for dark pages: one choice, token credit, and the referee."""
+    """Panels in the order of the README's claims, for light and for dark pages."""
+    for name, scheme in SCHEMES.items():
+        for place, shape in SHAPES.items():
+            draw(results, scheme, shape, results / f"{place}-{name}.png")
+
+
+def draw(results: Path, scheme: Scheme, shape: Shape, path: Path) -> None:
+    """One file of the figure."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
-    for name, scheme in SCHEMES.items():
-        style = {
-            "font.size": 9,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.titlelocation": "left",
-            "axes.titlesize": 10,
-            "axes.facecolor": scheme.page,
-            "figure.facecolor": scheme.page,
-            "legend.facecolor": scheme.page,
-            "grid.color": scheme.grid,
-            **dict.fromkeys(
-                ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"),
-                scheme.ink,
-            ),
-        }
-        with rc_context(style):  # pyright: ignore[reportArgumentType]
-            canvas = Canvas(figsize=(12, 3.3), layout="constrained")
-            choice, tokens, referee = canvas.subplots(1, 3)
-            draw_choice(choice, results, scheme)
-            draw_tokens(tokens, results, scheme)
-            draw_referee(referee, results)
-            save(canvas, results / f"overview-{name}.png", dpi=130)
+    style = {
+        "font.size": 9.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10.5,
+        "axes.titleweight": "bold",
+        "axes.facecolor": scheme.page,
+        "figure.facecolor": scheme.page,
+        "legend.facecolor": scheme.page,
+        "legend.fontsize": 9,
+        "grid.color": scheme.grid,
+        **dict.fromkeys(
+            ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"),
+            scheme.ink,
+        ),
+    }
+    with rc_context(style):  # pyright: ignore[reportArgumentType]
+        canvas = Canvas(figsize=shape.inches, layout="constrained")
+        panels = canvas.subplots(shape.rows, shape.columns)
+        for axes, panel in zip(panels, (draw_tokens, draw_referee, draw_choice), strict=False):
+            panel(axes, results, scheme)
+        save(canvas, path, dpi=110)
 
 
 def draw_choice(axes: Axes, results: Path, scheme: Scheme) -> None:
@@ -104,18 +125,20 @@ def draw_choice(axes: Axes, results: Path, scheme: Scheme) -> None:
         steps, rewards = runs[f"C30-step1-{words}"].series("reward")
         for place, reward in enumerate(rewards):
             label = None if place else name
-            axes.plot(steps, reward, color=colour, linewidth=1, alpha=0.75, label=label)
+            axes.plot(steps, reward, color=colour, linewidth=1, label=label)
     steps, rewards = runs["C30-step1-exact"].series("reward")
     dots = (0, (1, 1.5))
     axes.plot(
         steps, rewards[0], color=scheme.ink, linewidth=2, linestyle=dots, label="true gradient"
     )
-    axes.set_title("One choice among 30: ten runs each")
+    axes.set_title("One choice, ten runs each")
     axes.set_xlabel("update")
     axes.set_ylabel("expected reward")
     axes.set_xlim(0, 5000)
+    axes.set_ylim(0.4955, 0.5345)  # below the curves is the legend
+    axes.set_yticks([0.51, 0.52, 0.53])
     axes.grid(True)
-    axes.legend(framealpha=0.85, edgecolor="none", fontsize=8, loc="lower right")
+    axes.legend(framealpha=1, edgecolor="none", loc="lower right", ncols=2, columnspacing=1)
 
 
 def draw_tokens(axes: Axes, results: Path, scheme: Scheme) -> None:
@@ -132,19 +155,20 @@ def draw_tokens(axes: Axes, results: Path, scheme: Scheme) -> None:
             accuracy, ratio, half, color=colour, marker="o", capsize=3, linewidth=1.5, label=name
         )
     axes.axhline(1, color=scheme.ink, linewidth=1, linestyle=":")
-    axes.text(0.87, 1.06, "best group", ha="right", fontsize=8)
+    axes.text(0.6, 1.06, "best group method", ha="center")
     axes.set_yscale("log")
     axes.set_ylim(0.08, 9)
     axes.set_yticks([0.1, 0.25, 0.5, 1, 2, 4], ["0.1", "0.25", "0.5", "1", "2", "4"])
     axes.minorticks_off()
     axes.set_xlim(0.05, 0.88)
-    axes.set_title("Token credit on SmolLM2: tokens for equal noise")
-    axes.set_xlabel("accuracy of the model")
+    axes.set_title("Token credit: tokens for equal noise")
+    axes.set_xlabel("accuracy of SmolLM2 on the task")
+    axes.set_ylabel("relative number of tokens")
     axes.grid(True, axis="y")
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    axes.legend(frameon=False, loc="upper right")
 
 
-def draw_referee(axes: Axes, results: Path) -> None:
+def draw_referee(axes: Axes, results: Path, scheme: Scheme) -> None:
     """Entries of each package by verdict."""
     counts: dict[str, Counter[str]] = {package: Counter() for package in PACKAGES}
     for row in read_table(results / "audit"):
@@ -155,13 +179,14 @@ def draw_referee(axes: Axes, results: Path) -> None:
     left = [0] * len(PACKAGES)
     for verdict, colour in VERDICTS.items():
         width = [counts[package][verdict] for package in PACKAGES]
-        axes.barh(PACKAGES, width, left=left, color=colour, label=verdict)
+        edge = {"edgecolor": scheme.page, "linewidth": 0.5}
+        axes.barh(PACKAGES, width, left=left, color=colour, label=verdict, **edge)
         left = [a + b for a, b in zip(left, width, strict=True)]
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.set_title("Gradients of released packages, refereed")
-    axes.set_xlabel("entries")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set_title("Gradients of released packages")
+    axes.set_xlabel("gradients checked")
+    axes.legend(frameon=False, loc="lower right")
 
 
 def read_table(folder: Path) -> list[dict[str, str]]:

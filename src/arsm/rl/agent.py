@@ -104,6 +104,7 @@ class PolicyGradient(Training):
         **changes: Any,
     ) -> None:
         credit = Value() if credit is None else credit
+        # before the environment, which may take seconds to be tested
         _check_parts(credit, policy)
         settings = changed(settings or Settings(), changes)
         world = make_environment(
@@ -147,9 +148,11 @@ class PolicyGradient(Training):
                 [observation], deterministic=deterministic, mask=[mask], batch=True
             )[0]
         world, current = self.environment, self.policy
+        # one mask per observation: those of two games differ
         masks = [None] * len(observation) if mask is None else list(mask)
         seen = [self._vector(each, own) for each, own in zip(observation, masks, strict=True)]
         logits = current.logits(np.stack(seen))
+        # a race without noise is won by the likeliest action
         noise = np.zeros_like(logits)
         if not deterministic:
             noise = race_units(np.log(np.random.default_rng().standard_exponential(logits.shape)))
@@ -163,6 +166,7 @@ class PolicyGradient(Training):
                 f"An observation must have {world.observations} numbers, but this has "
                 f"{list(seen.shape)}."
             )
+        # a mask may be given where the environment has none: the caller forbids something
         if not world.masks and mask is None:
             return seen
         allowed = (
@@ -182,8 +186,10 @@ class PolicyGradient(Training):
         """
         check_count("episodes", episodes)
         check_seed(seed)
+        # three numbers, as training has two: no episode of an evaluation was trained on
         seeds = np.random.SeedSequence([seed, 0, 0]).generate_state(episodes + 1, np.uint64)
         current, returns = self.policy, []
+        # not all at once: every lane may be an environment of its own
         for first in range(1, episodes + 1, TOGETHER):
             own = [int(each >> np.uint64(33)) for each in seeds[first : first + TOGETHER]]
             noise = (
@@ -195,6 +201,7 @@ class PolicyGradient(Training):
                 float(one.rewards.sum())
                 for one in play_episodes(self.environment, current, own, noise)
             ]
+        # one episode says nothing about its error, and 0 would be a lie
         error = float(np.std(returns, ddof=1)) / math.sqrt(episodes) if episodes > 1 else math.nan
         return Evaluation(float(np.mean(returns)), error, tuple(returns))
 
@@ -220,6 +227,7 @@ class PolicyGradient(Training):
         check_count("every", every)
         if environment is not None:
             return film(self, path, environment, seed, every)
+        # a function's environment cannot be asked to draw
         if (name := self._arguments["environment"]) is None:
             raise ValueError(
                 'Give video an environment that was made with render_mode="rgb_array".'
@@ -259,6 +267,7 @@ class PolicyGradient(Training):
                 terminal and it takes over two seconds.
         """
         _check_named("learn", limit)
+        # a single one need not stand in a list
         callbacks = [callback] if callable(callback) else list(callback)
         history = []
         with LearningProgress(enabled=progress) as line, TensorBoard(tensorboard_log) as board:
@@ -288,6 +297,7 @@ class PolicyGradient(Training):
         """
         _check_named("iterations", limit)
         limits = {"episodes": episodes, "steps": steps, "seconds": seconds}
+        # no default: what is long for one task is short for another
         if all(limit is None for limit in limits.values()):
             raise ValueError("Say how long to learn: episodes, steps or seconds.")
         if seconds is not None and not 0 <= seconds < math.inf:
@@ -299,10 +309,12 @@ class PolicyGradient(Training):
 
         def spent() -> float:
             now = self._clock()
+            # the nearest limit counts; one of 0 is reached before the first iteration
             shares = ((now[name] - begin[name]) / limit for name, limit in limits.items() if limit)
             return 1.0 if 0 in limits.values() else max(shares)
 
         while (share := spent()) < 1:
+            # learning rates that fall must know how far the way is
             self._left = 1 - share
             iteration = self._iterate()
             if report is not None:
@@ -367,6 +379,7 @@ def _check_named(call: str, limit: object) -> None:
 
 
 def _check_parts(credit: Credit, policy: object) -> None:
+    # without an estimator there is nothing to require
     estimator = credit.branch if isinstance(credit, Value) else credit
     if estimator is not None and not isinstance(estimator, ActionConditioned):
         relax = 'use ActionConditioned(), the method "relax" of `arsm control`'

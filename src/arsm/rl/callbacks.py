@@ -53,10 +53,12 @@ class Evaluate:
         if not self._due():
             return True
         found = self.agent.evaluate(self.episodes)
+        # before this one is added: it must beat the others, not itself
         earlier = max((each.mean for _, each in self.history), default=-math.inf)
         self.history.append((iteration.steps, found))
         if self.best is not None and found.mean > earlier:
             self.agent.save(self.best)
+        # after saving: the agent that reached the aim is the one to keep
         if found.mean >= self.stop_at:
             return False
         return {"evaluation/mean": found.mean, "evaluation/standard_error": found.standard_error}
@@ -91,9 +93,11 @@ class _Due:
     def __init__(self, agent: PolicyGradient, every: int) -> None:
         check_count("every", every)
         self._agent, self._every = agent, every
+        # an agent that has learned before is not due at once
         self._passed = agent.steps // every
 
     def __call__(self) -> bool:
+        # an iteration may pass several multiples, which is one occasion
         before, self._passed = self._passed, self._agent.steps // self._every
         return self._passed > before
 
@@ -118,6 +122,7 @@ class TensorBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # what the last iterations wrote may still wait to reach the disk
         if self._writer is not None:
             self._writer.close()
 
@@ -143,7 +148,9 @@ def call_all(callbacks: Sequence[Callback], iteration: Iteration) -> tuple[dict[
     numbers: dict[str, float] = {}
     ends = False
     for callback in callbacks:
+        # all are called, even if an earlier one ends learning
         answer = callback(iteration)
+        # only False ends: a function without a return answers None
         ends = ends or answer is False
         if isinstance(answer, Mapping):
             numbers.update(answer)

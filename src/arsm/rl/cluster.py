@@ -24,6 +24,7 @@ class Ray:
     ) -> None:
         self.environment = environment
         self._ray, self._started, count = join_cluster(workers, address)
+        # a rollout is a function of its arguments, so playing one again gives the same
         actor: Any = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=self.patience)(
             RolloutActor
         )
@@ -32,6 +33,7 @@ class Ray:
     def play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         ray = self._ray
         parts = share_out(self.environment, branches, len(self._actors))
+        # once to the store instead of once per task
         shared = ray.put(policy)
         tasks = [
             self._actors[number % len(self._actors)].play.remote(shared, branches.part(part))
@@ -40,6 +42,7 @@ class Ray:
         try:
             return branches.answered(parts, ray.get(tasks))
         except ray.exceptions.RayTaskError as error:
+            # an environment's own sentence says more than Ray's traceback
             cause = error.cause if isinstance(error.cause, EnvironmentFailure) else None
             raise cause or EnvironmentFailure(f"A worker failed: {error.cause!r}") from None
         except ray.exceptions.RayActorError as error:
@@ -49,9 +52,11 @@ class Ray:
             ) from error
 
     def close(self) -> None:
+        # kill instead of waiting: nothing in an actor is worth saving
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors = []
+        # a cluster that was there before is not ours to end
         if self._started:
             self._ray.shutdown()
 

@@ -152,6 +152,7 @@ class TrueEpisodes:
 
     def scores(self, advantages: Tensor) -> Tensor:
         """A_t dln pi(a_t|s_t)/dphi_t, discounted: [T, K, C]."""
+        # the paper's algorithm leaves gamma^t out
         weighted = advantages if self.discount is None else self.discount * advantages
         chosen = one_hot(self.actions, self.logits.shape[-1], torch.float64)
         return weighted[:, None, None] * (chosen - self.logits.softmax(-1))
@@ -275,6 +276,7 @@ class Valued(Single):
             # less than the full rate
             self.iteration: tuple[int, int] = (2000, 128)
             self.epsilon = 0.001
+        # two networks from different starts differ where the data say little
         compared = credit.branch is not None and credit.where == "unsure"
         self.networks = nn.ModuleList(
             mlp(inputs, hidden, 1, generator) for _ in range(2 if compared else 1)
@@ -296,8 +298,10 @@ class Valued(Single):
         steps = len(batch.logits)
         count = steps // self.credit.every
         most = self.estimator.most_queries(batch.logits) - 1
+        # an estimator may ask for nothing beyond the true action, and then needs no budget
         if most and budget is not None:
             count = min(count, budget // most)
+        # states alone decide: a choice by actions or returns would bias the gradient
         if self.credit.where == "random":
             order = torch.randperm(steps, generator=generator)
         else:
@@ -317,6 +321,7 @@ class Valued(Single):
             )
         trace, steps = self.credit.trace, self.credit.steps
         advantages = generalized_advantages(batch, value, last, self.gamma, trace, steps)
+        # V learns the lambda-returns that its own advantages come from
         targets = advantages + value
         grad = batch.scores(advantages)
         if self.estimator is not None and branches.plan is not None:
@@ -327,6 +332,7 @@ class Valued(Single):
             if self.cut is not None:
                 tried = tried + torch.from_numpy(branches.left) * following
             branched = batch.gradient(self.estimator, plan, own, tried)
+            # a step that branches has its estimator's credit instead of the advantage, not besides
             grad[plan.played] = branched[plan.played]
         return grad, lambda: (self.values(batch.observations) - targets).square().sum() / 2
 
@@ -349,6 +355,7 @@ def generalized_advantages(
     parts = []
     for rewards, ahead in _by_episode(batch, value, torch.zeros_like(last) if whole else last):
         decay = gamma * trace
+        # in NumPy from the end: T small steps cost more in PyTorch
         sums = discounted(rewards + gamma * ahead[1:] - ahead[:-1], decay)
         if steps is not None and steps < len(sums):
             # those beyond t + n are taken away
@@ -361,6 +368,7 @@ def _by_episode(batch: TrueEpisodes, value: Tensor, last: Tensor) -> list[tuple[
     """Each episode's rewards [L] and the values [L + 1] of its states; after an end by
     itself the value is 0.
     """
+    # an episode's last value must not reach into the next episode
     edges = np.cumsum([0, *batch.lengths])
     rewards, values = batch.rewards.numpy(), value.numpy()
     after = np.where(batch.terminated, 0.0, last.numpy())
@@ -404,6 +412,7 @@ class ActionValue(nn.Module):
                 "There is no state for these steps; compute one gradient inside `with "
                 "control.at(...)`."
             )
+        # RELAX evaluates in the order of the played steps, and may do so in parts
         states, self._left = self._left[:rows], self._left[rows:]
         return self.network(torch.cat([states, s.flatten(1)], -1)).squeeze(-1)
 
@@ -426,6 +435,7 @@ class Relax(Branching):
 
     def gradient(self, batch: TrueEpisodes, branches: EpisodeBranches) -> tuple[Tensor, Loss]:
         assert branches.plan is not None
+        # only the steps that the budget kept are asked about
         with self.control.at(batch.observations[branches.plan.played]):
             grad, _ = super().gradient(batch, branches)
         return grad.detach(), lambda: grad.square().sum()

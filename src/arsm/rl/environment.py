@@ -185,6 +185,7 @@ def strayed(environment: str, place: int) -> EnvironmentFailure:
 
 def check_finite(environment: str, what: str, values: Array) -> None:
     """Refuse a NaN or infinity that an environment gave."""
+    # one NaN would reach every weight of the policy
     finite = np.isfinite(values)
     if not finite.all():
         raise EnvironmentFailure(

@@ -21,7 +21,7 @@ from gymnasium.wrappers import TimeLimit
 from arsm.options import closest
 from arsm.rl.environment import ENDLESS, Environment, EnvironmentFailure, Randomness
 from arsm.rl.settings import check_count
-from arsm.rl.snapshots import Env, LastAction, Snapshot, layers
+from arsm.rl.snapshots import Env, Snapshot, StickyActions, is_atari, layers
 from arsm.rl.spaces import Encoder, categories_of_actions, encoded_shape
 from arsm.rl.stepped import Stepped
 from arsm.rl.teams import Team, is_parallel
@@ -62,6 +62,7 @@ def make_environment(
     _check(which, horizon, snapshot, randomness, options)
     plain = encoder is None and snapshot is None and not options
     if isinstance(which, str):
+        # a faster one knows nothing of encoders, snapshots or options
         if plain and (entry := offered(which)) is not None:
             registered = gymnasium.registry.get(which)
             limit = None if registered is None else registered.max_episode_steps
@@ -72,15 +73,18 @@ def make_environment(
     else:
         name, make = getattr(which, "__name__", type(which).__name__), _WithoutLimit(which)
         made = which()
+        # the user's own implementation needs no adapter, and no test of its ways
         if isinstance(made, Environment):
             _check_plain(made, plain and horizon is None and randomness == "same")
             return made
         env, limit = make.strip(made), _time_limit(made)
+    # this one only shows its spaces: every lane makes its own
     with closing(env):
         _check_spaces(env, name)
         first, actions = categories_of_actions(env.action_space, name)
         seen, info = _first(env, name)
         shape = _observation_shape(env, seen, name, encoder)
+        # a vector of numbers is its own encoding; bytes are divided by 255
         vectors = encoder is not None or (
             _is_vector(env.observation_space) and env.observation_space.dtype != np.uint8
         )
@@ -158,7 +162,11 @@ class _WithoutLimit:
 
 
 def _prepared(env: Env) -> Env:
-    return LastAction(env) if hasattr(env.unwrapped, "ale") else env
+    base: Any = env.unwrapped
+    # a function may make the same environment twice
+    if is_atari(base) and not isinstance(base.ale, StickyActions):
+        base.ale = StickyActions(base)
+    return env
 
 
 def _check(
@@ -195,6 +203,7 @@ def _spec(name: str) -> Any:
     # which Gymnasium imports first, as it registers the rest
     module, _, name = name.rpartition(":")
     try:
+        # importing a package is how it registers its environments
         if module:
             importlib.import_module(module)
         return gymnasium.spec(name)
@@ -220,6 +229,7 @@ def _time_limit(env: Any) -> int | None:
         for layer in layers(env)
         if isinstance(layer, TimeLimit)
     ]
+    # wrappers may shorten what was registered
     return min(limits) if limits else env.spec and env.spec.max_episode_steps
 
 
@@ -258,6 +268,7 @@ def _first(env: Env, name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _masks(env: Env, info: dict[str, Any]) -> Literal["info", "method"] | None:
+    # Gymnasium's Taxi puts it there; sb3-contrib asks a method
     if "action_mask" in info:
         return "info"
     return "method" if env.has_wrapper_attr("action_masks") else None

@@ -36,6 +36,7 @@ def save(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
         )
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it, such as agent.pt.")
+    # in the same folder, as a file can only be replaced within a disk
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     content = {
         "agent": agent.description(),
@@ -53,6 +54,7 @@ def load_agent(agent: PolicyGradient, path: str | os.PathLike[str]) -> None:
     """Read a file into an agent like the one that wrote it."""
     saved = _read(path)
     mine = agent.description()
+    # before anything is set: the sentence names what differs
     if saved["agent"] != mine:
         differ = ", ".join(
             f"{key} ({saved['agent'].get(key)})"
@@ -72,6 +74,7 @@ def make(
 ) -> PolicyGradient:
     """The agent that a file holds."""
     saved = dict(_read(path)["arguments"])
+    # functions and modules would have to be pickled, and reading them would run code
     missing = [name for name in UNHELD if saved.pop(name) and name not in given]
     if saved["environment"] is None and "environment" not in given:
         missing.insert(0, "environment")
@@ -88,10 +91,12 @@ def make(
         )
     settings = saved.pop("settings")
     saved["settings"] = Settings(**{**settings, "hidden": tuple(settings["hidden"])})
+    # what the caller gives comes before what the file has
     agent = kind(**{**saved, **given})
     try:
         load_agent(agent, path)
     except Exception:
+        # its workers would otherwise outlive the error
         agent.close()
         raise
     return agent
@@ -100,6 +105,7 @@ def make(
 def describe_credit(credit: Any) -> dict[str, Any] | None:
     """The class and options of an estimator, or of other credit, if a file can hold them."""
     kind = type(credit)
+    # a user's class of the same name is another one
     if not dataclasses.is_dataclass(credit) or KNOWN.get(kind.__name__) is not kind:
         return None
     values = {each.name: vars(credit)[each.name] for each in dataclasses.fields(kind) if each.init}
@@ -125,6 +131,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     content = Path(path).read_bytes()
     try:
+        # weights only: a file from elsewhere must not run code
         saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # among others an OSError for a file that was cut off
         raise ValueError(

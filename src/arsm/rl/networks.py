@@ -45,6 +45,7 @@ class TeamNetwork(nn.Module):
     def forward(self, observations: Tensor) -> Tensor:
         """One network reads all agents' observations as rows; several read one agent's each."""
         seen = observations.unflatten(1, (self.agents, -1))
+        # a shared network takes agents as further rows of its batch
         if len(self.networks) == 1:
             return self.networks[0](seen).flatten(1)
         return torch.cat(
@@ -67,6 +68,7 @@ def perceptron(network: nn.Sequential | TeamNetwork, choices: tuple[int, ...]) -
 
 
 def _layers(network: nn.Sequential) -> tuple[tuple[Array, Array], ...]:
+    # clones: the optimizer writes into the network while the copy plays
     linear = (layer for layer in network if isinstance(layer, nn.Linear))
     return tuple(
         (x.weight.detach().clone().numpy().T, x.bias.detach().clone().numpy()) for x in linear

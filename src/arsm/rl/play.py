@@ -57,6 +57,7 @@ class Episode:
 
 def discounted(rewards: Array, gamma: float) -> Array:
     """[T]: the discounted sum of the rewards [T] from each step on."""
+    # Python's numbers: a loop over NumPy's is several times slower
     sums, total = [], 0.0
     for reward in rewards[::-1].tolist():
         total = reward + gamma * total
@@ -68,6 +69,7 @@ def play_episodes(
     environment: Environment, policy: Policy, seeds: Sequence[int], noise: Tape | Still
 ) -> list[Episode]:
     """Play true episodes in lock step, or one after the other where there is one lane."""
+    # instances that share state must not be open at the same time
     if environment.lanes == 1:
         return [
             episode
@@ -93,6 +95,7 @@ def _play_together(
     for time in range(environment.horizon):
         logits = policy.logits(seen)
         actions = act(logits, noise.at(first + owner, time))
+        # before the step: a branch tries another action from here
         state = lanes.state()
         if state is not None:
             kept.append((owner, state))
@@ -105,6 +108,7 @@ def _play_together(
                 raise EnvironmentFailure(
                     f"{environment.name} did not end within {ENDLESS:,} steps; give a horizon."
                 )
+        # most steps end no episode, and counting is the fastest way to see it
         if np.count_nonzero(over):
             for lane in over.nonzero()[0]:
                 ended[int(owner[lane])] = (bool(terminated[lane]), seen[lane])
@@ -112,14 +116,27 @@ def _play_together(
             lanes.keep(keep)
             if not len(keep):
                 break
-            owner, seen = owner[keep], seen[keep]
-    played, *columns = (np.concatenate(column) for column in zip(*steps, strict=True))
+            owner = owner[keep]
+            seen = seen[keep]
     states = _by_episode(kept, len(seeds))
+    return _episodes(environment.name, seeds, steps, states, ended)
+
+
+def _episodes(
+    name: str,
+    seeds: Sequence[int],
+    steps: list[tuple[Array, ...]],
+    states: list[Sequence[Any] | Array],
+    ended: dict[int, tuple[bool, Array]],
+) -> list[Episode]:
+    """Sort the lanes' steps, (owner, observation, logits, action, reward) each, by episode."""
+    played, *columns = (np.concatenate(column) for column in zip(*steps, strict=True))
     episodes = []
     for number, seed in enumerate(seeds):
         seen, logits, actions, rewards = (column[played == number] for column in columns)
-        check_finite(environment.name, "a reward", rewards)
-        check_finite(environment.name, "an observation", seen)
+        # once per episode: per step it would take as long as a small simulator's step
+        check_finite(name, "a reward", rewards)
+        check_finite(name, "an observation", seen)
         terminated, last = ended[number]
         trail = Trail(seed, actions, states[number], rewards, seen)
         episodes.append(Episode(seen, logits, actions, rewards, terminated, last, trail))
@@ -153,6 +170,7 @@ def check_repeats(environment: Environment, trail: Trail) -> None:
     The test before the training knows random episodes only, and learning leads to other
     states.
     """
+    # a trail of this process has them
     assert trail.observations is not None
     assert trail.rewards is not None
     lanes, seen = environment.reset([trail.seed])
@@ -219,12 +237,14 @@ class EpisodeBranches:
         chosen = {
             name: getattr(self, name)[index] for name in ("episode", "step", "action", "number")
         }
+        # the plan stays where the gradient is computed
         return replace(self, **chosen, plan=None)
 
     def answered(
         self, parts: Sequence[Array], played: Sequence[EpisodeBranches]
     ) -> EpisodeBranches:
         """These rollouts with the results of their parts, which lie at the given places."""
+        # parts are dealt like cards, and come back in any order
         order = np.argsort(np.concatenate(parts))
         results = {
             name: np.concatenate([getattr(one, name) for one in played])[order]
@@ -243,7 +263,7 @@ def play_elsewhere(
     """As `play_rollouts`, in a process of its own, whose time is counted."""
     begin = process_time()
     played = play_rollouts(environment, policy, branches)
-    # who asked has the trails
+    # the process that asked has the trails
     return replace(played, trails=(), cpu_seconds=process_time() - begin)
 
 
@@ -254,65 +274,129 @@ def play_rollouts(
     takes the next rollout.
     """
     total = len(branches)
+    returns = np.empty(total)
+    ends = np.empty((total, environment.observations))
+    left = np.empty(total)
     if not total:
-        nothing = np.zeros((0, environment.observations))
-        return replace(branches, returns=nothing[:, 0], ends=nothing, left=nothing[:, 0])
+        return replace(branches, returns=returns, ends=ends, left=left)
     count = min(total, environment.lanes or total)
-    horizon, shape = environment.horizon, (len(policy.choices), max(policy.choices))
     streams = [(branches.key, number) for number in branches.number.tolist()]
     lanes = environment.restore(branches.trails, branches.episode, branches.step, streams, count)
-    if branches.shared is None:
-        noise = OwnNoise(branches.key, branches.number, count, shape)
-    else:
-        tape = Tape(branches.shared, len(branches.trails), shape)
-        noise = SharedNoise(tape, branches.episode, branches.step, count)
-    owner: Array = np.arange(count)
-    lengths = np.minimum(horizon - branches.step, branches.cut or horizon)
-    limit: Array = lengths[:count].copy()  # what the clock says when a lane has played its length
-    result: Array = np.zeros(count)
-    factor: Array = np.ones(count)
-    gamma = np.array(branches.gamma)
-    steps, clock, following = 0, 0, count
-    returns = np.empty(total)
-    ends, left = np.empty((total, environment.observations)), np.empty(total)
+    noise = _noise(branches, (len(policy.choices), max(policy.choices)), count)
+    running = _Running(branches, environment.horizon, count)
     actions = branches.action[:count]
-    next_limit = int(limit.min())
     while True:
         seen, rewards, terminated, over = lanes.step(actions)
-        result += factor * rewards
-        factor *= gamma
-        steps += len(owner)
-        clock += 1
-        fresh: list[int] = []
-        if clock == next_limit or np.count_nonzero(over):
-            over = over | (limit == clock)
-            done = over.nonzero()[0]
-            returns[owner[done]] = result[done]
-            ends[owner[done]] = seen[done, : environment.observations]
-            left[owner[done]] = np.where(terminated[done], 0.0, factor[done])
-            for lane in done.tolist():
-                if following < total:
-                    lanes.restore(lane)
-                    noise.restart(lane, following)
-                    owner[lane], result[lane], factor[lane] = following, 0.0, 1.0
-                    limit[lane] = clock + lengths[following]
-                    over[lane] = False
-                    fresh.append(lane)
-                    following += 1
-            if np.count_nonzero(over):
-                keep = (~over).nonzero()[0]
-                lanes.keep(keep)
-                if not len(keep):
-                    break
-                fresh = [lane for lane in range(len(keep)) if keep[lane] in fresh]
-                noise.drop(keep)
-                owner, limit, result, factor = (x[keep] for x in (owner, limit, result, factor))
-                seen = seen[keep]
-            next_limit = int(limit.min())
+        running.earn(rewards)
+        done = running.done(over)
+        if not len(done):
+            actions = act(policy.logits(seen), noise.next())
+            continue
+        owner = running.owner[done]
+        returns[owner] = running.result[done]
+        # without the masks behind the observation, which no value looks at
+        ends[owner] = seen[done, : environment.observations]
+        # nothing follows the end of an episode, but something follows a cut
+        left[owner] = np.where(terminated[done], 0.0, running.factor[done])
+        # lanes that are done take the next rollouts, and those without one are dropped
+        fresh = running.begin(done)
+        for lane in fresh.tolist():
+            lanes.restore(lane)
+            noise.restart(lane, int(running.owner[lane]))
+        if len(fresh) < len(done):
+            keep = running.all_but(done[len(fresh) :])
+            lanes.keep(keep)
+            if not len(keep):
+                break
+            noise.drop(keep)
+            running.drop(keep)
+            seen = seen[keep]
+            fresh = np.searchsorted(keep, fresh)
         actions = act(policy.logits(seen), noise.next())
-        if fresh:
-            actions[fresh] = branches.action[owner[fresh]]
+        if len(fresh):
+            # the first action of a rollout is the one that it tries
+            actions[fresh] = branches.action[running.owner[fresh]]
     check_finite(environment.name, "a reward", returns)
     return replace(
-        branches, returns=returns, ends=ends, left=left, steps=steps, replayed=lanes.replayed
+        branches,
+        returns=returns,
+        ends=ends,
+        left=left,
+        steps=running.steps,
+        replayed=lanes.replayed,
     )
+
+
+def _noise(branches: EpisodeBranches, shape: tuple[int, int], lanes: int) -> OwnNoise | SharedNoise:
+    """The rollouts' own noise, or that of their true episodes."""
+    if branches.shared is None:
+        return OwnNoise(branches.key, branches.number, lanes, shape)
+    tape = Tape(branches.shared, len(branches.trails), shape)
+    return SharedNoise(tape, branches.episode, branches.step, lanes)
+
+
+NO_LANE: Array = np.arange(0)
+
+
+class _Running:
+    """The rollouts that are under way, one per lane, and which one comes next."""
+
+    def __init__(self, branches: EpisodeBranches, horizon: int, lanes: int) -> None:
+        self.owner: Array = np.arange(lanes)
+        """[N]: the number of each lane's rollout."""
+        self.result: Array = np.zeros(lanes)
+        """[N]: its discounted rewards so far."""
+        self.factor: Array = np.ones(lanes)
+        """[N]: the discount of its next reward."""
+        self.steps = 0
+        self._gamma = np.array(branches.gamma)  # arrays multiply faster by arrays
+        self._lengths = np.minimum(horizon - branches.step, branches.cut or horizon)
+        self._following = lanes
+        # lanes begin at different times: what the clock says when one has played its length
+        self._clock = 0
+        self._limit: Array = self._lengths[:lanes].copy()
+        self._next_limit = int(self._limit.min())
+
+    def earn(self, rewards: Array) -> None:
+        """A step of every lane."""
+        self.result += self.factor * rewards
+        self.factor *= self._gamma
+        self.steps += len(self.owner)
+        self._clock += 1
+
+    def done(self, over: Array) -> Array:
+        """The lanes whose rollouts ended by themselves or have played their lengths."""
+        # in most steps nothing ends, which two numbers tell
+        if self._clock != self._next_limit and not np.count_nonzero(over):
+            return NO_LANE
+        return (over | (self._limit == self._clock)).nonzero()[0]
+
+    def begin(self, done: Array) -> Array:
+        """Give the next rollouts to the first of these lanes, as far as there are
+        any; returns those lanes.
+        """
+        if self._following == len(self._lengths):
+            return NO_LANE
+        lanes = done[: len(self._lengths) - self._following]
+        rollouts = self._following + np.arange(len(lanes))
+        self._following += len(lanes)
+        self.owner[lanes] = rollouts
+        self.result[lanes] = 0.0
+        self.factor[lanes] = 1.0
+        self._limit[lanes] = self._clock + self._lengths[rollouts]
+        self._next_limit = int(self._limit.min())
+        return lanes
+
+    def all_but(self, lanes: Array) -> Array:
+        """The other lanes."""
+        others = np.ones(len(self.owner), bool)
+        others[lanes] = False
+        return others.nonzero()[0]
+
+    def drop(self, keep: Array) -> None:
+        """Keep only these lanes."""
+        self.owner = self.owner[keep]
+        self.result = self.result[keep]
+        self.factor = self.factor[keep]
+        self._limit = self._limit[keep]
+        self._next_limit = int(self._limit.min())

@@ -51,6 +51,7 @@ def allowed(observations: Array, inputs: int, choices: Sequence[int]) -> Array |
     observations' inputs forbids.
     """
     if observations.shape[1] > inputs:
+        # masks travel behind the observations, so that one array goes to every process
         return observations[:, inputs:].reshape(len(observations), len(choices), -1) > 0
     return None if min(choices) == max(choices) else exists(choices)
 
@@ -70,6 +71,7 @@ class Perceptron:
         rows, masks = len(observations), allowed(observations, inputs, self.choices)
         x = observations[:, :inputs].reshape(rows * self.agents, -1)
         if self.layers[0][0].ndim == 3:
+            # agents first: one batched product instead of one per agent
             x = self._separately(x.reshape(rows, self.agents, -1).swapaxes(0, 1)).swapaxes(0, 1)
         else:
             x = self._together(x)
@@ -122,9 +124,11 @@ class ModulePolicy:
 
     def outputs(self, observations: Tensor) -> Tensor:
         """With the graph and without masks: [N, D] -> [N, K, C] float64."""
+        # the module's own type and device
         seen = observations.reshape(-1, *self.shape).to(next(self.module.parameters()))
         outputs = self.module(seen)
         size = len(self.choices) * max(self.choices)
+        # a wrong size would be reshaped into nonsense
         if outputs.numel() != len(seen) * size:
             raise ValueError(
                 f"The policy must give {size} logits per observation for the actions "

@@ -28,19 +28,23 @@ class LearningProgress:
     def update(self, share: float, iteration: Any) -> None:
         """Show this share of the way."""
         now = time.monotonic()
+        # writing at every iteration would take longer than a short iteration
         if not self._enabled or now < self._next:
             return
+        # as if the rest took as long per share as what is done
         left = (now - self._begin) * max(1 - share, 0.0) / max(share, 1e-9)
         mean = sum(iteration.returns) / len(iteration.returns)
         line = (
             f"{min(share, 1.0):4.0%}  episode {iteration.episodes:,}  return {mean:.1f}  "
             f"{clock(left)} left"
         )
+        # a shorter line must cover the longer one before it
         sys.stderr.write("\r" + line.ljust(self._written))
         sys.stderr.flush()
         self._written, self._next = len(line), now + EVERY
 
     def __exit__(self, *_: object) -> None:
+        # what is printed next begins on a line of its own
         if self._written:
             sys.stderr.write("\n")
 

@@ -69,6 +69,7 @@ class Pool:
     def __init__(self, environment: Environment, workers: int | None = None) -> None:
         self.environment = environment
         try:
+            # here the caller is told; in a worker it would only die
             ForkingPickler.dumps(environment)
         except Exception as error:
             raise ValueError(
@@ -79,6 +80,7 @@ class Pool:
         self._context: Any = multiprocessing.get_context(
             "forkserver" if "forkserver" in methods else "spawn"
         )
+        # imported once and forked, instead of once per worker
         self._context.set_forkserver_preload([__name__])
         self._workers = [self._start() for _ in range(workers or os.cpu_count() or 1)]
 
@@ -86,15 +88,18 @@ class Pool:
         here, there = self._context.Pipe()
         process = self._context.Process(target=_work, args=(there, self.environment), daemon=True)
         process.start()
+        # otherwise the pipe would not end when the worker does
         there.close()
         return process, here
 
     def play(self, policy: Policy, branches: EpisodeBranches) -> EpisodeBranches:
         parts = share_out(self.environment, branches, len(self._workers))
         played: list[EpisodeBranches | None] = [None] * len(parts)
+        # popped from the end: in order
         waiting = list(range(len(parts)))[::-1]
         lives = [self.patience] * len(parts)
         busy: dict[int, int] = {}
+        # no queue between them: one that dies would take its rollouts with it
         idle = list(range(len(self._workers)))
         try:
             while waiting or busy:

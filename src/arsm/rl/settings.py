@@ -85,12 +85,14 @@ class Settings(Learning):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # counts, but for the words that mean no count
         for name in ("budget", "decay_over"):
             if getattr(self, name) is not None and (name, getattr(self, name)) != (
                 "decay_over",
                 "learn",
             ):
                 check_count(name, getattr(self, name))
+        # 0 lets the agent choose
         check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
         whole = isinstance(self.hidden, (tuple, list)) and all(
             is_whole(n) and n >= 1 for n in self.hidden
@@ -103,6 +105,7 @@ class Settings(Learning):
             value = getattr(self, name)
             if name == "reward_scale" and value is None:
                 continue
+            # True is a number to Python, and never meant as one
             if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
                 raise ValueError(f"{name} must be a finite number, but is {value!r}.")
         if not 0 < self.gamma <= 1:
@@ -159,6 +162,7 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     for name in changes:
         if name in known:
             continue
+        # a misspelled argument arrives here too, as if it were a setting
         meant = closest(name, [*known, *ARGUMENTS])
         if name in ELSEWHERE:
             hint = ELSEWHERE[name]

@@ -39,6 +39,7 @@ def snapshot_of(env: Env, way: Way, given: Snapshot | None) -> Snapshot | None:
     it, or for copy and replay.
     """
     base: Any = env.unwrapped
+    # the user's pair knows nothing of np_random, which belongs to Gymnasium
     if way == "snapshot" and given is not None:
         get, put = given
         return _with_random_numbers(
@@ -48,7 +49,7 @@ def snapshot_of(env: Env, way: Way, given: Snapshot | None) -> Snapshot | None:
         return _with_wrappers(
             lambda env: env.unwrapped.save_state(), lambda env, x: env.unwrapped.load_state(x)
         )
-    if way == "ale" and hasattr(base, "clone_state") and hasattr(base, "ale"):
+    if way == "ale" and is_atari(base):
         return _with_wrappers(_get_ale, _set_ale)
     if way == "mujoco" and hasattr(base, "model") and hasattr(base, "data"):
         return _with_wrappers(
@@ -88,47 +89,62 @@ def _with_wrappers(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) ->
     )
 
 
-class LastAction(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Remembers the last action, which an Atari emulator may repeat but leaves out of its state."""
+class StickyActions:
+    """An Atari emulator whose actions stick by the environment's random numbers.
 
-    last: int | None = None
+    The emulator itself repeats the last frame's action with some probability, but
+    leaves that action out of the state that it saves: after one frame in four a branch
+    would repeat another action than the true episode. Here both the coin and the action
+    belong to the environment. The chances are the same; the coins of a seed are not.
+    """
 
-    def reset(self, **arguments: Any) -> Any:
-        """Forget it."""
-        self.last = None
-        return self.env.reset(**arguments)
+    def __init__(self, base: Any) -> None:
+        self._base = base
+        self._emulator = base.ale
+        self._wanted = base.ale.getFloat(STICKINESS)
+        self._chance = 0.0  # the emulator tosses its own coins until it loads a game again
+        self.last: tuple[Any, ...] = (0,)
+        """The arguments of the last frame's action; 0 does nothing."""
+        # all else stays as it is; bound here, as a look-up per call would cost more than the call
+        for name in dir(base.ale):
+            if not hasattr(type(self), name):
+                setattr(self, name, getattr(base.ale, name))
 
-    def step(self, action: Any) -> Any:
-        """Take an action."""
-        self.last = int(action)
-        return self.env.step(action)
+    def loadROM(self, path: Any) -> None:
+        """Load a game, as every reset with a seed does."""
+        # the emulator reads its settings when it loads
+        self._emulator.setFloat(STICKINESS, 0.0)
+        self._emulator.loadROM(path)
+        self._chance = self._wanted
+
+    def reset_game(self) -> None:
+        """Begin an episode: nothing was done before it."""
+        self.last = (0,)
+        self._emulator.reset_game()
+
+    def act(self, *action: Any) -> float:
+        """Play a frame with this action, or with the last frame's."""
+        if self._base.np_random.random() >= self._chance:
+            self.last = action
+        return self._emulator.act(*self.last)
 
 
-def _last_action(env: Env) -> int | None:
-    return next((layer.last for layer in layers(env) if isinstance(layer, LastAction)), None)
+STICKINESS = "repeat_action_probability"
+
+
+def is_atari(base: Any) -> bool:
+    """Whether an environment without its wrappers is one of ale-py."""
+    return hasattr(base, "clone_state") and hasattr(base, "ale")
 
 
 def _get_ale(env: Env) -> Any:
     base: Any = env.unwrapped
-    return base.ale.cloneState(include_rng=True), _last_action(env)
-
-
-STICKY_FRAMES = 8
+    return base.ale.cloneState(include_rng=True), base.ale.last
 
 
 def _set_ale(env: Env, state: Any) -> None:
     base: Any = env.unwrapped
-    emulator, last = state
-    if base.ale.getFloat("repeat_action_probability") > 0:
-        # Take the last action where it is not repeated itself: the coins of a fresh game are the
-        # same every time.
-        fresh = vars(base).get("_arsm_fresh")
-        if fresh is None:
-            env.reset(seed=0)
-            fresh = base._arsm_fresh = base.ale.cloneState(include_rng=True)
-        base.ale.restoreState(fresh)
-        for _ in range(STICKY_FRAMES):
-            base.ale.act(base._action_set[last] if last is not None else 0)
+    emulator, base.ale.last = state
     base.ale.restoreState(emulator)
 
 
@@ -169,6 +185,7 @@ def set_data(env: Env, data: bytes) -> None:
 
 
 def _dump(variables: list[dict[str, Any]]) -> bytes:
+    # bytes: the state must not change with the environment that it came from
     file = io.BytesIO()
     _DataPickler(file, pickle.HIGHEST_PROTOCOL).dump(variables)
     return file.getvalue()
@@ -176,6 +193,7 @@ def _dump(variables: list[dict[str, Any]]) -> bytes:
 
 def _update(targets: list[Env], before: list[dict[str, Any]], data: bytes) -> None:
     for layer, old, new in zip(targets, before, pickle.loads(data), strict=True):
+        # an attribute that a later step made was not there yet
         for name in old.keys() - new.keys():
             delattr(layer, name)
         vars(layer).update(new)
@@ -184,6 +202,7 @@ def _update(targets: list[Env], before: list[dict[str, Any]], data: bytes) -> No
 def _variables(env: Env) -> list[dict[str, Any]]:
     """The attributes of each layer, but for those that never change."""
     stack = layers(env)
+    # a wrapper's reference to the layer below is no state
     known = set(map(id, stack))
     found = []
     for layer in stack:

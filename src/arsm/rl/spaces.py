@@ -33,6 +33,7 @@ def encoded_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
     if isinstance(space, spaces.MultiDiscrete):
         return (int(space.nvec.sum()),)
     if isinstance(space, spaces.Dict | spaces.Tuple):
+        # text has no encoding of its own, and seldom says what the rest does not
         shapes = [encoded_shape(part) for part in _parts(space) if not _is_text(part)]
         if shapes and all(shape is not None for shape in shapes):
             return (sum(math.prod(shape) for shape in shapes if shape is not None),)
@@ -53,9 +54,11 @@ def encode(space: spaces.Space[Any], seen: Any) -> Array:
     """
     if isinstance(space, spaces.Box):
         vector = np.asarray(seen, dtype=np.float64).reshape(-1)
+        # a network's weights are made for numbers about 1
         return vector / 255 if is_bytes(space) else vector
     if isinstance(space, spaces.Discrete):
         vector, category = np.zeros(int(space.n)), int(seen) - int(space.start)
+        # NumPy would take -1 for the last category
         if not 0 <= category < len(vector):
             raise ValueError(
                 f"the observation {seen} lies outside its space of {len(vector)} values"
@@ -84,6 +87,7 @@ def _is_text(space: spaces.Space[Any]) -> bool:
 
 
 def _one_hot(categories: Array, sizes: Array) -> Array:
+    # one too large would be the next variable's category
     if np.any((categories < 0) | (categories >= sizes)):
         raise ValueError(
             f"the observation {categories.tolist()} lies outside its space of {sizes.tolist()} "
@@ -135,7 +139,9 @@ def full_mask(mask: Any, choices: Sequence[int]) -> Array:
     if flat.shape != (sum(choices),) or not np.isin(flat, (0, 1)).all():
         raise ValueError(f"an action mask must be {sum(choices)} values of 0 or 1, but is {mask!r}")
     full = np.zeros((len(choices), max(choices)))
+    # row by row, which is the order of the flat mask
     full[exists(choices)] = flat
+    # a softmax over nothing is NaN
     if not full.any(1).all():
         raise ValueError("an action mask allows no action")
     return full.reshape(-1)

@@ -33,6 +33,11 @@ GAPS = (0, 3)
 after the other."""
 TESTED_STEPS = 200
 """Steps of each episode in which a way to branch is tested."""
+GLANCES = 8
+"""Steps between the points at which a way to branch is tested for a moment; one at
+which state is missing in one step of sixteen passes with a chance of one in a hundred."""
+GLANCE = 3
+"""Steps of such a test."""
 PATIENCE = 1000
 """Random steps within which an environment without a time limit must end by itself."""
 
@@ -97,11 +102,13 @@ class Stepped:
     def _take(self) -> Env:
         if self._spare:
             return self._spare.pop()
+        # remembered, so that close reaches those that are in use
         self._made.append(self.make())
         return self._made[-1]
 
     def give_back(self, environments: Iterable[Env | None]) -> None:
         """Keep those for later that were made and not copied."""
+        # a deep copy is thrown away: only what was made is closed in the end
         made = set(map(id, self._made))
         self._spare.extend(env for env in environments if env is not None and id(env) in made)
 
@@ -168,11 +175,13 @@ class Stepped:
             for number, time, stream in zip(episode.tolist(), step.tolist(), streams, strict=True):
                 trail = trails[number]
                 if self.way == "replay":
+                    # the lane's own environment, which its last rollout has left
                     env = spare or self._take()
                     self._check_reset(env, trail)
                     self._advance(env, trail, 0, time)
                     lanes.replayed += time
                 else:
+                    # branches come by episode and step: one trunk walks along each episode
                     if trunk is None or at[0] != number or at[1] > time:
                         trunk, at = trunk or self._take_awake(), (number, -1)
                         if len(trail.states) == 0 or self.way == "copy":
@@ -182,9 +191,11 @@ class Stepped:
                     if at[1] != time:
                         self._advance(trunk, trail, max(at[1], 0), time)
                         lanes.replayed += time - max(at[1], 0)
+                        # one snapshot serves all branches at this step
                         state = None if self.way == "copy" else self._get(trunk)
                     at = (number, time)
                     if self.way == "copy":
+                        # the trunk itself stays behind for the next branch
                         env = copy.deepcopy(trunk)
                     else:
                         env = spare or self._take_awake()
@@ -227,6 +238,7 @@ class Stepped:
 
     def _advance(self, env: Env, trail: Trail, begin: int, end: int) -> None:
         actions = self.native(trail.actions[begin:end])
+        # a simulator that can replay without observations does so
         if isinstance(env, Replays):
             env.replay(actions)
             return
@@ -234,6 +246,7 @@ class Stepped:
             raw, reward, _, over, info = self.step_one(env, action)
             if trail.rewards is not None and reward != trail.rewards[place]:
                 raise strayed(self.name, place)
+            # encoding costs; a stray shows in the rewards on the way and in the last observation
             last = place + 1 == end
             if (
                 last
@@ -265,6 +278,7 @@ class Stepped:
 
     def native(self, actions: Array) -> list[Any]:
         """Actions [N, K] as `step_one` takes them."""
+        # a Discrete space wants a plain number
         if self.first_choice.ndim == 0:
             return (actions[:, 0] + self.first_choice).tolist()
         return list(actions + self.first_choice)
@@ -286,6 +300,7 @@ class Stepped:
         except Exception as error:
             raise self._failure("step", error) from error
         try:
+            # float reads digits out of text, which no reward is
             value = float("text" if isinstance(reward, str) else reward)
         except (TypeError, ValueError):
             raise EnvironmentFailure(
@@ -315,6 +330,7 @@ class Stepped:
         """An observation as a vector [D]."""
         try:
             if self.encoder is not None:
+                # a copy: some environments write every observation into the same array
                 vector = np.array(self.encoder(seen), dtype=np.float64).reshape(-1)
             elif self.space is not None:
                 vector = encode(self.space, seen)
@@ -342,6 +358,11 @@ class Stepped:
         Where instances that are played in turns give something else than each gives
         alone, one at a time is played, and replayed.
         """
+        if self.randomness == "fresh" and self.agents > 1:
+            raise ValueError(
+                f"{self.name} does not draw its randomness from np_random: branches cannot have "
+                'fresh random numbers; use randomness="same".'
+            )
         try:
             record = [self._record(seed) for seed in range(3)]
             offered: list[Way] = [way for way in WAYS if self._offers(way)]
@@ -352,12 +373,12 @@ class Stepped:
         if not all(self._keeps_apart(record, gap) for gap in GAPS):
             alone = replace(self, way="replay", randomness="same", alone=True)
             if alone._branches_exactly(record):
-                return replace(alone, randomness=self._checked_randomness("replay"))
+                return replace(alone, randomness=self.randomness)
             offered = []
         for way in offered:
             candidate = replace(self, way=way, randomness="same")
             if candidate._branches_exactly(record):
-                return replace(candidate, randomness=self._checked_randomness(way))
+                return replace(candidate, randomness=self.randomness)
             if way == "snapshot":
                 raise EnvironmentFailure(
                     f"{self.name} did not go on as before from its snapshot; let get(environment) "
@@ -377,17 +398,9 @@ class Stepped:
         self.give_back([env])
         return snapshot_of(env, way, self.snapshot) is not None
 
-    def _checked_randomness(self, way: Way) -> Randomness:
-        if self.randomness == "fresh" and (way == "ale" or self.agents > 1):
-            raise ValueError(
-                f"{self.name} does not draw its randomness from np_random: branches cannot have "
-                "fresh random "
-                'numbers; use randomness="same".'
-            )
-        return self.randomness
-
     def _record(self, seed: int) -> tuple[Trail, list[Any]]:
         """An episode of random actions, and what each of them gave."""
+        # random actions of our own: the action space's sampler has state
         generator = np.random.default_rng(seed)
         env, given, actions, before = self._take(), [], [], []
         seen = self.reset_one(env, seed)
@@ -420,6 +433,7 @@ class Stepped:
     def _keeps_apart(self, record: list[tuple[Trail, list[Any]]], gap: int) -> bool:
         """Whether instances that are played in turns give what each of them gave alone."""
         playing: list[Generator[bool, None, None]] = []
+        # generators: each plays one step when its turn comes
         waiting = [self._again(trail, given) for trail, given in record]
         try:
             while playing or waiting:
@@ -462,29 +476,30 @@ class Stepped:
         return np.array([generator.choice(row.nonzero()[0]) for row in allowed])
 
     def _branches_exactly(self, record: list[tuple[Trail, list[Any]]]) -> bool:
+        """Whether branches give what the recorded episodes gave.
+
+        A few are played to the end, where a state that was left out may show late. Many
+        are played for a moment, where it shows at once but in few of the steps.
+        """
         trails = [trail for trail, _ in record]
         points = [
-            (number, step)
+            (number, begin, end)
             for number, trail in enumerate(trails)
-            for step in sorted(
-                {0, len(trail.actions) // 3, 2 * len(trail.actions) // 3, len(trail.actions) - 1}
-            )
+            for begin, end in self._points(len(trail.actions))
         ]
         # two lanes at every point, in turns: copies that share an object show it
         width = 1 if self.alone else 2
-        points = [point for point in points for _ in range(width)]
-        episode, step = np.array(points).T
+        episode, step, _ = np.repeat(points, width, 0).T
         try:
             branches = self._branches(
-                trails, episode, step, [()] * len(points), SteppedLanes(self, [])
+                trails, episode, step, [()] * len(step), SteppedLanes(self, [])
             )
             lanes: list[Env | None] = [None] * width
-            for number, begin in points[::width]:
+            for number, begin, end in points:
                 lanes = [branches.send(env) for env in lanes]
                 trail, given = record[number]
-                for action, expected in zip(
-                    self.native(trail.actions[begin:]), given[begin:], strict=True
-                ):
+                actions = self.native(trail.actions[begin:end])
+                for action, expected in zip(actions, given[begin:end], strict=True):
                     if not all(
                         self._gives(env, action, expected) for env in lanes if env is not None
                     ):
@@ -494,6 +509,15 @@ class Stepped:
         finally:
             self.close()
         return True
+
+    def _points(self, steps: int) -> list[tuple[int, int]]:
+        """The tests (begin, end) of an episode, in the order of their begins."""
+        found = dict.fromkeys((0, steps // 3, 2 * steps // 3, steps - 1), steps)
+        # a replay has no state to leave out, and the way to every point is long
+        if self.way != "replay":
+            for begin in range(0, steps, GLANCES):
+                found.setdefault(begin, min(begin + GLANCE, steps))
+        return sorted(found.items())
 
 
 class SteppedLanes:
@@ -508,6 +532,7 @@ class SteppedLanes:
 
     def follow(self, source: Generator[Env, Env | None, None], lanes: int) -> None:
         """Take branches from here, the first for so many lanes."""
+        # a branch is no beginning: it keeps no states
         self._source, self._moved = source, True
         self.environments = [next(source) for _ in range(lanes)]
 
@@ -546,6 +571,7 @@ class SteppedLanes:
         if stacked.shape != (len(seen), self.environment.observations):
             # which says what is wrong
             return np.array([self.environment.encode_one(x) for x in seen])
+        # all lanes at once: a division per lane would cost more than the stacking
         return stacked if self.environment.space is None else stacked / 255
 
     def keep(self, lanes: Array) -> None:
@@ -554,6 +580,7 @@ class SteppedLanes:
             env for lane, env in enumerate(self.environments) if lane not in kept
         )
         self.environments = [self.environments[lane] for lane in lanes]
+        # lets the generator give its trunk back
         if not self.environments and self._source is not None:
             self._source.close()
 

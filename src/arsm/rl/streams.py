@@ -23,6 +23,7 @@ def race_units(log_pi: Array) -> Array:
 
 def stream(key: int, number: int) -> np.random.Generator:
     """Stream `number` of a 64-bit key."""
+    # a counter-based generator: any stream can begin anywhere, without the others
     return np.random.Generator(np.random.Philox(key=key << 64 | number))
 
 
@@ -30,7 +31,9 @@ def draw_uniforms(streams: list[np.random.Generator], steps: int, shape: tuple[i
     """The next steps' noise of each stream: [N, steps, K, C]."""
     drawn = np.empty((len(streams), steps, *shape))
     for each, own in zip(streams, drawn, strict=True):
+        # one call per stream, so that a stream does not depend on its neighbours
         each.standard_exponential(out=own)
+    # an exact 0 has no logarithm
     return race_units(np.log(np.maximum(drawn, TINY)))
 
 
@@ -46,6 +49,7 @@ class Tape:
         """[N, K, C] at these times [N] (or at one) of these episodes [N]."""
         latest = int(np.max(time))
         while latest >= self._noise.shape[1]:
+            # twice as much each time: long episodes copy the tape seldom
             more = max(BLOCK, self._noise.shape[1])
             self._noise = np.concatenate(
                 [self._noise, draw_uniforms(self._streams, more, self._noise.shape[2:])], 1
@@ -91,6 +95,7 @@ class OwnNoise:
 
     def restart(self, lane: int, rollout: int) -> None:
         self._streams[lane] = stream(self._key, int(self._number[rollout]))
+        # the noise at _at is that of the first action, which is given and needs none
         after_first = self._at + 1
         self._block[after_first:, lane] = draw_uniforms(
             [self._streams[lane]], BLOCK - after_first, self._shape
@@ -102,6 +107,7 @@ class SharedNoise:
 
     def __init__(self, tape: Tape, episode: Array, step: Array, lanes: int) -> None:
         self._tape, self._all = tape, (episode, step)
+        # copies: lanes move on, the plan does not
         self._episode, self._time = episode[:lanes].copy(), step[:lanes].copy()
 
     def next(self) -> Array:
@@ -113,4 +119,5 @@ class SharedNoise:
 
     def restart(self, lane: int, rollout: int) -> None:
         episode, step = self._all
+        # one less: the next call is for the first action, which is given and needs none
         self._episode[lane], self._time[lane] = episode[rollout], step[rollout] - 1

@@ -41,6 +41,7 @@ class Team(gymnasium.Env[Any, Any]):
                 f"{parallel} has observations that have no encoding; encode them in a PettingZoo "
                 "wrapper."
             )
+        # one network reads all agents, so all need the same size
         self._longest = max(int(np.prod(shape)) for shape in shapes if shape is not None)
         firsts, sizes = zip(
             *(categories_of_actions(parallel.action_space(name), name) for name in self.names),
@@ -62,9 +63,11 @@ class Team(gymnasium.Env[Any, Any]):
         return self.join(seen), self._info(infos)
 
     def step(self, action: Any) -> Any:
+        # PettingZoo refuses actions of agents that have left
         present = self.parallel.agents
         chosen = {name: own for name, own in self.split(action).items() if name in present}
         seen, rewards, terminated, truncated, infos = self.parallel.step(chosen)
+        # some environments empty the list of agents, others leave it and say who ended
         gone = not self.parallel.agents or all(
             terminated[name] or truncated[name] for name in terminated
         )
@@ -88,6 +91,7 @@ class Team(gymnasium.Env[Any, Any]):
 
     def join(self, seen: dict[str, Any]) -> Any:
         """The observations {agent: observation} as one vector."""
+        # an agent that has left keeps its place, as zeros
         joined = np.zeros((self.size, self._longest))
         for row, name, space in zip(joined, self.names, self._spaces, strict=True):
             if name in seen:
@@ -103,6 +107,7 @@ class Team(gymnasium.Env[Any, Any]):
             return {}
         masks = []
         for name, own in zip(self.names, self._sizes, strict=True):
+            # one agent may have a mask where another has none
             mask = infos.get(name, {}).get("action_mask")
             masks.append(np.ones(sum(own)) if mask is None else np.asarray(mask).reshape(-1))
         return {"action_mask": np.concatenate(masks)}

@@ -106,6 +106,7 @@ class Training(ABC):
             if parameters
         ]
         self._variance = MovingVariance(DECAY)
+        # sums of squares and of weights: the quotient is an average without a start at 0
         self._returns = torch.zeros(2, dtype=torch.float64)
         self.iteration = self.episodes = self.steps = self.replayed = 0
         self._length = self.credit.iteration[0]  # of the last iteration's episodes, on average
@@ -122,6 +123,7 @@ class Training(ABC):
             world.observations // world.agents,
             len(world.choices) * max(world.choices) // world.agents,
         )
+        # a single agent's network stays a plain Sequential, which users may look into
         if world.agents == 1:
             return mlp(inputs, hidden, outputs, generator)
         if len(world.choices) % world.agents:
@@ -129,6 +131,7 @@ class Training(ABC):
                 f"The {world.agents} agents of {world.name} have {len(world.choices)} actions "
                 "together, but an MLP per agent needs as many for each; give a policy of your own."
             )
+        # one network for all learns from all agents' steps; one each may take different parts
         count = 1 if shared else world.agents
         return TeamNetwork(
             [mlp(inputs, hidden, outputs, generator) for _ in range(count)], world.agents
@@ -145,6 +148,7 @@ class Training(ABC):
     def _check_policy(self) -> None:
         """Refuse a budget or a module that would fail later, before anything is played."""
         world = self.environment
+        # zeros are an observation of any space; only shapes and counts matter here
         seen = np.zeros((CHECKED_STEPS, world.observations))
         if world.masks:
             seen = np.concatenate(
@@ -160,6 +164,7 @@ class Training(ABC):
             ) from error
         if self.credit.estimator is None:
             return
+        # uniform, as the first policy nearly is
         logits = torch.from_numpy(np.where(like > -np.inf, 0.0, -np.inf)).unsqueeze(0)
         first = torch.zeros(logits.shape[:-1], dtype=torch.int64)
         rollouts.plan(
@@ -191,6 +196,7 @@ class Training(ABC):
         if self._made:
             assert isinstance(self.network, nn.Sequential | TeamNetwork)
             return perceptron(self.network, world.choices)
+        # a copy: the updates must not change a policy that workers still play
         return ModulePolicy(copy.deepcopy(self.network), world.shape, world.choices)
 
     def _iterate(self) -> Iteration:
@@ -203,12 +209,15 @@ class Training(ABC):
         )
         generator = torch.Generator().manual_seed(int(streams[0] >> np.uint64(1)))
         true, branched = int(streams[1]), int(streams[2])
+        # one policy for the true episodes and for all their branches
         current = self.policy
+        # 31 bits, as some simulators refuse larger seeds
         seeds = [int(stream >> np.uint64(33)) for stream in streams[3:]]
         played = play_episodes(world, current, seeds, Tape(true, count, self._logits_shape))
         self._check_isolation(played)
 
         batch = self._batch(played)
+        # before the branches: they would spend minutes on a policy that is lost
         if not bool(legal_rows(batch.logits).all()):
             raise FloatingPointError(
                 f"The policy's logits are not finite after episode {self.episodes}; try a smaller "
@@ -219,6 +228,7 @@ class Training(ABC):
             plan, played, branched, true if settings.common_random_numbers else None
         )
         branches = self._play(current, branches)
+        # after playing, as the first iteration measures itself
         scale = self._measure_scale(batch.returns.numpy(), branches.returns)
         batch = replace(batch, rewards=scale * batch.rewards, returns=scale * batch.returns)
         branches = replace(branches, returns=scale * branches.returns)
@@ -226,6 +236,7 @@ class Training(ABC):
 
         self.iteration += 1
         self.episodes += count
+        # decides the next iteration's episodes, never this one's
         self._length = max(1, sum(batch.lengths) // count)
         self.steps += sum(batch.lengths) + branches.steps
         self.replayed += branches.replayed
@@ -249,6 +260,7 @@ class Training(ABC):
         """Play one of the episodes again, alone: in iterations 1, 2, 4, 8 and so on,
         which costs little.
         """
+        # all binary digits are ones: 0, 1, 3, 7
         due = self.iteration & (self.iteration + 1) == 0
         if due:
             check_repeats(self.environment, played[self.iteration % len(played)].trail)
@@ -257,6 +269,7 @@ class Training(ABC):
         """The rollouts to play, if any: all true episodes are one of T steps."""
         if self.credit.estimator is None:
             return None
+        # the episodes share one budget, so that long ones may have more rollouts than short ones
         budget = self._budget(len(batch.lengths))
         steps = self.credit.branching(batch, budget, generator)
         return rollouts.plan(
@@ -273,6 +286,7 @@ class Training(ABC):
         self, plan: rollouts.Rollouts | None, played: list[Episode], key: int, shared: int | None
     ) -> EpisodeBranches:
         """The plan's steps, which are numbered through all episodes, as steps of each."""
+        # the plan sees all episodes as one long one
         offset = np.cumsum([0, *(len(one.rewards) for one in played)])
         step = np.zeros(0, int) if plan is None else plan.step.numpy()
         action = played[0].actions[:0] if plan is None else plan.action.numpy()
@@ -296,6 +310,7 @@ class Training(ABC):
         """
         if self.settings.reward_scale is not None:
             return self.settings.reward_scale
+        # this batch's own returns would make the factor depend on its actions: a bias
         earlier, square = self._returns.clone(), float(np.var(returns))
         self._returns = DECAY * self._returns + (1 - DECAY) * torch.tensor(
             [square, 1.0], dtype=torch.float64
@@ -312,6 +327,7 @@ class Training(ABC):
         def join(parts: list[Array]) -> Tensor:
             return torch.from_numpy(np.concatenate(parts))
 
+        # episodes have different lengths, so all steps lie one after the other
         lengths = tuple(len(one.rewards) for one in played)
         discount = None
         if self.settings.discounting == "gamma^t":
@@ -354,13 +370,16 @@ class Training(ABC):
             1 / len(batch.lengths),
             self._decay,
         )
+        # set anew each time: the decay may follow the clock, which no scheduler knows
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = decay * self.settings.learning_rate
         for number in range(self.credit.updates):
+            # the logits' gradient stays, and the network is the one of this update
             logits = self._logits(batch)
             if number and divergence(batch.logits, logits.detach()) > self.credit.divergence:
                 break
+            # an action that is masked has no gradient, and -inf times 0 would be NaN
             objective = (logits.masked_fill(logits == -torch.inf, 0) * grad).sum()
             if self.settings.entropy:
                 objective = (
@@ -368,11 +387,13 @@ class Training(ABC):
                 )
             self._optimizers[0].zero_grad()
             (-scale * objective).backward()
+            # later updates repeat the same draw: only the first says how noisy it is
             if not number:
                 self._variance.update(
                     [p.grad.cpu() for p in self.network.parameters() if p.grad is not None]
                 )
             self._optimizers[0].step()
+        # only now: a value that has seen these returns would bias their credit
         if loss is not None:
             for _ in range(self.credit.own_updates):
                 self._optimizers[1].zero_grad()
@@ -393,6 +414,7 @@ class Training(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from this state; one that does not fit leaves the agent unchanged."""
+        # a state that fits in part would leave half an agent
         before = copy.deepcopy(self.state_dict())
         try:
             self._set_state(state)
@@ -418,5 +440,6 @@ def divergence(played: Tensor, logits: Tensor) -> float:
     logits [T, K, C] each.
     """
     before, now = played.log_softmax(-1), logits.log_softmax(-1)
+    # a masked action is masked in both, and -inf less -inf would be NaN
     ratio = (before - now).masked_fill(before == -torch.inf, 0)
     return float((before.exp() * ratio).sum()) / len(played)

@@ -32,6 +32,7 @@ def film(
     seen, info = env.reset(seed=seed)
     frames, step, over = [_frame(env)], 0, False
     while not over and step < agent.environment.horizon:
+        # a team's environment is shown as it is, not as one agent
         if isinstance(env, gymnasium.Env):
             mask = _mask(env, info) if agent.environment.masks else None
             seen, _, terminated, truncated, info = env.step(agent.predict(seen, mask=mask))
@@ -40,8 +41,10 @@ def film(
             seen = env.step(agent.predict(seen))[0]
             over = not env.agents
         step += 1
+        # the last frame shows how it ended
         if step % every == 0 or over:
             frames.append(_frame(env))
+    # a film that is half written is never seen under its name
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         frames[0].save(
@@ -67,5 +70,6 @@ def _frame(env: Any) -> Image.Image:
     if drawn is None or getattr(drawn, "ndim", 0) != 3:
         raise ValueError('The environment draws nothing; make it with render_mode="rgb_array".')
     frame = Image.fromarray(drawn)
+    # a few hundred kilobytes fit into a page; the simulator's own pixels do not
     frame.thumbnail((LARGEST, LARGEST))
     return frame.quantize(COLOURS)

@@ -191,7 +191,9 @@ class Transformers:
         first = torch.tensor([0, 1], device=device)
         # a caller's autocast would round one side
         with torch.autocast(device.type, enabled=False):
-            exact = self.logits(tokens[:, :3], later, mask)[:, 1:].double().softmax(-1)
+            # not worth a compilation
+            plain = Transformers(self.model)
+            exact = plain.logits(tokens[:, :3], later, mask)[:, 1:].double().softmax(-1)
             cache = slots.cache(2, 8)
             with slots.decoding():
                 slots.fill(cache, tokens[:, :3], mask)
@@ -222,7 +224,7 @@ def _with_tokens(mask: Tensor, count: int) -> Tensor:
 
 def _with_compiled_layers(model: nn.Module, inner: Any) -> nn.Module:
     """The model with the same weights, for passes over whole sequences."""
-    from arsm.sequences.transformers_layers import compiled, whole, with_layers_run_by
+    from arsm.sequences.transformers_layers import compiled_pass, with_layers_run_by
 
     if hasattr(model, "_orig_mod"):
         raise ValueError(
@@ -232,7 +234,7 @@ def _with_compiled_layers(model: nn.Module, inner: Any) -> nn.Module:
     count = inner.config.get_text_config(decoder=True).num_hidden_layers
     # both have one head, since `headed` takes the hidden states from the model's
     head = inner.get_output_embeddings()
-    return with_layers_run_by(compiled(whole), model, count, [] if head is None else [head])
+    return with_layers_run_by(compiled_pass, model, count, [] if head is None else [head])
 
 
 def _after_head(config: Any) -> Callable[[Tensor], Tensor]:

@@ -83,11 +83,30 @@ def step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(layer).forward(layer, *args, **kwargs)
 
 
-def whole(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run a layer in a pass over whole sequences. The same as `step`, but a function of its own:
-    a compiled function tries all programs that were made of it at every call.
-    """
+# The same again under two names: a function has a program per kind of arguments (with and without a
+# mask, lengths that are a multiple of 8 and others), tries them one after the other at every call,
+# and is not compiled any more when there are more than eight.
+
+
+def pass_with_graph(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer for a gradient."""
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def pass_without_graph(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer for logits alone."""
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def compiled_step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer in a step of the slots, compiled."""
+    return compiled(step)(layer, *args, **kwargs)
+
+
+def compiled_pass(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer over whole sequences, compiled."""
+    run = pass_with_graph if torch.is_grad_enabled() else pass_without_graph
+    return compiled(run)(layer, *args, **kwargs)
 
 
 @cache

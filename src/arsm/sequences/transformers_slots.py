@@ -17,12 +17,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from arsm.sequences.model import Decode, SlotsRefused
-from arsm.sequences.transformers_layers import (
-    SplitCache,
-    compiled,
-    step,
-    with_layers_run_by,
-)
+from arsm.sequences.transformers_layers import SplitCache, compiled_step, with_layers_run_by
 
 FOLDED = "arsm_folded"
 """The name under which transformers knows `folded_attention`."""
@@ -168,7 +163,7 @@ class TransformersSlots:
         self._stepped: Any = self._model
         """Steps; another module than the one that fills caches, if its layers are compiled."""
         if compile_layers:
-            self._stepped = with_layers_run_by(compiled(step), self._model, self._shape[0])
+            self._stepped = with_layers_run_by(compiled_step, self._model, self._shape[0])
 
     def cache(self, rows: int, width: int) -> Tensor:
         layers, heads, size = self._shape

@@ -6,10 +6,10 @@ import json
 import lzma
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
-from arsm_experiments.report.pages.tables import Part, Tables, markdown, welch
+from arsm_experiments.report.pages.tables import Cell, Part, Tables, markdown, welch
 
 TASKS = (
     "FrozenLake 8x8",
@@ -31,18 +31,29 @@ RIVAL = "Stable-Baselines3's A2C, tuned"
 
 Runs = dict[tuple[str, int], dict[str, dict[str, float]]]
 """Returns at both moments, by row and seed and by method."""
+KINDS = ("sampled", "likeliest")
+"""Actions of an evaluation."""
+ENOUGH = 3
+"""Seeds of a row from which on its differences are tested."""
 
 
 def blocks(tables: Tables) -> Runs:
-    """All rows and seeds: each run's better return, and of a rival's settings the better one."""
+    """All rows and seeds, with the kind of action, and of a rival with the settings, that have the
+    better mean over the row's seeds.
+    """
     text = lzma.decompress((tables.results / "agents/runs.jsonl.xz").read_bytes()).decode()
-    found: Runs = {}
+    # by row, method and moment, then by settings and kind of action: returns by seed
+    tried: dict[tuple[str, str, str], dict[tuple[str, str], dict[int, float]]] = {}
     for line in map(json.loads, text.splitlines()):
         method = line["method"].removesuffix(", 2")
-        own = found.setdefault((line["row"], line["seed"]), {}).setdefault(method, {})
         for moment, end in ((SECONDS, line), (STEPS, line["at_steps"])):
-            reached = max(end["sampled"], end["likeliest"])
-            own[moment] = max(reached, own.get(moment, reached))
+            for kind in KINDS:
+                own = tried.setdefault((line["row"], method, moment), {})
+                own.setdefault((line["method"], kind), {})[line["seed"]] = end[kind]
+    found: Runs = {}
+    for (row, method, moment), ways in tried.items():
+        for seed, reached in max(ways.values(), key=lambda x: fmean(x.values())).items():
+            found.setdefault((row, seed), {}).setdefault(method, {})[moment] = reached
     return found
 
 
@@ -51,35 +62,36 @@ def seeds_of(runs: Runs, task: str) -> list[int]:
     return [seed for row, seed in runs if row == task]
 
 
-def mean(runs: Runs, task: str, method: str, moment: str) -> float | None:
+def over_seeds(runs: Runs, task: str, method: str, moment: str) -> Cell | None:
     """Over the seeds of a task; None where the method does not run."""
     found = [runs[task, seed].get(method) for seed in seeds_of(runs, task)]
     values = [each[moment] for each in found if each is not None]
-    return sum(values) / len(values) if values else None
+    if not values:
+        return None
+    return Cell(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+
+
+def level(cell: Cell, first: Cell) -> bool:
+    """Whether there are enough seeds to test a method, and it is not decidedly behind the first."""
+    return cell.seeds >= ENOUGH and not welch(first, cell).decided
 
 
 def table(tables: Tables) -> str:
-    """Mean returns at equal CPU seconds and at equal steps; bold is the best of a row."""
+    """Mean returns at equal CPU seconds and at equal steps."""
     runs = blocks(tables)
     rows = []
     for task in [task for task in TASKS if seeds_of(runs, task)]:
-        found = {
-            moment: {method: mean(runs, task, method, moment) for method in METHODS}
-            for moment in (SECONDS, STEPS)
-        }
-        first = {
-            moment: max(value for value in values.values() if value is not None)
-            for moment, values in found.items()
-        }
-        cells = []
-        for method in METHODS:
-            words = []
-            for moment, values in found.items():
-                if (value := values[method]) is not None:
-                    text = f"{value:.{2 if abs(value) < 1 else 1 if abs(value) < 100 else 0}f}"
-                    words.append(f"**{text}**" if value == first[moment] else text)
-            cells.append("/".join(words))
-        rows.append([f"{task} ({len(seeds_of(runs, task))})", *cells])
+        words: dict[str, list[str]] = {method: [] for method in METHODS}
+        for moment in (SECONDS, STEPS):
+            cells = {name: over_seeds(runs, task, name, moment) for name in METHODS}
+            there = {name: cell for name, cell in cells.items() if cell is not None}
+            first = max(there.values(), key=lambda cell: cell.mean)
+            for name, cell in there.items():
+                size = abs(cell.mean)
+                text = f"{cell.mean:.{2 if size < 1 else 1 if size < 100 else 0}f}"
+                words[name].append(f"**{text}**" if level(cell, first) else text)
+        cells_of_row = ["/".join(words[method]) for method in METHODS]
+        rows.append([f"{task} ({len(seeds_of(runs, task))})", *cells_of_row])
     return markdown(["", *METHODS], rows)
 
 
@@ -124,7 +136,7 @@ def finding(tables: Tables) -> str:
     """The default beside its rivals, and the other methods beside the default."""
     runs = blocks(tables)
     rivals = "; ".join(
-        f"{rival} {against(runs, ('value',), rival, SECONDS)} and at equal steps "
+        f"{rival} {against(runs, ('value',), rival, SECONDS)} and "
         f"{against(runs, ('value',), rival, STEPS)}"
         for rival in ("PPO", "A2C")
     )
@@ -134,9 +146,10 @@ def finding(tables: Tables) -> str:
     )
     best = {m: against(runs, BRANCHING, "value", m) for m in (SECONDS, STEPS)}
     return (
-        f"The default against its rivals, at equal CPU seconds: {rivals}. Against the default: "
-        f"{others}. The best of the four branching methods in each comparison, which favours "
-        f"them: {best[SECONDS]}, and at equal steps {best[STEPS]}."
+        f"The default against its rivals, at equal CPU seconds and at equal steps: {rivals}. "
+        f"Against the default, at equal CPU seconds: {others}. The best of the four branching "
+        f"methods in each comparison, which favours them: {best[SECONDS]}, and at equal steps "
+        f"{best[STEPS]}."
     )
 
 

@@ -25,14 +25,13 @@ def language_models(tables: Tables) -> str:
             ratios.setdefault(level.task, []).append(point)
     chain = sorted(ratios["chain"])
     low, high = min(ratio for _, ratio in chain), max(ratio for _, ratio in chain)
-    countdown = " and ".join(f"{ratio:.2f}" for _, ratio in sorted(ratios["countdown"]))
+    countdown = " and ".join(f"{ratio:.0%}" for _, ratio in sorted(ratios["countdown"]))
     return (
-        "- **Credit for every token of a language model.** Go back to a token, try what was nearly "
-        "chosen, compare. On SmolLM2-135M, on sums in written steps, this needs "
-        f"{low:.2f} to {high:.2f} of the best group method's tokens for the same noise at "
-        f"accuracies of {chain[0][0]:.2f} to {chain[-1][0]:.2f}; on countdown {countdown}"
-        f"{_trained(tables)} "
-        "([measurements](results/language_model/README.md); "
+        "- **Credit for every token of a language model.** Go back to a token, try another one, "
+        "compare the rewards. On SmolLM2-135M the same gradient noise takes "
+        f"{low:.0%} to {high:.0%} of the best group method's tokens on sums in written steps, if "
+        f"{chain[0][0]:.0%} to {chain[-1][0]:.0%} of the answers are right, and {countdown} on "
+        f"countdown{_trained(tables)} ([measurements](results/language_model/README.md); "
         "[inside TRL](docs/guides/trl.md): three lines)."
     )
 
@@ -58,9 +57,10 @@ def referee(tables: Tables) -> str:
     packages = {line["row"].partition(":")[0].partition(" ")[0] for line in others}
     broken = sum(kind(line) == "not as documented" for line in others)
     return (
-        "- **Check any gradient.** Hand over a loss; the referee says whether its mean is right, "
-        f"and what is wrong. Of {len(others)} gradients of {len(packages)} released packages, TRL "
-        f"and verl among them, {broken} are not what their documentation says "
+        "- **Check any gradient.** Hand over a loss: the referee says whether its gradient is "
+        f"right on average, and if not, why. Of {len(others)} gradients of {len(packages)} "
+        f"released packages, TRL and verl among them, {broken} are not what their documentation "
+        "says "
         "([verdicts](results/audit/README.md); [yours](docs/guides/check_my_gradient.md))."
     )
 
@@ -71,7 +71,7 @@ def estimators() -> str:
 
     names = arsm.estimator_names()
     return (
-        f"- **One function, {len(names)} estimators.** `arsm.estimate` takes any of them, for any "
-        "black-box f. Every claim of being unbiased is tested against enumeration "
+        f"- **One function, {len(names)} estimators.** `arsm.estimate(estimator, logits, f)`: change "
+        "the estimator, keep the rest. Every claim of being unbiased is tested against enumeration "
         "([list](docs/estimators.md); [which one?](docs/guides/choosing.md))."
     )

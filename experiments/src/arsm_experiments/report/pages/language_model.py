@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from arsm_experiments.report.pages import sequences
 from arsm_experiments.report.pages.tables import Cell, Tables, markdown
 
 METHODS = {
@@ -210,4 +211,10 @@ def _trials(tables: Tables) -> str:
     )
 
 
-PARTS = {"noise": noise, "long": long, "repeats": repeats, "training": training}
+PARTS = {
+    "noise": noise,
+    "long": long,
+    "repeats": repeats,
+    "training": training,
+    "small": sequences.finding,
+}
