@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_gradients_are_the_same(
     # with and without a mask
     assert 1 <= programs.count("pass_with_graph") <= 2
     assert 1 <= programs.count("pass_without_graph") <= 2
+
+
+def test_a_deep_copy_has_weights_of_its_own(programs: list[str]) -> None:
+    model = Transformers(three_layers(), compiled=True)
+    copied = copy.deepcopy(model)
+    prompts, _ = ragged(3)
+    before = copied.logits(prompts, prompts)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.zero_()
+    assert torch.equal(copied.logits(prompts, prompts), before)
+    assert not torch.equal(model.logits(prompts, prompts), before)
 
 
 def test_dropout_follows_the_model(programs: list[str]) -> None:
