@@ -57,7 +57,7 @@ def test_compiled_steps_draw_the_same_tokens(make: Callable[[], Any], programs: 
         assert slots.tally.row_steps < 20 * slots.tally.steps
     assert torch.equal(found[0].tokens, found[1].tokens)
     torch.testing.assert_close(found[0].log_probs, found[1].log_probs, rtol=1e-6, atol=1e-6)
-    assert "step" in programs
+    assert "one_token" in programs
 
 
 def three_layers() -> nn.Module:
@@ -76,7 +76,7 @@ def test_all_layers_and_rows_have_one_program(programs: list[str]) -> None:
     assert slots.tally.captures == 3
     # three layers and three numbers of rows, two of which happened to agree with another size
     assert 1 <= len(programs) <= 2
-    assert set(programs) == {"step"}
+    assert set(programs) == {"one_token"}
 
 
 def even(prompts: Tensor, tokens: Tensor) -> Tensor:

@@ -149,13 +149,9 @@ class Recompute:
         return TokenState(state.logits[rows], state.tokens[rows], state.length[rows])
 
     def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        prompts, length = _pad_behind(prompts, mask)
-        # token t of a row stands behind its prompt, wherever that ends
-        place = length.unsqueeze(-1) + torch.arange(tokens.shape[-1], device=tokens.device)
-        whole = torch.cat([prompts, tokens], -1).scatter(-1, place, tokens)
-        # the last token is drawn and never read
-        logits = self._call(whole[:, :-1])
-        return logits.gather(1, (place - 1).unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
+        read, state = padded_behind(prompts, tokens, mask)
+        logits = self._call(read)
+        return logits.gather(1, state.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
 
     def _state(self, tokens: Tensor, length: Tensor) -> TokenState:
         logits = self._call(tokens)
@@ -189,6 +185,18 @@ def _pad_behind(prompts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         return prompts, torch.full_like(prompts[:, 0], prompts.shape[1])
     # a stable sort keeps the tokens' order
     return prompts.gather(-1, (~mask).byte().argsort(dim=-1, stable=True)), mask.sum(-1)
+
+
+def padded_behind(prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """All that a causal model must read for the states of tokens [N, T], with the padding behind,
+    where no token sees it: [N, P + T - 1]; and the column [N, T] of every state.
+    """
+    prompts, length = _pad_behind(prompts, mask)
+    # token t of a row stands behind its prompt, wherever that ends
+    place = length.unsqueeze(-1) + torch.arange(tokens.shape[-1], device=tokens.device)
+    whole = torch.cat([prompts, tokens], -1).scatter(-1, place, tokens)
+    # the last token is drawn and never read; a token's state is the column before it
+    return whole[:, :-1], place - 1
 
 
 def pad_before(prompts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ class _OwnForward:
         return argument.alone[self.number] if isinstance(argument, SplitCache) else argument
 
 
-def step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def one_token(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a layer in a step of the slots."""
     # the class's forward, as the instance's own calls this function
     return type(layer).forward(layer, *args, **kwargs)
@@ -107,7 +107,7 @@ def pass_without_graph(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def compiled_step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a layer in a step of the slots, compiled."""
-    return compiled(step)(layer, *args, **kwargs)
+    return compiled(one_token)(layer, *args, **kwargs)
 
 
 def compiled_pass(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
