@@ -3,6 +3,7 @@ value and from both, beside Stable-Baselines3's PPO and A2C.
 
     python -m benchmarks.agents              # every row, method and seed; one worker per processor
     python -m benchmarks.agents --seconds 5 --seeds 2 --rows CartPole Taxi
+    python -m benchmarks.agents --publish runs/agents    # add its complete blocks to the archive
     python -m benchmarks.agents --report     # only write table.csv and the figure
 
 Each row, method and seed is one job in a process of its own with one thread. Its line is appended
@@ -46,7 +47,7 @@ import arsm
 from arsm.rl import Iteration, PolicyGradient, Value
 from arsm.rl.spaces import encode, encoded_shape
 from arsm_experiments.runs.provenance import provenance
-from benchmarks.agents_report import read, report
+from benchmarks.agents_report import publish, read, report
 from benchmarks.agents_watch import WINDOW, Watch
 
 
@@ -388,8 +389,20 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path("results/agents"))
     parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--publish",
+        type=Path,
+        metavar="FOLDER",
+        help="run nothing, and add the complete blocks of another folder's runs",
+    )
     chosen = parser.parse_args()
-    if not chosen.report:
+    if chosen.publish is not None:
+        archive = chosen.folder / "runs.jsonl.xz"
+        for row, seed in publish(
+            chosen.publish / "runs.jsonl", archive, lambda row: methods(ROWS[row])
+        ):
+            print(f"Added {row}, seed {seed}.")
+    elif not chosen.report:
         wanted = [
             job
             for job in jobs(

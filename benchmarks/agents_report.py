@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import lzma
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ RIVALS = ("PPO", "A2C", "MaskablePPO")
 MOMENTS = ("equal CPU seconds", "equal steps")
 Line = dict[str, Any]
 Cells = dict[tuple[str, str], list[Line]]
+Block = tuple[str, int]
+"""A row and a seed, with all its methods."""
 
 
 def read(path: Path) -> list[Line]:
@@ -30,6 +33,36 @@ def read(path: Path) -> list[Line]:
     text = lzma.decompress(archive.read_bytes()).decode() if archive.exists() else ""
     text += path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines()]
+
+
+def publish(runs: Path, archive: Path, wanted: Callable[[str], Iterable[str]]) -> list[Block]:
+    """Add the complete blocks of runs.jsonl that an archive does not have yet; `wanted` gives the
+    methods of a row.
+    """
+    blocks: dict[Block, dict[str, Line]] = {}
+    for line in read(runs):
+        blocks.setdefault((line["row"], line["seed"]), {})[line["method"]] = line
+    published = read(archive.with_suffix(""))
+    known = {(line["row"], line["seed"]) for line in published}
+    # whatever its numbers say: a block counts when all its methods are there
+    added = [
+        block
+        for block, own in blocks.items()
+        if block not in known and own.keys() >= set(wanted(block[0]))
+    ]
+    published += [_short(line) for block in added for line in blocks[block].values()]
+    text = "".join(json.dumps(line) + "\n" for line in published)
+    archive.write_bytes(lzma.compress(text.encode(), preset=9))
+    return added
+
+
+def _short(value: Any) -> Any:
+    """Six digits of every number, which is more than any table shows."""
+    if isinstance(value, dict):
+        return {name: _short(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def report(folder: Path) -> None:

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +70,10 @@ def digits(value: float) -> float:
 
 def one_run(method: str, family: str, instance: int, evaluations: int) -> dict[str, Any]:
     """The record of a run; the instance's number is the optimiser's seed."""
-    where = {
-        name: value
-        for name, value in records.source().items()
-        if name in ("hardware", "commit", "torch")
-    }
+    where = records.place()
     torch.set_num_threads(1)
-    budget, start = Budget(FAMILIES[family](instance), evaluations), time.process_time()
+    budget = Budget(FAMILIES[family](instance), evaluations)
+    start = time.process_time()
     with contextlib.suppress(Spent):
         METHODS[method](budget, instance)
     return {
@@ -106,38 +101,71 @@ def run(
     out: Path,
 ) -> None:
     """Make the runs that are missing, with the time left after each."""
-    done = {(r["method"], r["family"], r["instance"], r["budget"]) for r in records.read(out)}
-    missing = [
-        key
+    # instance by instance, so that optimisers take turns and whole columns get finished
+    keys = [
+        (method, family, instance, budget)
         for instance in range(first, first + instances)
         for method in methods
         for budget in ([max(budgets)] if method in ANYTIME else budgets)
         for family in families
-        if (key := (method, family, instance, budget)) not in done
     ]
-    started = time.monotonic()
-    with ProcessPoolExecutor(workers) as processes:
-        pending = [processes.submit(one_run, *key) for key in missing]
-        for number, finished in enumerate(as_completed(pending), 1):
-            record = finished.result()
-            records.add(out, record)
-            left = (time.monotonic() - started) / number * (len(missing) - number)
-            where = (
-                f"{record['method']}, {record['family']} {record['instance']}, {record['budget']:,}"
-            )
-            print(
-                f"{number}/{len(missing)} {where}: {record['best']:.2f} in {record['seconds']:.0f} "
-                f"s; about {left / 60:.0f} min left",
-                flush=True,
-            )
+    records.make_in_processes(
+        out,
+        keys,
+        lambda r: (r["method"], r["family"], r["instance"], r["budget"]),
+        one_run,
+        lambda r: f"{r['best']:.2f} in {r['seconds']:.0f} s",
+        workers,
+    )
 
 
-def report(runs: list[dict[str, Any]], folder: Path) -> None:
+Groups = dict[tuple[str, str, int], list[records.Record]]
+"""The reported runs by family, method and budget."""
+
+
+def report(runs: list[records.Record], folder: Path) -> None:
     """table.csv, and best.png: the mean best value over the held-out instances against evaluations.
 
     The figure leaves out optimisers with fewer instances than the others, whose mean would be of
     something else.
     """
+    groups = _groups(runs)
+    records.write_table(folder / "table.csv", [_row(*item) for item in sorted(groups.items())])
+    _draw(groups, folder / "best.png")
+
+
+def _groups(runs: list[records.Record]) -> Groups:
+    found: dict[tuple[str, str, int], dict[int, records.Record]] = defaultdict(dict)
+    # by budget, so that a run at the budget itself replaces the start of a longer one
+    for record in sorted(runs, key=lambda record: record["budget"]):
+        if record["instance"] not in HELD_OUT:
+            continue
+        for budget in BUDGETS:
+            reaches = budget < record["budget"] and record["method"] in ANYTIME
+            if budget == record["budget"] or reaches:
+                best = record["curve"][CURVE.index(budget)]
+                key = (record["family"], record["method"], budget)
+                found[key][record["instance"]] = {**record, "best": best}
+    return {key: list(by_instance.values()) for key, by_instance in found.items()}
+
+
+def _row(key: tuple[str, str, int], group: list[records.Record]) -> list[object]:
+    family, method, budget = key
+    best = [record["best"] for record in group]
+    return [
+        f"{family}: {method}",
+        f"best value after {budget:,} evaluations",
+        f"{statistics.mean(best):.6g}",
+        f"{statistics.stdev(best):.4g}" if len(best) > 1 else "",
+        len(best),
+        "",
+        f"{sum(record['seconds'] for record in group):.1f}",
+        "; ".join(sorted({record["hardware"] for record in group})),
+        "; ".join(sorted({short_commit(record["commit"]) for record in group})),
+    ]
+
+
+def _draw(groups: Groups, path: Path) -> None:
     import matplotlib  # pyright: ignore[reportMissingImports]
 
     from arsm_experiments.palette import save
@@ -145,66 +173,33 @@ def report(runs: list[dict[str, Any]], folder: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
-    found: dict[tuple[str, str, int], dict[int, dict[str, Any]]] = defaultdict(dict)
-    for record in sorted(runs, key=lambda record: record["budget"]):
-        if record["instance"] not in HELD_OUT:
-            continue
-        for budget in BUDGETS:
-            if budget == record["budget"] or (
-                budget < record["budget"] and record["method"] in ANYTIME
-            ):
-                best = record["curve"][CURVE.index(budget)]
-                found[record["family"], record["method"], budget][record["instance"]] = {
-                    **record,
-                    "best": best,
-                }
-    groups = {key: list(by_instance.values()) for key, by_instance in found.items()}
     most = max(map(len, groups.values()))
-    with (folder / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"]
-        )
-        for (family, method, budget), group in sorted(groups.items()):
-            best = [record["best"] for record in group]
-            std = f"{statistics.stdev(best):.4g}" if len(best) > 1 else ""
-            seconds = f"{sum(record['seconds'] for record in group):.1f}"
-            metric = f"best value after {budget:,} evaluations"
-            row = [
-                f"{family}: {method}",
-                metric,
-                f"{statistics.mean(best):.6g}",
-                std,
-                len(best),
-                "",
-                seconds,
-            ]
-            hardware = sorted({record["hardware"] for record in group})
-            commits = sorted({short_commit(record["commit"]) for record in group})
-            writer.writerow([*row, "; ".join(hardware), "; ".join(commits)])
+    complete = {key: group for key, group in groups.items() if len(group) == most}
     figure, axes = pyplot.subplots(1, len(FAMILIES), figsize=(16, 4.2), layout="constrained")
-    colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
     for axis, family in zip(axes, FAMILIES, strict=True):
-        full = [key for key, group in groups.items() if key[0] == family and len(group) == most]
-        largest = {
-            method: max((b for _, m, b in full if m == method), default=0) for method in METHODS
-        }
-        for method, budget in largest.items():
-            if not budget:
-                continue
-            x = [n for n in CURVE if n <= budget]
-            curves = [record["curve"][: len(x)] for record in groups[family, method, budget]]
-            y = [statistics.mean(values) for values in zip(*curves, strict=True)]
-            wide = 2.5 if method == "arsm.maximize" else 1.2
-            axis.plot(x, y, label=method, color=colours[method], linewidth=wide, zorder=wide)
-        axis.set(title=family, xscale="log", xlabel="evaluations, 16 at a time")
-        low = axis.get_ylim()[0]
-        top = max(line.get_ydata()[-1] for line in axis.get_lines())
-        start = max(line.get_ydata()[0] for line in axis.get_lines())
-        axis.set_ylim(max(low, start), top + 0.05 * (top - start))
+        _draw_family(axis, family, complete)
     axes[0].set_ylabel("best value, mean over instances")
     axes[-1].legend(fontsize=8)
-    save(figure, folder / "best.png")
+    save(figure, path)
+
+
+def _draw_family(axis: Any, family: str, complete: Groups) -> None:
+    for number, method in enumerate(METHODS):
+        budgets = [b for f, m, b in complete if (f, m) == (family, method)]
+        if not budgets:
+            continue
+        x = [n for n in CURVE if n <= max(budgets)]
+        group = complete[family, method, max(budgets)]
+        curves = [record["curve"][: len(x)] for record in group]
+        y = [statistics.mean(values) for values in zip(*curves, strict=True)]
+        wide = 2.5 if method == "arsm.maximize" else 1.2
+        axis.plot(x, y, label=method, color=f"C{number}", linewidth=wide, zorder=wide)
+    axis.set(title=family, xscale="log", xlabel="evaluations, 16 at a time")
+    # from the best first value on: below it all curves are alike, and steep
+    low = axis.get_ylim()[0]
+    top = max(line.get_ydata()[-1] for line in axis.get_lines())
+    start = max(line.get_ydata()[0] for line in axis.get_lines())
+    axis.set_ylim(max(low, start), top + 0.05 * (top - start))
 
 
 def main() -> None:

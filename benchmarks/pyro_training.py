@@ -290,11 +290,7 @@ def warm_up(name: str) -> None:
 def run(out: Path, problems: list[str]) -> None:
     """Make the runs that are missing, the losses in turn."""
     warm_up(problems[0])
-    where = {
-        name: value
-        for name, value in records.source().items()
-        if name in ("hardware", "commit", "torch")
-    }
+    where = records.place()
     done = {(r["problem"], r["loss"], r["seed"]) for r in records.read(out)}
     for name in problems:
         if (name, "", -1) not in done:

@@ -12,10 +12,9 @@ rounding  Completions drawn in float32, with TF32 and in bfloat16, 20 seeds of a
           The same seeds give nearly the same answers, so that pairs show a difference far below
           the noise of a mean; beside it stands the same statistic between runs that are not
           paired, whose p-value comes from dealing the seeds out anew.
-branch    Plain sampling of 1,024 answers, and updates of `Branch(RLOO(32))` on 256 questions: with
-          branches that begin beside their answers, by micro-batches, and with branches that are
-          played afterwards.
-group     Updates of `Group(8)` on 64 questions, 64 tokens each, by micro-batches.
+branch    Plain sampling of 1,024 answers, and updates of `Branch(RLOO(32))` on 256 questions, by
+          micro-batches, with compiled layers and without.
+group     Updates of `Group(8)` on 64 questions, 64 tokens each, likewise.
 small     The experiments' transformer now, and at an earlier commit whose tree lies in --old.
 
 Every part writes its results into --out as they come, with their provenance. A measurement that
@@ -78,6 +77,7 @@ class Bench:
         loaded = load(options.model)
         self.module: Any = loaded.module.to(self.device).eval()
         self.model = sequences.Transformers(self.module)
+        self.compiled = sequences.Transformers(self.module, compiled=True)
         self.sampling = torch.bfloat16 if self.cuda else None
         questions = load_texts(loaded.tokenizer, "chain", Path())
         self.learned, self.asked = questions.split(HELD_OUT)
@@ -117,6 +117,11 @@ class Bench:
         """The first held-out questions."""
         prompts, mask, reward = self.asked.ask(torch.arange(count), self.device)
         return prompts, mask, reward
+
+    def models(self) -> dict[str, sequences.Transformers]:
+        """The model with compiled layers, and as it is; those that were asked for."""
+        models = {"compiled": self.compiled, "eager": self.model}
+        return {kind: models[kind] for kind in self.options.models}
 
     def wait(self) -> None:
         if self.cuda:
@@ -254,43 +259,37 @@ def dealt_anew(some: Tensor, exact: Tensor, found: float, generator: torch.Gener
 # ---------------------------------------------------------------- speed
 
 
-class Afterwards(Branch):
-    """Plays all branches when the answers are there, as strategies do that choose among them."""
-
-    @property
-    def plays_every_draw(self) -> bool:
-        return False
-
-
 def branch(bench: Bench) -> Iterator[dict[str, Any]]:
     """Tokens per second of plain sampling and of branching, and whole updates."""
     torch.backends.cuda.matmul.allow_tf32 = True
     prompts, mask, reward = bench.ask(bench.options.many)
-    ahead = Branch(arsm.RLOO(32))
-    afterwards = Afterwards(arsm.RLOO(32))
+    options = {"eos": bench.eos, "mask": mask}
+    yield from by_size(bench, Branch(arsm.RLOO(32)), prompts, reward, options)
+    for kind, model in bench.models().items():
+        for name, eos in (("to the end of sequence", bench.eos), ("64 tokens each", None)):
+            found = {f"plain sampling, {name}, {kind}": plain(bench, model, eos)}
+            print(json.dumps(found), flush=True)
+            yield found
+
+
+def by_size(
+    bench: Bench, strategy: Any, prompts: Tensor, reward: sequences.Reward, options: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Updates by arithmetic, model and micro-batch."""
     for setting in bench.options.settings:
-        name = f"updates, {setting}"
-        variants = {
-            name: (ahead, 64),
-            f"{name}, branches afterwards": (afterwards, 64),
-            f"{name}, micro_batch 80": (ahead, 80),
-            f"{name}, micro_batch 128": (ahead, 128),
-        }
-        for variant, (strategy, size) in variants.items():
-            with computing(setting, bench.cuda):
-                options = {"eos": bench.eos, "mask": mask, "micro_batch": size}
-                yield {variant: updates(bench, variant, strategy, prompts, reward, **options)}
-    for name, eos in (("to the end of sequence", bench.eos), ("64 tokens each", None)):
-        found = {f"plain sampling, {name}": plain(bench, eos)}
-        print(json.dumps(found), flush=True)
-        yield found
+        for kind, model in bench.models().items():
+            for size in bench.options.micro_batches:
+                name = f"updates, {setting}, {kind}, micro_batch {size}"
+                with computing(setting, bench.cuda):
+                    chosen = options | {"micro_batch": size}
+                    yield {name: updates(bench, name, model, strategy, prompts, reward, **chosen)}
 
 
-def plain(bench: Bench, eos: int | None) -> dict[str, float]:
+def plain(bench: Bench, model: sequences.Transformers, eos: int | None) -> dict[str, float]:
     """The quickest of some calls that sample one answer per question."""
     prompts, mask, _ = bench.ask(bench.options.rows)
     row = torch.arange(len(prompts), device=bench.device)
-    sampler = sequences.decoder(bench.model, len(prompts), dtype=bench.sampling)
+    sampler = sequences.decoder(model, len(prompts), dtype=bench.sampling)
     generator = torch.Generator(bench.device).manual_seed(0)
     speeds = []
     for _ in range(1 + bench.options.repeats):
@@ -306,19 +305,14 @@ def plain(bench: Bench, eos: int | None) -> dict[str, float]:
 def group(bench: Bench) -> Iterator[dict[str, Any]]:
     """Seconds and memory of a group's update, by micro-batches."""
     prompts, mask, _ = bench.ask(bench.options.grouped)
-    for setting in bench.options.settings:
-        for size in (64, 80, 128):
-            name = f"{setting}, micro_batch {size}"
-            with computing(setting, bench.cuda):
-                options = {"mask": mask, "micro_batch": size}
-                # a reward of every token: where all answers of a question are right, they would
-                # have no credit
-                yield {name: updates(bench, name, Group(8), prompts, dense_reward, **options)}
+    # a reward of every token: where all answers of a question are right, they would have no credit
+    yield from by_size(bench, Group(8), prompts, dense_reward, {"mask": mask})
 
 
 def updates(
     bench: Bench,
     name: str,
+    model: sequences.Transformers,
     strategy: Any,
     prompts: Tensor,
     reward: sequences.Reward,
@@ -326,7 +320,7 @@ def updates(
 ) -> dict[str, Any]:
     """Some updates that change nothing, the first apart."""
     try:
-        runs = some_updates(bench, strategy, prompts, reward, **options)
+        runs = some_updates(bench, model, strategy, prompts, reward, **options)
     except Exception as error:
         # the other measurements are still worth their time
         traceback.print_exc()
@@ -337,7 +331,12 @@ def updates(
 
 
 def some_updates(
-    bench: Bench, strategy: Any, prompts: Tensor, reward: sequences.Reward, **options: Any
+    bench: Bench,
+    model: sequences.Transformers,
+    strategy: Any,
+    prompts: Tensor,
+    reward: sequences.Reward,
+    **options: Any,
 ) -> list[dict[str, float]]:
     """Seconds by stage, memory, and steps of the slots."""
     options = options | {
@@ -348,9 +347,9 @@ def some_updates(
     optimiser = torch.optim.AdamW(bench.module.parameters(), lr=0.0, fused=bench.cuda)
     runs = []
     for _ in range(1 + bench.options.repeats):
-        before = worked(bench.model)
-        one = update(strategy, bench.model, optimiser, prompts, options, bench.cuda, reward)
-        after = worked(bench.model)
+        before = worked(model)
+        one = update(strategy, model, optimiser, prompts, options, bench.cuda, reward)
+        after = worked(model)
         runs.append(one | {name: after[name] - before[name] for name in after})
     for parameter in bench.module.parameters():
         parameter.grad = None
@@ -431,6 +430,10 @@ def main() -> None:
         default=SETTINGS[1:],
         help="Arithmetic of the gradients of branch and group",
     )
+    parser.add_argument(
+        "--models", nargs="+", choices=["compiled", "eager"], default=["compiled", "eager"]
+    )
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[80, 128])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="Small sizes, for a CPU")
     options = parser.parse_args()

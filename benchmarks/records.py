@@ -1,9 +1,14 @@
-"""Records of the benchmarks' runs: the lines of JSON that the experiments write and read."""
+"""Records of the benchmarks' runs: the lines of JSON that the experiments write and read, and the
+tables made from them.
+"""
 
 from __future__ import annotations
 
+import csv
 import functools
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +16,21 @@ from arsm_experiments.runs.lines import Line as Record
 from arsm_experiments.runs.lines import add, read, write
 from arsm_experiments.runs.provenance import provenance
 
-__all__ = ["Record", "add", "make_missing", "read", "source", "write"]
+__all__ = [
+    "COLUMNS",
+    "Record",
+    "add",
+    "make_in_processes",
+    "make_missing",
+    "place",
+    "read",
+    "source",
+    "write",
+    "write_table",
+]
+
+COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
+"""Of every table.csv."""
 
 Key = TypeVar("Key", bound=tuple[Any, ...])
 
@@ -22,6 +41,11 @@ def source() -> dict[str, Any]:
     first run changes.
     """
     return provenance("cpu")
+
+
+def place() -> dict[str, Any]:
+    """The part of the source that short records carry."""
+    return {name: source()[name] for name in ("hardware", "commit", "torch")}
 
 
 def make_missing(
@@ -41,3 +65,39 @@ def make_missing(
         add(path, record)
         words = ", ".join(map(str, key))
         print(f"{words}: {result(record)}, {record['seconds']} s", flush=True)
+
+
+def make_in_processes(
+    path: Path,
+    keys: Iterable[Key],
+    key_of: Callable[[Record], Key],
+    make: Callable[..., Record],
+    result: Callable[[Record], str],
+    workers: int,
+) -> None:
+    """The same by several processes, which call `make` with the parts of a key; prints the time
+    left.
+    """
+    done = {key_of(record) for record in read(path)}
+    missing = [key for key in keys if key not in done]
+    started = time.monotonic()
+    with ProcessPoolExecutor(workers) as processes:
+        pending = [processes.submit(make, *key) for key in missing]
+        for number, finished in enumerate(as_completed(pending), 1):
+            record = finished.result()
+            add(path, record)
+            words = ", ".join(map(str, key_of(record)))
+            left = (time.monotonic() - started) / number * (len(missing) - number)
+            print(
+                f"{number}/{len(missing)} {words}: {result(record)}; about {left / 60:.0f} min "
+                "left",
+                flush=True,
+            )
+
+
+def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """A table.csv of these rows."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)

@@ -21,13 +21,11 @@ results/router/runs.jsonl.xz, which is not made again:
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -241,24 +239,14 @@ def run(
     path = out / "runs.jsonl.xz"
 
     def make(keys: Iterable[tuple[str, float, float, int]]) -> None:
-        done = {(r["way"], r["rate"], r["balance"], r["seed"]) for r in records.read(path)}
-        missing = [key for key in keys if key not in done]
-        start = time.monotonic()
-        with ProcessPoolExecutor(workers) as processes:
-            pending = [processes.submit(training, *key, steps) for key in missing]
-            for number, finished in enumerate(as_completed(pending), 1):
-                record = finished.result()
-                records.add(path, record)
-                left = (time.monotonic() - start) / number * (len(missing) - number)
-                name = (
-                    f"{record['way']}, rate {record['rate']:g}, balance {record['balance']:g}, "
-                    f"seed {record['seed']}"
-                )
-                print(
-                    f"{number}/{len(missing)} {name}: {record['accuracy']:.3f}; about {left:.0f} s "
-                    "left",
-                    flush=True,
-                )
+        records.make_in_processes(
+            path,
+            keys,
+            lambda r: (r["way"], r["rate"], r["balance"], r["seed"]),
+            partial(training, steps=steps),
+            lambda r: f"{r['accuracy']:.3f}",
+            workers,
+        )
 
     fixed = {"untrained router", "one expert"}
     make(
@@ -288,9 +276,11 @@ def run(
 def report(folder: Path) -> None:
     """table.csv, and the same on the terminal."""
     path = folder / "runs.jsonl.xz"
-    trainings, times = records.read(path), json.loads((folder / "times.json").read_text())
+    trainings = records.read(path)
+    times = json.loads((folder / "times.json").read_text())
     records.write(path, trainings)
-    lines, rows = [], []
+    lines: list[list[str]] = []
+    rows: list[list[object]] = []
     for way, (rate, coefficient) in chosen(trainings).items():
         group = [
             r
@@ -299,46 +289,8 @@ def report(folder: Path) -> None:
             and r["seed"] in REPORTED
             and (r["rate"], r["balance"]) == (rate, coefficient)
         ]
-        found = [r["accuracy"] for r in group]
-        mean, std, spent = (
-            statistics.mean(found),
-            statistics.stdev(found),
-            sum(r["seconds"] for r in group),
-        )
-        setting = f"{rate:g}, {coefficient:g}"
-        name = f"Router: {way}"
-        place = [group[0]["hardware"], group[0]["commit"]]
-        rows.append(
-            [
-                name,
-                "test accuracy",
-                f"{mean:.4f}",
-                f"{std:.4f}",
-                len(found),
-                "",
-                f"{spent:.1f}",
-                *place,
-            ]
-        )
-        cells = ["", ""]
-        if way in times["ms"]:
-            ms = times["ms"][way]
-            rows.append(
-                [
-                    name,
-                    "CPU ms per step",
-                    f"{ms:.3f}",
-                    "",
-                    1,
-                    "",
-                    "",
-                    times["hardware"],
-                    times["commit"],
-                ]
-            )
-            cells = [f"{ms:.2f} ms", f"{ms / times['ms']['RLOO(4) by hand']:.2f}"]
-        experts = f"{statistics.mean(r['experts'] for r in group):.1f}"
-        lines.append([way, setting, f"{mean:.3f} +- {std:.3f}", experts, *cells])
+        rows += _rows(way, group, times)
+        lines.append([way, f"{rate:g}, {coefficient:g}", *_cells(way, group, times["ms"])])
     print(
         table(
             "Router",
@@ -346,12 +298,39 @@ def report(folder: Path) -> None:
             lines,
         )
     )
-    with (folder / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit"]
-        )
-        writer.writerows(rows)
+    records.write_table(folder / "table.csv", rows)
+
+
+def _rows(way: str, group: list[records.Record], times: dict[str, Any]) -> list[list[object]]:
+    """A way's accuracy and time per step, for table.csv."""
+    name = f"Router: {way}"
+    found = [r["accuracy"] for r in group]
+    accuracy: list[object] = [
+        name,
+        "test accuracy",
+        f"{statistics.mean(found):.4f}",
+        f"{statistics.stdev(found):.4f}",
+        len(found),
+        "",
+        f"{sum(r['seconds'] for r in group):.1f}",
+        group[0]["hardware"],
+        group[0]["commit"],
+    ]
+    if way not in times["ms"]:
+        return [accuracy]
+    ms = f"{times['ms'][way]:.3f}"
+    place = (times["hardware"], times["commit"])
+    return [accuracy, [name, "CPU ms per step", ms, "", 1, "", "", *place]]
+
+
+def _cells(way: str, group: list[records.Record], ms: dict[str, float]) -> list[str]:
+    """A way's accuracy, experts and time per step, for the terminal."""
+    found = [r["accuracy"] for r in group]
+    accuracy = f"{statistics.mean(found):.3f} +- {statistics.stdev(found):.3f}"
+    experts = f"{statistics.mean(r['experts'] for r in group):.1f}"
+    if way not in ms:
+        return [accuracy, experts, "", ""]
+    return [accuracy, experts, f"{ms[way]:.2f} ms", f"{ms[way] / ms['RLOO(4) by hand']:.2f}"]
 
 
 def main() -> None:

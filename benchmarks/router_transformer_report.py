@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import statistics
 from pathlib import Path
@@ -20,7 +19,6 @@ from benchmarks.router_transformer import (
     test_loss,
 )
 
-COLUMNS = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
 UNSEEN = ("Switch", "untrained router")
 """Ways whose trainings without a price are scored with it too."""
 TITLES = {
@@ -69,10 +67,7 @@ def _write_csv(path: Path, groups: Groups, times: records.Record) -> None:
             unseen = f"{PRICED}: {way}, price unseen"
             rows.append(_row(unseen, "test loss", paid, group))
             rows.append(_row(unseen, "experts used", [r["used"] for r in group], group))
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+    records.write_table(path, rows)
 
 
 def _row(name: str, metric: str, found: list[float], group: list[records.Record]) -> list[object]:

@@ -36,7 +36,6 @@ Reference: van den Oord, Vinyals and Kavukcuoglu, Neural discrete representation
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import statistics
 import time
@@ -252,11 +251,7 @@ def report(folder: Path) -> None:
             reported = [r for r in of_way if r["seed"] in REPORTED]
             if reported:
                 rows += _rows(f"{setting}: {way}", SETTINGS[setting].bound, reported)
-    with (folder / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        header = ("row", "metric", "mean", "std", "seeds", "paper", "seconds", "hardware", "commit")
-        writer.writerow(header)
-        writer.writerows(rows)
+    records.write_table(folder / "table.csv", rows)
 
 
 def _rows(name: str, bound: bool, group: list[records.Record]) -> list[list[object]]:

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from benchmarks.agents import FIRST_SEED, POOLED, ROWS, Job, jobs, methods, run
-from benchmarks.agents_report import MOMENTS, best, by_cell
+from benchmarks.agents_report import MOMENTS, best, by_cell, publish, read
 from benchmarks.agents_watch import Watch
 
 from arsm_experiments.report.pages import agents as page
@@ -138,3 +138,21 @@ def test_bold_is_not_decidedly_behind_the_first_and_needs_three_seeds(
     else:
         assert cells["value"] == "**11.0**/**11.0**"
         assert cells["A2C"] == "**6.7**/**6.7**"
+
+
+def test_only_complete_blocks_are_published_and_once(tmp_path: Path) -> None:
+    def line(method: str, seed: int) -> str:
+        run = {"row": "CartPole", "method": method, "seed": seed}
+        return json.dumps({**run, "sampled": 1 / 3, "at_steps": {"sampled": 2 / 3}}) + "\n"
+
+    wanted = methods(ROWS["CartPole"])
+    runs, archive = tmp_path / "runs.jsonl", tmp_path / "published" / "runs.jsonl.xz"
+    archive.parent.mkdir()
+    runs.write_text("".join(line(m, 1) for m in wanted) + "".join(line(m, 2) for m in wanted[1:]))
+    assert publish(runs, archive, lambda row: wanted) == [("CartPole", 1)]
+    runs.write_text(runs.read_text() + line(wanted[0], 2))
+    assert publish(runs, archive, lambda row: wanted) == [("CartPole", 2)]
+    assert publish(runs, archive, lambda row: wanted) == []
+    kept = read(archive.with_suffix(""))
+    assert len(kept) == 2 * len(wanted)
+    assert (kept[0]["sampled"], kept[0]["at_steps"]["sampled"]) == (0.333333, 0.666667)

@@ -43,3 +43,34 @@ def test_only_missing_records_are_made(tmp_path: Path, capsys: pytest.CaptureFix
     assert made == [("ours", 0), ("ours", 1), ("ours", 2)]
     assert [record["seed"] for record in records.read(path)] == [0, 1, 2]
     assert capsys.readouterr().out.splitlines()[-1] == "ours, 2: 0.50, 3 s"
+
+
+def squared(way: str, seed: int) -> records.Record:
+    return {"way": way, "seed": seed, "square": seed**2}
+
+
+def test_processes_make_only_missing_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    records.add(path, {"way": "ours", "seed": 1, "square": -1})
+    records.make_in_processes(
+        path,
+        [("ours", seed) for seed in range(3)],
+        lambda record: (record["way"], record["seed"]),
+        squared,
+        lambda record: str(record["square"]),
+        workers=1,
+    )
+    # the record that was there is neither made again nor replaced
+    assert {r["seed"]: r["square"] for r in records.read(path)} == {0: 0, 1: -1, 2: 4}
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "2/2 ours, 2: 4; about 0 min left"
+
+
+def test_a_table_has_the_columns_of_all_tables(tmp_path: Path) -> None:
+    row = ("ours", "accuracy", "0.5", "", 1, "", "3.0", "CPU", "abc")
+    records.write_table(tmp_path / "table.csv", [row])
+    header, written = (tmp_path / "table.csv").read_text().splitlines()
+    assert header == "row,metric,mean,std,seeds,paper,seconds,hardware,commit"
+    assert written == "ours,accuracy,0.5,,1,,3.0,CPU,abc"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import arsm
 from arsm import policy
+from arsm.kernels import two_ways
 from arsm.question import attach, pose
 from tests.roster import ROSTER, Entry
 
@@ -193,3 +194,18 @@ def test_one_value_carries_several_credits() -> None:
     assert second.grad is not None
     assert first.grad[:, 0, 0].tolist() == [2, 0, -2]
     assert second.grad[:, 1, 3].tolist() == [5, 0, -5]
+
+
+@pytest.mark.parametrize("sizes", [(24,), (4, 20), (12, 12), (7, 17), (8, 8, 8)])
+def test_compiled_or_not_a_query_takes_the_value_that_it_shares(sizes: tuple[int, ...]) -> None:
+    """Six queries of four rows, whose values come in parts: of the live queries and the others, or
+    cut anywhere.
+    """
+    generator = torch.Generator().manual_seed(0)
+    same_as = (torch.rand(6, 4, generator=generator) * torch.arange(1, 7).view(6, 1)).long()
+    parts = list(torch.randn(24, generator=generator).split(sizes))
+    compiled = torch.compile(two_ways.take, backend="eager", fullgraph=True)
+    joined = torch.cat(parts).view(6, 4)
+    expected = torch.stack([joined[same_as[:, row], row] for row in range(4)], 1)
+    assert torch.equal(two_ways.take(parts, same_as), expected)
+    assert torch.equal(compiled(parts, same_as), expected)

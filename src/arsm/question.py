@@ -31,7 +31,7 @@ from torch import Tensor
 
 from arsm.checks import NotFiniteError, check_generator
 from arsm.distinct import speakers
-from arsm.kernels.two_ways import join
+from arsm.kernels.two_ways import join, pick, take
 from arsm.types import Estimator, Queries
 
 Evaluation = Literal["packed", "dense"]
@@ -184,27 +184,31 @@ class Question:
         """
         lives = self.queries.weight.shape[0]
         if live_parts is None:
-            every = self._spread(asked, join(parts))
+            every = self._spread(asked, parts)
             live = every[:lives]
             return Values(live, every if self.estimator.needs_gradient else _detached(every))
         # twice, with and without the graph: joined with the others, it would reach all of them
-        every = self._spread(asked, join([_detached(part) for part in parts]))
-        live = self._spread_live(asked, join(parts[:live_parts]))
+        every = self._spread(asked, [_detached(part) for part in parts])
+        live = self._spread_live(asked, parts[:live_parts])
         return Values(live, every)
 
-    def _spread(self, asked: Asked, values: Tensor) -> Tensor:
-        """f at every query [M, *B], from its values [N] at those that were asked."""
+    def _spread(self, asked: Asked, parts: list[Tensor]) -> Tensor:
+        """f at every query [M, *B], from its values [N] at those that were asked, in parts."""
+        if isinstance(asked, Every):
+            return take(parts, self.queries.same_as)
+        values = join(parts)
         # reading the values would synchronise, which dense evaluation must not
-        if isinstance(asked, Distinct):
-            _check_finite(values.detach(), asked)
+        _check_finite(values.detach(), asked)
         return _take(asked, values, self.queries.same_as)
 
-    def _spread_live(self, asked: Asked, values: Tensor) -> Tensor:
+    def _spread_live(self, asked: Asked, parts: list[Tensor]) -> Tensor:
         """f at the live queries [L, *B], from its values at those of them that were asked."""
         same_as = self.queries.same_as[: self.queries.weight.shape[0]]
         if len(same_as) == 1:  # a row's only live query is asked
-            return values.view(same_as.shape)
-        return _take(asked, values, same_as)
+            return join(parts).view(same_as.shape)
+        if isinstance(asked, Every):
+            return take(parts, same_as)
+        return _take(asked, join(parts), same_as)
 
     def spread_queries(self, queries: list[int], values: Tensor) -> Values:
         """f at every query, from its values [n, *B] at those of `asked_queries`."""
@@ -387,7 +391,7 @@ def _every(queries: Queries) -> Every:
     points = queries.points
     # its own point may be one where f must not be evaluated, such as a masked category
     of_first = same_as.view(*same_as.shape, *(1,) * (points.ndim - same_as.ndim))
-    z = points.gather(0, of_first.expand_as(points)).flatten(0, same_as.ndim - 1)
+    z = pick(points, of_first.expand_as(points)).flatten(0, same_as.ndim - 1)
     number = torch.arange(z.shape[0], device=z.device)
     live = queries.weight.shape[0] * same_as.shape[1:].numel()
     return Every(z, _rows_of(number, queries), live)
@@ -425,15 +429,14 @@ def _rows_of(number: Tensor, queries: Queries) -> Tensor:
 # ---------------------------------------------------------------- values of what was asked
 
 
-def _take(asked: Asked, values: Tensor, same_as: Tensor) -> Tensor:
+def _take(asked: Distinct, values: Tensor, same_as: Tensor) -> Tensor:
     """Each query takes the value of the one that it shares with: values of all that
     were asked, or of the live ones, and their same_as [M, *B] -> [M, *B].
     """
-    if isinstance(asked, Distinct):
-        # nobody takes the value of a query that was not asked
-        every = values.new_zeros(same_as.numel())
-        values = every.scatter_(0, asked.number[: values.shape[0]], values)
-    return values.view(same_as.shape).gather(0, same_as)
+    # nobody takes the value of a query that was not asked
+    every = values.new_zeros(same_as.numel())
+    every.scatter_(0, asked.number[: values.shape[0]], values)
+    return every.view(same_as.shape).gather(0, same_as)
 
 
 def _check_finite(values: Tensor, asked: Distinct) -> None:

@@ -353,6 +353,7 @@ def test_the_held_out_questions_are_not_learned_from(folder: Path, tmp_path: Pat
         (["--model", "TINY", "--micro-batch", "0"], "--micro-batch must be at least 1"),
         (["--prompts", "FILE"], "--prompts is for a model of transformers; name one with --model."),
         (["--precision", "bfloat16"], "--precision bfloat16 is for a model of transformers"),
+        (["--compiled"], "--compiled is for a model of transformers; name one with --model."),
     ],
 )
 def test_what_cannot_run_is_refused(

@@ -4,8 +4,9 @@ sizes, the device and the compiler decide which one is faster.
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from arsm.kernels import FEW
@@ -88,17 +89,37 @@ def first_equal(code: Tensor) -> Tensor:
     return torch.empty_like(order).scatter(0, order, first)
 
 
+def take(parts: list[Tensor], same_as: Tensor) -> Tensor:
+    """f at every query [M, *B], from consecutive parts of its values [N] at all of them: a query
+    takes the value of the one that it shares with.
+    """
+    queries, *batch = same_as.shape
+    lives = len(parts[0]) // max(math.prod(batch), 1)
+    in_two = len(parts) == 2 and len(parts[0]) == lives * math.prod(batch)
+    if not in_two or not torch.compiler.is_compiling():
+        return pick(join(parts).view(same_as.shape), same_as)
+    # each from its own part, and the whole is never made
+    live = parts[0].view(lives, *batch)
+    rest = parts[1].view(queries - lives, *batch)
+    if lives > 1:
+        live = pick(live, same_as)
+    return torch.where(same_as < lives, live, pick(rest, same_as - lives))
+
+
+def pick(x: Tensor, number: Tensor) -> Tensor:
+    """x at numbers of its first dimension, as `gather` has it; a number outside of x, whose result
+    nobody reads, may get anything.
+    """
+    # Compiled for a GPU, an index that may lie outside is checked, and all threads wait for each
+    # other there. An eager gather checks at no price.
+    if torch.compiler.is_compiling():
+        number = number.clamp(0, x.shape[0] - 1)
+    return x.gather(0, number)
+
+
 def join(parts: list[Tensor]) -> Tensor:
     """One tensor [N] of consecutive parts."""
-    if len(parts) == 1:
-        return parts[0]
-    if len(parts) > 2 or not torch.compiler.is_compiling():
-        return torch.cat(parts)
-    # pad and where, unlike cat, are compiled without memory of their own
-    first, rest = parts
-    number = torch.arange(len(first) + len(rest), device=first.device)
-    padded = F.pad(first, (0, len(rest))), F.pad(rest, (len(first), 0))
-    return torch.where(number < len(first), *padded)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def search(sums: Tensor, x: Tensor) -> Tensor:

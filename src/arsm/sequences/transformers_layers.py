@@ -50,7 +50,7 @@ def with_layers_run_by(
         if isinstance(getattr(module, "layer_idx", None), int):
             vars(module)["layer_idx"] = 0
     for number, layer in enumerate(layers):
-        vars(layer)["forward"] = _forward(run, layer, number)
+        vars(layer)["forward"] = _OwnForward(run, layer, number)
     return twin
 
 
@@ -65,29 +65,55 @@ def _layers(model: nn.Module, count: int) -> nn.ModuleList:
     return found[0]
 
 
-def _forward(run: RunLayer, layer: nn.Module, number: int) -> Callable[..., Any]:
-    """The forward of one layer, which gets its own part of the cache."""
+class _OwnForward:
+    """The forward of one layer, which gets its own part of the cache.
 
-    def own(argument: Any) -> Any:
-        return argument.alone[number] if isinstance(argument, SplitCache) else argument
+    An object and not a closure, so that a deep copy of the model runs its own layers.
+    """
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return run(layer, *map(own, args), **{name: own(each) for name, each in kwargs.items()})
+    def __init__(self, run: RunLayer, layer: nn.Module, number: int) -> None:
+        self.run = run
+        self.layer = layer
+        self.number = number
 
-    return forward
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = {name: self._own(each) for name, each in kwargs.items()}
+        return self.run(self.layer, *map(self._own, args), **own)
+
+    def _own(self, argument: Any) -> Any:
+        return argument.alone[self.number] if isinstance(argument, SplitCache) else argument
 
 
-def step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def one_token(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a layer in a step of the slots."""
     # the class's forward, as the instance's own calls this function
     return type(layer).forward(layer, *args, **kwargs)
 
 
-def whole(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run a layer in a pass over whole sequences. The same as `step`, but a function of its own:
-    a compiled function tries all programs that were made of it at every call.
-    """
+# The same again under two names: a function has a program per kind of arguments (with and without a
+# mask, lengths that are a multiple of 8 and others), tries them one after the other at every call,
+# and is not compiled any more when there are more than eight.
+
+
+def pass_with_graph(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer for a gradient."""
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def pass_without_graph(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer for logits alone."""
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def compiled_step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer in a step of the slots, compiled."""
+    return compiled(one_token)(layer, *args, **kwargs)
+
+
+def compiled_pass(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer over whole sequences, compiled."""
+    run = pass_with_graph if torch.is_grad_enabled() else pass_without_graph
+    return compiled(run)(layer, *args, **kwargs)
 
 
 @cache

@@ -25,7 +25,7 @@ from rich.console import Console
 from torch import nn
 
 from arsm.cluster import import_ray
-from arsm.sequences import Cluster, Engine, EngineFailure, Server
+from arsm.sequences import Cluster, Engine, EngineFailure, Server, Transformers
 from arsm_experiments.checks import check_least, check_name, check_positive, check_some
 from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import RunError, plain_name
@@ -142,6 +142,10 @@ class Sequences:
     """
     micro_batch: int = 16
     """Maximum answers of --model per pass with a gradient."""
+    compiled: bool = False
+    """Compile a layer of --model, once for all of them: about a minute at first, and faster updates
+    on a GPU.
+    """
     strategies: tuple[str, ...] | None = None
     """branch:ESTIMATOR gives credit token by token, with an estimator in words.
     chance:ESTIMATOR does the same with rollouts that are played as often as they are likely;
@@ -261,7 +265,7 @@ class Sequences:
             raise ValueError(
                 f"--task {self.task} is written in words and needs --model, such as smollm2."
             )
-        for option in ("prompts", "reward", "max_tokens", "imitate", "lora"):
+        for option in ("prompts", "reward", "max_tokens", "imitate", "lora", "compiled"):
             if getattr(self, option):
                 name = option.replace("_", "-")
                 raise ValueError(f"--{name} is for a model of transformers; name one with --model.")
@@ -563,6 +567,10 @@ def train(
 ) -> Iterator[int]:
     """Train all seeds one after the other, in one run folder; yields the tokens done."""
     policy = learner.policy
+    # wrapped once: its slots and compiled layers serve all seeds
+    model = policy
+    if not isinstance(policy, Transformer):
+        model = Transformers(policy, compiled=command.compiled)
     start = copy.deepcopy(weights(policy))
     words = {"group": command.name, "label": ", ".join((config["strategy"], *variant(config)))}
     with contextlib.ExitStack() as stack:
@@ -575,7 +583,7 @@ def train(
         for number in range(done // command.tokens, len(command.seeds)):
             load_parts(policy, start)
             trainer = Trainer(
-                policy,
+                model,
                 learner.questions,
                 named_method(
                     config["strategy"],

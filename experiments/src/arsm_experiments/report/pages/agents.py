@@ -136,7 +136,7 @@ def finding(tables: Tables) -> str:
     """The default beside its rivals, and the other methods beside the default."""
     runs = blocks(tables)
     rivals = "; ".join(
-        f"{rival} {against(runs, ('value',), rival, SECONDS)} and at equal steps "
+        f"{rival} {against(runs, ('value',), rival, SECONDS)} and "
         f"{against(runs, ('value',), rival, STEPS)}"
         for rival in ("PPO", "A2C")
     )
@@ -146,9 +146,10 @@ def finding(tables: Tables) -> str:
     )
     best = {m: against(runs, BRANCHING, "value", m) for m in (SECONDS, STEPS)}
     return (
-        f"The default against its rivals, at equal CPU seconds: {rivals}. Against the default: "
-        f"{others}. The best of the four branching methods in each comparison, which favours "
-        f"them: {best[SECONDS]}, and at equal steps {best[STEPS]}."
+        f"The default against its rivals, at equal CPU seconds and at equal steps: {rivals}. "
+        f"Against the default, at equal CPU seconds: {others}. The best of the four branching "
+        f"methods in each comparison, which favours them: {best[SECONDS]}, and at equal steps "
+        f"{best[STEPS]}."
     )
 
 
