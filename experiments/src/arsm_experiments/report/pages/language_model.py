@@ -218,18 +218,37 @@ def _findings(task: str, rows: list[Result]) -> str:
 
 
 def _trials(tables: Tables) -> str:
-    kinds = [
-        matched[3]
-        for row, _ in tables.cells(TABLE)
-        if (matched := re.fullmatch(RUN, row)) is not None
-    ]
-    trials = [kind for kind in kinds if kind.startswith("trial")]
-    ended = trials.count("trial")
+    ended: list[tuple[str, str, float]] = []
+    count = 0
+    for (row, _), cell in tables.cells(TABLE).items():
+        matched = re.fullmatch(RUN, row)
+        if matched is None:
+            continue
+        _, method, kind = matched.groups()
+        count += kind.startswith("trial")
+        if not kind.endswith("cut"):
+            ended.append((method, kind, cell.mean))
+    trials = sum(kind == "trial" for _, kind, _ in ended)
     return (
-        f"**No result yet.** {ended} of {len(trials)} trials (three rates per method, seed 0) "
-        "finished, and no seed that the protocol reports. Trials only choose a method's rate.\n\n"
+        f"**No comparison yet.** {trials} of {count} trials (three rates per method, seed 0) "
+        f"ended{_seeds(ended)}. Trials only choose a method's rate.\n\n"
         "![Accuracy over tokens of the trials, one panel per method](trials.png)"
     )
+
+
+def _seeds(ended: list[tuple[str, str, float]]) -> str:
+    """The methods that have finished seeds, which nobody else has."""
+    found: dict[str, list[float]] = {}
+    for method, kind, accuracy in ended:
+        if kind != "trial":
+            found.setdefault(method, []).append(accuracy)
+    if not found:
+        return ", and no seed that the protocol reports"
+    listed = "; ".join(
+        f"{method} at {', '.join(f'{accuracy:.3f}' for accuracy in own)}"
+        for method, own in found.items()
+    )
+    return f". Seeds that ended: {listed}"
 
 
 PARTS = {
