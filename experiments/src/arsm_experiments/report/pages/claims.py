@@ -6,7 +6,7 @@ from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.report.pages import language_model
 from arsm_experiments.report.pages.tables import Tables
 
-BRANCH = "branch 32"
+BRANCH = "branch 16"
 SURE = 0.25
 """Accuracy from which a model has something to build on."""
 
