@@ -11,7 +11,7 @@ are what counts. Two tables:
 
 Do not use ARSM here. Expect leave-one-out REINFORCE and the unordered set, which draws its noise
 once instead of eight times, to be the best: about 0.02, 0.02 and 0.01 at the three policies, and a
-reward of 0.77 and 0.79 after training, from 0.555. ARSM is as good per evaluation only at the
+reward of 0.78 and 0.79 after training, from 0.555. ARSM is as good per evaluation only at the
 uniform policy, where it evaluates all items for one estimate; at the other two it costs 60 to 120
 times as much (with `--samples 200`), and it reaches 0.65 with 4,400 evaluations per query. Four
 references instead of all bring its evaluations down to a handful, at 3 to 10 times the cost of the

@@ -6,8 +6,8 @@ analytic, stays outside f, and needs no estimate at all. The images ship with th
 experiments: `pip install ./experiments`.
 
 Every estimator starts from the same weights, sees the same images and may evaluate the decoder
-seven times per image. Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 139 with
-leave-one-out REINFORCE and 175 with averaged REINFORCE. A decoder that learns while the encoder
+seven times per image. Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 140 with
+leave-one-out REINFORCE and 166 with averaged REINFORCE. A decoder that learns while the encoder
 does not gets to 206.
 
     python examples/training_loop.py
