@@ -145,7 +145,11 @@ def draws(tables: Tables) -> str:
         return ""
     listed = ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
     best = min(means, key=lambda n: means[n])
-    return f"Geometric means over the second measurement: {listed}. So `Branch()` draws {best}."
+    count = sum(level.again for level in measured(tables))
+    levels = f"{count} level{'s' if count > 1 else ''}"
+    return (
+        f"The second measurement, {levels}: {listed}. So `Branch()` draws {best}, by the protocol."
+    )
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
