@@ -424,6 +424,6 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.environment == ATARI:
-        atari(out=chosen.out)
+        atari((1,), chosen.out)
     else:
         solving([by_name[chosen.environment]], chosen.seeds, chosen.out)

@@ -128,7 +128,7 @@ def answer(tables: Tables) -> str:
         f"value they show no gain: {both[SECONDS]} and {both[STEPS]}. They are good where "
         "rollouts cost almost nothing: without a value to learn, ARSM on batched CartPole is "
         f"{spent[RIVAL] / spent['ARSM']:.1f} times as fast to 195 as Stable-Baselines3's A2C.** "
-        "Scores are comparisons won to lost, without ties; p is that of the sign test."
+        "Scores are won to lost, without ties; p is the sign test's."
     )
 
 
