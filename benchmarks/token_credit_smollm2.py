@@ -104,26 +104,7 @@ def accuracy(model: Any, tokenizer: Any, count: int) -> float:
 
 def train(kind: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     """One training from the fine-tuned model, until its time is over."""
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
-    import arsm
-    from arsm.trl import BranchTrainer
-
-    class Clock(TrainerCallback):
-        """Notes when every update ended, and stops the training in time."""
-
-        def __init__(self) -> None:
-            self.start = time.perf_counter()
-            self.ends: list[float] = []
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> Any:
-            self.ends.append(time.perf_counter() - self.start)
-            # the next update takes as long as this one
-            control.should_training_stop = self.ends[-1] * (1 + 1 / len(self.ends)) > given.seconds
-            return control
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     on_gpu = torch.cuda.is_available()
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -132,6 +113,61 @@ def train(kind: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     model = model.to("cuda" if on_gpu else "cpu")
     torch.manual_seed(seed)
     before = accuracy(model, tokenizer, given.questions)
+    clock = _clock(given.seconds)
+    trainer = _trainer(kind, seed, given, model, tokenizer, clock)
+    clock.start = time.perf_counter()
+    trainer.train()
+    logs = [each for each in trainer.state.log_history if "reward" in each]
+    rows = given.prompts * ANSWERS[kind]
+    tokens = [
+        each["completions/mean_length"] * rows + each.get("credit/tokens", 0.0) for each in logs
+    ]
+    return {
+        "trainer": kind,
+        "seed": seed,
+        "rate": given.rate,
+        "before": before,
+        "after": accuracy(model, tokenizer, given.questions),
+        "tokens": sum(tokens),
+        "seconds": clock.ends[-1],
+        "memory": torch.cuda.max_memory_allocated() if on_gpu else None,
+        "curve": [
+            [round(each), round(log["reward"], 4), round(end, 2)]
+            for each, log, end in zip(tokens, logs, clock.ends, strict=True)
+        ],
+    }
+
+
+def _clock(seconds: float) -> Any:
+    """A callback that notes when every update ended, and stops the training in time."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.start = time.perf_counter()
+            self.ends: list[float] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> Any:
+            self.ends.append(time.perf_counter() - self.start)
+            # the next update takes as long as this one
+            control.should_training_stop = self.ends[-1] * (1 + 1 / len(self.ends)) > seconds
+            return control
+
+    return Clock()
+
+
+def _trainer(
+    kind: str, seed: int, given: argparse.Namespace, model: Any, tokenizer: Any, clock: Any
+) -> Any:
+    """TRL's GRPOTrainer or ours, with the same settings and as many rows per update."""
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    import arsm
+    from arsm.trl import BranchTrainer
+
+    on_gpu = torch.cuda.is_available()
     rows = given.prompts * ANSWERS[kind]
     at_once = min(given.rows, rows)
     args = GRPOConfig(
@@ -153,7 +189,6 @@ def train(kind: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
         logging_steps=1,
         disable_tqdm=True,
     )
-    clock = Clock()
     options: dict[str, Any] = {
         "reward_funcs": last_number_is_right,
         "args": args,
@@ -161,31 +196,9 @@ def train(kind: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
         "processing_class": tokenizer,
         "callbacks": [clock],
     }
-    trainer: Any = (
-        BranchTrainer(model, credit=arsm.RLOO(given.draws), budget=given.budget, **options)
-        if kind == "BranchTrainer"
-        else GRPOTrainer(model, **options)
-    )
-    clock.start = time.perf_counter()
-    trainer.train()
-    logs = [each for each in trainer.state.log_history if "reward" in each]
-    tokens = [
-        each["completions/mean_length"] * rows + each.get("credit/tokens", 0.0) for each in logs
-    ]
-    return {
-        "trainer": kind,
-        "seed": seed,
-        "rate": given.rate,
-        "before": before,
-        "after": accuracy(model, tokenizer, given.questions),
-        "tokens": sum(tokens),
-        "seconds": clock.ends[-1],
-        "memory": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "curve": [
-            [round(each), round(log["reward"], 4), round(end, 2)]
-            for each, log, end in zip(tokens, logs, clock.ends, strict=True)
-        ],
-    }
+    if kind != "BranchTrainer":
+        return GRPOTrainer(model, **options)
+    return BranchTrainer(model, credit=arsm.RLOO(given.draws), budget=given.budget, **options)
 
 
 def one(given: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ steps, and gives each token its own. Both spend the same number of tokens.
 Expect 0.74 of the answers to be right with credit for whole answers and 0.78 with credit for every
 token, from 0.37.
 
-    pip install 'arsm[transformers]'
+    pip install '.[transformers]'
     python examples/language_model.py
 """
 

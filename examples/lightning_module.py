@@ -9,7 +9,7 @@ joins the loss.
 The model autoencodes 8 x 8 images of one horizontal and one vertical bar through four eight-way
 choices. There are 64 such images, so that no model's -ELBO can be below ln 64 = 4.16 nats, and one
 that makes no use of its choices stays at 34.9. Lightning is optional: `pip install
-'arsm[examples]'`.
+'.[examples]'`.
 
 Expect 6.8 nats with pooled ARSM, 6.1 with leave-one-out REINFORCE at ARSM's 29 evaluations, and 8.6
 with RELAX, which makes one.

@@ -3,7 +3,7 @@
 Eight six-way choices describe an image of MNIST. Model and guide are ordinary Pyro programs. The
 first loss is `arsm.pyro.ELBO` with leave-one-out REINFORCE over eight samples; its KL divergence
 from the prior is exact. The other two are Pyro's own, with eight particles, the second with a
-running average as its baseline. The images ship with `pip install arsm-experiments`.
+running average as its baseline. The images ship with the experiments: `pip install ./experiments`.
 
 Expect a test -ELBO of 154 nats with arsm.pyro.ELBO, 187 with TraceGraph_ELBO and 192 with
 Trace_ELBO.

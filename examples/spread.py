@@ -3,7 +3,7 @@ a team reward.
 
 Look at the team's return before and after: it is negative, and closer to 0 is better.
 
-    pip install -e '.[games]'
+    pip install '.[games]'
     python examples/spread.py            # 3 agents
     python examples/spread.py 6 120      # 6 agents, 120 seconds
 """

@@ -2,8 +2,8 @@
 
 The encoder makes 32 four-way choices for every image. The decoder is inside f and learns by
 autograd; the encoder learns through the estimator; the KL divergence from the uniform prior is
-analytic, stays outside f, and needs no estimate at all. The images ship with `pip install
-arsm-experiments`.
+analytic, stays outside f, and needs no estimate at all. The images ship with the
+experiments: `pip install ./experiments`.
 
 Every estimator starts from the same weights, sees the same images and may evaluate the decoder
 seven times per image. Expect -ELBO to fall from 546 nats to 143 with pooled ARSM, 139 with

@@ -11,7 +11,7 @@ back to some tokens, lets the model answer from there with other tokens, and com
 Expect 0.70 of the answers to be right with GRPOTrainer after 67,000 tokens and 0.79 with
 BranchTrainer after 53,000, from 0.57.
 
-    pip install 'arsm[trl]'
+    pip install '.[trl]'
     python examples/trl_branch.py
 """
 

@@ -333,6 +333,12 @@ def test_the_pictures_of_boxes_are_those_that_their_script_draws(tmp_path: Path)
         assert path.read_text() == (DOCS / "assets" / path.name).read_text()
 
 
+def test_every_picture_is_shown() -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+    for path in (DOCS / "assets").glob("*.svg"):
+        assert f"assets/{path.name}#only-" in pages, path.name
+
+
 # ---------------------------------------------------------------- the site
 
 

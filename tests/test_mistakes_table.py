@@ -150,6 +150,26 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a number of values": (lambda: arsm.maximize(first, {"a": 3}), "must be a list, as in [2, 4"),
     "a result to audit": (lambda: arsm.audit(estimate()), "must be a function loss(logits, f)"),  # pyright: ignore[reportArgumentType]
+    "f of layers without their logits": (
+        lambda: arsm.estimate_layers(arsm.RLOO(2), [lambda zs: torch.zeros(3, 1, 2)], first),
+        "cannot be called with zs, logits and 0 context tensors; it must take zs, logits, and",
+    ),
+    "f of a bound without its logits": (
+        lambda: arsm.estimate_bound(arsm.VIMCO(2), [lambda zs: torch.zeros(3, 1, 2)], first),
+        "that follows f in arsm.estimate_bound(estimator, layers, f, *context).",
+    ),
+    "nothing to compare": (
+        lambda: arsm.compare(LOGITS, first, estimators=[]),
+        'must be a list such as ["rloo", "arsm"], but is empty.',
+    ),
+    "a class to audit": (
+        lambda: arsm.audit(arsm.RLOO),  # pyright: ignore[reportArgumentType]
+        "must be a function loss(logits, f), or an estimator, but is <class",
+    ),
+    "categories without their variables": (
+        lambda: arsm.log_prob(torch.zeros(5), torch.tensor([[1]])),
+        "z must be int64 [..., K] for log_q [..., K, C], but they are [1, 1] and [5].",
+    ),
     "too much to enumerate": (
         lambda: arsm.estimate(arsm.Exact(), torch.zeros(40, 5), first),
         "use an estimator that samples, such as ARSM or RLOO.",

@@ -1,4 +1,6 @@
-"""One thing, one name: no public class or function of the library shares its name with another."""
+"""One thing, one name: no public class or function of the library shares its name with another, and
+no class of the experiments.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import arsm
+import arsm_experiments
 
 SOURCE = Path(arsm.__file__).parent
+EXPERIMENTS = Path(arsm_experiments.__file__).parent
 
 TWINS = {
     # one idea in two rooms: the same call for functions of z and for language models
@@ -23,17 +27,30 @@ TWINS = {
     "back_up",
 }
 """Functions that share a name on purpose."""
+EXPERIMENTS_TWINS = {
+    # a task of sequences, and a row of the page about them
+    "Task",
+    # a job and a worker of the GPU's schedule, and of trials on CPUs
+    "Job",
+    "Worker",
+    # a result and a level: of the report's tables and figures, and of the language model's page
+    "Result",
+    "Level",
+}
+"""Classes of the experiments that still share a name; this list may only become shorter."""
 
 
-def defined(kind: type[ast.ClassDef] | type[ast.FunctionDef]) -> dict[str, list[str]]:
+def defined(
+    kind: type[ast.ClassDef] | type[ast.FunctionDef], source: Path = SOURCE
+) -> dict[str, list[str]]:
     """The modules that define each public name; `kernels` repeats names, once per backend."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in sorted(source.rglob("*.py")):
         if path.parent.name == "kernels" and path.name != "__init__.py":
             continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, kind) and not node.name.startswith("_"):
-                found[node.name].append(path.relative_to(SOURCE).as_posix())
+                found[node.name].append(path.relative_to(source).as_posix())
     return {name: modules for name, modules in found.items() if len(modules) > 1}
 
 
@@ -46,3 +63,7 @@ def test_functions_have_names_of_their_own() -> None:
         name: modules for name, modules in defined(ast.FunctionDef).items() if name not in TWINS
     }
     assert twice == {}
+
+
+def test_classes_of_the_experiments_have_names_of_their_own() -> None:
+    assert defined(ast.ClassDef, EXPERIMENTS).keys() <= EXPERIMENTS_TWINS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import defaultdict
 from typing import Any
 
@@ -13,15 +12,8 @@ from torch import Tensor
 
 import arsm
 from arsm import sequences
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-trl = pytest.importorskip("trl", reason="TRL is in the extra `trl`")
-peft = pytest.importorskip("peft", reason="PEFT is in the extra `trl`")
-transformers = pytest.importorskip("transformers")
-
-import arsm.trl  # noqa: E402
-from tests.statistics import deviations  # noqa: E402
-from tests.trl_problems import (  # noqa: E402
+from tests.statistics import deviations
+from tests.trl_problems import (
     EOS,
     PAD,
     PROMPTS,
@@ -33,6 +25,7 @@ from tests.trl_problems import (  # noqa: E402
     gradient,
     llama,
     parameters,
+    peft,
     soft_capped,
     tokenizer,
     trainer,

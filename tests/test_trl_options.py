@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+# TRL brings pandas along
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
+from trl.trainer import grpo_trainer
 
 import arsm
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-trl = pytest.importorskip("trl", reason="TRL is in the extra `trl`")
-pytest.importorskip("peft", reason="PEFT is in the extra `trl`")
-
-import pandas as pd  # noqa: E402
-import transformers  # noqa: E402
-from trl.trainer import grpo_trainer  # noqa: E402
-
-import arsm.trl  # noqa: E402
-from arsm.trl.checks import check_options  # noqa: E402
-from tests import test_trl, test_trl_trainer  # noqa: E402
-from tests.trl_problems import (  # noqa: E402
+from arsm.trl.checks import check_options
+from tests import test_trl, test_trl_trainer
+from tests.trl_problems import (
     LLAMA,
     PROMPTS,
     Given,
@@ -42,6 +34,8 @@ from tests.trl_problems import (  # noqa: E402
     parameters,
     tokenizer,
     trainer,
+    transformers,
+    trl,
     whole,
 )
 

@@ -11,14 +11,7 @@ import pytest
 import torch
 
 import arsm
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-trl = pytest.importorskip("trl", reason="TRL is in the extra `trl`")
-peft = pytest.importorskip("peft", reason="PEFT is in the extra `trl`")
-transformers = pytest.importorskip("transformers")
-
-import arsm.trl  # noqa: E402
-from tests.trl_problems import (  # noqa: E402
+from tests.trl_problems import (
     LLAMA,
     PROMPTS,
     WORDS,
@@ -30,11 +23,14 @@ from tests.trl_problems import (  # noqa: E402
     gradient,
     llama,
     parameters,
+    peft,
     tokenizer,
     trainer,
+    transformers,
+    trl,
     whole,
 )
-from tests.trl_processes import one_step  # noqa: E402
+from tests.trl_processes import one_step
 
 # ---------------------------------------------------------------- what TRL brings
 

@@ -1,4 +1,7 @@
-"""Small models, tokenizers and trainers for the tests of `arsm.trl`; nothing is downloaded."""
+"""Small models, tokenizers and trainers for the tests of `arsm.trl`; nothing is downloaded.
+
+Whoever imports this is skipped where TRL or PEFT is not installed.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,30 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-from accelerate.state import AcceleratorState
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import (
+
+import arsm
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+trl = pytest.importorskip("trl", reason="TRL is in the extra `trl`")
+peft = pytest.importorskip("peft", reason="PEFT is in the extra `trl`")
+transformers = pytest.importorskip("transformers")
+
+from accelerate.state import AcceleratorState  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from transformers import (  # noqa: E402
     Gemma2Config,
     Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
-from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
 
-import arsm
-from arsm.trl import BranchTrainer
+from arsm.trl import BranchTrainer  # noqa: E402
 
 PAD, EOS = 0, 1
 WORDS = ["<pad>", "<eos>", *"abcdefgh"]

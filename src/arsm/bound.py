@@ -19,7 +19,13 @@ from torch import Tensor
 
 from arsm.capabilities import require
 from arsm.categorical import log_prob
-from arsm.checks import check_logits, check_same_rows, describe, legal_rows
+from arsm.checks import (
+    check_function,
+    check_logits,
+    check_same_rows,
+    describe,
+    legal_rows,
+)
 from arsm.draws import sample
 from arsm.layers import Layer, Path, check_layers, run_layer
 from arsm.noise import working_dtype
@@ -54,6 +60,8 @@ def estimate_bound(
     """
     require(estimator, "estimate_bound", "bound", "paths", instead="use one such as arsm.VIMCO(10)")
     check_layers(layers)
+    call = "arsm.estimate_bound(estimator, layers, f, *context)"
+    check_function(f, len(context), call, own="zs, logits")
     check_same_rows(context)
 
     # the first layer has one row of logits for n paths, as the estimator draws them

@@ -28,6 +28,11 @@ def log_prob(log_q: Tensor, z: Tensor) -> Tensor:
     if z.is_floating_point():
         # a relaxed z is 0 at a masked category, and 0 times -inf would be NaN
         return (z * log_q.masked_fill(log_q == -torch.inf, 0)).sum(-1)
+    if z.ndim != log_q.ndim - 1:
+        raise ValueError(
+            f"z must be int64 [..., K] for log_q [..., K, C], but they are {list(z.shape)} and "
+            f"{list(log_q.shape)}."
+        )
     return log_q.gather(-1, z.unsqueeze(-1)).squeeze(-1)
 
 

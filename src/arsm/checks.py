@@ -210,19 +210,25 @@ def legal_rows(logits: Tensor) -> Tensor:
     return logits.amax(-1).isfinite()
 
 
-def check_function(f: Callable[..., Any], context: int, by: str) -> None:
-    """Require a function of z and this many context tensors."""
+def check_function(f: Callable[..., Any], context: int, by: str, own: str = "z") -> None:
+    """Require a function of z and this many context tensors.
+
+    Args:
+        by: the call that f was given to, as its users write it.
+        own: the arguments before the context.
+    """
     if not callable(f):
         found = f"a tensor {describe(f)}" if isinstance(f, Tensor) else describe(f)
         raise TypeError(
             f"f must be a function of z, such as lambda z: values[z[:, 0]], but is {found}."
         )
-    if _takes(f, 1 + context):
+    # a compiler does not trace how f looks as a Python object
+    if torch.compiler.is_compiling() or _takes(f, len(own.split(", ")) + context):
         return
     tensors = "1 context tensor" if context == 1 else f"{context} context tensors"
     raise TypeError(
-        f"f{inspect.signature(f)} cannot be called with z and {tensors}; it must take z, and one "
-        f"argument for each tensor that follows f in {by}(estimator, logits, f, *context)."
+        f"f{inspect.signature(f)} cannot be called with {own} and {tensors}; it must take {own}, "
+        f"and one argument for each tensor that follows f in {by}."
     )
 
 

@@ -100,6 +100,8 @@ def compare(
             "estimators must be a list of words or estimators, but is a word; say "
             f'["{estimators}"].'
         )
+    if not estimators:
+        raise ValueError('estimators must be a list such as ["rloo", "arsm"], but is empty.')
     if budget is not None:
         check_count("budget", budget)
     check_logits(logits, read=True)

@@ -84,9 +84,9 @@ def estimate(
         check_affordable(estimator, logits)
     check_context(context, batch, logits.device)
     watched = []
-    # both look at f as a Python object, which a compiler does not trace
+    check_function(f, len(context), "arsm.estimate(estimator, logits, f, *context)")
+    # looks at f as a Python object, which a compiler does not trace
     if not torch.compiler.is_compiling():
-        check_function(f, len(context), "arsm.estimate")
         watched = watch_batch_norm(f, "arsm.estimate")
     try:
         return estimate_rows(

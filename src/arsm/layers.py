@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from arsm.brief import of_parts
 from arsm.capabilities import check_estimator, require
-from arsm.checks import check_logits, check_same_rows, describe
+from arsm.checks import check_function, check_logits, check_same_rows, describe
 from arsm.driver import check_evaluation, estimate_rows
 from arsm.noise import argmin_sample, dirichlet, given_winner
 from arsm.options import suggests
@@ -137,6 +137,8 @@ def estimate_layers(
     enumerates everything below.
     """
     check_layers(layers)
+    call = "arsm.estimate_layers(estimators, layers, f, *context)"
+    check_function(f, len(context), call, own="zs, logits")
     chosen = _one_each(estimators, len(layers))
     check_evaluation(evaluation, max_rows)
     check_same_rows(context)

@@ -58,12 +58,12 @@ def test_archived_numbers_have_eight_digits(tmp_path: Path) -> None:
     assert record.metrics[0]["step"] == 1
 
 
-def test_archived_numbers_that_are_only_drawn_have_four_digits(tmp_path: Path) -> None:
+def test_archived_numbers_that_are_only_drawn_have_three_digits(tmp_path: Path) -> None:
     with open_run(tmp_path / "runs", "trial", "one", {}) as run:
         run.log(1, {"entropy": 2 / 3, "reward": 2 / 3})
     Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
     (record,) = read_runs(tmp_path / "kept")
-    assert (record.metrics[0]["entropy"], record.metrics[0]["reward"]) == (0.6667, 0.66666667)
+    assert (record.metrics[0]["entropy"], record.metrics[0]["reward"]) == (0.667, 0.66666667)
 
 
 def test_metrics_by_column_are_the_same_lines() -> None:

@@ -22,7 +22,7 @@ from arsm_experiments.ecosystem.figure import angle, kind, summary
 from arsm_experiments.ecosystem.partly import AbsentError, absent, without_init
 from arsm_experiments.ecosystem.relaxed import torch_surrogate
 from arsm_experiments.ecosystem.stable_baselines3 import compared
-from arsm_experiments.ecosystem.table import Result, export, run_entry
+from arsm_experiments.ecosystem.table import Audited, export, run_entry
 
 TABLE = Path(__file__).parents[2] / "results" / "audit" / "table.csv"
 
@@ -67,7 +67,7 @@ def test_draws_are_compared_with_their_mean() -> None:
 
 def test_a_table_keeps_the_rows_of_other_runs(tmp_path: Path) -> None:
     first, second = ENTRIES[0].name, ENTRIES[1].name
-    result = Result(
+    result = Audited(
         first, "torch 1", "unbiased", "unbiased", "", "1", "10", "1", "here", "abc", "command"
     )
     export([result], tmp_path)

@@ -131,7 +131,7 @@ BINARY = (
 )
 
 
-class Setting(NamedTuple):
+class ComparedProblem(NamedTuple):
     """A problem to compare estimators on."""
 
     logits: Tensor
@@ -147,7 +147,7 @@ class Setting(NamedTuple):
     """Settings that determine the results, besides the problem's name."""
 
 
-def toy(categories: int) -> Setting:
+def toy(categories: int) -> ComparedProblem:
     """The toy problem after 1,000 of 5,000 updates with the true gradient, at the step size scaled
     to C.
     """
@@ -159,12 +159,12 @@ def toy(categories: int) -> Setting:
         phi = phi + scaled_step(categories, problem.r) * gradient
     # ARSM+ compares all pairs of categories
     fitting = tuple(words for words in ONE_VARIABLE if categories <= 100 or words != "arsm-plus")
-    return Setting(phi, problem.f, fitting, 4)
+    return ComparedProblem(phi, problem.f, fitting, 4)
 
 
 def network(
     scale: float, rows: int = 4, variables: int = 20, categories: int = 10, hidden: int = 64
-) -> Setting:
+) -> ComparedProblem:
     """A random network with one hidden layer; rows have different logits."""
     generator = torch.Generator().manual_seed(1)
     v, w, logits = (
@@ -178,11 +178,11 @@ def network(
         return v[torch.arange(variables), z].sum(1).div(math.sqrt(variables)).tanh() @ w
 
     if categories == 2:
-        return Setting(scale * logits, f, BINARY, 12)
-    return Setting(scale * logits, f, SEVERAL_VARIABLES, 46)
+        return ComparedProblem(scale * logits, f, BINARY, 12)
+    return ComparedProblem(scale * logits, f, SEVERAL_VARIABLES, 46)
 
 
-def vae(folder: Path) -> Setting:
+def vae(folder: Path) -> ComparedProblem:
     """A VAE with its first seed's best weights; ln q inside f is detached, as in training."""
     config = vae_config(folder)
     model = VaeNetwork(config)
@@ -198,7 +198,7 @@ def vae(folder: Path) -> Setting:
     # one evaluation per swap, and one for the true sample
     budget = 1 + math.comb(config.categories, 2)
     decided = {"checkpoint": folder.resolve().name, "checkpoint_step": checkpoint["step"]}
-    return Setting(logits, elbo, SEVERAL_VARIABLES, budget, (x, logits), decided)
+    return ComparedProblem(logits, elbo, SEVERAL_VARIABLES, budget, (x, logits), decided)
 
 
 def vae_config(folder: Path) -> Vae:
@@ -222,7 +222,7 @@ def vae_config(folder: Path) -> Vae:
     return Vae(**options)
 
 
-PROBLEMS: dict[str, Callable[[], Setting]] = {
+PROBLEMS: dict[str, Callable[[], ComparedProblem]] = {
     "toy-30": lambda: toy(30),
     "toy-1000": lambda: toy(1000),
     "network-0.1": lambda: network(0.1),
@@ -386,7 +386,7 @@ def ranked(folder: Path) -> Ranking:
     return Ranking(tuple(sorted(rows, key=lambda row: row.cost)))
 
 
-def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:
+def find_reference(setting: ComparedProblem, config: dict[str, Any]) -> Moments:
     """The reference gradient for measuring bias, from separate random numbers."""
     generator = torch.Generator().manual_seed(1000 * config["seed"] + 999)
     return reference_gradient(
@@ -395,8 +395,8 @@ def find_reference(setting: Setting, config: dict[str, Any]) -> Moments:
 
 
 def less_additive(
-    setting: Setting, reference: Moments, budget: int, generator: torch.Generator
-) -> tuple[Setting, Moments]:
+    setting: ComparedProblem, reference: Moments, budget: int, generator: torch.Generator
+) -> tuple[ComparedProblem, Moments]:
     """f minus its best additive fit, and the exact gradient of the fit."""
     h = best_additive(
         setting.logits, setting.f, *setting.context, budget=budget, generator=generator
@@ -413,7 +413,7 @@ def less_additive(
 
 
 def measure(
-    run: Run, setting: Setting, config: dict[str, Any], number: int, reference: Moments
+    run: Run, setting: ComparedProblem, config: dict[str, Any], number: int, reference: Moments
 ) -> None:
     """Measure one estimator, with its own random numbers, and record it as step `number` + 1."""
     with torch.random.fork_rng():

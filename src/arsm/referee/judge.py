@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from arsm.capabilities import is_estimator
+from arsm.capabilities import is_estimator, is_estimator_class
 from arsm.options import suggests
 from arsm.progress import reporter
 from arsm.referee.bounds import student
@@ -81,7 +81,7 @@ def audit(
     name = getattr(loss, "__qualname__", type(loss).__name__)
     if is_estimator(loss):
         loss = _loss_of(loss)
-    if not callable(loss):
+    if not callable(loss) or is_estimator_class(loss):
         raise TypeError(
             f"The loss must be a function loss(logits, f), or an estimator, but is {loss!r}."
         )

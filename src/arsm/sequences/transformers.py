@@ -192,7 +192,7 @@ class Transformers:
         # a caller's autocast would round one side
         with torch.autocast(device.type, enabled=False):
             # not worth a compilation
-            plain = Transformers(self._inner)
+            plain = Transformers(self.model)
             exact = plain.logits(tokens[:, :3], later, mask)[:, 1:].double().softmax(-1)
             cache = slots.cache(2, 8)
             with slots.decoding():

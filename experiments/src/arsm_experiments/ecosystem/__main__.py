@@ -13,7 +13,7 @@ from pathlib import Path
 
 from arsm_experiments.ecosystem import ENTRIES
 from arsm_experiments.ecosystem.environments import default_folder
-from arsm_experiments.ecosystem.table import Result, export, run_apart, run_entry
+from arsm_experiments.ecosystem.table import Audited, export, run_apart, run_entry
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     from arsm_experiments.ecosystem.figure import draw  # the environments have no matplotlib
 
-    results: list[Result] = []
+    results: list[Audited] = []
     start = time.perf_counter()
     for _, group in itertools.groupby(chosen, key=lambda entry: entry.requirements):
         for result in run_apart(list(group), None if given.here else given.environments):

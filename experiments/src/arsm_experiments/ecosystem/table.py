@@ -22,7 +22,7 @@ from arsm_experiments.runs.provenance import provenance, short_commit
 
 
 @dataclass(frozen=True)
-class Result:
+class Audited:
     """A line of the table."""
 
     row: str
@@ -41,7 +41,7 @@ class Result:
     """Seconds by the clock, of one thread, next to whatever else the machine did."""
 
 
-def run_entry(entry: Entry) -> Result:
+def run_entry(entry: Entry) -> Audited:
     """One entry, here and now."""
     version = seconds = wall = ""
     if importlib.util.find_spec(entry.module) is None:
@@ -57,7 +57,7 @@ def run_entry(entry: Entry) -> Result:
         wall = f"{time.perf_counter() - clock:.0f}"
     made = provenance("cpu")
     command = f'python -m arsm_experiments.ecosystem "{entry.name}"'
-    return Result(
+    return Audited(
         entry.name,
         version,
         entry.claim,
@@ -70,7 +70,7 @@ def run_entry(entry: Entry) -> Result:
     )
 
 
-def run_apart(entries: Sequence[Entry], environments: Path | None) -> Iterator[Result]:
+def run_apart(entries: Sequence[Entry], environments: Path | None) -> Iterator[Audited]:
     """Entries of one package in a process of their own, because some packages change torch when
     they are imported.
 
@@ -98,17 +98,17 @@ def run_apart(entries: Sequence[Entry], environments: Path | None) -> Iterator[R
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith('{"row"'):
-                result = Result(**json.loads(line))
+                result = Audited(**json.loads(line))
                 del waiting[result.row]
                 yield result
     yield from (_failed(entry, "does not run", "the process ended") for entry in waiting.values())
 
 
-def _failed(entry: Entry, verdict: str, reason: str) -> Result:
-    return Result(entry.name, entry.package, entry.claim, verdict, reason[:300], *[""] * 6)
+def _failed(entry: Entry, verdict: str, reason: str) -> Audited:
+    return Audited(entry.name, entry.package, entry.claim, verdict, reason[:300], *[""] * 6)
 
 
-def export(results: Sequence[Result], folder: Path) -> None:
+def export(results: Sequence[Audited], folder: Path) -> None:
     """Write table.csv, keeping the rows of entries that were not run this time."""
     target = folder / "table.csv"
     rows: dict[str, dict[str, str]] = {}
@@ -116,7 +116,7 @@ def export(results: Sequence[Result], folder: Path) -> None:
         rows = {row["row"]: row for row in csv.DictReader(io.StringIO(target.read_text()))}
     rows |= {result.row: asdict(result) for result in results if result.verdict != "not installed"}
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
+    writer = csv.DictWriter(text, [field.name for field in fields(Audited)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows[entry.name] for entry in ENTRIES if entry.name in rows)
     folder.mkdir(parents=True, exist_ok=True)

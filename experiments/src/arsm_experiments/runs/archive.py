@@ -28,15 +28,14 @@ gap.
 FEWER_DIGITS = {
     **dict.fromkeys(("train", "validation", "test"), 6),
     **dict.fromkeys(("evaluations", "log_variance", "variance", "variance_of_every_update"), 5),
-    **dict.fromkeys(
-        ("seconds", "learning_seconds", "cpu_seconds", "entropy", "gradient_variance"), 4
-    ),
-    **dict.fromkeys(("probability_first", "probability_last"), 4),
-    **dict.fromkeys(("pseudo_action_share", "pseudo_actions"), 4),
+    **dict.fromkeys(("seconds", "learning_seconds", "cpu_seconds"), 4),
+    **dict.fromkeys(("entropy", "gradient_variance"), 3),
+    **dict.fromkeys(("pseudo_action_share", "pseudo_actions"), 3),
+    **dict.fromkeys(("probability_first", "probability_last"), 3),
     **dict.fromkeys(("gradient_first", "gradient_last"), 3),
 }
-"""Metrics whose own digits are what tables show, or that are only drawn: four are finer than a
-pixel, three enough for single noisy estimates."""
+"""Metrics whose own digits are what tables show, or that are only drawn: three are finer than a
+pixel of a panel 250 pixels high."""
 
 Files = Mapping[str, bytes]
 """A run's files by name."""

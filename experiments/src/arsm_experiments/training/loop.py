@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,85 +105,109 @@ def train_together(
     on_epoch: Callable[[int], object],
 ) -> None:
     """Train the replicas of these groups, all at one epoch, as one stack."""
-    device = data.train.device
-    on_gpu = device.type == "cuda"
-    if on_gpu:
+    if data.train.device.type == "cuda":
         _set_up_gpu(config, fresh=groups[0].epoch == 0)
-    members = [(group, seed) for group in groups for seed in config.seeds]
-    count = len(config.seeds)
-    rows = [slice(i * count, (i + 1) * count) for i in range(len(groups))]
-    module = config.model(dense=on_gpu).to(device)
-    # replicas that cannot be stacked run one after the other on a GPU too, inside the same CUDA
-    # graph; running statistics change in every step, and are neither compiled nor captured
-    fixed = on_gpu and not module.estimator.adapts
-    stacked = fixed and module.estimator.vmappable
-    settings = {
-        name: torch.tensor([group.config[name] for group, _ in members]) for name in config.settings
-    }
-    steps_per_epoch = len(data.train) // config.batch
-    replicas = Replicas(
-        module,
-        Objective(type(module).encode, module.losses, module.prepare, module.metrics),
-        initial_parameters(config, data.train).repeat(len(groups), 1),
-        data.train,
-        settings,
-        [seed for _, seed in members],
-        batch=config.batch,
-        watched=module.encoder_size,
-        optimiser=Optimiser(
-            config.schedule, config.epochs * steps_per_epoch, config.averaging, module.paces
-        ),
-        stacked=stacked,
-        compiled=stacked or (fixed and compiles_slopes()),
-        steps_per_replay=math.gcd(steps_per_epoch, STEPS_PER_REPLAY)
-        if fixed and not dist.is_initialized()
-        else 0,
-    )
-    best = replicas.weights.clone()
-    best_validation = torch.full((len(members),), torch.inf, device=device)
-    for group, own in zip(groups, rows, strict=True):
-        if group.state is not None:
-            replicas.load_state_dict(own, group.state)
-            best[own].copy_(group.state["best"])
-            best_validation[own].copy_(group.state["best_validation"])
-
-    def checkpoint(own: slice) -> dict[str, Any]:
-        return replicas.state_dict(own) | {
-            "best": best[own].clone(),
-            "best_validation": best_validation[own].clone(),
-        }
-
+    stack = _Stack(config, groups, data)
     for epoch in range(groups[0].epoch + 1, until + 1):
         try:
-            metrics = replicas.epoch()
+            metrics = stack.replicas.epoch()
         except NotFiniteError as error:
             raise not_finite_in(epoch) from error
         for group in groups:
             group.epoch = epoch
         if epoch % config.measure_every == 0 or epoch == config.epochs:
-            step = epoch * steps_per_epoch
-            metrics = metrics | config.measure(replicas, replicas.weights, data, step)
-            improved = metrics["validation"] < best_validation
-            best_validation = torch.where(improved, metrics["validation"], best_validation)
-            best = torch.where(improved.unsqueeze(-1), replicas.weights, best)
-            if epoch == config.epochs:
-                metrics = metrics | config.final_metrics(replicas, best, data, step)
-                sheets = config.pictures(replicas, best, data, step)
-                _save_pictures(members, sheets)
-            check_finite(metrics.pop("not_finite"), epoch)
-            for group, own in zip(groups, rows, strict=True):
-                if group.run is not None:
-                    log(
-                        group.run,
-                        step,
-                        epoch,
-                        config,
-                        {name: value[own].tolist() for name, value in metrics.items()},
-                    )
-                    group.run.save(step, checkpoint(own))
+            stack.measure(epoch, metrics)
         on_epoch(epoch)
-    for group, own in zip(groups, rows, strict=True):
-        group.state = checkpoint(own)
+    for group, own in stack.rows():
+        group.state = stack.checkpoint(own)
+
+
+class _Stack:
+    """The replicas of several groups, one for every seed of each, and the best weights so far."""
+
+    def __init__(self, config: Training, groups: list[Group], data: Mnist) -> None:
+        self.config = config
+        self.groups = groups
+        self.data = data
+        self.members = [(group, seed) for group in groups for seed in config.seeds]
+        self.steps_per_epoch = len(data.train) // config.batch
+        self.replicas = self._make()
+        self.best = self.replicas.weights.clone()
+        device = data.train.device
+        self.best_validation = torch.full((len(self.members),), torch.inf, device=device)
+        for group, own in self.rows():
+            if group.state is not None:
+                self.replicas.load_state_dict(own, group.state)
+                self.best[own].copy_(group.state["best"])
+                self.best_validation[own].copy_(group.state["best_validation"])
+
+    def _make(self) -> Replicas:
+        config = self.config
+        images = self.data.train
+        on_gpu = images.device.type == "cuda"
+        module = config.model(dense=on_gpu).to(images.device)
+        # replicas that cannot be stacked run one after the other on a GPU too, inside the same CUDA
+        # graph; running statistics change in every step, and are neither compiled nor captured
+        fixed = on_gpu and not module.estimator.adapts
+        stacked = fixed and module.estimator.vmappable
+        # several processes share their gradients in every step, outside of any graph
+        captured = fixed and not dist.is_initialized()
+        steps = math.gcd(self.steps_per_epoch, STEPS_PER_REPLAY) if captured else 0
+        settings = {
+            name: torch.tensor([group.config[name] for group, _ in self.members])
+            for name in config.settings
+        }
+        return Replicas(
+            module,
+            Objective(type(module).encode, module.losses, module.prepare, module.metrics),
+            initial_parameters(config, images).repeat(len(self.groups), 1),
+            images,
+            settings,
+            [seed for _, seed in self.members],
+            batch=config.batch,
+            watched=module.encoder_size,
+            optimiser=Optimiser(
+                config.schedule,
+                config.epochs * self.steps_per_epoch,
+                config.averaging,
+                module.paces,
+            ),
+            stacked=stacked,
+            compiled=stacked or (fixed and compiles_slopes()),
+            steps_per_replay=steps,
+        )
+
+    def rows(self) -> Iterator[tuple[Group, slice]]:
+        """Each group, and where its replicas are."""
+        count = len(self.config.seeds)
+        for i, group in enumerate(self.groups):
+            yield group, slice(i * count, (i + 1) * count)
+
+    def checkpoint(self, own: slice) -> dict[str, Any]:
+        """The state of some replicas."""
+        return self.replicas.state_dict(own) | {
+            "best": self.best[own].clone(),
+            "best_validation": self.best_validation[own].clone(),
+        }
+
+    def measure(self, epoch: int, metrics: dict[str, Tensor]) -> None:
+        """Measure the replicas after an epoch, with its metrics; log and save them."""
+        config = self.config
+        step = epoch * self.steps_per_epoch
+        metrics = metrics | config.measure(self.replicas, self.replicas.weights, self.data, step)
+        improved = metrics["validation"] < self.best_validation
+        self.best_validation = torch.where(improved, metrics["validation"], self.best_validation)
+        self.best = torch.where(improved.unsqueeze(-1), self.replicas.weights, self.best)
+        if epoch == config.epochs:
+            metrics = metrics | config.final_metrics(self.replicas, self.best, self.data, step)
+            _save_pictures(self.members, config.pictures(self.replicas, self.best, self.data, step))
+        # before log and checkpoint are written: a run keeps its last finite one
+        check_finite(metrics.pop("not_finite"), epoch)
+        for group, own in self.rows():
+            if group.run is not None:
+                values = {name: value[own].tolist() for name, value in metrics.items()}
+                log(group.run, step, epoch, config, values)
+                group.run.save(step, self.checkpoint(own))
 
 
 def initial_parameters(config: Training, images: Tensor) -> Tensor:

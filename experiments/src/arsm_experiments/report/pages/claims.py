@@ -71,7 +71,7 @@ def estimators() -> str:
 
     names = arsm.estimator_names()
     return (
-        f"- **One function, {len(names)} estimators.** `arsm.estimate(estimator, logits, f)` runs "
-        "them all. Every claim of being unbiased is tested against enumeration "
+        f"- **One function, {len(names)} estimators.** `arsm.estimate(estimator, logits, f)`: change "
+        "the estimator, keep the rest. Every claim of being unbiased is tested against enumeration "
         "([list](docs/estimators.md); [which one?](docs/guides/choosing.md))."
     )
