@@ -119,8 +119,9 @@ class Bench:
         return prompts, mask, reward
 
     def models(self) -> dict[str, sequences.Transformers]:
-        """The model with compiled layers, and as it is."""
-        return {"compiled": self.compiled, "eager": self.model}
+        """The model with compiled layers, and as it is; those that were asked for."""
+        models = {"compiled": self.compiled, "eager": self.model}
+        return {kind: models[kind] for kind in self.options.models}
 
     def wait(self) -> None:
         if self.cuda:
@@ -428,6 +429,9 @@ def main() -> None:
         choices=SETTINGS[1:],
         default=SETTINGS[1:],
         help="Arithmetic of the gradients of branch and group",
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=["compiled", "eager"], default=["compiled", "eager"]
     )
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[80, 128])
     parser.add_argument("--repeats", type=int, default=3)

@@ -23,7 +23,6 @@ import argparse
 import csv
 import itertools
 import json
-import random
 import statistics
 import tempfile
 import time
@@ -32,10 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
+from examples.trl_branch import DIGITS, imitate, policy, questions, right, tokenizer
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -47,8 +45,11 @@ from benchmarks import records
 from benchmarks.measure import table
 
 RESULTS = Path(__file__).parent.parent / "results" / "trl"
-DIGITS, UPDATES, PROMPTS, SEEDS = 6, 120, 12, (0, 1, 2)
-TASKS, TRAINERS = ("sort", "count"), ("GRPOTrainer", "BranchTrainer")
+UPDATES = 120
+PROMPTS = 12
+SEEDS = (0, 1, 2)
+TASKS = ("sort", "count")
+TRAINERS = ("GRPOTrainer", "BranchTrainer")
 IMITATION = {"sort": 100, "count": 0}
 """Steps of cross-entropy before the training by rewards."""
 RATES = {"sort": (1e-4, 3e-4, 1e-3), "count": (3e-4, 1e-3)}
@@ -67,39 +68,6 @@ NOISY = (
     ("TrueTokens", None),
 )
 """Trainers and budgets whose gradients are measured."""
-WORDS = ["<pad>", "<end>", "=", *"0123456789"]
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per digit."""
-    plain = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")
-    )
-    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=plain,
-        pad_token="<pad>",
-        eos_token="<end>",
-        unk_token="<pad>",
-        padding_side="left",
-    )
-
-
-def questions(count: int, seed: int) -> Dataset:
-    """Prompts "3 1 2 =" with the column `answer`, "1 2 3"."""
-    draw = random.Random(seed)
-    rows = [[draw.choice("0123456789") for _ in range(DIGITS)] for _ in range(count)]
-    return Dataset.from_dict(
-        {
-            "prompt": [" ".join([*row, "="]) for row in rows],
-            "answer": [" ".join(sorted(row)) for row in rows],
-        }
-    )
-
-
-def sort(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
-    """1 for the right answer, else 0."""
-    return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
 
 
 def count(completions: list[str], **columns: Any) -> list[float]:
@@ -107,41 +75,15 @@ def count(completions: list[str], **columns: Any) -> list[float]:
     return [text.split().count("7") / (DIGITS + 1) for text in completions]
 
 
-REWARDS = {"sort": sort, "count": count}
+REWARDS = {"sort": right, "count": count}
 
 
 def begin(task: str, seed: int) -> LlamaForCausalLM:
     """The model before the training by rewards."""
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
-        "hidden_size": 48,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    config = LlamaConfig(
-        vocab_size=len(WORDS),
-        max_position_embeddings=32,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        **sizes,
-    )
-    model = LlamaForCausalLM(config)
+    model = policy()
     if IMITATION[task]:
-        data = questions(64 * IMITATION[task], seed=seed + 100)
-        texts = [
-            f"{prompt} {answer} <end>"
-            for prompt, answer in zip(data["prompt"], data["answer"], strict=True)
-        ]
-        optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
-        for rows in torch.tensor(tokenizer()(texts)["input_ids"]).split(64):
-            labels = rows.clone()
-            labels[:, : DIGITS + 1] = -100
-            loss = model(input_ids=rows, labels=labels).loss
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+        imitate(model, IMITATION[task], seed + 100)
     return model
 
 

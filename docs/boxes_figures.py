@@ -165,7 +165,7 @@ OTHERS = ((2, ("20", "=", "32"), "wrong"), (4, ("42",), "right"))
 def branching(scheme: Scheme) -> str:
     """One answer and two branches of it; the credit goes to the token that decides."""
     canvas = Canvas(scheme)
-    start, step, cell, row = 180, 78, 66, 62
+    start, step, cell, row = 138, 62, 52, 56
     canvas.text(10, 38, "the answer", anchor="start")
     for place, (token, credit) in enumerate(zip(TRUE, CREDIT, strict=True)):
         fill = scheme.less if credit < 0 else scheme.question
@@ -181,12 +181,8 @@ def branching(scheme: Scheme) -> str:
             fill = scheme.more if verdict == "right" and offset == 0 else scheme.question
             canvas.box(x + step * offset, y, cell, [token], fill, bold=offset == 0)
         canvas.text(end + 6, y + 22, verdict, anchor="start", bold=True)
-    note = (
-        "12 + 30: the branch at the third token changes nothing, the one at the last token "
-        "mends the answer."
-    )
-    canvas.text(10, 16 + row * 3 + 4, note, anchor="start", size=13, colour=scheme.quiet)
-    return canvas.svg(720, 16 + row * 3 + 20, "Branching: one token replaced, then played on.")
+    width = end + 60
+    return canvas.svg(width, 16 + row * 3, "Branching: one token replaced, then played on.")
 
 
 FIGURES: dict[str, Callable[[Scheme], str]] = {"choosing": choosing, "branching": branching}

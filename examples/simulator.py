@@ -82,7 +82,7 @@ def main(steps: int = 300) -> dict[str, float]:
             optimiser.step()
         plan = logits.argmax(-1).numpy()
         reached[words] = float(simulate(np.tile(plan, (2000, 1)), test_demand).mean())
-        print(f"{words:<20} {reached[words]:6.2f} a day with the levels {LEVELS[plan].tolist()}")
+        print(f"{words:<20} {reached[words]:6.2f} per day with the levels {LEVELS[plan].tolist()}")
     print(f"{'best constant level':<20} {reached['best constant level']:6.2f}")
     return reached
 

@@ -88,9 +88,9 @@ def right(completions: list[str], answer: list[str], **columns: Any) -> list[flo
     return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
 
 
-def imitate(model: LlamaForCausalLM, steps: int) -> None:
+def imitate(model: LlamaForCausalLM, steps: int, seed: int = 1) -> None:
     """Cross-entropy on right answers."""
-    data = questions(64 * steps, seed=1)
+    data = questions(64 * steps, seed)
     texts = [
         f"{prompt} {answer} <end>"
         for prompt, answer in zip(data["prompt"], data["answer"], strict=True)

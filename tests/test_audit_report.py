@@ -14,6 +14,7 @@ from torch.distributions import Categorical
 
 import arsm
 from arsm.referee import PROBLEMS, Problem
+from arsm.referee.__main__ import main
 from arsm.referee.measure import Loss
 from arsm.referee.problems import enumerate_problem
 from arsm.testing import assert_unbiased, assert_unbiased_advantages
@@ -200,34 +201,37 @@ number = 3
 """
 
 
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from arsm.referee.__main__ import main
-
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with losses.py, from which the command is run."""
     (tmp_path / "losses.py").write_text(LOSSES)
+    monkeypatch.chdir(tmp_path)
+    # another test's losses.py may have been imported
+    monkeypatch.delitem(sys.modules, "losses", raising=False)
+    return tmp_path
+
+
+def test_the_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "arsm.referee", "losses:rewards_themselves", "--advantages"],
-        cwd=tmp_path,
+        cwd=here,
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("rewards_themselves: UNBIASED")
-    monkeypatch.chdir(tmp_path)
     assert main(["losses.py:wrong", "--samples", "1024", "--figure", "audit.png"]) == 1
     assert "[sign]" in capsys.readouterr().out
-    assert (tmp_path / "audit.png").exists()
+    assert (here / "audit.png").exists()
     assert main(["losses.py:wrong", "--samples", "1024", "--minimise"]) == 2  # too few draws
     assert main(["losses.py:advantages", "--advantages"]) == 1
 
 
-def test_the_command_ends_quietly_when_nobody_reads_on(tmp_path: Path) -> None:
-    (tmp_path / "losses.py").write_text(LOSSES)
+def test_the_command_ends_quietly_when_nobody_reads_on(here: Path) -> None:
     command = [sys.executable, "-m", "arsm.referee", "losses:advantages", "--advantages"]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -243,33 +247,18 @@ def test_the_command_ends_quietly_when_nobody_reads_on(tmp_path: Path) -> None:
         (["--tokens"], "--tokens belongs to --advantages"),
     ],
 )
+@pytest.mark.usefixtures("here")
 def test_options_are_refused_in_a_sentence(
-    options: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from arsm.referee.__main__ import main
-
-    (tmp_path / "losses.py").write_text(LOSSES)
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(["losses.py:wrong", *options])
     assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--figure", "--summary", "--badge"])
-def test_a_result_that_cannot_be_written(
-    option: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from arsm.referee.__main__ import main
-
-    (tmp_path / "losses.py").write_text(LOSSES)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_result_that_cannot_be_written(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["losses.py:wrong", "--samples", "1024", option, "nowhere/audit.png"])
     assert "The result could not be written" in capsys.readouterr().err
@@ -288,18 +277,9 @@ def test_a_result_that_cannot_be_written(
     ],
 )
 def test_the_command_refuses_kindly(
-    name: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from arsm.referee.__main__ import main
-
-    (tmp_path / "losses.py").write_text(LOSSES)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.py").write_text("right = tensor")
-    monkeypatch.delitem(sys.modules, "losses", raising=False)
+    (here / "broken.py").write_text("right = tensor")
     # 1 would say that the gradient is wrong
     with pytest.raises(SystemExit, match="2"):
         main([name])

@@ -179,7 +179,7 @@ def test_the_pseudo_actions_of_many_knobs_do_not_grow_with_them(knobs: int) -> N
 
 def test_spread() -> None:
     pytest.importorskip("mpe2", reason="mpe2 is not installed; pip install 'arsm[games]'")
-    assert sorted(load("spread").main(agents=2, seconds=0.1)) == ["agent_0", "agent_1"]
+    assert sorted(load("spread").main(agents=2, steps=500)) == ["agent_0", "agent_1"]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

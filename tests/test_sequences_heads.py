@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import arsm
 from arsm import sequences
 from arsm.sequences import Branch, Group, Transformers, heads
 from tests.test_sequences_memory import peak_bytes
+from tests.test_sequences_slots import MODELS as SLOT_MODELS
+from tests.test_sequences_slots import ragged, wrapped
 from tests.test_sequences_transformers import Adapted
 
 transformers = pytest.importorskip(
@@ -144,7 +147,27 @@ def test_every_head_in_parts_has_the_gradient_of_one_piece(name: str) -> None:
     torch.testing.assert_close(out.tokens, expected.tokens)
     wanted = gradients(expected.value, module)
     assert any(x is not None and float(x.abs().max()) > 1e-3 for x in wanted)
-    torch.testing.assert_close(gradients(out.value, module), wanted)
+    # Cohere's normalisation rounds to float32, also in a float64 model
+    allowed: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6} if name == "scale" else {}
+    torch.testing.assert_close(gradients(out.value, module), wanted, **allowed)
+
+
+@pytest.mark.parametrize("make", SLOT_MODELS)
+def test_padding_behind_the_tokens_needs_no_mask(make: Callable[[], Any]) -> None:
+    model = wrapped(make)
+    prompts, mask = ragged(7)
+    tokens = (prompts + 3) % 13
+    expected = model.logits(prompts, tokens, mask)
+    masks: list[Any] = []
+    model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: masks.append(kwargs.get("attention_mask")), with_kwargs=True
+    )
+    whole = model.headed(prompts, tokens, mask)
+    assert whole is not None
+    assert masks == [None]
+    # Gemma's own attention turns padding in front into NaN
+    some = mask.all(-1) if bool(expected.isnan().any()) else mask.any(-1)
+    torch.testing.assert_close(whole.head(whole.hidden)[some], expected[some], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("few_cells")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_compiled_steps_draw_the_same_tokens(make: Callable[[], Any], programs: 
         assert slots.tally.row_steps < 20 * slots.tally.steps
     assert torch.equal(found[0].tokens, found[1].tokens)
     torch.testing.assert_close(found[0].log_probs, found[1].log_probs, rtol=1e-6, atol=1e-6)
-    assert "step" in programs
+    assert "one_token" in programs
 
 
 def three_layers() -> nn.Module:
@@ -75,7 +76,7 @@ def test_all_layers_and_rows_have_one_program(programs: list[str]) -> None:
     assert slots.tally.captures == 3
     # three layers and three numbers of rows, two of which happened to agree with another size
     assert 1 <= len(programs) <= 2
-    assert set(programs) == {"step"}
+    assert set(programs) == {"one_token"}
 
 
 def even(prompts: Tensor, tokens: Tensor) -> Tensor:
@@ -117,6 +118,18 @@ def test_gradients_are_the_same(
     # with and without a mask
     assert 1 <= programs.count("pass_with_graph") <= 2
     assert 1 <= programs.count("pass_without_graph") <= 2
+
+
+def test_a_deep_copy_has_weights_of_its_own(programs: list[str]) -> None:
+    model = Transformers(three_layers(), compiled=True)
+    copied = copy.deepcopy(model)
+    prompts, _ = ragged(3)
+    before = copied.logits(prompts, prompts)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.zero_()
+    assert torch.equal(copied.logits(prompts, prompts), before)
+    assert not torch.equal(model.logits(prompts, prompts), before)
 
 
 def test_dropout_follows_the_model(programs: list[str]) -> None:

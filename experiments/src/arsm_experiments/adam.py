@@ -74,12 +74,15 @@ class StackedAdam:
 
         Separate from `update`: compiled into it, they would be computed again for every parameter.
         """
+        # in float64: at the first step 1 - BETA2**step loses three of float32's seven digits
         step = (self.state["step"] + 1).double()
         rate = settings["rate"].double()
         if self.options.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * (step - 1) / self.options.total_steps))
+        # both corrections of the bias in one factor, as the paper's section 2 suggests
         size = (rate * (1 - BETA2**step).sqrt() / (1 - BETA1**step)).float().unsqueeze(-1)
         small = (EPSILON * (1 - BETA2**step).sqrt()).float()
+        # at first a plain mean of all steps, so that the start is forgotten soon
         fresh = (1 / step).clamp_min(1 - self.options.averaging).float()
         if self.decaying is None:
             return size, small, fresh, None
@@ -96,6 +99,7 @@ class StackedAdam:
         decay: Tensor | None,
     ) -> None:
         """One step of the parameters [..., P], in place, with what `scale` returned."""
+        # rows are padded to a multiple that kernels read at once
         flat = [each.flatten(parameters.ndim - 1) for each in gradients]
         padding = parameters.shape[-1] - sum(each.shape[-1] for each in flat)
         gradient = torch.cat([*flat, parameters.new_zeros((*parameters.shape[:-1], padding))], -1)
@@ -104,6 +108,7 @@ class StackedAdam:
         second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         if self.paces is not None:
             size = size * self.paces
+        # decoupled from the gradient, as in AdamW
         if decay is not None and self.decaying is not None:
             parameters.mul_(1 - decay * self.decaying)
         parameters.sub_((size * first).div_(second.sqrt().add_(small)))

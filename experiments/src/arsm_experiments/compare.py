@@ -153,6 +153,7 @@ def toy(categories: int) -> ComparedProblem:
     """
     problem = ToyProblem(categories, r=30.0)
     phi = torch.zeros(1, 1, categories, dtype=torch.float64)
+    # neither at the start, where all categories are alike, nor at the end, where one is certain
     for _ in range(TOY_UPDATES):
         gradient = arsm.estimate(arsm.Exact(), phi, problem.f, max_rows=None).grad
         assert gradient is not None
@@ -173,6 +174,7 @@ def network(
     )
 
     def f(z: Tensor) -> Tensor:
+        # relaxed points of estimators that differentiate f
         if z.is_floating_point():
             return torch.einsum("nkc,kch->nh", z, v).div(math.sqrt(variables)).tanh() @ w
         return v[torch.arange(variables), z].sum(1).div(math.sqrt(variables)).tanh() @ w
@@ -187,7 +189,9 @@ def vae(folder: Path) -> ComparedProblem:
     config = vae_config(folder)
     model = VaeNetwork(config)
     checkpoint = load_checkpoint(folder / "checkpoint.pt")
+    # a trained model, at logits that training meets
     model.load_state_dict(Layout.of(model).unpack(checkpoint["state"]["best"][0]))
+    # only the gradient of the logits is compared
     model.requires_grad_(False)
     x = load_mnist().validation[:VAE_IMAGES].float()
     logits = model.encode(x)
@@ -306,6 +310,7 @@ class Compare:
 
     def run(self, console: Console) -> None:
         """Measure every estimator on every problem."""
+        # times are compared, and threads that wait for a busy core would decide them
         torch.set_num_threads(1)
         runs = self.runs()
         with progress_bars(console) as progress:
@@ -314,8 +319,10 @@ class Compare:
                 for folder, asked in runs.items()
             }
             for folder, asked in runs.items():
-                problem, task = asked["problem"], tasks[folder]
-                progress.reset(task)  # its clock starts now
+                problem = asked["problem"]
+                task = tasks[folder]
+                # its clock starts now
+                progress.reset(task)
                 setting = (
                     vae(self.checkpoint)
                     if self.checkpoint and problem == "vae"
@@ -331,6 +338,7 @@ class Compare:
                 }
                 with open_run(self.root, "compare", folder.name, config, resume=self.resume) as run:
                     progress.update(task, total=len(estimators), completed=run.step)
+                    # found only if an estimator is left to measure: it takes longest
                     reference = None
                     for number in range(run.step, len(estimators)):
                         reference = reference or find_reference(setting, config)
@@ -360,6 +368,7 @@ class Compare:
         """The run folders of this command, each with the options that determine its results; the
         problem adds more.
         """
+        # options left to the problem are not part of what was asked for
         given = {"budget": self.budget, "estimators": list(self.estimators)}
         options = {key: value for key, value in given.items() if value}
         options |= {key: getattr(self, key) for key in ("samples", "training", "seed")}
@@ -405,6 +414,7 @@ def less_additive(
     def rest(z: Tensor, h: Tensor, *context: Tensor) -> Tensor:
         return setting.f(z, *context) - h.gather(-1, z.unsqueeze(-1)).sum((-2, -1))
 
+    # the fit's part of the gradient is known, so that the rest alone is estimated
     p = probabilities(setting.logits.double())
     known = p * centred(p, h)
     return setting._replace(f=rest, context=(h, *setting.context)), Moments(
@@ -418,6 +428,7 @@ def measure(
     """Measure one estimator, with its own random numbers, and record it as step `number` + 1."""
     with torch.random.fork_rng():
         torch.manual_seed(config["seed"])  # the learned parts' initial weights
+        # by its number: a run that is resumed, or has fewer estimators, draws the same
         generator = torch.Generator().manual_seed(1000 * config["seed"] + number)
         words = config["estimators"][number]
         if words == FLOOR:
@@ -435,4 +446,5 @@ def measure(
             generator=generator,
         )
     run.log(number + 1, {key: getattr(row, key) for key in (*MEASURED, "cost")})
+    # an empty state: what is measured does not depend on earlier estimators
     run.save(number + 1, {})

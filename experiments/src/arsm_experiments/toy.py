@@ -161,7 +161,8 @@ class Toy:
         with progress_bars(console) as progress:
             tasks = {folder: progress.add_task(folder.name, total=self.updates) for folder in runs}
             for folder, config in runs.items():
-                progress.reset(tasks[folder])  # its clock starts now
+                # its clock starts now
+                progress.reset(tasks[folder])
                 for step in ascend(config, self.root, folder.name, **options):
                     progress.update(tasks[folder], completed=step)
 
@@ -179,6 +180,7 @@ class Toy:
         extra = {EVERY_UPDATE: every} if every else {}
         for categories in self.categories:
             named = {"printed": 1.0, "scaled": scaled_step(categories, self.r)}
+            # at C = R = 30 the printed and the scaled step are the same run
             for step in dict.fromkeys(
                 named[step] if isinstance(step, str) else step for step in self.steps
             ):
@@ -254,7 +256,8 @@ def ascend(
             log(0)
             save(0)
         else:
-            phi, evaluations = run.state["phi"].to(device), run.state["evaluations"].to(device)
+            phi = run.state["phi"].to(device)
+            evaluations = run.state["evaluations"].to(device)
             noise.set_state(run.state["noise"])
             probe.set_state(run.state["probe"])
             every.load_state_dict(run.state)
@@ -295,6 +298,7 @@ class SeedEstimators:
             torch.manual_seed(config["seed"])
             shared = arsm.estimator(config["estimator"])
             learns = len(shared.learned) > 0
+            # shared by the seeds, learned parts would learn from all runs at once
             self.each = (
                 [arsm.estimator(config["estimator"]) for _ in range(config["seeds"])]
                 if learns
@@ -303,7 +307,8 @@ class SeedEstimators:
             self.parts = nn.ModuleList(
                 part for estimator in self.each for part in estimator.learned
             )
-            if learns:  # they take their sizes from the first logits
+            # learned parts take their sizes from the first logits
+            if learns:
                 phi = torch.zeros(config["seeds"], 1, config["categories"], dtype=torch.float64)
                 self.estimate(phi, torch.Generator())
         self.parts.to(device)
@@ -318,7 +323,9 @@ class SeedEstimators:
         self, phi: Tensor, generator: torch.Generator, *, learn: bool = False
     ) -> SeedEstimate:
         """Estimate dE[f]/dphi; with `learn`, also update the learned parts."""
-        gradients, evaluations, losses = [], [], []
+        gradients = []
+        evaluations = []
+        losses = []
         for estimator, rows in self.split(phi):
             with torch.set_grad_enabled(
                 estimator.needs_gradient or (learn and self.optimiser is not None)
@@ -404,7 +411,8 @@ class EveryUpdate:
         if self.updates == 0:
             return {}
         mean = (self.sum / self.updates).tolist()
-        self.sum, self.updates = torch.zeros_like(self.sum), 0
+        self.sum = torch.zeros_like(self.sum)
+        self.updates = 0
         return {EVERY_UPDATE: mean}
 
     def state_dict(self) -> dict[str, Any]:
@@ -417,7 +425,8 @@ class EveryUpdate:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.samples:
             saved = state["every_update"]
-            self.sum, self.updates = saved["sum"].to(self.sum.device), saved["updates"]
+            self.sum = saved["sum"].to(self.sum.device)
+            self.updates = saved["updates"]
             self.generator.set_state(saved["noise"])
 
 
@@ -428,6 +437,7 @@ def measure(
     variance = estimators.variance(phi, config["variance_samples"], generator)
     gradient = estimators.estimate(phi, generator).gradient
     probability = phi.softmax(-1)
+    # of one draw the share is coarse: a mean over several
     draws = phi.expand(SHARE_DRAWS, *phi.shape)
     return {
         "reward": estimators.problem.expected_reward(phi),

@@ -41,6 +41,7 @@ class PlayedAhead:
         if self.row.shape[0] == 0:
             return torch.full_like(prefixes.row, -1)
         width = prefixes.known.shape[1]
+        # a base larger than any action keeps the numbers apart
         tokens = 1 + torch.cat([self.action, prefixes.action]).amax()
         # one number for row, step and action: a sorted list is searched for it
         own = (self.row * width + self.step) * tokens + self.action
@@ -72,6 +73,7 @@ class Ahead(Playing):
         begun = Completions.empty(prefixes, decoding).tokens
         begun.scatter_(1, starts.index.unsqueeze(-1), starts.token.unsqueeze(-1))
         log_probs = torch.zeros_like(begun, dtype=torch.float64)
+        # grows by what a look finds: how many there will be is known at the end only
         self.done = Sampled(
             torch.cat([self.done.tokens, begun.unsqueeze(-1)]),
             torch.cat([self.done.log_probs, log_probs.unsqueeze(-1)]),

@@ -79,6 +79,7 @@ class Batch:
 
     def parts(self) -> list[slice]:
         """All rows, in parts of at most `micro_batch`."""
+        # slices and no indices: what is written into such a part is written into the whole
         rows, size = self.tokens.shape[0], self.micro_batch
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
@@ -205,8 +206,10 @@ class SequenceEstimate(NoTensor):
 
 def token_log_probs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """ln p of the tokens: [..., T, V], [..., T] -> [..., T]; or [..., T, d] -> [..., T, d]."""
+    # the sum over the vocabulary would lose its small terms in bfloat16
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits if temperature == 1 else logits / temperature
+    # with d tokens per state, one normaliser serves all of them
     if tokens.ndim == logits.ndim:
         return logits.gather(-1, tokens) - logits.logsumexp(-1, keepdim=True)
     return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)

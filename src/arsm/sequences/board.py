@@ -58,6 +58,7 @@ class Rows:
             ended=torch.ones(rows, dtype=torch.bool, device=device),
             owner=torch.full((rows,), -1, device=device),
             uniform=torch.zeros(rows, draws, dtype=torch.float64, device=device),
+            # one column more: a row that has ended writes behind its last token
             tokens=torch.zeros(rows, width + 1, draws, dtype=torch.int64, device=device),
             log_probs=torch.zeros(rows, width + 1, draws, dtype=dtype, device=device),
             largest=torch.zeros(rows, width + 1, dtype=dtype, device=device),
@@ -77,6 +78,7 @@ class Rows:
 def step(decode: Decode, rows: Rows, eos: Ends, temperature: float, min_tokens: int = 0) -> None:
     """Feed every row's token, draw the next ones from `rows.uniform` and write them down."""
     width, draws = rows.tokens.shape[1] - 1, rows.tokens.shape[2]
+    # every line works on all rows alike: the host knows nothing of them, and a graph replays it
     logits = decode(rows.token, rows.column, rows.first)
     logits = forbid_ends(logits, rows.index + 1, eos, min_tokens)
     drawn = draw_tokens(logits, rows.uniform, temperature)
@@ -88,6 +90,7 @@ def step(decode: Decode, rows: Rows, eos: Ends, temperature: float, min_tokens: 
     rows.largest.scatter_(1, place, drawn.largest.to(rows.largest.dtype).unsqueeze(1))
 
     token = drawn.tokens[:, 0]
+    # in place: a captured step reads and writes the same memory at every replay
     rows.index.add_((~rows.ended).long())
     ended = rows.ended | (rows.index == width - 1) | is_end(token, eos)
     # The last token is never fed, as its column may not exist: a row that has ended feeds again
@@ -136,6 +139,7 @@ class Playing:
         ended = (rows.ended & self.owns(rows)).nonzero().squeeze(-1)
         if ended.shape[0] == 0:
             return
+        # a branch's row has n draws per state, of which it needs the first
         which = rows.owner[ended] - self.first
         width, draws = self.done.tokens.shape[1:]
         step = torch.arange(width, device=ended.device)
@@ -147,6 +151,7 @@ class Playing:
             (self.done.log_probs, rows.log_probs),
         ):
             found = drawn[ended, :width, :draws].to(values.dtype)
+            # what came before the start was there already, and stays
             values[which] = torch.where(own.unsqueeze(-1), found, values[which])
         largest = rows.largest[ended, :width].to(self.done.largest.dtype)
         self.done.largest[which] = torch.where(own, largest, self.done.largest[which])
@@ -200,6 +205,7 @@ class Board:
         captured: bool,
         pool: Any,
     ) -> None:
+        # ln p in float32 also where the model samples in bfloat16
         wide = torch.promote_types(cache.dtype, torch.float32)
         self.rows = Rows.idle(cache.shape[2], decoding.max_tokens, draws, wide, cache.device)
         self._model = model
@@ -235,6 +241,7 @@ class Board:
         ended = rows.ended.clone()
         rows.ended.fill_(True)
         try:
+            # on a stream of its own, as PyTorch asks of the steps before a capture
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

@@ -53,12 +53,14 @@ def check_reward(reward: Reward) -> None:
         signature = inspect.signature(reward)
     except ValueError:  # a function of C that does not tell
         return
+    # many published rewards have TRL's signature
     if "completions" in signature.parameters:
         raise TypeError(
             f"reward is called as reward(prompts, tokens), but takes {signature}, as TRL calls "
             "functions of text; wrap it: TextReward(reward, decode, prompts, texts)."
         )
     try:
+        # asked before anything is sampled, not found out after minutes of sampling
         signature.bind("prompts", "tokens")
     except TypeError:
         raise TypeError(
@@ -69,6 +71,7 @@ def check_reward(reward: Reward) -> None:
 
 def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
     """[R] float64."""
+    # functions of text seldom expect an empty batch
     if tokens.shape[0] == 0:
         return torch.zeros(0, dtype=torch.float64, device=tokens.device)
     try:
@@ -95,6 +98,7 @@ def checked_rewards(reward: Reward, prompts: Tensor, tokens: Tensor) -> Tensor:
         raise NotFiniteError(
             f"reward returned {float(rewards[first])} for tokens {tokens[first].tolist()}."
         )
+    # float64: differences of nearly equal rewards are what the credit is made of
     return rewards.detach().to(tokens.device, torch.float64)
 
 
@@ -103,6 +107,7 @@ def _reward_failure(
 ) -> RewardFailure:
     """Find the completion that a reward cannot judge, by asking for one after the other."""
     kept = "; .prompts and .tokens of this error hold all that were sampled."
+    # one by one only now: rewards of a whole batch are far faster
     for row in range(tokens.shape[0]):
         try:
             reward(prompts[row : row + 1], tokens[row : row + 1].clone())
@@ -127,6 +132,7 @@ def check_padding(model: Model | None, prompts: Tensor, mask: Tensor | None) -> 
     pad = getattr(model, "pad_token", None)
     if mask is not None or pad is None:
         return
+    # in front only: a prompt that ends with this token may mean it
     padded = (prompts[:, 0] == pad).nonzero().squeeze(-1)
     if padded.shape[0]:
         raise ValueError(
@@ -145,6 +151,7 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
             "prompts must hold at least one prompt of at least one token, but are "
             f"{list(prompts.shape)}; start an empty prompt with a begin-of-sequence token."
         )
+    # such as -100, which losses use for padding: on a GPU an embedding would fail for good
     if int(prompts.min()) < 0:
         raise ValueError(
             f"prompts hold the token {int(prompts.min())}, but tokens count from 0; pad with any "
@@ -205,6 +212,7 @@ def check_options(
             "stop must be a function of a completion's tokens so far, such as lambda tokens: "
             f"tokens[-2:] == [3, 4], but is a {type(stop).__name__}."
         )
+    # the contract of engines has no words for either
     if engine is not None and (min_tokens or stop is not None):
         raise ValueError(
             "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
@@ -213,6 +221,7 @@ def check_options(
         raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
     if not 0 <= kl < math.inf:
         raise ValueError(f"kl must be a finite number of at least 0, but is {kl}.")
+    # one without the other is a mistake that would train without any cost
     if (kl > 0) != (reference is not None):
         raise ValueError(
             "kl and reference belong together: give both, or neither; "
@@ -271,6 +280,7 @@ def first_logits(model: Model, prompts: Tensor, mask: Tensor | None) -> Tensor:
     _check_wrapped(model)
     try:
         logits = begin(model, prompts, mask).logits
+    # an embedding's own message names neither token nor vocabulary
     except IndexError as error:
         raise ValueError(
             f"The model cannot read a prompt whose largest token is {int(prompts.max())} "
@@ -307,6 +317,7 @@ def check_length(
     model: Model | None, prompts: Tensor, mask: Tensor | None, max_tokens: int
 ) -> None:
     """Require room for the longest prompt and its completion, whose last token is not read."""
+    # padding takes no positions
     longest = prompts.shape[1] if mask is None else int(mask.sum(-1).max())
     positions = getattr(model, "positions", None)
     if positions is not None and longest + max_tokens - 1 > positions:
@@ -319,6 +330,7 @@ def check_length(
 def check_cache(model: Model, prompts: Tensor, mask: Tensor | None) -> None:
     """Compare one prompt's first two steps with the one pass over them."""
     state = begin(model, prompts, mask)
+    # any token would do; the likeliest is surely allowed
     first, token = state.logits, state.logits.argmax(-1)
     stepped = torch.stack([first.clone(), model.step(state, token).logits], 1)
     at_once = one_pass(model, prompts, torch.stack([token, token], 1), mask)
@@ -360,6 +372,7 @@ def given_completions(
             f"completions hold tokens from {int(completions.min())} to {int(completions.max())}, "
             f"but the model's vocabulary is 0 to {vocabulary - 1}."
         )
+    # what stands after the end is anything: samplers pad in their own ways
     eos, live = decoding.eos, decoding.live(completions)
     early = is_end(completions, eos)[..., : decoding.min_tokens]
     if bool(early.any()):
@@ -398,6 +411,7 @@ def given_log_probs(
         raise ValueError(
             f"log_probs must be shaped like the completions, {list(completions.shape)}."
         )
+    # padding may have any ln p, also -inf
     wrong = decoding.live(completions) & ~log_probs.isfinite()
     if bool(wrong.any()):
         raise NotFiniteError(

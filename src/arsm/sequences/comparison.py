@@ -151,6 +151,7 @@ class Comparison:
         second = others[0]
         if not best.cost:
             return f"Use {best.label}: its estimates do not vary here."
+        # the runner-up tells how much the choice matters
         factor = second.cost / best.cost
         return (
             f"Use {best.label}: {second.label}, the next best, needs {factor:.3g} times its "
@@ -346,6 +347,7 @@ def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str,
         named = {}
         for strategy in strategies:
             label = label_of(strategy)
+            # two of the same name are told apart by a number
             same = sum(name == label or name.startswith(f"{label} #") for name in named)
             named[f"{label} #{same + 1}" if same else label] = strategy
     else:
@@ -422,6 +424,7 @@ class _One(NamedTuple):
 
 
 def _estimated(model: Model, once: Callable[[], SequenceEstimate], device: torch.device) -> _One:
+    # the peak of this estimate alone
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)

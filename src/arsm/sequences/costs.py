@@ -30,6 +30,7 @@ class Costs:
     @torch.no_grad()
     def __call__(self, which: Tensor, tokens: Tensor, log_p: Tensor, counts: Tensor) -> Tensor:
         """[R, T] of completions of the prompts `which` [R], where `counts` [R, T]."""
+        # zeros where nothing counts: returns are sums over all columns
         ratio = torch.zeros_like(log_p)
         if self.reference is None or tokens.shape[0] == 0:
             return ratio
@@ -86,6 +87,7 @@ def with_actions(
     row = prefixes.row[given]
     step = prefixes.step[given]
     action = prefixes.action[given]
+    # the true sequence's sampler recorded ln p of all draws of the state
     drawn = sampled.tokens[row, step] == action.unsqueeze(-1)
     which = drawn.byte().argmax(-1, keepdim=True)
     found = sampled.log_probs[row, step].gather(-1, which).squeeze(-1)

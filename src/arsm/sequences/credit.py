@@ -80,12 +80,14 @@ class Pass:
         has credit.
         """
         credited = self.credited()
+        # tokens after the last credit change nothing: a causal model need not read them
         place = torch.arange(1, credited.shape[1] + 1, device=credited.device)
         length = (credited * place).amax(-1)
         order = length.argsort(stable=True)
         # all that the host must know, in one wait for the device and before there is work for it
         lengths = length[order].tolist()
         first = bisect_right(lengths, 0)
+        # rows without any credit come first in this order, and are left out
         count = -(-(len(lengths) - first) // self.micro_batch)
         found = []
         for i in range(count):
@@ -104,6 +106,7 @@ class Pass:
     def term(self, logits: Tensor, row: Tensor, step: Tensor) -> Tensor:
         """The surrogate of credit: sum_i w_i ln p(token_i) in every state."""
         if self.credit.gradient is not None:
+            # a surrogate whose derivative in the logits is this gradient
             gradient = self.credit.gradient(logits, row, step)
             # masked logits are -inf
             return (logits.masked_fill(gradient == 0, 0) * gradient).sum(-1)
@@ -115,6 +118,7 @@ class Pass:
             score = logits.gather(-1, tokens).to(wide) / self.temperature
         else:
             score = token_log_probs(logits, tokens, self.temperature)
+        # a draw without weight may be forbidden, and 0 times -inf is NaN
         return (weights * score.masked_fill(weights == 0, 0)).sum(-1)
 
 
@@ -126,6 +130,7 @@ def attach_credit(value: Tensor, run: Pass, term: Term | None = None) -> Tensor:
         run: the pass over the true sequences.
         term: the surrogate of a state, instead of `run.term`.
     """
+    # nobody can call backward: no pass is prepared
     if not torch.is_grad_enabled():
         return value
     later = Later(run, run.term if term is None else term)
@@ -138,6 +143,7 @@ def attach_credit(value: Tensor, run: Pass, term: Term | None = None) -> Tensor:
 def parameters_of(model: object) -> list[Tensor] | None:
     """The parameters that the model's logits may depend on; None if they cannot be known."""
     inner = getattr(model, "module", getattr(model, "model", model))
+    # a model that is a module itself, or one that wraps a module
     for each in (model, inner):
         if isinstance(each, nn.Module):
             return [parameter for parameter in each.parameters() if parameter.requires_grad]
@@ -151,6 +157,7 @@ def _with_graph(later: Later, value: Tensor) -> Tensor:
     run = later.run
 
     def surrogate(part: MicroBatch) -> Tensor:
+        # gradients of unknown parameters cannot be added up in parts: an ordinary graph
         logits = one_pass(run.model, *run.read(part))
         step = torch.arange(part.length, device=part.rows.device).repeat(part.rows.shape[0])
         logits = run.limit(logits.flatten(0, 1), step)
@@ -162,9 +169,11 @@ def _with_graph(later: Later, value: Tensor) -> Tensor:
     parts = later.parts or [MicroBatch(first, run.sequences.shape[1], first)]
     found = []
     for part in parts:
+        # a single part is held anyway: computing it again would save nothing
         of_part: Any = (
             checkpoint(surrogate, part, use_reentrant=False) if len(parts) > 1 else surrogate(part)
         )
+        # 0 in value, so that the value stays the return
         found.append(of_part - of_part.detach())
     rows = torch.cat([part.rows for part in parts])
     return torch.zeros_like(value).index_add(0, run.prompt[rows], torch.cat(found).to(value.dtype))
@@ -178,7 +187,9 @@ class Later:
         self.term = term
         self.parts = run.parts()
         self.parameters = parameters_of(run.model)
+        # the pass runs in backward: by then an optimiser may have changed what it reads
         self.versions = [parameter._version for parameter in self.parameters or []]
+        # backward runs outside of the caller's autocast, which the forward must have
         device = run.prompt.device.type
         self._autocast = (
             device,
@@ -225,14 +236,17 @@ class Later:
         is added to the total.
         """
         device, dtype, enabled = self._autocast
+        # cut from the trunk's graph, which is walked once when all states have their gradient
         hidden = whole.hidden.detach().flatten(0, 1)
         backward = torch.zeros_like(hidden)
         for some in whole.parts(part.states):
             with torch.enable_grad(), torch.autocast(device, dtype, enabled):
+                # a leaf of its own per part: its graph is freed with the part's logits
                 leaf = hidden[some].requires_grad_()
                 row, step = some // part.length, some % part.length
                 logits = self.run.limit(whole.head(leaf), step)
                 terms = self.term(logits, part.rows[row], step)
+            # the head's own parameters only: the trunk's are not in this graph
             own = total.reached(terms, leaf)
             backward[some] = total.add(own, terms, weight[row].to(terms.dtype), leaf)
         return backward.view_as(whole.hidden)
@@ -268,6 +282,7 @@ class Total:
         self, parameters: list[Tensor], value: Tensor, grad: Tensor, leaf: Tensor | None = None
     ) -> Tensor:
         """Add grad dvalue/dparameter; return grad dvalue/dleaf."""
+        # one call for all: a second one would walk the graph again
         inputs = parameters if leaf is None else [*parameters, leaf]
         found = torch.autograd.grad(value, inputs, grad, allow_unused=True)
         again: list[tuple[Tensor, Tensor]] = []
@@ -321,6 +336,7 @@ def clipped_epochs(value: Tensor, run: Pass, clip: float) -> Callable[[], Tensor
     if not 0 < clip < 1:
         raise ValueError(f"clip must lie in (0, 1), but is {clip}.")
     tokens, weights = run.credit.tokens, run.credit.weights
+    # ln p before the first optimiser step: the denominators of all later ratios
     now = torch.zeros_like(weights)
     credited = run.credited()
     for part in run.parts():
@@ -334,6 +350,7 @@ def clipped_epochs(value: Tensor, run: Pass, clip: float) -> Callable[[], Tensor
         log_probs = token_log_probs(logits, tokens[row, step], run.temperature)
         ratio = (log_probs - now[row, step].to(log_probs.dtype)).exp()
         weight = weights[row, step]
+        # the smaller of both: a step gains nothing by moving further than the clip
         return torch.minimum(ratio * weight, ratio.clamp(1 - clip, 1 + clip) * weight).sum(-1)
 
     return lambda: attach_credit(value.detach(), run, term)

@@ -60,6 +60,7 @@ class Decoding:
     @property
     def ends(self) -> bool:
         """Whether a sequence may end before its last token."""
+        # without either, nobody needs to look at the rows before their last token
         return self.eos is not None or self.stop is not None
 
     def live(self, tokens: Tensor) -> Tensor:
@@ -74,6 +75,7 @@ class Decoding:
         """[R] bool: whether sequences of `length` tokens, [R, T], are over."""
         if self.stop is None:
             return torch.zeros_like(tokens[:, 0], dtype=torch.bool)
+        # the function is the user's and reads lists
         known = tokens[:, :length].tolist()
         over = [
             stopped_at(row, length - 1, self.stop, self.min_tokens) is not None for row in known
@@ -129,11 +131,13 @@ class Completions:
         kept = torch.arange(
             decoding.max_tokens, device=prefixes.step.device
         ) < prefixes.step.unsqueeze(-1)
+        # rows that nobody plays are complete as they are: ended at once, with padding behind
         tokens = prefixes.known[prefixes.row].where(kept, padding(decoding.eos))
         return Completions(tokens, torch.zeros_like(tokens, dtype=torch.float64))
 
     def joined(self, place: Tensor, missing: Tensor, rest: Completions) -> Completions:
         """The completions at place [R], with the rest [m] where they are missing [m]."""
+        # an index into no rows would be out of range
         if self.tokens.shape[0] == 0:
             return rest
         chosen = place.clamp_min(0)
@@ -170,6 +174,7 @@ def complete(
     """
     done = Completions.empty(prefixes, decoding)
     drawing = Drawing(decoding, generator, noise, record)
+    # the earliest first: a carried sequence is fed forward only, never back
     order = prefixes.step.argsort(stable=True)
     # carried rows are set aside while a wave plays: half a batch of them, or a whole one where
     # nothing branches later
@@ -179,8 +184,10 @@ def complete(
         pending = order[(prefixes.row[order] // share) == first // share]
         if pending.shape[0] == 0:
             continue
+        # lists by step on the host: the loop over steps then asks the device nothing
         births = torch.bincount(prefixes.step[pending], minlength=decoding.max_tokens).tolist()
         queue = list(pending.split(births))
+        # one prefill per prompt, however many prefixes continue it
         state = begin(model, prompts[some], None if mask is None else mask[some])
         place = torch.arange(prompts[some].shape[0], device=order.device)
         held = _still_needed(prefixes, queue, Held(state, first + place, place, 0))
@@ -215,6 +222,7 @@ class Drawing:
         """One token per prefix, drawn unless it is forced (not -1), and its ln p: [R,
         V], [R] x 3 -> [R], [R].
         """
+        # rows that have ended stay in the batch until enough of them can leave together
         after = padding(self.decoding.eos)
         if logits.shape[0] == 0:
             return forced, forced.double()
@@ -224,6 +232,7 @@ class Drawing:
         else:
             u = self.noise(which, torch.full_like(which, step))
         logits = self.decoding.limit(logits, step)
+        # ln p first and then p: a token of tiny probability keeps its exact ln p
         log_p = log_probabilities(logits, self.decoding.temperature)
         tokens = inverse(log_p.exp(), u)
         if self.record is not None:
@@ -323,9 +332,11 @@ class _Wave:
         """Add the prefixes of t known tokens that fit; each goes on from its sequence's row."""
         if not self.carried.shape[0]:
             return
+        # carried rows do not count: `hold_back` sets them aside when the batch is full
         room = self.drawing.decoding.rows - self.playing.shape[0]
         born = self.queue[t][:room]
         self.queue[t] = self.queue[t][room:]
+        # `carried` ascends, so that a search finds each prefix's sequence
         place = self.where[torch.searchsorted(self.carried, self.prefixes.row[born])]
         self.source = torch.cat([self.source, place])
         self.forced = torch.cat([self.forced, self.prefixes.action[born]])
@@ -338,6 +349,7 @@ class _Wave:
         decoding = self.drawing.decoding
         logits = self.state.logits[self.source]
         self.token, log_prob = self.drawing(logits, self.playing, t, self.forced, self.ended)
+        # written at once: a row that leaves the batch has nothing more to hand over
         self.done.tokens[self.playing, t] = self.token
         self.done.log_probs[self.playing, t] = log_prob
         self.ended = self.ended | is_end(self.token, decoding.eos)
@@ -356,6 +368,7 @@ class _Wave:
         full = self.queue[t].shape[0] > 0 or rows > self.drawing.decoding.rows
         if more and full:
             self.later = _still_needed(self.prefixes, self.queue, self._set_aside(t))
+        # carrying on a sequence that has no more branches would be wasted steps
         if full or not more:
             self.carried = self.carried[:0]
             self.where = self.where[:0]
@@ -373,6 +386,7 @@ class _Wave:
         """Feed the tokens to the model; False if no row is left."""
         if self.drawing.decoding.ends and (t + 1) % LOOK_EVERY == 0:
             self._leave_out_ended()
+        # carried sequences come first, and are fed the tokens that are known
         source = self.source
         token = self.token
         if self.carried.shape[0]:
@@ -381,6 +395,7 @@ class _Wave:
             self.where = torch.arange(self.carried.shape[0], device=self.carried.device)
         if source.shape[0] == 0:
             return False
+        # selecting copies the whole cache: not where every row stays in its place
         state = self.model.select(self.state, source) if self.moved else self.state
         self.state = self.model.step(state, token)
         return True

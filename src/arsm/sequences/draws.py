@@ -75,6 +75,7 @@ def token_uniforms(
 
 def draw_tokens(logits: Tensor, u: Tensor, temperature: float = 1.0) -> Drawn:
     """n tokens per row from softmax(logits / temperature): logits [R, V], u [R, n] in [0, 1)."""
+    # p once for everything: ln p of the draws and of the likeliest token are read off it
     p = token_probabilities(logits, temperature)
     tokens = inverse(p, u)
     return Drawn(tokens, p.gather(-1, tokens).log(), p.amax(-1).log())
@@ -102,12 +103,14 @@ def inverse(p: Tensor, u: Tensor) -> Tensor:
     vocabulary = p.shape[-1]
     if vocabulary <= IN_ONE_PIECE:
         return search(*cumulative(p, u))
+    # the last block may be shorter: its sum is made apart
     whole = vocabulary // BLOCK * BLOCK
     of_blocks = p[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
     if whole < vocabulary:
         of_blocks = torch.cat([of_blocks, p[:, whole:].sum(-1, keepdim=True)], -1)
     sums, x = cumulative(of_blocks, u)
     block = search(sums, x)
+    # given the block, the rest of u is uniform again
     below = F.pad(sums, (1, 0)).gather(-1, block)
     rest = (x - below) / (sums.gather(-1, block) - below)
 
@@ -149,6 +152,7 @@ def draw_beside(
     """
     count, width = tokens.shape
     done = Sampled.empty(count, width, draws, None, tokens.device)
+    # padding has only its own token, n times: no other draw, no branch
     done.tokens.copy_(tokens.unsqueeze(-1))
     for part in torch.arange(count, device=tokens.device).split(rows):
         padding = None if mask is None else mask[part]
@@ -156,6 +160,7 @@ def draw_beside(
         for some, logits in states:
             row, step = part[some // width], some % width
             log_p = log_probabilities(logits, temperature)
+            # the given token is the first of the n draws: it was drawn from the same distribution
             u = token_uniforms(log_p.shape[0], draws - 1, log_p.device, generator)
             drawn = torch.cat([tokens[row, step].unsqueeze(-1), inverse(log_p.exp(), u)], -1)
             done.tokens[row, step] = drawn

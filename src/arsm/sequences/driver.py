@@ -143,6 +143,7 @@ def estimate(  # noqa: PLR0913  one call, all of its options by name
     shown = prompts  # to the reward, as the user padded them
     if mask is not None:
         prompts, mask = pad_before(prompts, mask.bool())
+    # everything that can be refused is refused here, before a GPU has worked for minutes
     check_padding(model, prompts, mask)
     for each in (model, reference):
         check_length(each, prompts, mask, max_tokens)
@@ -307,10 +308,12 @@ class _Call:
             true = self.sample()
         else:
             true = self.given(completions, log_probs)
+        # first, as it may refuse: rewards can be slow or cost money
         info = self.compared(true)
         reached = self.judge(true)
         branching = _Branching(self, true)
         credit = self.strategy.credit(self.batch(true, reached.returns, branching))
+        # after the strategy: a ratio multiplies the credit, the returns stay what they were
         if self.importance is not None:
             credit, info["effective_share"] = true.weighed(credit, self.importance)
         branches = credit.branches
@@ -335,6 +338,7 @@ class _Call:
             ahead=getattr(self.strategy, "plays_every_draw", False),
         )
         live = self.decoding.live(sampled.tokens[..., 0])
+        # an engine's tokens are tested like those of any other sampler
         elsewhere = self.sampler.engine is not None
         return _True(sampled, live, reported, elsewhere, int(live.sum()), ahead)
 
@@ -346,6 +350,7 @@ class _Call:
         reported = None
         if log_probs is not None:
             reported = given_log_probs(log_probs, completions, shape, decoding).flatten(0, -2)
+        # nothing was sampled for it here: only the other tokens of the states are drawn
         sampled = self.sampler.beside(self.whole, tokens, self.strategy.draws, self.micro_batch)
         return _True(sampled, decoding.live(tokens), reported, elsewhere=True, generated=0)
 
@@ -387,6 +392,7 @@ class _Call:
     def judge(self, true: _True) -> _Reached:
         """Rewards, costs and returns of the true sequences."""
         rewards = checked_rewards(self.reward, self.shown[self.row], true.tokens)
+        # the sampler's ln p: another pass over the model would give the same up to rounding
         log_p = true.sampled.log_probs[..., 0]
         ratio = self.costs(self.row, true.tokens, log_p, true.live)
         returns = rewards.unsqueeze(-1) - self.kl * _from_here_on(ratio)
@@ -428,6 +434,7 @@ class _Call:
             self.decoding.limit,
         )
         wide = torch.promote_types(self.dtype, torch.float32)
+        # the return of a whole sequence is that of its first token
         of_prompts = reached.returns[:, 0].unflatten(0, (self.prompts.shape[0], -1))
         value = of_prompts.mean(1).to(wide)
         return SequenceEstimate(
@@ -435,6 +442,7 @@ class _Call:
             tokens=true.tokens.view(self.shape),
             mask=true.live.view(self.shape),
             rewards=reached.rewards.view(self.shape[:-1]),
+            # the branches have their own place in the result
             credit=replace(credit, branches=None),
             branches=credit.branches,
             info=info,
@@ -452,13 +460,16 @@ class _Branching:
 
     def __call__(self, prefixes: Prefixes) -> Branches:
         call = self.call
+        # what began beside the true sequences is there already
         played = call.sampler.complete(*call.whole, prefixes, self.true.ahead)
         step = torch.arange(call.decoding.max_tokens, device=played.tokens.device)
+        # the known tokens before a branch were counted with their sequence
         after = (step >= prefixes.step.unsqueeze(-1)) & call.decoding.live(played.tokens)
         self.generated += int(after.sum())
         which = call.row[prefixes.row]
         reached = checked_rewards(call.reward, call.shown[which], played.tokens)
         log_p = played.log_probs
+        # a given action has no ln p of the sampler's; only the cost needs it
         if call.reference is not None:
             log_p = with_actions(
                 log_p,
@@ -499,6 +510,7 @@ def _logits(
         for states, logits in logits_in_parts(
             model, prompts[some], tokens[some], padding, wanted[some], decoding.limit
         ):
+            # a head of another size would give credit to other tokens without any error
             if logits.shape[-1] != vocabulary:
                 expected = [*tokens[some].shape, vocabulary]
                 returned = [*tokens[some].shape, logits.shape[-1]]
@@ -511,4 +523,5 @@ def _logits(
 
 def _from_here_on(x: Tensor) -> Tensor:
     """sum_{s >= t} x_s: [N, T] -> [N, T]."""
+    # a sum from the right
     return x.flip(-1).cumsum(-1).flip(-1)

@@ -45,9 +45,11 @@ def live_tokens(tokens: Tensor, eos: Ends, stop: Stop | None = None, min_tokens:
     after which `stop` is true.
     """
     ended = is_end(tokens, eos)
+    # less the token itself: the end belongs to its sequence
     live = ended.cumsum(-1) - ended.long() == 0
     if stop is None:
         return live
+    # a function of lists: sequence by sequence, on the host
     flat, within = tokens.flatten(0, -2).tolist(), live.flatten(0, -2)
     for row, (sequence, length) in enumerate(zip(flat, within.sum(-1).tolist(), strict=True)):
         if (end := stopped_at(sequence[:length], 0, stop, min_tokens)) is not None:
@@ -57,6 +59,7 @@ def live_tokens(tokens: Tensor, eos: Ends, stop: Stop | None = None, min_tokens:
 
 def stopped_at(tokens: list[int], first: int, stop: Stop, min_tokens: int) -> int | None:
     """The first index from `first` on after which a sequence is over; None if it goes on."""
+    # from `first` on only: what came before was asked about at an earlier look
     for end in range(max(first, min_tokens - 1, 0), len(tokens)):
         if stop(tokens[: end + 1]):
             return end
@@ -69,6 +72,7 @@ def forbid_ends(logits: Tensor, step: Tensor | int, eos: Ends, min_tokens: int) 
     """
     if min_tokens == 0 or eos is None:
         return logits
+    # a mask and no index: a captured step must not copy indices from the host
     ends = is_end(torch.arange(logits.shape[-1], device=logits.device), eos)
     early = torch.as_tensor(step, device=logits.device).unsqueeze(-1) < min_tokens
     return logits.masked_fill(ends & early, -torch.inf)

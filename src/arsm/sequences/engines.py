@@ -84,11 +84,14 @@ def split(
     """Parts of at most `rows` prefixes, those of one prompt together, each with a seed
     from the generator.
     """
+    # branches of one prompt share their beginning: an engine with a cache of prefixes reads it once
     places = prefixes.row.argsort(stable=True).split(rows)
     device = prompts.device if generator is None else generator.device
+    # drawn here, so that a part that is played again, elsewhere, gives the same tokens
     seeds = torch.randint(2**63 - 1, (len(places),), generator=generator, device=device).tolist()
     parts = []
     for place, seed in zip(places, seeds, strict=True):
+        # the part's own prompts and no others travel with it
         used, row = prefixes.row[place].unique(return_inverse=True)
         some = Prefixes(row, prefixes.step[place], prefixes.action[place], prefixes.known[used])
         parts.append(
@@ -119,6 +122,7 @@ def weights_version(module: nn.Module) -> str:
     as sampling one token does.
     """
     state = module.state_dict()
+    # sums of bits and not of values: NaN and rounding cannot hide a change
     bits = [x.detach().flatten().contiguous() for x in state.values()]
     sums = [
         x.view(AS_INTEGERS.get(x.dtype.itemsize, torch.int64)).sum(dtype=torch.int64) for x in bits
@@ -192,6 +196,7 @@ class Server:
                 strict=True,
             )
         ):
+            # a given action is text to the server, like the tokens before it
             if action >= 0:
                 done.tokens[number, step] = action
                 step += 1
@@ -258,6 +263,7 @@ class Server:
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
+        # a connection per request: a server that was started anew is simply asked again
         connection = kind(parts.hostname or "", parts.port, timeout=self.patience)
         try:
             connection.request(method, parts.path + path, body)
@@ -289,6 +295,7 @@ class Server:
                 f"log-probability per token, but answered with {len(tokens)} and {len(log_probs)}"
             )
         for row, most, scores in zip(tokens, wanted, log_probs, strict=True):
+            # a continuation that stops early would be taken for one that has ended
             end = next(
                 (place + 1 for place, token in enumerate(row) if token in all_ends(eos)), most
             )

@@ -51,6 +51,7 @@ class Fit:
         ln q [M] of them.
         """
         for some in torch.arange(tokens.shape[0], device=tokens.device).split(TOKENS_AT_ONCE):
+            # float64: the ratios of thousands of tokens are added up
             log_p = (logits[some].double() / self.temperature).log_softmax(-1)
             own = log_p.gather(-1, tokens[some].unsqueeze(-1))
             ratios = [self._scaled(log_p, own, x) for x in TEMPERATURES]
@@ -81,12 +82,14 @@ class Fit:
     def _reported(self, own: Tensor, reported: Tensor | None) -> Tensor:
         if reported is None:
             return torch.zeros_like(own)
+        # less what rounding may explain: such a ratio has a mean below 1, and the bound holds
         return reported.double().unsqueeze(-1) - own - ROUNDING
 
     def alarm(self) -> str | None:
         """The alternative that explains the tokens best, if the model itself does not;
         else None.
         """
+        # the average of all alternatives: choosing the best would need a correction
         evidence = float(self.log_ratios.logsumexp(0)) - math.log(len(self.names))
         if not evidence >= -math.log(FALSE_ALARM):
             return None

@@ -52,10 +52,12 @@ def headed(model: Model, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -
     """The pass up to the head. A model that offers none passes for one whose hidden
     states are its logits.
     """
+    # an offer and no duty: a wrapped model may find at its first pass that it cannot
     if hasattr(model, "headed"):
         found = model.headed(prompts, tokens, mask)  # pyright: ignore[reportAttributeAccessIssue]
         if found is not None:
             return found
+    # then the logits of a whole micro-batch exist; nothing smaller can be asked of such a model
     logits = one_pass(model, prompts, tokens, mask)
     if logits.shape[:-1] != tokens.shape:
         raise ValueError(
@@ -88,10 +90,12 @@ def logits_in_parts(
         Indices [S] in [N T] of some of them, and their logits [S, V] before
         temperature.
     """
+    # padding has no credit: its logits, often half of all, are never made
     states = wanted.flatten().nonzero().squeeze(-1)
     if states.shape[0] == 0:
         return
     whole = headed(model, prompts, tokens, mask)
+    # gathered before the head, where a state is D numbers and not V
     hidden = whole.hidden.flatten(0, 1)
     for some in whole.parts(states):
         yield some, limit(whole.head(hidden[some]), some % tokens.shape[1])

@@ -50,6 +50,7 @@ class Importance:
         """p/q before truncation, [M, T] from ln p, ln q and the tokens that count; a
         sequence's ratio in all its columns.
         """
+        # in logarithms: a product over a long sequence would overflow
         logs = torch.where(live, log_probs - reported.to(log_probs.dtype), 0)
         if self.per == "sequence":
             logs = logs.sum(-1, keepdim=True).expand_as(logs)
@@ -59,6 +60,7 @@ class Importance:
         """The credit [M, T, d] times the truncated ratios [M, T]."""
         weight = ratios.clamp_max(self.cap).unsqueeze(-1)
         if self.per == "sequence":
+            # one factor per sequence commutes with everything: also with a gradient in all logits
             if credit.gradient is not None:
                 return replace(credit, gradient=credit.gradient.scaled(weight.squeeze(-1)))
             return replace(credit, weights=credit.weights * weight.to(credit.weights.dtype))

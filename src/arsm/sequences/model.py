@@ -139,6 +139,7 @@ class Recompute:
         return self._state(*_pad_behind(prompts, mask))
 
     def step(self, state: TokenState, tokens: Tensor) -> TokenState:
+        # rows have different lengths: the token goes behind each row's own last one
         longer = torch.cat([state.tokens, tokens.unsqueeze(-1)], -1)
         return self._state(
             longer.scatter(-1, state.length.unsqueeze(-1), tokens.unsqueeze(-1)), state.length + 1
@@ -148,11 +149,9 @@ class Recompute:
         return TokenState(state.logits[rows], state.tokens[rows], state.length[rows])
 
     def logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        prompts, length = _pad_behind(prompts, mask)
-        place = length.unsqueeze(-1) + torch.arange(tokens.shape[-1], device=tokens.device)
-        whole = torch.cat([prompts, tokens], -1).scatter(-1, place, tokens)
-        logits = self._call(whole[:, :-1])
-        return logits.gather(1, (place - 1).unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
+        read, state = padded_behind(prompts, tokens, mask)
+        logits = self._call(read)
+        return logits.gather(1, state.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
 
     def _state(self, tokens: Tensor, length: Tensor) -> TokenState:
         logits = self._call(tokens)
@@ -184,17 +183,32 @@ def _pad_behind(prompts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The prompts from their first column on, and their lengths [N]."""
     if mask is None:
         return prompts, torch.full_like(prompts[:, 0], prompts.shape[1])
+    # a stable sort keeps the tokens' order
     return prompts.gather(-1, (~mask).byte().argsort(dim=-1, stable=True)), mask.sum(-1)
+
+
+def padded_behind(prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """All that a causal model must read for the states of tokens [N, T], with the padding behind,
+    where no token sees it: [N, P + T - 1]; and the column [N, T] of every state.
+    """
+    prompts, length = _pad_behind(prompts, mask)
+    # token t of a row stands behind its prompt, wherever that ends
+    place = length.unsqueeze(-1) + torch.arange(tokens.shape[-1], device=tokens.device)
+    whole = torch.cat([prompts, tokens], -1).scatter(-1, place, tokens)
+    # the last token is drawn and never read; a token's state is the column before it
+    return whole[:, :-1], place - 1
 
 
 def pad_before(prompts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Prompts and mask with the padding moved to the front, as a `Model` gets them."""
+    # in front, where the last token of all rows stands in one column
     order = mask.byte().argsort(dim=-1, stable=True)
     return prompts.gather(-1, order), mask.gather(-1, order)
 
 
 def one_pass(model: Model, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
     """`model.logits`, given a mask only where there is one."""
+    # a model that never sees padding need not know the argument
     return model.logits(prompts, tokens) if mask is None else model.logits(prompts, tokens, mask)
 
 

@@ -63,6 +63,7 @@ class TokenSampler:
             micro_batch: maximum sequences per pass over a whole vocabulary.
             ahead: whether branches with all other draws will be wanted.
         """
+        # out of memory is answered with the batch size to lower
         if self.engine is None:
             with self._limited("sampling"):
                 return self._by_decoder(prompts, mask, row, draws, ahead)
@@ -108,6 +109,7 @@ class TokenSampler:
     ) -> Completions:
         """Complete every prefix that was not played ahead."""
         if ahead is not None:
+            # found by row, step and token, as a strategy asks in an order of its own
             place = ahead.places(prefixes)
             missing = (place < 0).nonzero().squeeze(-1)
             rest = self.complete(prompts, mask, prefixes.some(missing))
@@ -139,6 +141,7 @@ class TokenSampler:
         # no more slots than there are sequences, by powers of 2, so that few sizes are ever made
         power = 1 << (count - 1).bit_length() if count else 1
         rows = min(self.decoding.rows, max(LEAST_SLOTS, power))
+        # larger slots serve as well: a call uses no more of them than it needs
         large = [size for dtype, size in made if dtype == self.dtype and size >= rows]
         key = (self.dtype, min(large, default=rows))
         if key not in made:

@@ -186,6 +186,8 @@ class Slots:
         """
         completions = Completions.empty(prefixes, decoding)
         given = prefixes.action >= 0
+        # a row feeds one token and draws the next: the action where one is given, else the token
+        # before it, which may be the prompt's last
         index = torch.where(given, prefixes.step, prefixes.step - 1)
         before = torch.cat([prompts[:, -1:], prefixes.known], -1)[prefixes.row, prefixes.step]
         token = torch.where(given, prefixes.action, before)
@@ -232,8 +234,10 @@ class Slots:
         # weights have the type that they are sampled in
         autocast = torch.autocast(job.known.device.type, enabled=False)
         with self.model.decoding(), autocast:
+            # the last token is never fed, and needs no column
             width = job.prompt + job.decoding.max_tokens - 1
             board = self._board(width, job.decoding, job.draws)
+            # by groups: the caches of all known sequences may be more than memory holds
             for begin in range(0, job.known.shape[0], self.known):
                 queue = order[starts.row[order] // self.known == begin // self.known]
                 if queue.shape[0]:
@@ -243,6 +247,7 @@ class Slots:
     def _read(self, job: _Job, begin: int) -> _Source:
         """Fill the cache of some known sequences, from `begin` on, as far as any start needs."""
         some = slice(begin, begin + self.known)
+        # a start feeds its own token: only what comes before is read here
         filled = job.prompt + int(job.true.starts.index.max())
         padding = None if job.mask is None else job.mask[some]
         store, first = self._filled(job.known[some, :filled], padding, job.prompt)
@@ -270,6 +275,7 @@ class Slots:
 
     def _group(self, board: Board, queue: Tensor, job: _Job, source: _Source) -> None:
         """Play a queue of starts to the end, and the branches that begin meanwhile."""
+        # no more rows than there are sequences: idle rows are computed too
         size = self._fitting(queue.shape[0])
         playing = min(size, queue.shape[0])
         every = torch.arange(playing, device=queue.device)
@@ -277,6 +283,7 @@ class Slots:
         queue = queue[playing:]
         most = self.look_every
         while playing:
+            # some steps in a row, queued without waiting; then one look, which waits
             rows, before = self._run_steps(board, job, size, most)
             # the true sequences go first: branches take slots that nobody waits for
             branches = None
@@ -286,6 +293,7 @@ class Slots:
             if ended.shape[0]:
                 for each in job.playing:
                     each.write(rows)
+                # written down first: a refilled row forgets what it drew
                 more = min(ended.shape[0], queue.shape[0])
                 if more:
                     self._refill(board, job, source, ended[:more], queue[:more])
@@ -296,6 +304,7 @@ class Slots:
                 playing += placed
             most = self.look_every
             if not queue.shape[0] and playing:
+                # nobody waits any more: fewer rows hold those that still play
                 size = self._shrunk(board, size, playing)
                 most = max(1, min(most, _longest(board.rows.up_to(size))))
 
@@ -330,8 +339,10 @@ class Slots:
         """Some steps of all slots, without a look at the rows; the rows, and their
         indices [S] before.
         """
+        # captured on first use, perhaps in the middle of a call
         run = board.step(size, self.tally)
         rows = board.rows.up_to(size)
+        # how far each row was: what it draws from here on is new to the look that follows
         before = rows.index.clone()
         for _ in range(steps):
             job.draw_noise(rows)
@@ -346,6 +357,7 @@ class Slots:
 
     def _fitting(self, count: int) -> int:
         """The fewest slots, by halving, that hold so many rows."""
+        # by halving, so that a handful of graphs serves every number of rows
         least = LEAST_CAPTURED if self._captures() else 1
         size = self.rows
         while (half := (size + 1) // 2) >= max(count, least) and half < size:
@@ -359,6 +371,7 @@ class Slots:
         fewer = self._fitting(playing)
         if fewer >= size:
             return size
+        # only rows behind the new end move: as many as there is room for in front of it
         busy = board.rows.owner[:size] >= 0
         source = busy[fewer:].nonzero().squeeze(-1) + fewer
         target = (~busy[:fewer]).nonzero().squeeze(-1)[: source.shape[0]]
@@ -372,6 +385,7 @@ class Slots:
         """A cache of known tokens [N, L], and each row's first column [N]."""
         begun = time.perf_counter()
         count, length = tokens.shape
+        # as wide as the slots' own, so that whole rows can be copied
         store = self.model.cache(count, self._held().shape[4])
         first = torch.zeros(count, dtype=torch.int64, device=tokens.device)
         if mask is not None:
@@ -394,6 +408,7 @@ class Slots:
         they still fit.
         """
         width = -(-width // ALIGNED) * ALIGNED
+        # a captured step reads memory, not tensors: weights that moved need new graphs
         places = [tensor.data_ptr() for tensor in self.model.weights()]
         # a cache that is too wide is kept: reading it costs less than capturing graphs again
         fits = self._cache is not None and width <= self._cache.shape[4] <= 2 * width
@@ -403,6 +418,7 @@ class Slots:
             self._cache = self.model.cache(self.rows, width)
             self._weights = places
         ends = all_ends(decoding.eos), decoding.min_tokens
+        # what is written into the program of a step, besides shapes
         key = (decoding.max_tokens, *ends, decoding.temperature, draws)
         if key not in self._boards:
             captured = self._captures()

@@ -66,6 +66,7 @@ class TextReward:
                     f"{name} must hold one value per prompt, {prompts.shape[0]}, but holds "
                     f"{len(values)}."
                 )
+        # branches come in any number and order: a prompt is known by its tokens
         self._row: dict[tuple[int, ...], int] = {}
         for row, prompt in enumerate(prompts.tolist()):
             first = self._row.setdefault(tuple(prompt), row)
@@ -82,10 +83,12 @@ class TextReward:
                 "A prompt is none of those that this reward was made with; make one reward per "
                 "batch."
             )
+        # the end itself is not part of the text
         before = (live_tokens(tokens, self.eos) & ~is_end(tokens, self.eos)).sum(-1).tolist()
         ids = [row[:length] for row, length in zip(tokens.tolist(), before, strict=True)]
         completions: list[Any] = list(self.decode(ids))
         texts = [self.texts[row] for row in rows]
+        # TRL's functions get messages where the prompts are conversations
         if not isinstance(texts[0], str):
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
@@ -101,6 +104,7 @@ class TextReward:
                     f"{name} must return {len(rows)} rewards, one per completion, but returned "
                     f"{len(values)}."
                 )
+            # a function that abstains adds nothing; somebody must judge, though
             numbers = [0.0 if value is None else float(value) for value in values]
             total += weight * torch.tensor(numbers, dtype=torch.float64)
             judged |= torch.tensor([value is not None for value in values])

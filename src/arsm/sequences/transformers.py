@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from arsm.sequences.heads import Headed
-from arsm.sequences.model import SlotModel, SlotsRefused, refuse_parallel
+from arsm.sequences.model import SlotModel, SlotsRefused, padded_behind, refuse_parallel
 
 ROUNDING = {2: 0.1, 4: 0.01, 8: 0.01}
 """By the bytes of a weight, the most total variation between two ways of computing one
@@ -134,12 +134,12 @@ class Transformers:
             entered.append(arguments[0])
             return (arguments[0][:, -1:],)
 
-        width = tokens.shape[1]
-        whole = None if mask is None else _with_tokens(mask, width - 1)
-        read = torch.cat([prompts, tokens[:, :-1]], -1)
+        # Behind the tokens, padding needs no mask: attention is plainly causal, for which there are
+        # faster functions, and no position sees nothing at all, whose gradient may be NaN.
+        read, state = padded_behind(prompts, tokens, mask)
         hook = head.register_forward_pre_hook(keep_last)
         try:
-            own = self._forward(read, whole, width, use_cache=False).logits
+            own = self._forward(read, None, read.shape[1], use_cache=False).logits
         finally:
             hook.remove()
         after = _after_head(self._inner.config.get_text_config(decoder=True))
@@ -147,7 +147,9 @@ class Transformers:
             self._has_head = len(entered) == 1 and _same(after(head(entered[0][:, -1:])), own)
         if not self._has_head:
             return None
-        return Headed(entered[0][:, -width:], lambda hidden: after(head(hidden)), own.shape[-1])
+        hidden = entered[0]
+        hidden = hidden.gather(1, state.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        return Headed(hidden, lambda hidden: after(head(hidden)), own.shape[-1])
 
     def slots(self, dtype: torch.dtype | None = None) -> SlotModel:
         """The model for decoding in slots, compared with itself on a few tokens; raises

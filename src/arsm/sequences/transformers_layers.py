@@ -50,7 +50,7 @@ def with_layers_run_by(
         if isinstance(getattr(module, "layer_idx", None), int):
             vars(module)["layer_idx"] = 0
     for number, layer in enumerate(layers):
-        vars(layer)["forward"] = _forward(run, layer, number)
+        vars(layer)["forward"] = _OwnForward(run, layer, number)
     return twin
 
 
@@ -65,19 +65,26 @@ def _layers(model: nn.Module, count: int) -> nn.ModuleList:
     return found[0]
 
 
-def _forward(run: RunLayer, layer: nn.Module, number: int) -> Callable[..., Any]:
-    """The forward of one layer, which gets its own part of the cache."""
+class _OwnForward:
+    """The forward of one layer, which gets its own part of the cache.
 
-    def own(argument: Any) -> Any:
-        return argument.alone[number] if isinstance(argument, SplitCache) else argument
+    An object and not a closure, so that a deep copy of the model runs its own layers.
+    """
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return run(layer, *map(own, args), **{name: own(each) for name, each in kwargs.items()})
+    def __init__(self, run: RunLayer, layer: nn.Module, number: int) -> None:
+        self.run = run
+        self.layer = layer
+        self.number = number
 
-    return forward
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = {name: self._own(each) for name, each in kwargs.items()}
+        return self.run(self.layer, *map(self._own, args), **own)
+
+    def _own(self, argument: Any) -> Any:
+        return argument.alone[self.number] if isinstance(argument, SplitCache) else argument
 
 
-def step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def one_token(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a layer in a step of the slots."""
     # the class's forward, as the instance's own calls this function
     return type(layer).forward(layer, *args, **kwargs)
@@ -100,7 +107,7 @@ def pass_without_graph(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def compiled_step(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a layer in a step of the slots, compiled."""
-    return compiled(step)(layer, *args, **kwargs)
+    return compiled(one_token)(layer, *args, **kwargs)
 
 
 def compiled_pass(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

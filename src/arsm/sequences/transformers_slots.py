@@ -142,6 +142,7 @@ class TransformersSlots:
                 themselves.
             compile_layers: compile one layer for the steps of all.
         """
+        # a step is one graph, and a graph is of one device
         if len({parameter.device for parameter in model.parameters()}) != 1:
             raise SlotsRefused("its weights lie on several devices.")
         original: Any = model
@@ -159,6 +160,7 @@ class TransformersSlots:
         ):
             self._model = _copied(model, dtype)
         self.dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
+        # by trial: configurations name these sizes in many ways
         self._shape = self._shape_of_cache()
         self._stepped: Any = self._model
         """Steps; another module than the one that fills caches, if its layers are compiled."""
@@ -188,6 +190,7 @@ class TransformersSlots:
                 cache[number, kind, :, :, :length] = tensor
 
     def decoder(self, cache: Tensor) -> Decode:
+        # shared by all layers, and set before every step: their `update` gets no positions
         at = At(cache.shape[2], cache.device)
         # tensors of their own on the same memory: a compiler would take views of one tensor to
         # overlap
@@ -232,6 +235,7 @@ class TransformersSlots:
         if self._model is not self._original:
             with torch.no_grad():
                 originals = [*self._original.parameters(), *self._original.buffers()]
+                # in place: captured steps read this memory
                 torch._foreach_copy_(self.weights(), originals)  # pyright: ignore[reportPrivateImportUsage]
         configs: dict[int, Any] = {id(module.config): module.config for module in self._models()}
         self._own = [(config, config._attn_implementation) for config in configs.values()]
@@ -328,6 +332,7 @@ def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy with parameters in another type. Buffers keep theirs: rotary frequencies
     do not survive bfloat16.
     """
+    # a whole copy, gradients apart: it is refreshed before every call
     copied = copy.deepcopy(model).requires_grad_(False)
     for parameter in copied.parameters():
         parameter.grad = None

@@ -135,6 +135,7 @@ class Vocabulary:
         self.critic = critic
         self.states = batch.mask.flatten().nonzero().squeeze(-1)
         """[S]: indices of the live states in [M T]."""
+        # the same noise is drawn again in backward, from a state that only a generator has
         self.generator = batch.generator or _seeded(batch.tokens.device)
         self.before: list[Tensor] = []
         """The generator's state before the noise of each block."""
@@ -156,6 +157,7 @@ class Vocabulary:
             # what is left out by a budget or by chance may be as large as the logits of all states
             if everything:
                 listed.append(self._list(block, question, others))
+        # a budget is spent over all blocks: nothing is chosen before all are counted
         counted = torch.cat(counts)
         weight = policy.step_weights(
             counted, self.states, self.batch.mask.shape, budget, keep, self.generator
@@ -197,6 +199,7 @@ class Vocabulary:
         log_p = block.logits.squeeze(-2).double().log_softmax(-1)
         rollouts = plan.rollouts(block, others, log_p[others.row, action])
         rho = checked_chance(plan.chance(self.batch, rollouts), action.shape)
+        # one coin per rollout, tossed once: the gradient only knows what was played
         coin = tossed(rho, self.generator)
         guess = nothing
         if self.critic is not None:
@@ -220,6 +223,7 @@ class Vocabulary:
 
     def value_parts(self, asked: PlayedQueries, rollout_returns: Tensor) -> tuple[Tensor, Tensor]:
         """V_t = own_t Q_t + others_t of `Branch`, both [M, T], from the rollouts' returns [R]."""
+        # R' - h of a rollout that was played; h of all of them is in `known`
         gained = (rollout_returns - asked.guess) / asked.chance
         others = asked.known.index_add(0, asked.place, asked.share * gained)
         # without rollouts a state's value is Q_t
@@ -248,6 +252,7 @@ class Vocabulary:
             logits: [n, V]: their logits, which the tokens were drawn from.
         """
         whole = torch.zeros_like(logits)
+        # live states ascend: a search tells which of them each state is, if any
         place = torch.searchsorted(self.states, states).clamp_max(self.states.shape[0] - 1)
         live = (self.states[place] == states).nonzero().squeeze(-1)
         number = place[live] // self.size
@@ -299,6 +304,7 @@ class Vocabulary:
         assert gradient is not None  # only estimators that need f's gradient return None
         gradient = gradient.squeeze(-2)[here].detach().to(logits.dtype)
         if h is not None:
+            # what the critic knows without a rollout: the mean of its guesses is taken exactly
             p, h = logits.softmax(-1), h[here]
             gradient += p * (h - (p * h).sum(-1, keepdim=True))
         return gradient
@@ -308,6 +314,7 @@ class Vocabulary:
         """The critic's h [n, V] in some states [n] of [M T]."""
         assert self.critic is not None
         width = self.batch.tokens.shape[1]
+        # the critic reads whole sequences: each once, however many of its states are asked for
         rows, place = (states // width).unique(return_inverse=True)
         here = place * width + states % width
         prompts, tokens = self.batch.prompts[rows], self.batch.tokens[rows]
@@ -336,6 +343,8 @@ class Vocabulary:
             for _, logits in self.batch.logits_of(some, self.batch.mask):
                 self._vocabulary = logits.shape[-1]
                 self.size = max(1, CELLS // self._vocabulary)
+                # blocks and passes are cut differently: a block may need two passes, or a pass fill
+                # many blocks
                 while logits.shape[0]:
                     if buffer is None:
                         left = self.states.shape[0] - start
@@ -394,6 +403,7 @@ class LogitCredit:
     def credited(self) -> Tensor:
         """[M, T] bool: the states that may have a credit."""
         batch = self.vocabulary.batch
+        # a critic has something to say in every state, rollouts or not
         if self.vocabulary.critic is not None:
             return batch.mask
         return self.vocabulary.whole(self.asked.weight, 0) > 0
@@ -419,6 +429,7 @@ class LogitCredit:
         gradient = self.vocabulary.gradient(
             self.asked, self.returns.flatten(), self.rollout_returns, states, scaled
         )
+        # the estimator saw scaled logits: the chain rule for those before temperature
         gradient = gradient.div_(batch.temperature)
         if self.factor is None:
             return gradient
@@ -447,6 +458,7 @@ def _kept(others: Others, weight: Tensor) -> Others:
 
 def _seeded(device: torch.device) -> torch.Generator:
     """A generator whose state can be kept, seeded by the default one."""
+    # from the default generator, so that torch.manual_seed still decides
     seed = int(torch.randint(2**62, (), device=device))
     return torch.Generator(device).manual_seed(seed)
 

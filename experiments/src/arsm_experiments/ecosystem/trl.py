@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,96 +49,115 @@ def trl_loss(kind: str, longer: bool = False, **options: Any) -> Callable[[], Tr
     With `longer`, rewards are multiplied by n/(n - 1), which GRPO's own mean takes off again: the
     divergence is then judged beside a right gradient of the rewards.
     """
+    return lambda: _TrlLoss(kind, longer, options)
 
-    def build() -> TrainerLoss:
-        trl, transformers = from_package("trl"), from_package("transformers")
-        tokenizers, datasets = from_package("tokenizers"), from_package("datasets")
-        words = tokenizers.Tokenizer(
-            tokenizers.models.WordLevel(
-                {word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"
-            )
+
+class _TrlLoss:
+    """A trainer of TRL that gets its answers and rewards from the referee."""
+
+    def __init__(self, kind: str, longer: bool, options: dict[str, Any]) -> None:
+        self.kind = kind
+        self.longer = longer
+        self.options = options
+        self.tokenizer = _tokenizer()
+        self.trainers: dict[tuple[int, int], Any] = {}
+        self.rewards: list[float] = []
+        self.answers: list[list[int]] = []
+
+    def __call__(self, batch: TrainerBatch) -> Tensor:
+        made = self._trainer(len(batch.rewards), batch.answers)
+        factor = batch.answers / (batch.answers - 1) if self.longer else 1.0
+        self.rewards = (factor * batch.rewards).tolist()
+        lengths = batch.mask.sum(-1).tolist()
+        rows = batch.completions.tolist()
+        self.answers = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        made.model.transformer.model = batch.model
+        if made.ref_model is not None:
+            made.ref_model.transformer.model = batch.reference_model
+        prompts = [" ".join(WORDS[t] for t in row if t) for row in batch.prompts.tolist()]
+        inputs = made._generate_and_score_completions([{"prompt": p} for p in prompts])
+        return made._compute_loss(made.model, inputs)
+
+    def _trainer(self, rows: int, n: int) -> Any:
+        """A trainer for batches of one size; the last one is kept."""
+        if (rows, n) not in self.trainers:
+            # a new trainer's arguments reset what the old ones share
+            self.trainers.clear()
+            self.trainers[rows, n] = self._make(rows, n)
+        return self.trainers[rows, n]
+
+    def _make(self, rows: int, n: int) -> Any:
+        trl = from_package("trl")
+        datasets = from_package("datasets")
+        config = getattr(trl, f"{self.kind}Config")(
+            output_dir=tempfile.mkdtemp(),
+            num_generations=n,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=1,
+            max_completion_length=MAX_TOKENS,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            **self.options,
         )
-        words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-        tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+        made = getattr(trl, f"{self.kind}Trainer")(
+            _model(),
+            reward_funcs=lambda completions, **_: list(self.rewards),
+            args=config,
+            train_dataset=datasets.Dataset.from_dict({"prompt": ["a"] * 8}),
+            processing_class=self.tokenizer,
         )
-        trainers: dict[tuple[int, int], Any] = {}
-        state = SimpleNamespace(rewards=[], answers=[])
+        made.model.train()
+        # set by the training loop, which is not run here
+        made.current_gradient_accumulation_steps = 1
+        made._generate_single_turn = self._sampled
+        for model in (made.model, made.ref_model):
+            if model is not None:
+                _replace_backbone(model)
+        return made
 
-        def model_() -> Any:
-            config = transformers.GPT2Config(
-                vocab_size=VOCABULARY,
-                n_positions=16,
-                n_embd=VOCABULARY,
-                n_layer=1,
-                n_head=1,
-                bos_token_id=1,
-                eos_token_id=1,
-                pad_token_id=0,
-                tie_word_embeddings=False,
-            )
-            # from a folder, where the trainer finds its reference
-            folder = tempfile.mkdtemp()
-            transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-            return transformers.GPT2LMHeadModel.from_pretrained(folder)
+    def _sampled(self, *_: Any, **__: Any) -> Any:
+        """The referee's answers in place of the sampler's; GRPO wants ln p too, or None."""
+        return self.answers if self.kind == "RLOO" else (self.answers, None)
 
-        def trainer(rows: int, n: int) -> Any:
-            if (rows, n) not in trainers:
-                trainers.clear()  # a new trainer's arguments reset what the old ones share
-                config = getattr(trl, f"{kind}Config")(
-                    output_dir=tempfile.mkdtemp(),
-                    num_generations=n,
-                    per_device_train_batch_size=rows,
-                    gradient_accumulation_steps=1,
-                    max_completion_length=MAX_TOKENS,
-                    report_to=[],
-                    use_cpu=True,
-                    bf16=False,
-                    **options,
-                )
-                made = getattr(trl, f"{kind}Trainer")(
-                    model_(),
-                    reward_funcs=lambda completions, **_: list(state.rewards),
-                    args=config,
-                    train_dataset=datasets.Dataset.from_dict({"prompt": ["a"] * 8}),
-                    processing_class=tokenizer,
-                )
-                made.model.train()
-                made.current_gradient_accumulation_steps = 1
 
-                def answers(*_: Any, **__: Any) -> Any:
-                    return state.answers if kind == "RLOO" else (state.answers, None)
+def _tokenizer() -> Any:
+    tokenizers = from_package("tokenizers")
+    transformers = from_package("transformers")
+    numbers = {word: i for i, word in enumerate(WORDS)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="<pad>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
 
-                made._generate_single_turn = answers
-                for used in (made.model, made.ref_model):
-                    if used is not None:
-                        used.transformer = Table()
-                        head = used.lm_head
-                        head.weight.data = torch.eye(VOCABULARY)
-                        head.weight.requires_grad_(False)
-                        used.get_output_embeddings = lambda head=head: head
-                trainers[rows, n] = made
-            return trainers[rows, n]
 
-        def loss(batch: TrainerBatch) -> Tensor:
-            made = trainer(len(batch.rewards), batch.answers)
-            factor = batch.answers / (batch.answers - 1) if longer else 1.0
-            state.rewards = (factor * batch.rewards).tolist()
-            lengths = batch.mask.sum(-1).tolist()
-            state.answers = [
-                row[:length]
-                for row, length in zip(batch.completions.tolist(), lengths, strict=True)
-            ]
-            made.model.transformer.model = batch.model
-            if made.ref_model is not None:
-                made.ref_model.transformer.model = batch.reference_model
-            prompts = [" ".join(WORDS[t] for t in row if t) for row in batch.prompts.tolist()]
-            inputs = made._generate_and_score_completions([{"prompt": p} for p in prompts])
-            return made._compute_loss(made.model, inputs)
+def _model() -> Any:
+    transformers = from_package("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=16,
+        n_embd=VOCABULARY,
+        n_layer=1,
+        n_head=1,
+        bos_token_id=1,
+        eos_token_id=1,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    # from a folder, where the trainer finds its reference
+    folder = tempfile.mkdtemp()
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return transformers.GPT2LMHeadModel.from_pretrained(folder)
 
-        return loss
 
-    return build
+def _replace_backbone(model: Any) -> None:
+    """Let the hidden states be the referee's logits, and the head leave them as they are."""
+    model.transformer = Table()
+    head = model.lm_head
+    head.weight.data = torch.eye(VOCABULARY)
+    head.weight.requires_grad_(False)
+    model.get_output_embeddings = lambda: head
 
 
 def entry(

@@ -68,6 +68,7 @@ def read_runs(root: Path) -> list[Record]:
         found |= {
             root / archive.name.removesuffix(SUFFIX) / name: files for name, files in runs.items()
         }
+    # later, so that folders replace what archives hold
     found |= {path.parent: read_folder(path.parent) for path in root.glob("*/*/config.json")}
     return [make_record(folder, found[folder]) for folder in sorted(found)]
 
@@ -100,6 +101,7 @@ def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
         header = read_header(folder)
     except RunError:
         return False
+    # a run may have more settings than were asked for: some are decided while it runs
     asked = json.loads(json.dumps(config))
     return header.get("finished", False) and all(
         header["config"].get(key) == asked[key] for key in asked
@@ -137,6 +139,7 @@ def parse_header(folder: Path, content: bytes | None) -> dict[str, Any]:
 def parse_metrics(path: Path, content: bytes) -> list[dict[str, Any]]:
     """Parse the complete lines of a metrics.jsonl."""
     metrics = []
+    # what follows the last line's end was never written to its end
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             metrics.append(json.loads(line))
@@ -159,7 +162,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         if checkpoint["format"] != FORMAT:
             raise KeyError
         return checkpoint
-    except Exception:  # torch.load raises various exceptions for files that it cannot read
+    # torch.load raises various exceptions for files that it cannot read
+    except Exception:
         raise RunError(
             f"{path} is damaged or not one that this version of arsm writes; delete it to start "
             "this run again."

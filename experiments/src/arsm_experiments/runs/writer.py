@@ -43,9 +43,12 @@ class Run:
         """The state saved then; None without a checkpoint."""
         self._seconds_before: float = checkpoint["seconds"]
         self._started = time.monotonic()
+        # lines after the checkpoint are of steps that will be made again
         self._cut_metrics(checkpoint["metrics_bytes"])
+        # noise from the global generators goes on as if nothing had happened
         if checkpoint["rng"] is not None:
             torch.set_rng_state(checkpoint["rng"]["cpu"])
+            # another number of GPUs has no state to go on with
             if (
                 torch.cuda.is_available()
                 and len(checkpoint["rng"]["cuda"]) == torch.cuda.device_count()
@@ -83,6 +86,7 @@ class Run:
         The state of torch's global generator is saved too; put those of your own generators into
         `state`.
         """
+        # the checkpoint names the metrics' size: they must be on the disk before it
         os.fsync(self._metrics.fileno())
         checkpoint = {
             "format": FORMAT,
@@ -107,7 +111,8 @@ class Run:
             self._finished = False
             self._write_header()
             try:
-                from torch.utils.tensorboard.writer import SummaryWriter  # takes a second to import
+                # here, because it takes a second to import
+                from torch.utils.tensorboard.writer import SummaryWriter
             except ModuleNotFoundError:
                 self._events = NoEvents()
             else:
@@ -173,6 +178,7 @@ def open_run(
     `Record`.
     """
     folder = root / experiment / name
+    # as it will be read again, with lists for tuples
     config = json.loads(json.dumps(config))
     session = provenance(device)
     if not folder.exists():
@@ -232,6 +238,7 @@ def _pretty(header: dict[str, Any]) -> bytes:
 def _lock(folder: Path) -> BinaryIO:
     """Open metrics.jsonl, locked by this process."""
     file = (folder / "metrics.jsonl").open("ab")
+    # a lock ends with its process, however that ends
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
