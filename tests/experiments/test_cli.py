@@ -209,6 +209,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     listed = re.findall(r"^  ([a-z]+) +[A-Z].*[^ ]$", out, re.MULTILINE)
     assert listed == list(commands())
+    for entry in re.split(r"\n(?=  [a-z])", out.partition("report.\n\n")[2].partition("\n\n")[0]):
+        assert entry.endswith("."), "a whole sentence"
     assert max(map(len, out.splitlines())) < 80
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"arsm {arsm.__version__}\n"

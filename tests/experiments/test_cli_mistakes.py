@@ -58,7 +58,7 @@ MISTAKES = {
     "arsm demo --out a-file/demo.html": "Files cannot be written to a-file: File exists; choose",
     "arsm demo --out empty": "--out must be a file, but empty is a folder; name one such as",
     "arsm reproduce --root a-file": "Files cannot be written to a-file: File exists; choose anot",
-    "arsm archive --root finished --into a-file": "Files cannot be written to a-file: File exis",
+    "arsm archive --root finished --into a-file": "Files cannot be written to a-file: File",
     "arsm report --root finished --out a-file/x.html": "Files cannot be written to a-file: File",
 }
 if not torch.cuda.is_available():

@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 import torch
 
+from arsm import RLOO
+from arsm.sequences import Branch
 from arsm_experiments.report.pages import language_model as page
 from arsm_experiments.report.pages import trl as trl_page
 from arsm_experiments.report.pages.tables import Tables
+from arsm_experiments.runs.archive import read_archive
 from arsm_experiments.runs.reader import read_header, read_run
 from arsm_experiments.sequences import language_model, noise, texts
 from arsm_experiments.sequences.language_model import Noise, Trained
 from arsm_experiments.sequences.levels import level_path, reach
 from arsm_experiments.sequences.pretrained import load_pretrained
 from arsm_experiments.sequences.texts import Written, load_texts
-from arsm_experiments.sequences.trainer import Trainer
+from arsm_experiments.sequences.trainer import Trainer, weights
 from arsm_experiments.sequences.trials import EXPERIMENT, Job, Plan, Worker, chosen_rate, open_jobs
 from tests.experiments.tiny_llama import save_tiny_llama
 
@@ -258,6 +261,53 @@ def test_trials_alone_are_drawn_and_not_compared(root: Path, tmp_path: Path) -> 
     assert not (results / "training.png").exists()
 
 
+def test_a_level_without_a_comparison_is_not_packed(tmp_path: Path) -> None:
+    measured = tmp_path / "noise"
+    measured.mkdir()
+    alone = {"group 8": COSTS["group 8"]}
+    for level, costs in (("0.3b", alone), ("0.5", COSTS)):
+        whole = "".join(json.dumps(line) + "\n" for line in lines_of(costs))
+        (measured / f"noise-chain-{level}.jsonl").write_text(whole)
+    path = tmp_path / "records.tar.xz"
+    language_model.pack(path, None, measured, None)
+    assert list(read_archive(path)["noise"]) == ["noise-chain-0.5.jsonl"]
+
+
+def test_seeds_of_some_methods_alone_are_named(tmp_path: Path) -> None:
+    (tmp_path / "language_model").mkdir()
+    head = "row,metric,mean,std,seeds,paper,seconds,hardware,commit\n"
+    line = '"countdown: {} (x), rate 1e-05, {}",accuracy after 9 tokens,{},0,1,,1,,\n'
+    runs = [
+        ("ppo", "trial", 0.4),
+        ("ppo", "seed 1", 0.5),
+        ("ppo", "seed 2", 0.6),
+        ("raft", "trial, cut", 0.2),
+    ]
+    whole = head + "".join(line.format(*run) for run in runs)
+    (tmp_path / "language_model" / "table.csv").write_text(whole)
+    made = page.training(Tables(tmp_path))
+    assert made.startswith("**No comparison yet.** 1 of 2 trials")
+    assert "Seeds that ended: ppo at 0.500, 0.600." in made
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(folder: Path, tmp_path: Path) -> None:
+    late = worker(folder, tmp_path)
+    before = {name: x.clone() for name, x in weights(late.pretrained.module).items()}
+    last = list(late.pretrained.module.parameters())[-1]
+    last.register_hook(lambda grad: grad * torch.nan)
+    with pytest.raises(FloatingPointError, match="update 1 is not finite"):
+        late.train(Job(METHODS[0], RATES[0], 0), 8)
+    after = weights(late.pretrained.module)
+    assert all(torch.equal(after[name], x) for name, x in before.items())
+
+
+def test_the_default_number_of_draws_is_the_measured_one() -> None:
+    means = page.mean_ratios(Tables(Path(__file__).parents[2] / "results"))
+    estimator = Branch().estimator
+    assert isinstance(estimator, RLOO)
+    assert means[estimator.samples] == min(means.values())
+
+
 def test_the_published_table_is_made_from_the_records(tmp_path: Path) -> None:
     published = Path(__file__).parents[2] / "results" / "language_model"
     shutil.copy(published / "records.tar.xz", tmp_path)
@@ -296,7 +346,7 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
     assert (results / "records.tar.xz").read_bytes() == first
     language_model.pack(results / "records.tar.xz", None, None, None, anew=True)
     language_model.write(results)
-    assert page.training(Tables(tmp_path)).startswith("**No result yet.** 0 of 0 trials")
+    assert page.training(Tables(tmp_path)).startswith("**No comparison yet.** 0 of 0 trials")
 
 
 def test_findings_say_what_was_met(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ pytest.importorskip("transformers", reason="transformers is in the extra `transf
 class Dry(Campaign):
     """Notes what would begin; a test says what has ended."""
 
-    def _launch(self, name: str, module: str, words: list[str], *, urgent: bool = False) -> None:
+    def _launch(self, name: str, module: str, words: list[str]) -> None:
         if name not in self.done and name not in self.running:
-            self.running[name] = (module, words, urgent)  # pyright: ignore[reportArgumentType]
+            self.running[name] = (module, words)  # pyright: ignore[reportArgumentType]
 
     def end(self, *names: str) -> None:
         for name in names:

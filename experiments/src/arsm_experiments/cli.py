@@ -248,16 +248,12 @@ def wrapped(text: str) -> str:
 
 
 def overview(known: Mapping[str, type[Command]]) -> str:
-    """All commands with the first line of their documentation, in 80 columns."""
-    indent = " " * 15
-    lines = [
-        textwrap.fill(
-            f"  {name:<12} {(inspect.getdoc(command) or '').partition(chr(10))[0]}",
-            79,
-            subsequent_indent=indent,
-        )
-        for name, command in known.items()
-    ]
+    """All commands with the first paragraph of their documentation, in 80 columns."""
+    lines = []
+    for name, command in known.items():
+        paragraph = (inspect.getdoc(command) or "").partition("\n\n")[0]
+        words = f"  {name:<12} {' '.join(paragraph.split())}"
+        lines.append(textwrap.fill(words, 79, subsequent_indent=" " * 15))
     return "\n".join(
         [
             "usage: arsm COMMAND [OPTIONS]",

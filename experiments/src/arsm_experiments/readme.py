@@ -43,7 +43,7 @@ SHOWN = {
 }
 NORMAL = 1.96
 """Standard errors in half of a 95% interval."""
-BRANCH = "branch 32"
+BRANCH = "branch 16"
 """The strategy that the figure shows."""
 TASKS = {"chain": ("sums in written steps", OURS), "countdown": ("countdown", OTHER)}
 VERDICTS = {"unbiased": OURS, "biased, no promise broken": "#9aa2ad", "not as documented": RIVAL}

@@ -80,7 +80,7 @@ SMALLEST = {
 SMALLEST |= {"measure_every": 1, "max_rows": 2, "micro_batch": 1, "max_tokens": 1, "workers": 1}
 SMALLEST |= {"kl": 0, "warm_up": 0, "lora": 0, "imitate": 0}
 SMALL_DEFAULTS = ("chance:local-expectation",), (3e-4,)
-PRETRAINED_DEFAULTS = ("branch:rloo:samples=32",), (1e-5,)
+PRETRAINED_DEFAULTS = ("branch:rloo:samples=16",), (1e-5,)
 """Strategies and rates, for the small transformer and for a model of transformers."""
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 FOLDER_WORDS = (
@@ -154,7 +154,7 @@ class Sequences:
     group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt;
     raft:N imitates the best of N; ppo has a value head.
     4* before any of them takes 4 steps per batch, clipped as in PPO.
-    By default chance:local-expectation, and branch:rloo:samples=32 for --model."""
+    By default chance:local-expectation, and branch:rloo:samples=16 for --model."""
     rates: tuple[float, ...] | None = None
     """Adam's learning rates; by default 3e-4, and 1e-5 for --model."""
     seeds: tuple[int, ...] = (0,)

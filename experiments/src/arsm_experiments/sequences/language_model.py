@@ -120,7 +120,8 @@ def pack(
 
     With `anew`, all earlier runs are dropped.
 
-    Of runs that were cut only trials are kept: the protocol reports every trial, and a seed only
+    Noise is kept where a rival and another method were measured: one alone tells nothing. Of runs
+    that were cut only trials are kept: the protocol reports every trial, and a seed only
     if it has ended.
     """
     found: dict[str, dict[str, bytes]] = read_archive(path) if path.exists() else {}
@@ -132,7 +133,8 @@ def pack(
             for file in sorted(folder.glob("*.jsonl")):
                 before = parse_lines(known.get(file.name, b""))
                 fresh = [line for line in read_lines(file) if line not in before]
-                known[file.name] = written([*before, *fresh])
+                if name == "levels" or _compares([*before, *fresh]):
+                    known[file.name] = written([*before, *fresh])
     if runs is not None:
         for folder in sorted((runs / "language_model").iterdir()):
             names = [name for name in (*KEPT, "scores.json") if (folder / name).exists()]
@@ -141,6 +143,12 @@ def pack(
                 found[folder.name] = run
     path.parent.mkdir(parents=True, exist_ok=True)
     write_archive(path, found)
+
+
+def _compares(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some noise was measured of a rival and of another method."""
+    methods = {line["method"] for line in lines}
+    return bool(methods & set(RIVALS)) and bool(methods - set(RIVALS))
 
 
 def _is_trial(run: Mapping[str, bytes]) -> bool:
@@ -560,7 +568,7 @@ def _draw_trials(runs: list[Trained], path: Path) -> None:
     figure.tight_layout()
     figure.legend(
         lines,
-        [*names, "cut by the time limit"],
+        [*names, "did not end"],
         fontsize=8,
         frameon=False,
         loc="lower right",

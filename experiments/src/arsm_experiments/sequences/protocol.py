@@ -5,11 +5,13 @@ runs `levels`, `noise` and `trials` side by side, each as soon as the weights ex
 and ends all of them when the time is over. OUT/starts, OUT/noise and OUT/runs are what
 `language_model pack` reads, OUT/logs has what every process said.
 
-Training on countdown comes first: nothing else may hold it up. So the value head's runs, which take
-longest, have processes of their own from the beginning; noise is measured by two processes beside
-the trainings; and translation gets the processes that have nothing left to do.
+Training on countdown comes first. So the value head's runs, which take longest, have processes of
+their own from the beginning; noise is measured by two processes beside the trainings; and
+translation gets the processes that have nothing left to do.
 
-On an NVIDIA GPU start MPS before (`nvidia-cuda-mps-control -d`), or the processes take turns.
+On an NVIDIA GPU start MPS before (`nvidia-cuda-mps-control -d`), or the processes take turns. Give
+no process a priority (CUDA_MPS_CLIENT_PRIORITY) and share the GPU with nobody: three value heads
+that go first leave hardly anything to all others.
 """
 
 from __future__ import annotations
@@ -139,10 +141,10 @@ class Campaign:
 
     def _begin(self) -> None:
         """Fine-tuning, and the workers, which wait for its weights."""
-        self._fine_tune(FIRST, (LEVEL,), urgent=True)
+        self._fine_tune(FIRST, (LEVEL,))
         self._fine_tune("chain", (LEVEL, 0.8))
         for number in range(len(RATES)):
-            self._train(FIRST, f"ppo-{number}", (PPO,), urgent=True)
+            self._train(FIRST, f"ppo-{number}", (PPO,))
         for number in range(self.workers):
             self._train(FIRST, f"{number}", OTHERS)
 
@@ -185,13 +187,11 @@ class Campaign:
 
     # ------------------------------------------------------------ one process each
 
-    def _fine_tune(
-        self, task: str, levels: tuple[float, ...], *, urgent: bool = False, micro_batch: int = 64
-    ) -> None:
+    def _fine_tune(self, task: str, levels: tuple[float, ...], *, micro_batch: int = 64) -> None:
         words = [task, "--out", str(self.starts), "--micro-batch", str(micro_batch)]
         words += ["--seconds", f"{self.scale.fine_tuning[task]:g}"]
         words += ["--levels", *map(str, levels)]
-        self._launch(f"levels-{task}", "levels", [*words, *self.scale.levels], urgent=urgent)
+        self._launch(f"levels-{task}", "levels", [*words, *self.scale.levels])
 
     def _measure(self, name: str, weights: Path | None, methods: tuple[str, ...]) -> None:
         """Noise at some weights, in a file of that name."""
@@ -215,28 +215,30 @@ class Campaign:
         task: str,
         name: str,
         methods: tuple[str, ...],
-        *,
-        urgent: bool = False,
     ) -> None:
         start = self.starts / f"{task}-{LEVEL:g}.safetensors"
         plan = self._plan(task)
         words = [task, "--start", str(start), "--root", str(self.runs), "--at-once", "1"]
         words += ["--tokens", str(plan.tokens), "--tokens-per-update", str(plan.tokens_per_update)]
         words += ["--measure-every", str(plan.measure_every), "--reported", str(plan.reported)]
-        words += ["--chosen-on", str(plan.chosen_on), "--micro-batch", "48" if urgent else "32"]
-        words += ["--memory", "0.095" if urgent else "0.062"]
+        words += [
+            "--chosen-on",
+            str(plan.chosen_on),
+            "--micro-batch",
+            "48" if methods == (PPO,) else "32",
+        ]
+        # measured on 140 GB: with 0.062, runs with 512 questions to answer found no room
+        words += ["--memory", "0.11" if methods == (PPO,) else "0.09"]
         words += ["--seconds", f"{max(1.0, self.left):.0f}", "--no-checkpoints"]
         words += [*self.scale.trials, "--methods", *methods]
-        self._launch(f"{task}-{name}", "trials", words, urgent=urgent)
+        self._launch(f"{task}-{name}", "trials", words)
 
-    def _launch(self, name: str, module: str, words: list[str], *, urgent: bool = False) -> None:
+    def _launch(self, name: str, module: str, words: list[str]) -> None:
         """Start a process once."""
         if name in self.running or name in self.done:
             return
         words = [*words, "--model", str(self.model), "--data", str(self.data)]
         words += ["--device", self.device, "--precision", self.precision]
-        # MPS lets kernels of urgent processes go first
-        surroundings = os.environ | {"CUDA_MPS_CLIENT_PRIORITY": "0" if urgent else "1"}
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as file:
@@ -244,7 +246,6 @@ class Campaign:
                 [sys.executable, "-u", "-m", f"arsm_experiments.sequences.{module}", *words],
                 stdout=file,
                 stderr=file,
-                env=surroundings,
                 start_new_session=True,
             )
         self._say(f"{name} begins")

@@ -118,7 +118,7 @@ def named_strategy(words: str) -> Strategy:
     """
     kind, _, rest = words.partition(":")
     if kind == "branch":
-        return Branch(arsm.estimator(rest or "rloo:samples=8"))
+        return Branch(arsm.estimator(rest)) if rest else Branch()
     if kind == "chance":
         return Branch(arsm.estimator(rest or "local-expectation"), chance=by_likelihood())
     if kind == "coin":
@@ -356,6 +356,11 @@ class Trainer:
     def _step(self) -> torch.Tensor:
         """One step of the optimiser; the gradient's norm before it was clipped."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        if not bool(norm.isfinite()):
+            # a step would make every weight NaN, and the next sampling would be the first to say so
+            raise FloatingPointError(
+                f"The gradient of update {self.updates + 1} is not finite; the step was not taken."
+            )
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * min(1.0, (self.updates + 1) / WARM)
         self.optimiser.step()

@@ -6,7 +6,7 @@ from arsm_experiments.ecosystem.figure import kind
 from arsm_experiments.report.pages import language_model
 from arsm_experiments.report.pages.tables import Tables
 
-BRANCH = "branch 32"
+BRANCH = "branch 16"
 SURE = 0.25
 """Accuracy from which a model has something to build on."""
 
@@ -71,7 +71,7 @@ def estimators() -> str:
 
     names = arsm.estimator_names()
     return (
-        f"- **One function, {len(names)} estimators.** `arsm.estimate(estimator, logits, f)`: change "
-        "the estimator, keep the rest. Every claim of being unbiased is tested against enumeration "
-        "([list](docs/estimators.md); [which one?](docs/guides/choosing.md))."
+        f"- **One function, {len(names)} estimators.** `arsm.estimate(estimator, logits, f)`: "
+        "change the estimator, keep the rest. Every claim of being unbiased is tested against "
+        "enumeration ([list](docs/estimators.md); [which one?](docs/guides/choosing.md))."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ RUN = r"(\w+): (.*) \(.*\), rate \S+, (.*)"
 RATIO = "variance x tokens / best rival"
 FINAL = "final accuracy"
 TABLE = "language_model/table.csv"
+DRAWS = (8, 16, 32, 64)
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
 QUANTILE = 1.96
@@ -43,6 +45,8 @@ class Level(NamedTuple):
     accuracy: float
     ratios: dict[str, Cell]
     """By method."""
+    again: bool = False
+    """Measured a second time."""
 
 
 class Result(NamedTuple):
@@ -77,7 +81,7 @@ def measured(tables: Tables) -> list[Level]:
         matched = re.fullmatch(ROW, row)
         if matched is not None and metric == RATIO:
             task, level, accuracy, method = matched.groups()
-            empty = Level(task, float(accuracy), {})
+            empty = Level(task, float(accuracy), {}, level.endswith(AGAIN))
             found.setdefault((task, level), empty).ratios[method] = cell
     return [level for (task, name), level in found.items() if (task, name + AGAIN) not in found]
 
@@ -125,6 +129,23 @@ def repeats(tables: Tables) -> str:
     """How many estimates the ratios come from."""
     counts = [cell.seeds for level in measured(tables) for cell in level.ratios.values()]
     return f"Estimates per method and level: {min(counts)} to {max(counts)}."
+
+
+def mean_ratios(tables: Tables) -> dict[int, float]:
+    """The geometric mean of each number of draws over the levels of the second measurement."""
+    again = [level for level in measured(tables) if level.again]
+    logs = {n: [math.log(level.ratios[f"branch {n}"].mean) for level in again] for n in DRAWS}
+    return {n: math.exp(statistics.mean(found)) for n, found in logs.items() if found}
+
+
+def draws(tables: Tables) -> str:
+    """Which number of draws is the default, by the protocol's rule."""
+    means = mean_ratios(tables)
+    if not means:
+        return ""
+    listed = ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
+    best = min(means, key=lambda n: means[n])
+    return f"Geometric means over the second measurement: {listed}. So `Branch()` draws {best}."
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
@@ -197,24 +218,44 @@ def _findings(task: str, rows: list[Result]) -> str:
 
 
 def _trials(tables: Tables) -> str:
-    kinds = [
-        matched[3]
-        for row, _ in tables.cells(TABLE)
-        if (matched := re.fullmatch(RUN, row)) is not None
-    ]
-    trials = [kind for kind in kinds if kind.startswith("trial")]
-    ended = trials.count("trial")
+    ended: list[tuple[str, str, float]] = []
+    count = 0
+    for (row, _), cell in tables.cells(TABLE).items():
+        matched = re.fullmatch(RUN, row)
+        if matched is None:
+            continue
+        _, method, kind = matched.groups()
+        count += kind.startswith("trial")
+        if not kind.endswith("cut"):
+            ended.append((method, kind, cell.mean))
+    trials = sum(kind == "trial" for _, kind, _ in ended)
     return (
-        f"**No result yet.** {ended} of {len(trials)} trials (three rates per method, seed 0) "
-        "finished, and no seed that the protocol reports. Trials only choose a method's rate.\n\n"
+        f"**No comparison yet.** {trials} of {count} trials (three rates per method, seed 0) "
+        f"ended{_seeds(ended)}. Trials only choose a method's rate.\n\n"
         "![Accuracy over tokens of the trials, one panel per method](trials.png)"
     )
+
+
+def _seeds(ended: list[tuple[str, str, float]]) -> str:
+    """The methods that have finished seeds, which nobody else has."""
+    found: dict[str, list[float]] = {}
+    for method, kind, accuracy in ended:
+        if kind != "trial":
+            found.setdefault(method, []).append(accuracy)
+    if not found:
+        return ", and no seed that the protocol reports"
+    listed = "; ".join(
+        f"{method} at {', '.join(f'{accuracy:.3f}' for accuracy in own)}"
+        for method, own in found.items()
+    )
+    return f". Seeds that ended: {listed}"
 
 
 PARTS = {
     "noise": noise,
     "long": long,
     "repeats": repeats,
+    "draws": draws,
     "training": training,
     "small": sequences.finding,
 }
