@@ -179,7 +179,9 @@ def _draw(groups: Groups, path: Path) -> None:
     for axis, family in zip(axes, FAMILIES, strict=True):
         _draw_family(axis, family, complete)
     axes[0].set_ylabel("best value, mean over instances")
-    axes[-1].legend(fontsize=8)
+    # beside the panels: every curve of the last one would pass behind it
+    handles, names = axes[-1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center", fontsize=8)
     save(figure, path)
 
 

@@ -11,7 +11,7 @@ choices. There are 64 such images, so that no model's -ELBO can be below ln 64 =
 that makes no use of its choices stays at 34.9. Lightning is optional: `pip install
 '.[examples]'`.
 
-Expect 6.8 nats with pooled ARSM, 6.1 with leave-one-out REINFORCE at ARSM's 29 evaluations, and 8.6
+Expect 6.8 nats with pooled ARSM, 6.3 with leave-one-out REINFORCE at ARSM's 29 evaluations, and 7.9
 with RELAX, which makes one.
 
     python examples/lightning_module.py

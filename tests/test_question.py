@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import arsm
 from arsm import policy
@@ -209,3 +211,26 @@ def test_compiled_or_not_a_query_takes_the_value_that_it_shares(sizes: tuple[int
     expected = torch.stack([joined[same_as[:, row], row] for row in range(4)], 1)
     assert torch.equal(two_ways.take(parts, same_as), expected)
     assert torch.equal(compiled(parts, same_as), expected)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [arsm.ARSM(), arsm.RLOO(4, live=1), arsm.RLOO(4), arsm.GumbelSoftmax()],
+    ids=lambda estimator: str(estimator),
+)
+def test_inside_vmap_values_of_f_are_told_without_their_graph(estimator: arsm.Estimator) -> None:
+    """Through the credit it would have the factor 0, and be walked at every step."""
+    weights = torch.randn(3, 4, 5, requires_grad=True)
+    logits = torch.randn(3, 6, 4, 5, requires_grad=True)
+
+    def f(z: Tensor, weight: Tensor) -> Tensor:
+        return (arsm.one_hot(z, 5) * weight).sum((-2, -1)).sin()
+
+    def one(weight: Tensor, logits: Tensor) -> tuple[Tensor, list[Any]]:
+        each = weight.expand(6, 4, 5)
+        out = arsm.estimate(estimator, logits, f, each, evaluation="dense", max_rows=None)
+        return out.value, [out.info, *([] if out.grad is None else [out.grad])]
+
+    value, told = torch.vmap(one, randomness="different")(weights, logits)
+    assert value.requires_grad
+    assert not any(each.requires_grad for each in tree_leaves(told))

@@ -174,8 +174,7 @@ def estimate_rows(
         value = attach(value, logits, gradient)
         gradient = gradient.to(torch.promote_types(values.all.dtype, logits.dtype))
         gradient = gradient.squeeze(0) if bare else gradient
-    told = values.all.detach() if values.all.requires_grad else values.all
-    info = Info(question.queries.same_as, told, logits.detach())
+    info = Info(question.queries.same_as, values.all.detach(), logits.detach())
     return Estimate(value, question.queries.z, gradient, info, credit.loss(), given)
 
 

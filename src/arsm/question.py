@@ -455,4 +455,5 @@ def _check_finite(values: Tensor, asked: Distinct) -> None:
 
 
 def _detached(x: Tensor) -> Tensor:
-    return x.detach() if x.requires_grad else x
+    # always: inside vmap, requires_grad is False for tensors with a graph too
+    return x.detach()

@@ -3,6 +3,7 @@ there.
 """
 
 import csv
+import math
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -60,6 +61,17 @@ def test_a_figure_of_fewer_samples_is_not_compared_with_the_papers(tmp_path: Pat
     assert cells["test, 100 samples"].values == [62.0 + MANY_GAP]
     assert all(cell.paper is None for cell in cells.values())
     assert not section.headlines
+
+
+def test_a_seed_whose_gradients_overflowed_is_left_out(tmp_path: Path) -> None:
+    losses = [[70.0, 62.0, 63.0], [271.0, 271.0, 271.0], [70.0, 63.0, 64.0]]
+    record = write_run(tmp_path, Conditional(seeds=(0, 1, 2)), losses)
+    for line in record.metrics:
+        if line["seed"] == 1:
+            line["gradient_variance"] = math.inf
+    (section,) = conditional_sections([record])
+    (cells,) = rows_of(section).values()
+    assert cells["test, 1,000 samples"].values == [62.0 + MANY_GAP, 63.0 + MANY_GAP]
 
 
 def test_the_first_seed_chooses_the_rate_and_every_seed_its_epoch(tmp_path: Path) -> None:

@@ -88,3 +88,9 @@ def test_a_value_model_learns_what_a_state_is_worth(tmp_path: Path) -> None:
     other = prompts.clone()
     other[:, 0] = 9
     torch.testing.assert_close(critic(other, tokens, mask), v)
+    # nor whether there is any
+    torch.testing.assert_close(critic(prompts[:, 1:], tokens, None), v)
+    with torch.no_grad():
+        read = torch.cat([prompts[:, 1:], tokens[:, :-1]], -1)
+        hidden = critic.layers(input_ids=read, use_cache=False).last_hidden_state[:, 1:]
+        torch.testing.assert_close(critic.head(hidden).squeeze(-1).sigmoid(), v)

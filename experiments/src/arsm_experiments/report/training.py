@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -96,7 +97,8 @@ def make_rows(
     def alike(record: Record) -> tuple[object, ...]:
         return record.label, *(record.config[key] for key in ("rate", *counts))
 
-    ordered = sorted(merge_seeds(records, alike), key=place)
+    learning = [found for record in records if (found := _learning(record)).metrics]
+    ordered = sorted(merge_seeds(learning, alike), key=place)
     grids = [
         sorted(group, key=lambda r: r.config["rate"]) for _, group in groupby(ordered, key=place)
     ]
@@ -108,6 +110,15 @@ def make_rows(
         again = trained_again.get((*alike(chosen), chosen.config["precision"]))
         rows.append(Row(grid, chosen, colour, _paper(grid[0], paper), again))
     return rows
+
+
+def _learning(record: Record) -> Record:
+    """The run without seeds whose gradients overflowed Adam's second moments: such a seed stands
+    still from then on, whatever its estimator.
+    """
+    variances = record.by_seed("gradient_variance")
+    broken = {seed for seed, own in variances.items() if not all(map(isfinite, own.values()))}
+    return replace(record, metrics=[line for line in record.metrics if line["seed"] not in broken])
 
 
 def _paper(record: Record, paper: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from arsm import policy
 from arsm.estimators.rloo import RLOO
 from arsm.sequences import Batch, Branches, Prefixes, TokenCredit
+from arsm.sequences.model import padded_behind
 from arsm.sequences.strategies import back_up, value_parts
 from arsm_experiments.sequences.transformer import Transformer
 
@@ -316,20 +317,13 @@ class ValueModel:
 
     def _logits(self, prompts: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """[N, T], in float32."""
-        if mask is None:
-            mask = torch.ones_like(prompts, dtype=torch.bool)
-        read = torch.cat([prompts, tokens[:, :-1]], -1)
-        live = torch.cat([mask, torch.ones_like(tokens[:, :-1], dtype=torch.bool)], -1)
-        position = (live.cumsum(-1) - 1).clamp_min(0)
+        # behind the tokens, padding needs no mask, under which a gradient may be NaN
+        read, state = padded_behind(prompts, tokens, mask)
         device = read.device.type
         with nullcontext() if self.precision is None else torch.autocast(device, self.precision):
-            hidden = self.layers(
-                input_ids=read,
-                attention_mask=live.long(),
-                position_ids=position,
-                use_cache=False,
-            ).last_hidden_state
-        return self.head(hidden[:, -tokens.shape[1] :].float()).squeeze(-1)
+            hidden = self.layers(input_ids=read, use_cache=False).last_hidden_state
+        hidden = hidden.gather(1, state.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        return self.head(hidden.float()).squeeze(-1)
 
     def state_dict(self) -> dict[str, Any]:
         """All that learning goes on from."""

@@ -203,6 +203,8 @@ class _Stack:
             _save_pictures(self.members, config.pictures(self.replicas, self.best, self.data, step))
         # before log and checkpoint are written: a run keeps its last finite one
         check_finite(metrics.pop("not_finite"), epoch)
+        # a gradient that overflows Adam's second moments ends all learning without another sign
+        check_finite(~metrics["gradient_variance"].isfinite(), epoch)
         for group, own in self.rows():
             if group.run is not None:
                 values = {name: value[own].tolist() for name, value in metrics.items()}
@@ -221,7 +223,9 @@ def initial_parameters(config: Training, images: Tensor) -> Tensor:
 
 
 def check_finite(not_finite: Tensor, epoch: int) -> None:
-    """Check the flag that training steps keep on the device; read once per measurement."""
+    """Check a flag of every replica, such as the one that training steps keep on the device; read
+    once per measurement.
+    """
     if bool((not_finite > 0).any()):
         raise not_finite_in(epoch)
 
@@ -229,7 +233,8 @@ def check_finite(not_finite: Tensor, epoch: int) -> None:
 def not_finite_in(epoch: int) -> FloatingPointError:
     """The error to raise; it says what to do."""
     return FloatingPointError(
-        f"Logits or values of f were not finite in epoch {epoch}; try a smaller learning rate."
+        f"Logits, values of f or gradients were not finite in epoch {epoch}; try a smaller "
+        "learning rate."
     )
 
 
