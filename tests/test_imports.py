@@ -63,6 +63,7 @@ SINGLE = {
     "referee/figure.py": "figure",
     "sequences/figure.py": "figure",
     "sequences/transformers.py": "transformers",
+    "sequences/transformers_layers.py": "transformers",
     "sequences/transformers_slots.py": "transformers",
     "cluster.py": "cluster",
     "optuna.py": "optuna",

@@ -389,9 +389,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     )
 
 
-def test_training_stops_where_second_moments_overflow(tmp_path: Path) -> None:
-    config = replace(TINY, root=tmp_path, seeds=(0, 1))
-    # one gradient of 1e33 is finite, its square is not, and no update moves after it
+def test_training_stops_where_second_moments_overflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient of 1e33 is finite, its square is not, and no update moves after it."""
     train_step = Replicas.train_step
 
     def broken(replicas: Replicas) -> None:
@@ -399,11 +400,9 @@ def test_training_stops_where_second_moments_overflow(tmp_path: Path) -> None:
         if int(replicas.state["step"]) == 15:
             replicas.state["second_moment"][1] = torch.inf
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pytest.raises(FloatingPointError, match="gradients were not finite in epoch 2"),
-    ):
-        patch.setattr(Replicas, "train_step", broken)
+    monkeypatch.setattr(Replicas, "train_step", broken)
+    config = replace(TINY, root=tmp_path, seeds=(0, 1))
+    with pytest.raises(FloatingPointError, match="gradients were not finite in epoch 2"):
         train(config)
     (folder,) = config.runs()
     assert {line["epoch"] for line in read_run(folder).metrics} == {1}

@@ -128,7 +128,7 @@ def answer(tables: Tables) -> str:
         f"value they show no gain: {both[SECONDS]} and {both[STEPS]}. They are good where "
         "rollouts cost almost nothing: without a value to learn, ARSM on batched CartPole is "
         f"{spent[RIVAL] / spent['ARSM']:.1f} times as fast to 195 as Stable-Baselines3's A2C.** "
-        "Scores are comparisons won to lost, without ties; p is that of the sign test."
+        "Scores are won to lost, without ties; p is the sign test's."
     )
 
 
@@ -202,8 +202,9 @@ def speed(tables: Tables) -> str:
     """Seconds to solve CartPole, and steps per second of Pong's rollouts."""
     lines = speed_lines(tables)
     spent, solved = to_the_line(tables)
+    single = [line for line in lines if line.get("frames") == 1]
     rates = {
-        what: [line["steps"] / line["cpu"] for line in lines if line["method"].startswith(what)]
+        what: [line["steps"] / line["cpu"] for line in single if line["method"].startswith(what)]
         for what in ("rollouts, branched by ale", "the emulator alone")
     }
     pong, emulator = rates.values()
@@ -213,9 +214,9 @@ def speed(tables: Tables) -> str:
         f"{spent[RIVAL]:.1f} of Stable-Baselines3's A2C with the zoo's settings ({solved[RIVAL]}), "
         f"the median over seeds in one run: "
         f"{spent[RIVAL] / spent['ARSM']:.1f} times as long. Rollouts of Pong that branch by the "
-        f"emulator's state play {min(pong):,.0f} to {max(pong):,.0f} steps per CPU second (median "
-        f"{median(pong):,.0f} of {len(pong)}, on a busy machine); the emulator alone played "
-        f"{min(emulator):,.0f} to {max(emulator):,.0f}."
+        f"emulator's state play {median(pong):,.0f} steps per CPU second ({min(pong):,.0f} to "
+        f"{max(pong):,.0f}, {len(pong)} times); the emulator alone, in turns with them, "
+        f"{median(emulator):,.0f} ({min(emulator):,.0f} to {max(emulator):,.0f})."
     )
 
 

@@ -113,11 +113,12 @@ def _arsm_sampled(found: Mapping[str, Cell], names: Mapping[str, str]) -> str:
     if "arsm" not in found:
         return ""
     arsm = found["arsm"]
-    ahead = [
-        f"{names[words]} is {welch(arsm, drawn).text} nats better"
-        for words, drawn in found.items()
-        if words in ("gumbel-softmax:hard=True", "rloo:samples=46,live=1")
-    ]
+    ahead = []
+    for words in ("gumbel-softmax:hard=True", "rloo:samples=46,live=1"):
+        if words in found:
+            lead = welch(arsm, found[words])
+            undecided = "" if lead.decided else " (undecided)"
+            ahead.append(f"{names[words].partition(',')[0]} is {lead.text} nats better{undecided}")
     told = f": {listed(ahead)}" if ahead else ""
     return f" ARSM reaches {arsm.interval} there, the paper 58.3{told}."
 

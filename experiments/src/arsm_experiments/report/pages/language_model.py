@@ -145,7 +145,11 @@ def draws(tables: Tables) -> str:
         return ""
     listed = ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
     best = min(means, key=lambda n: means[n])
-    return f"Geometric means over the second measurement: {listed}. So `Branch()` draws {best}."
+    count = sum(level.again for level in measured(tables))
+    levels = f"{count} level{'s' if count > 1 else ''}"
+    return (
+        f"The second measurement, {levels}: {listed}. So `Branch()` draws {best}, by the protocol."
+    )
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
@@ -231,9 +235,21 @@ def _trials(tables: Tables) -> str:
     trials = sum(kind == "trial" for _, kind, _ in ended)
     return (
         f"**No comparison yet.** {trials} of {count} trials (three rates per method, seed 0) "
-        f"ended{_seeds(ended)}. Trials only choose a method's rate.\n\n"
+        f"ended{_seeds(ended)}. Trials only choose a method's rate{_best_trials(ended)}.\n\n"
         "![Accuracy over tokens of the trials, one panel per method](trials.png)"
     )
+
+
+def _best_trials(ended: list[tuple[str, str, float]]) -> str:
+    """The accuracy of each method at its best rate, the highest first."""
+    found: dict[str, float] = {}
+    for method, kind, accuracy in ended:
+        if kind == "trial":
+            found[method] = max(accuracy, found.get(method, 0.0))
+    if not found:
+        return ""
+    listed = [f"{name} {found[name]:.2f}" for name in sorted(found, key=lambda name: -found[name])]
+    return f"; its best, one run each: {', '.join(listed)}"
 
 
 def _seeds(ended: list[tuple[str, str, float]]) -> str:
