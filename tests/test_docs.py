@@ -118,6 +118,16 @@ def test_the_readmes_code_prints_what_its_last_lines_say(
     assert capsys.readouterr().out.splitlines() == said
 
 
+def test_the_readmes_counts_over_many_runs_are_those_of_its_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (ROOT / "README.md").read_text()
+    runs, *said = re.findall(r"With (\d+) runs instead of 10: (\d+), (\d+) and (\d+)", text)[0]
+    code = text.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace("torch.zeros(10,", f"torch.zeros({runs},"), {})
+    assert re.findall(r"in (\d+) of", capsys.readouterr().out) == said
+
+
 def test_every_claim_has_its_page() -> None:
     assert set(CLAIMS) <= set(map(name, PAGES))
 
