@@ -100,7 +100,7 @@ def pixels(tables: Tables) -> str:
     )
     missing = [names[words] for words in JANG if words not in found]
     rest = (
-        f" The other rows ({', '.join(missing)}) have not been run on sampled pixels: their "
+        f" The other rows ({', '.join(missing)}) have no finished run on sampled pixels: their "
         "papers' numbers are not comparable with ours."
         if missing
         else ""
