@@ -97,7 +97,7 @@ QUESTIONS: tuple[tuple[Sequence[str], str, Sequence[str], str], ...] = (
     (
         ("Are there choices one after the other,", "with a reward at the end?"),
         "yes",
-        ("sequences.Branch(RLOO(8))", "an answer, token by token; an episode: arsm.rl"),
+        ("sequences.Branch()", "an answer, token by token; an episode: arsm.rl"),
         "no",
     ),
     (
