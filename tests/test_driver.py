@@ -469,10 +469,11 @@ def test_context_is_checked() -> None:
         lambda: arsm.compare(GOOD, total, ["arsm"]),  # pyright: ignore[reportArgumentType]
     )
     layer = lambda zs, *context: GOOD  # noqa: E731
+    f = lambda zs, logits, *context: total(zs[0])  # noqa: E731
     refused(
         f"Context 1 {fits}torch.float32 [3].",
         ValueError,
-        lambda: arsm.estimate_layers(arsm.ARSM(), [layer], total, torch.zeros(2), torch.zeros(3)),
+        lambda: arsm.estimate_layers(arsm.ARSM(), [layer], f, torch.zeros(2), torch.zeros(3)),
     )
 
 
