@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import arsm
-from arsm.sequences import Branch, Decoding, Group, Slots, Strategy, Transformers, estimate
+from arsm.sequences import (
+    Branch,
+    Decoding,
+    Group,
+    SequenceEstimate,
+    Slots,
+    Strategy,
+    Transformers,
+    estimate,
+)
 from tests.test_sequences_slots import EOS, MODELS, by_place, llama, ragged, wrapped
 from tests.test_sequences_transformers import Adapted
 
@@ -83,6 +92,28 @@ def even(prompts: Tensor, tokens: Tensor) -> Tensor:
     return (tokens % 2 == 0).double().sum(-1)
 
 
+def credited(
+    strategy: Strategy,
+    model: Transformers,
+    prompts: Tensor,
+    mask: Tensor,
+    micro_batch: int,
+    generator: torch.Generator,
+) -> SequenceEstimate:
+    """Six tokens per prompt, rewarded for even ones."""
+    return estimate(
+        strategy,
+        model,
+        prompts,
+        even,
+        max_tokens=6,
+        eos=EOS,
+        mask=mask,
+        micro_batch=micro_batch,
+        generator=generator,
+    )
+
+
 @pytest.mark.parametrize("wrap", [lambda module: module, Adapted], ids=["bare", "PEFT"])
 @pytest.mark.parametrize("strategy", [Branch(arsm.RLOO(4)), Group(4)], ids=["branch", "group"])
 def test_gradients_are_the_same(
@@ -94,17 +125,7 @@ def test_gradients_are_the_same(
 
     def gradients(model: Transformers, micro_batch: int, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        out = estimate(
-            strategy,
-            model,
-            prompts,
-            even,
-            max_tokens=6,
-            eos=EOS,
-            mask=mask,
-            micro_batch=micro_batch,
-            generator=generator,
-        )
+        out = credited(strategy, model, prompts, mask, micro_batch, generator)
         return list(torch.autograd.grad(out.value.mean(), list(module.parameters())))
 
     for seed, micro_batch in enumerate((11, 4, 7)):
@@ -160,17 +181,7 @@ def test_compiled_and_captured_on_a_gpu() -> None:
     for compiled in (False, True):
         model = Transformers(module, compiled=compiled)
         generator = torch.Generator("cuda").manual_seed(0)
-        out = estimate(
-            Branch(arsm.RLOO(4)),
-            model,
-            prompts,
-            even,
-            max_tokens=6,
-            eos=EOS,
-            mask=mask,
-            micro_batch=16,
-            generator=generator,
-        )
+        out = credited(Branch(arsm.RLOO(4)), model, prompts, mask, 16, generator)
         gradients = torch.autograd.grad(out.value.mean(), list(module.parameters()))
         found.append((out.tokens, gradients))
     # rounding moves a draw now and then
