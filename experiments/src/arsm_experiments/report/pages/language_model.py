@@ -235,7 +235,7 @@ def _trials(tables: Tables) -> str:
     trials = sum(kind == "trial" for _, kind, _ in ended)
     return (
         f"**No comparison yet.** {trials} of {count} trials (three rates per method, seed 0) "
-        f"ended{_seeds(ended)}. Trials only choose a method's rate{_best_trials(ended)}.\n\n"
+        f"ended{_seeds(ended)}. Trials only choose a method's rate. {_best_trials(ended)}\n\n"
         "![Accuracy over tokens of the trials, one panel per method](trials.png)"
     )
 
@@ -249,7 +249,7 @@ def _best_trials(ended: list[tuple[str, str, float]]) -> str:
     if not found:
         return ""
     listed = [f"{name} {found[name]:.2f}" for name in sorted(found, key=lambda name: -found[name])]
-    return f"; its best, one run each: {', '.join(listed)}"
+    return f"Best trial per method, one run each: {'; '.join(listed)}."
 
 
 def _seeds(ended: list[tuple[str, str, float]]) -> str:
