@@ -44,6 +44,7 @@ from arsm_experiments.sequences.trainer import (
 EXPERIMENT = "language_model"
 METHODS = {
     "branch": "branch:rloo:samples=32",
+    "branch, 4 epochs": "4*branch:rloo:samples=32",
     "group": "group:8",
     "token baseline": "token-baseline:8",
     "grpo": "grpo:8",

@@ -33,6 +33,10 @@ TABLE = "language_model/table.csv"
 DRAWS = (8, 16, 32, 64)
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+FRESH = ", fresh"
+"""Ends the name of a method that met other questions in every estimate."""
+OURS = ("branch", "branch, 4 epochs")
+"""Methods that branch."""
 QUANTILE = 1.96
 TARGETS = {"tokens": 1 / 3, "seconds": 1 / 2}
 """Shares of the best rival's that the protocol aims at."""
@@ -88,9 +92,38 @@ def measured(tables: Tables) -> list[Level]:
 
 def noise(tables: Tables) -> str:
     """Variance x tokens relative to the best rival, methods by tasks and levels."""
-    levels = [level for level in measured(tables) if level.task != "long"]
+    levels = [
+        level
+        for level in measured(tables)
+        if level.task != "long" and any(method in level.ratios for method in METHODS)
+    ]
     heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
     return markdown(["", *heads], _ratios(METHODS, levels))
+
+
+def fresh(tables: Tables) -> str:
+    """The same with other questions in every estimate."""
+    levels = [
+        level
+        for level in measured(tables)
+        if any(method.endswith(FRESH) for method in level.ratios)
+    ]
+    if not levels:
+        return "Not measured."
+    names = {method: None for level in levels for method in level.ratios if method.endswith(FRESH)}
+    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
+    methods = {name: name.removesuffix(FRESH) for name in sorted(names, key=_by_kind_and_size)}
+    return markdown(["", *heads], _ratios(methods, levels))
+
+
+def _by_kind_and_size(method: str) -> tuple[bool, bool, int]:
+    """Groups before the token baseline before branching, small sizes first."""
+    size = re.search(r"\d+", method)
+    return (
+        method.startswith("branch"),
+        method.startswith("token"),
+        int(size[0]) if size is not None else 0,
+    )
 
 
 def long(tables: Tables) -> str:
@@ -133,7 +166,7 @@ def repeats(tables: Tables) -> str:
 
 def mean_ratios(tables: Tables) -> dict[int, float]:
     """The geometric mean of each number of draws over the levels of the second measurement."""
-    again = [level for level in measured(tables) if level.again]
+    again = [level for level in measured(tables) if level.again and "branch 8" in level.ratios]
     logs = {n: [math.log(level.ratios[f"branch {n}"].mean) for level in again] for n in DRAWS}
     return {n: math.exp(statistics.mean(found)) for n, found in logs.items() if found}
 
@@ -176,7 +209,7 @@ def training(tables: Tables) -> str:
 
 def best(rows: list[Result]) -> Result:
     """The rival with the highest mean final accuracy."""
-    return max((row for row in rows if row.method != "branch"), key=lambda row: row.final.mean)
+    return max((row for row in rows if row.method not in OURS), key=lambda row: row.final.mean)
 
 
 def _results(rows: list[Result]) -> str:
@@ -202,13 +235,22 @@ def _results(rows: list[Result]) -> str:
 def _findings(task: str, rows: list[Result]) -> str:
     """The comparison of branching with the best rival, and the targets."""
     rival = best(rows)
-    branch = next(row for row in rows if row.method == "branch")
-    seeds = branch.final.seeds
-    text = (
-        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: `branch` ends at "
-        f"{branch.final.mean:.3f}, the best rival, {rival.method}, at {rival.final.mean:.3f}; "
-        f"difference {branch.less(rival.method)}.**"
+    ours = [row for row in rows if row.method in OURS]
+    seeds = rival.final.seeds
+    ends = "; ".join(
+        f"`{row.method}` ends at {row.final.mean:.3f}, {row.less(rival.method)} to it"
+        for row in ours
     )
+    text = (
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: the best rival, "
+        f"{rival.method}, ends at {rival.final.mean:.3f}; {ends}.**"
+    )
+    reached = " ".join(_reached(row, rival) for row in ours)
+    return f"{text} {reached}"
+
+
+def _reached(branch: Result, rival: Result) -> str:
+    """What a method that branches needs to the best rival's final accuracy."""
     verdicts = []
     for what, aim in TARGETS.items():
         ours, theirs = branch.spent(what), rival.spent(what)
@@ -218,7 +260,7 @@ def _findings(task: str, rows: list[Result]) -> str:
         share = ours / theirs
         verdict = "met" if share <= aim else "missed"
         verdicts.append(f"{share:.2f} of the {what} (aim {aim:.2f}, {verdict})")
-    return f"{text} To the rival's final accuracy it needs: {'; '.join(verdicts)}."
+    return f"`{branch.method}` to the rival's final accuracy: {'; '.join(verdicts)}."
 
 
 def _trials(tables: Tables) -> str:
@@ -269,6 +311,7 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 PARTS = {
     "noise": noise,
+    "fresh": fresh,
     "long": long,
     "repeats": repeats,
     "draws": draws,
