@@ -186,6 +186,25 @@ def test_a_run_that_is_cut_goes_on_as_if_it_was_not(
         }
 
 
+def test_a_run_that_fails_holds_nobody_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Worker.train
+
+    def train(worker: Worker, job: Job, micro_batch: int) -> None:
+        if job.rate == RATES[1]:
+            raise FloatingPointError("The gradient is not finite.")
+        real(worker, job, micro_batch)
+
+    monkeypatch.setattr(Worker, "train", train)
+    worker(folder, tmp_path).work(METHODS[:1], RATES, SEEDS)
+    assert open_jobs(PLAN, tmp_path, METHODS[:1], RATES, SEEDS) == ([], False)
+    failed = tmp_path / EXPERIMENT / Job(METHODS[0], RATES[1], 0).name(PLAN)
+    assert "not finite" in (failed / "failure.txt").read_text()
+    fresh = tmp_path / EXPERIMENT / Job(METHODS[0], RATES[0], SEEDS[0]).name(PLAN)
+    assert (fresh / "scores.json").exists()
+
+
 def test_two_workers_never_share_a_job(folder: Path, tmp_path: Path) -> None:
     job = Job(METHODS[0], RATES[0], 0)
     from arsm_experiments.sequences.trials import claimed
