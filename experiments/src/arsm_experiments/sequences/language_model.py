@@ -118,7 +118,7 @@ def unpack(path: Path, runs: Path) -> None:
 
 def _compares(lines: Sequence[Mapping[str, Any]]) -> bool:
     """Whether some noise was measured of a rival and of another method."""
-    methods = {line["method"] for line in lines}
+    methods = {line["method"].removesuffix(FRESH) for line in lines}
     return bool(methods & set(RIVALS)) and bool(methods - set(RIVALS))
 
 
