@@ -397,9 +397,10 @@ def test_records_make_the_table_and_the_figures(root: Path, tmp_path: Path) -> N
         chosen_rate([read_run(root / EXPERIMENT / Job(m, r, 0).name(PLAN)) for r in RATES])
         for m in METHODS[:1]
     }
-    assert f"| branch | {rates.pop():g} | " in made
-    assert "**Digits, 1 seed: the best rival, " in made
-    assert "`branch` ends at " in made
+    rows = page.results(tables)[TASK]
+    assert {row.rate for row in rows if row.method == "branch"} == {f"{rate:g}" for rate in rates}
+    assert "| | digits | less " in made
+    assert "**Digits, 1 seed, to the final " in made
     assert "training.png" in made
     rows = list(csv.DictReader((results / "table.csv").read_text().splitlines()))
     assert sum("trial" in row["row"] for row in rows) == len(METHODS) * len(RATES)
@@ -430,9 +431,10 @@ def test_findings_say_what_was_met(tmp_path: Path) -> None:
         writer.writerows(rows)
     made = page.training(Tables(tmp_path))
     # the rival ends at 0.5, which branching has after half of the rival's tokens and seconds
-    assert "the best rival, ppo, ends at 0.500; `branch` ends at 0.600, +0.333" in made
-    assert "0.50 of the tokens (aim 0.33, missed)" in made
-    assert "0.50 of the seconds (aim 0.50, met)" in made
+    assert "| branch | 0.600±0.000 | +0.333 (" in made
+    assert "to the final 0.500 of the best rival (ppo): `branch` needs" in made
+    assert "0.50 of its tokens (aim 0.33, missed)" in made
+    assert "0.50 of its seconds (aim 0.50, met)" in made
 
 
 def test_a_run_that_needs_too_much_memory_gets_smaller_micro_batches(

@@ -198,11 +198,12 @@ def results(tables: Tables) -> dict[str, list[Result]]:
 
 
 def training(tables: Tables) -> str:
-    """Tables and findings of the seeds; before there are any, how far the trials are."""
+    """Table and findings of the seeds; before there are any, how far the trials are."""
     found = results(tables)
     if not found:
         return _trials(tables)
-    parts = [_findings(task, rows) + "\n\n" + _results(rows) for task, rows in found.items()]
+    parts = [_results(found)]
+    parts += [_findings(task, rows) for task, rows in found.items()]
     parts.append("![Accuracy over tokens, mean over seeds](training.png)")
     return "\n\n".join(parts)
 
@@ -212,55 +213,42 @@ def best(rows: list[Result]) -> Result:
     return max((row for row in rows if row.method not in OURS), key=lambda row: row.final.mean)
 
 
-def _results(rows: list[Result]) -> str:
-    rival = best(rows)
-    level = f"{rival.final.mean:.3f}"
-    heads = ["", "rate", "final accuracy", f"less {rival.method}", f"tokens to {level}", "s"]
-    lines = []
-    for row in rows:
-        tokens, seconds = row.spent("tokens"), row.spent("seconds")
-        lines.append(
-            [
-                row.method,
-                row.rate,
-                f"{row.final.mean:.3f}±{row.final.std:.3f}",
-                "" if row is rival else row.less(rival.method),
-                "not reached" if tokens is None else f"{tokens:,.0f}",
-                "" if seconds is None else f"{seconds:.0f}",
-            ]
-        )
-    return markdown(heads, lines)
+def _results(found: Mapping[str, list[Result]]) -> str:
+    """Final accuracies and differences to the best rival, methods by tasks."""
+    heads = [""]
+    cells: dict[str, list[str]] = {}
+    for task, rows in found.items():
+        rival = best(rows)
+        heads += [task, f"less {rival.method}"]
+        for row in rows:
+            final = f"{row.final.mean:.3f}±{row.final.std:.3f}"
+            gap = "" if row is rival else row.less(rival.method)
+            cells.setdefault(row.method, []).extend([final, gap])
+    return markdown(heads, [[method, *line] for method, line in cells.items()])
 
 
 def _findings(task: str, rows: list[Result]) -> str:
-    """The comparison of branching with the best rival, and the targets."""
+    """What branching needs to get as far as the best rival, and whether the targets are met."""
     rival = best(rows)
-    ours = [row for row in rows if row.method in OURS]
     seeds = rival.final.seeds
-    ends = "; ".join(
-        f"`{row.method}` ends at {row.final.mean:.3f}, {row.less(rival.method)} to it"
-        for row in ours
+    reached = "; ".join(_reached(row, rival) for row in rows if row.method in OURS)
+    return (
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}, to the final "
+        f"{rival.final.mean:.3f} of the best rival ({rival.method}): {reached}.**"
     )
-    text = (
-        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: the best rival, "
-        f"{rival.method}, ends at {rival.final.mean:.3f}; {ends}.**"
-    )
-    reached = " ".join(_reached(row, rival) for row in ours)
-    return f"{text} {reached}"
 
 
 def _reached(branch: Result, rival: Result) -> str:
-    """What a method that branches needs to the best rival's final accuracy."""
-    verdicts = []
+    """Shares of the rival's tokens and seconds that a method needs to its final accuracy."""
+    shares = []
     for what, aim in TARGETS.items():
         ours, theirs = branch.spent(what), rival.spent(what)
         if ours is None or not theirs:
-            verdicts.append(f"{what} missed, not reached")
-            continue
+            return f"`{branch.method}` does not get there"
         share = ours / theirs
         verdict = "met" if share <= aim else "missed"
-        verdicts.append(f"{share:.2f} of the {what} (aim {aim:.2f}, {verdict})")
-    return f"`{branch.method}` to the rival's final accuracy: {'; '.join(verdicts)}."
+        shares.append(f"{share:.2f} of its {what} (aim {aim:.2f}, {verdict})")
+    return f"`{branch.method}` needs {' and '.join(shares)}"
 
 
 def _trials(tables: Tables) -> str:
