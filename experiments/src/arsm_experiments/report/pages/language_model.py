@@ -215,16 +215,21 @@ def best(rows: list[Result]) -> Result:
 
 def _results(found: Mapping[str, list[Result]]) -> str:
     """Final accuracies and differences to the best rival, methods by tasks."""
+    methods = list(dict.fromkeys(row.method for rows in found.values() for row in rows))
     heads = [""]
-    cells: dict[str, list[str]] = {}
+    lines = {method: [method] for method in methods}
     for task, rows in found.items():
         rival = best(rows)
         heads += [task, f"less {rival.method}"]
-        for row in rows:
-            final = f"{row.final.mean:.3f}±{row.final.std:.3f}"
+        known = {row.method: row for row in rows}
+        for method, line in lines.items():
+            row = known.get(method)
+            if row is None:
+                line += ["-", ""]
+                continue
             gap = "" if row is rival else row.less(rival.method)
-            cells.setdefault(row.method, []).extend([final, gap])
-    return markdown(heads, [[method, *line] for method, line in cells.items()])
+            line += [f"{row.final.mean:.3f}±{row.final.std:.3f}", gap]
+    return markdown(heads, list(lines.values()))
 
 
 def _findings(task: str, rows: list[Result]) -> str:
