@@ -256,7 +256,7 @@ def judge(
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class JudgedMeans:
     """All means beside the exact gradients."""
 
     means: list[Means]
@@ -275,10 +275,10 @@ class Compared:
         return wrong_length or any(row.rejected for row in self.rows.values())
 
 
-def _compare(draws: Sequence[Draws], failure: float) -> Compared:
+def _compare(draws: Sequence[Draws], failure: float) -> JudgedMeans:
     means = [_means(d, failure) for d in draws]
     rows = {d.problem.name: _row(d, m, failure) for d, m in zip(draws, means, strict=True)}
-    return Compared(means, rows, *_length(draws, failure))
+    return JudgedMeans(means, rows, *_length(draws, failure))
 
 
 def _verdict(measured: AllDraws, rejected: bool, undecided: bool) -> Verdict:
