@@ -195,6 +195,27 @@ def check_options(
 ) -> None:
     """Require numbers in their range, and options that go together."""
     check_count("max_tokens", max_tokens)
+    _check_ends(max_tokens, min_tokens, eos, stop)
+    # the contract of engines has no words for either
+    if engine is not None and (min_tokens or stop is not None):
+        raise ValueError(
+            "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
+        )
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
+    _check_reference(kl, reference)
+    check_count("rows", rows, 2)  # one for a sequence and one for its branch
+    check_count("micro_batch", micro_batch)
+    _check_given(completions, log_probs, importance)
+    if engine is not None and not callable(getattr(engine, "complete", None)):
+        raise TypeError(
+            "engine must have a method complete, as Server(url, module) has, but is a "
+            f"{type(engine).__name__}."
+        )
+
+
+def _check_ends(max_tokens: int, min_tokens: int, eos: Ends, stop: object) -> None:
+    """Require tokens, numbers and a function that can end a sequence."""
     if eos is not None and not all_ends(eos):
         raise ValueError(
             "eos must hold at least one token, but is empty; leave it out if nothing ends a "
@@ -212,13 +233,10 @@ def check_options(
             "stop must be a function of a completion's tokens so far, such as lambda tokens: "
             f"tokens[-2:] == [3, 4], but is a {type(stop).__name__}."
         )
-    # the contract of engines has no words for either
-    if engine is not None and (min_tokens or stop is not None):
-        raise ValueError(
-            "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
-        )
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
+
+
+def _check_reference(kl: float, reference: Model | None) -> None:
+    """Require a cost and a reference, or neither."""
     if not 0 <= kl < math.inf:
         raise ValueError(f"kl must be a finite number of at least 0, but is {kl}.")
     # one without the other is a mistake that would train without any cost
@@ -228,19 +246,16 @@ def check_options(
             + ("reference is missing." if reference is None else "kl is 0.")
         )
     _check_wrapped(reference)
-    check_count("rows", rows, 2)  # one for a sequence and one for its branch
-    check_count("micro_batch", micro_batch)
+
+
+def _check_given(completions: Tensor | None, log_probs: Tensor | None, importance: object) -> None:
+    """Require completions with their probabilities, and these with importance weights."""
     if log_probs is not None and completions is None:
         raise ValueError("log_probs are those of given completions, but completions is None.")
     if importance is not None and log_probs is None:
         raise ValueError(
             "importance divides by the sampler's probabilities of given completions; pass "
             "completions and log_probs."
-        )
-    if engine is not None and not callable(getattr(engine, "complete", None)):
-        raise TypeError(
-            "engine must have a method complete, as Server(url, module) has, but is a "
-            f"{type(engine).__name__}."
         )
 
 
