@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -327,7 +328,9 @@ def updates(
         return {"failed": f"{type(error).__name__}: {error}"[:400]}
     for one in runs:
         print(name, json.dumps(one), flush=True)
-    return {"first": runs[0], "later": runs[1:]}
+    middle = {each: median(one[each] for one in runs[1:]) for each in runs[0]}
+    print(name, "medians of the later ones", json.dumps(middle), flush=True)
+    return {"first": runs[0], "later": runs[1:], "medians of the later": middle}
 
 
 def some_updates(
