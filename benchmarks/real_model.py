@@ -354,6 +354,11 @@ def some_updates(
         one = update(strategy, model, optimiser, prompts, options, bench.cuda, reward)
         after = worked(model)
         runs.append(one | {name: after[name] - before[name] for name in after})
+    if bench.options.profile:
+        with torch.profiler.profile() as profiled:
+            update(strategy, model, optimiser, prompts, options, bench.cuda, reward)
+        for order in ("self_cuda_time_total", "self_cpu_time_total"):
+            print(profiled.key_averages().table(sort_by=order, row_limit=25), flush=True)
     for parameter in bench.module.parameters():
         parameter.grad = None
     return runs
@@ -438,6 +443,9 @@ def main() -> None:
     )
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[80, 128])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--profile", action="store_true", help="One update more per setting, by kernel and call"
+    )
     parser.add_argument("--tiny", action="store_true", help="Small sizes, for a CPU")
     options = parser.parse_args()
     sizes = {"few": 16, "many": 256, "rows": 1024, "grouped": 64, "questions": 512}
