@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -327,7 +328,9 @@ def updates(
         return {"failed": f"{type(error).__name__}: {error}"[:400]}
     for one in runs:
         print(name, json.dumps(one), flush=True)
-    return {"first": runs[0], "later": runs[1:]}
+    middle = {each: median(one[each] for one in runs[1:]) for each in runs[0]}
+    print(name, "medians of the later ones", json.dumps(middle), flush=True)
+    return {"first": runs[0], "later": runs[1:], "medians of the later": middle}
 
 
 def some_updates(
@@ -351,6 +354,11 @@ def some_updates(
         one = update(strategy, model, optimiser, prompts, options, bench.cuda, reward)
         after = worked(model)
         runs.append(one | {name: after[name] - before[name] for name in after})
+    if bench.options.profile:
+        with torch.profiler.profile() as profiled:
+            update(strategy, model, optimiser, prompts, options, bench.cuda, reward)
+        for order in ("self_cuda_time_total", "self_cpu_time_total"):
+            print(profiled.key_averages().table(sort_by=order, row_limit=25), flush=True)
     for parameter in bench.module.parameters():
         parameter.grad = None
     return runs
@@ -435,6 +443,9 @@ def main() -> None:
     )
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[80, 128])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--profile", action="store_true", help="One update more per setting, by kernel and call"
+    )
     parser.add_argument("--tiny", action="store_true", help="Small sizes, for a CPU")
     options = parser.parse_args()
     sizes = {"few": 16, "many": 256, "rows": 1024, "grouped": 64, "questions": 512}

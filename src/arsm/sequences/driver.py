@@ -57,6 +57,9 @@ from arsm.sequences.mismatch import check_sampler
 from arsm.sequences.model import Model, pad_before
 from arsm.sequences.sampler import TokenSampler
 
+COMPARED = 16
+"""Sequences of the model's own sampler that are compared with the model's pass."""
+
 
 @suggests("arsm.sequences.estimate")
 def estimate(  # noqa: PLR0913  one call, all of its options by name
@@ -359,7 +362,7 @@ class _Call:
         rows = self.row.shape[0]
         if not true.elsewhere:
             # the model's own sampler differs by rounding alone, which some rows show
-            rows = min(rows, self.micro_batch)
+            rows = min(rows, self.micro_batch, COMPARED)
         return check_sampler(
             self.logits_of(true),
             [
