@@ -73,7 +73,7 @@ def test_levels_are_reached_once(folder: Path, tmp_path: Path) -> None:
             device="cpu",
             precision=None,
             seconds=60,
-            size=levels.Size(rate=1e-2, batch=8, every=4, measured=8),
+            size=levels.FineTuning(rate=1e-2, batch=8, every=4, measured=8),
         )
 
     records = go()

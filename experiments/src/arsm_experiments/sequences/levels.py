@@ -38,7 +38,7 @@ NOISE_FROM = REPORTED + CHOSEN_ON
 
 
 @dataclass(frozen=True)
-class Size:
+class FineTuning:
     """How a model is fine-tuned, and how often it is measured."""
 
     rate: float = RATE
@@ -76,7 +76,7 @@ def reach(
     device: str,
     precision: torch.dtype | None,
     seconds: float,
-    size: Size = Size(),  # noqa: B008  frozen
+    size: FineTuning = FineTuning(),  # noqa: B008  frozen
     start: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Fine-tune until the levels are reached or the time is over; return what was reached.
@@ -159,7 +159,7 @@ def main() -> None:
         device=words.device,
         precision=torch.bfloat16 if words.precision == "bfloat16" else None,
         seconds=words.seconds,
-        size=Size(words.rate, words.batch, words.micro_batch, words.every, words.measured),
+        size=FineTuning(words.rate, words.batch, words.micro_batch, words.every, words.measured),
         start=words.start,
     )
 
