@@ -32,9 +32,11 @@ from arsm_experiments.sequences.language_model_figures import (
     draw_trials,
 )
 from arsm_experiments.sequences.language_model_rules import (
+    OURS,
     RIVALS,
     Noise,
     Trained,
+    accuracy_after,
     best_of_rivals,
     best_rival,
     by_task,
@@ -68,6 +70,8 @@ COLUMNS: tuple[str, ...] = (
 FINAL = "final accuracy"
 COST = "variance x tokens, thousands"
 RATIO = "variance x tokens / best rival"
+DIGITS = 10
+"""Of a commit."""
 
 
 # ---------------------------------------------------------------- records
@@ -163,7 +167,7 @@ def write(folder: Path) -> str:
 def _noise_rows(name: str, noise: list[Noise], lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     task, level = task_and_level(name)
     best = {kind: best_rival(noise, fresh=kind) for kind in (False, True)}
-    common = {"paper": "", "hardware": lines[0]["hardware"], "commit": lines[0]["commit"]}
+    common = {"paper": "", "hardware": lines[0]["hardware"], "commit": lines[0]["commit"][:DIGITS]}
     rows = []
     for row in noise:
         where = f"{task}, level {level} (accuracy {row.accuracy:.3f}), {row.method}"
@@ -196,7 +200,7 @@ def _training_rows(runs: list[Trained]) -> list[dict[str, Any]]:
                 "paper": "",
                 "seconds": f"{last['learning_seconds']:.1f}",
                 "hardware": run.session["hardware"],
-                "commit": run.session["commit"],
+                "commit": run.session["commit"][:DIGITS],
             }
         )
     return rows
@@ -231,8 +235,7 @@ def _result_rows(task: str, runs: list[Trained]) -> list[dict[str, Any]]:
     found = reported(runs)
     if not any(found.values()):
         return []
-    best = best_of_rivals(found)
-    level = statistics.mean(run.final for run in found[best])
+    curves = {name: mean_curve(own) for name, own in found.items()}
     rows = []
     for name, own in found.items():
         session = own[0].session
@@ -240,27 +243,40 @@ def _result_rows(task: str, runs: list[Trained]) -> list[dict[str, Any]]:
             "row": f"{task}, all seeds: {name}, rate {own[0].rate:g}",
             "seeds": len(own),
             "paper": "",
-            "seconds": f"{statistics.mean(run.metrics[-1]['learning_seconds'] for run in own):.1f}",
+            "seconds": f"{curves[name][-1][1]:.1f}",
             "hardware": session["hardware"],
-            "commit": session["commit"],
+            "commit": session["commit"][:DIGITS],
         }
         final = [run.final for run in own]
-        gap, low, high = paired(own, found[best])
-        values = {
-            FINAL: (statistics.mean(final), statistics.stdev(final) if len(final) > 1 else 0.0),
-            f"less {best}": (gap, 0.0),
-            f"less {best}, lower end": (low, 0.0),
-            f"less {best}, upper end": (high, 0.0),
-        }
-        reached = crossing(mean_curve(own), level)
-        if reached is not None:
-            values |= {
-                f"tokens to {level:.4f}": (reached[0], 0.0),
-                f"seconds to {level:.4f}": (reached[1], 0.0),
-            }
+        spread = statistics.stdev(final) if len(final) > 1 else 0.0
+        values = {FINAL: (statistics.mean(final), spread)}
+        values |= {metric: (x, 0.0) for metric, x in _against(name, found, curves).items()}
         for metric, (value, std) in values.items():
             rows.append(common | {"metric": metric, "mean": f"{value:.6g}", "std": f"{std:.3g}"})
     return rows
+
+
+def _against(
+    name: str,
+    found: Mapping[str, list[Trained]],
+    curves: Mapping[str, list[tuple[float, float, float]]],
+) -> dict[str, float]:
+    """A method's results that need others: differences to the best rivals, what it spends until it
+    is as good as they are at their end, and where it stands when a method that branches ends.
+    """
+    values = {"learning seconds": curves[name][-1][1]}
+    for rival in best_of_rivals(found):
+        ends = ("", ", lower end", ", upper end")
+        gaps = paired(found[name], found[rival])
+        values |= {f"less {rival}{end}": gap for end, gap in zip(ends, gaps, strict=True)}
+        reached = crossing(curves[name], curves[rival][-1][2])
+        if reached is not None:
+            values[f"tokens to {rival}"] = reached[0]
+            values[f"seconds to {rival}"] = reached[1]
+    for ours in OURS:
+        if ours in curves:
+            values[f"when {ours} ends"] = accuracy_after(curves[name], curves[ours][-1][1])
+    return values
 
 
 def main() -> None:

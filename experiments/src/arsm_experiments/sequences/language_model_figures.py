@@ -37,7 +37,13 @@ def draw_noise(levels: dict[str, list[Noise]], path: Path) -> None:
     """Variance x tokens over accuracy, relative to the best rival, one panel per task."""
     import matplotlib.pyplot as plt
 
-    tasks = sorted({task_and_level(name)[0] for name in levels})
+    shades = {"branch 4": "#e8c3bd", "branch 8": "#d58a80", "branch 16": "#c66558"}
+    shades |= {"branch 32": "#b5473c", "branch 64": "#7d2b22", "branch 32, chance": "#c28f2c"}
+    shades |= {"group 8": "#8fb8e0", "group 16": "#5a94d1", "token baseline 8": "#6e6e6e"}
+    drawn = {
+        name for name, noise in levels.items() if {row.method for row in noise} >= {"branch 8"}
+    }
+    tasks = sorted({task_and_level(name)[0] for name in drawn})
     figure, axes = plt.subplots(
         1,
         len(tasks),
@@ -46,9 +52,6 @@ def draw_noise(levels: dict[str, list[Noise]], path: Path) -> None:
         sharex=True,
         sharey=True,
     )
-    shades = {"branch 4": "#e8c3bd", "branch 8": "#d58a80", "branch 16": "#c66558"}
-    shades |= {"branch 32": "#b5473c", "branch 64": "#7d2b22", "branch 32, chance": "#c28f2c"}
-    shades |= {"group 8": "#8fb8e0", "group 16": "#5a94d1", "token baseline 8": "#6e6e6e"}
     for axis, task in zip(axes[0], tasks, strict=True):
         own = [noise for name, noise in levels.items() if task_and_level(name)[0] == task]
         for number, (method, colour) in enumerate(shades.items()):
@@ -137,21 +140,29 @@ def draw_trials(runs: list[Trained], path: Path) -> None:
 
 
 def draw_training(tasks: Mapping[str, dict[str, list[Trained]]], path: Path) -> None:
-    """Accuracy over tokens, the mean over seeds; one panel per task."""
+    """Accuracy over tokens and over learning seconds, the mean over seeds; a column per task."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks) + 1.4, 3.4), squeeze=False)
-    for axis, (task, by_method) in zip(axes[0], tasks.items(), strict=True):
+    wide = len(tasks)
+    figure, axes = plt.subplots(
+        2, wide, figsize=(3.6 * wide + 1.6, 5.4), squeeze=False, sharey="col"
+    )
+    for (tokens_axis, seconds_axis), (task, by_method) in zip(axes.T, tasks.items(), strict=True):
         for name, runs in by_method.items():
-            tokens, _, accuracy = zip(*mean_curve(runs), strict=True)
+            tokens, seconds, accuracy = zip(*mean_curve(runs), strict=True)
             thousands = [count / 1000 for count in tokens]
-            width = 2.2 if name in OURS else 1.2
-            axis.plot(thousands, accuracy, label=name, color=COLOURS.get(name), lw=width)
-        axis.set_title(task)
-        axis.set_xlabel("generated tokens, thousands")
-        axis.grid(color="#eeeeee")
-    axes[0][0].set_ylabel("accuracy, mean over seeds")
-    axes[0][-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+            style = {"label": name, "color": COLOURS.get(name), "lw": 2.2 if name in OURS else 1.2}
+            tokens_axis.plot(thousands, accuracy, **style)
+            seconds_axis.plot(seconds, accuracy, **style)
+        tokens_axis.set_title(task)
+        tokens_axis.set_xlabel("generated tokens, thousands")
+        seconds_axis.set_xlabel("learning seconds")
+        for axis in (tokens_axis, seconds_axis):
+            axis.grid(color="#eeeeee")
+            axis.set_xlim(left=0)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("mean reward")
+    axes[0][-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     save(figure, path)
     plt.close(figure)

@@ -21,8 +21,8 @@ RIVALS = ("group 2", "group 4", "group 8", "group 16", "token baseline 8")
 """Unbiased rivals; ratios are to the best of them."""
 OURS = ("branch", "branch, 4 epochs")
 """Methods that branch, by their names on the page."""
-SLOWEST = "ppo"
-"""Its runs may be cut by the time; its trials are reported all the same."""
+VALUE_MODEL = "ppo"
+"""The method that trains a second model of the same size beside the policy."""
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
 DRAWS = (2, 4, 8, 16, 32, 64)
@@ -183,21 +183,18 @@ def _cost(row: Noise) -> float:
 def reported(runs: list[Trained]) -> dict[str, list[Trained]]:
     """Runs of fresh seeds that all methods have finished, by method.
 
-    A method that has only trials has finished none. The slowest method does not hold up the others:
-    it is left out if it has not finished all of their seeds.
+    A method that has only trials has finished none.
     """
     fresh = [run for run in runs if run.seed != TRIAL and run.finished]
     methods = sorted({run.method for run in runs}, key=place)
-    seeds = {name: {run.seed for run in fresh if run.method == name} for name in methods}
-    deciding = [seeds[name] for name in methods if name != SLOWEST] or list(seeds.values())
-    common = set.intersection(*deciding) if deciding else set()
+    seeds = [{run.seed for run in fresh if run.method == name} for name in methods]
+    common = set.intersection(*seeds) if seeds else set()
     return {
         name: sorted(
             (run for run in fresh if run.method == name and run.seed in common),
             key=lambda run: run.seed,
         )
         for name in methods
-        if name != SLOWEST or common <= seeds[name]
     }
 
 
@@ -209,10 +206,13 @@ def by_task(runs: list[Trained]) -> dict[str, list[Trained]]:
     return dict(sorted(found.items()))
 
 
-def best_of_rivals(found: Mapping[str, list[Trained]]) -> str:
-    """The method with the highest mean final accuracy that does not branch."""
+def best_of_rivals(found: Mapping[str, list[Trained]]) -> list[str]:
+    """The method with the highest mean final accuracy that does not branch; if that one has a value
+    model, also the best one without.
+    """
     final = {name: statistics.mean(run.final for run in own) for name, own in found.items()}
-    return max((name for name in found if name not in OURS), key=lambda name: final[name])
+    rivals = sorted((name for name in found if name not in OURS), key=lambda name: -final[name])
+    return rivals[:2] if rivals[0] == VALUE_MODEL else rivals[:1]
 
 
 def paired(ours: list[Trained], theirs: list[Trained]) -> tuple[float, float, float]:
@@ -244,6 +244,15 @@ def mean_curve(runs: list[Trained]) -> list[tuple[float, float, float]]:
             )
         )
     return points
+
+
+def accuracy_after(curve: list[tuple[float, float, float]], seconds: float) -> float:
+    """The accuracy after so many learning seconds, by a straight line; at most the last."""
+    for before, after in itertools.pairwise(curve):
+        if before[1] <= seconds < after[1]:
+            share = (seconds - before[1]) / (after[1] - before[1])
+            return before[2] + share * (after[2] - before[2])
+    return curve[-1][2]
 
 
 def crossing(curve: list[tuple[float, float, float]], level: float) -> tuple[float, float] | None:

@@ -64,15 +64,26 @@ class Result(NamedTuple):
     def final(self) -> Cell:
         return self.values[FINAL]
 
+    @property
+    def seconds(self) -> float:
+        """Learning seconds until the end."""
+        return self.values["learning seconds"].mean
+
     def less(self, best: str) -> str:
         """The difference to the best rival with its interval."""
         ends = [self.values[f"less {best}{end}"].mean for end in ("", *ENDS)]
         return f"{ends[0]:+.3f} ({ends[1]:+.3f} to {ends[2]:+.3f})"
 
-    def spent(self, what: str) -> float | None:
-        """Tokens or seconds to the best rival's final accuracy; None if it is not reached."""
-        found = [cell for metric, cell in self.values.items() if metric.startswith(f"{what} to ")]
-        return found[0].mean if found else None
+    def spent(self, what: str, rival: str) -> float | None:
+        """Tokens or seconds to a rival's final accuracy; None if it is not reached."""
+        found = self.values.get(f"{what} to {rival}")
+        return None if found is None else found.mean
+
+    @property
+    def rivals(self) -> list[str]:
+        """The best rival, then the best one without a value model if that is another."""
+        listed = [metric.removeprefix("less ") for metric in self.values if "less " in metric]
+        return [name for name in listed if not name.endswith(ENDS)]
 
 
 ENDS = (", lower end", ", upper end")
@@ -164,25 +175,42 @@ def repeats(tables: Tables) -> str:
     return f"Estimates per method and level: {min(counts)} to {max(counts)}."
 
 
-def mean_ratios(tables: Tables) -> dict[int, float]:
-    """The geometric mean of each number of draws over the levels of the second measurement."""
+def mean_ratios(levels: list[Level], suffix: str = "") -> dict[int, float]:
+    """The geometric mean over levels of each number of draws that all of them have."""
+    found = {n: [level.ratios.get(f"branch {n}{suffix}") for level in levels] for n in DRAWS}
+    return {
+        n: math.exp(statistics.mean(math.log(cell.mean) for cell in cells if cell is not None))
+        for n, cells in found.items()
+        if cells and None not in cells
+    }
+
+
+def at_fixed(tables: Tables) -> dict[int, float]:
+    """These means over the second measurement at fixed questions."""
     again = [level for level in measured(tables) if level.again and "branch 8" in level.ratios]
-    logs = {n: [math.log(level.ratios[f"branch {n}"].mean) for level in again] for n in DRAWS}
-    return {n: math.exp(statistics.mean(found)) for n, found in logs.items() if found}
+    return mean_ratios(again)
+
+
+def at_fresh(tables: Tables) -> dict[int, float]:
+    """These means over all tasks at fresh questions."""
+    afresh = [level for level in measured(tables) if f"branch 8{FRESH}" in level.ratios]
+    return mean_ratios(afresh, FRESH)
 
 
 def draws(tables: Tables) -> str:
-    """Which number of draws is the default, by the protocol's rule."""
-    means = mean_ratios(tables)
-    if not means:
+    """Which number of draws is the default."""
+    fixed, fresh_means = at_fixed(tables), at_fresh(tables)
+    if not fresh_means:
         return ""
-    listed = ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
-    best = min(means, key=lambda n: means[n])
-    count = sum(level.again for level in measured(tables))
-    levels = f"{count} level{'s' if count > 1 else ''}"
+    best = min(fresh_means, key=lambda n: fresh_means[n])
     return (
-        f"The second measurement, {levels}: {listed}. So `Branch()` draws {best}, by the protocol."
+        f"Geometric means over tasks: {_listed(fresh_means)} at fresh questions; {_listed(fixed)} "
+        f"in the second measurement at fixed ones. So `Branch()` draws {best}."
     )
+
+
+def _listed(means: Mapping[int, float]) -> str:
+    return ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
@@ -233,27 +261,46 @@ def _results(found: Mapping[str, list[Result]]) -> str:
 
 
 def _findings(task: str, rows: list[Result]) -> str:
-    """What branching needs to get as far as the best rival, and whether the targets are met."""
+    """What branching needs to get as far as the best rivals, and where they stand at its end."""
+    by_name = {row.method: row for row in rows}
     rival = best(rows)
     seeds = rival.final.seeds
-    reached = "; ".join(_reached(row, rival) for row in rows if row.method in OURS)
-    return (
-        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}, to the final "
-        f"{rival.final.mean:.3f} of the best rival ({rival.method}): {reached}.**"
+    ours = max((row for row in rows if row.method in OURS), key=lambda row: row.final.mean)
+    parts = [
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}:** "
+        f"{rival.method} is the best rival. {_reached(rows, rival)}."
+    ]
+    parts += [
+        f"Without a value model the best is {name}: `{ours.method}` ends "
+        f"{ours.less(name)} from it. {_reached(rows, by_name[name])}."
+        for name in rival.rivals[1:]
+    ]
+    then = rival.values[f"when {ours.method} ends"]
+    parts.append(
+        f"When `{ours.method}` ends, after {ours.seconds:.0f} learning seconds, {rival.method} "
+        f"stands at {then.mean:.3f}; its own end takes {rival.seconds:.0f}."
     )
+    return " ".join(parts)
 
 
-def _reached(branch: Result, rival: Result) -> str:
-    """Shares of the rival's tokens and seconds that a method needs to its final accuracy."""
-    shares = []
-    for what, aim in TARGETS.items():
-        ours, theirs = branch.spent(what), rival.spent(what)
-        if ours is None or not theirs:
-            return f"`{branch.method}` does not get there"
-        share = ours / theirs
-        verdict = "met" if share <= aim else "missed"
-        shares.append(f"{share:.2f} of its {what} (aim {aim:.2f}, {verdict})")
-    return f"`{branch.method}` needs {' and '.join(shares)}"
+def _reached(rows: list[Result], rival: Result) -> str:
+    """What the methods that branch need to a rival's final accuracy."""
+    words = []
+    for row in (row for row in rows if row.method in OURS):
+        shares = {what: _share(row, rival, what) for what in TARGETS}
+        if None in shares.values():
+            words.append(f"`{row.method}` does not get there")
+            continue
+        listed = " and ".join(
+            f"{share:.2f} of its {what} (aim {TARGETS[what]:.2f})" for what, share in shares.items()
+        )
+        words.append(f"`{row.method}` needs {listed}")
+    return f"To its final {rival.final.mean:.3f}, " + "; ".join(words)
+
+
+def _share(row: Result, rival: Result, what: str) -> float | None:
+    ours, theirs = row.spent(what, rival.method), rival.spent(what, rival.method)
+    return None if ours is None or not theirs else ours / theirs
 
 
 def _trials(tables: Tables) -> str:
