@@ -1,6 +1,6 @@
 """TRL's two trainers on SmolLM2-135M: `python -m benchmarks.token_credit_smollm2 MODEL`.
 
-The model of `benchmarks.smollm2` imitates written-out sums until it answers half of them. From
+SmolLM2-135M-Instruct imitates written-out sums until it answers half of them. From
 there `GRPOTrainer` and `arsm.trl.BranchTrainer` train it by the reward 1 for a right last number,
 three seeds each, with the same `GRPOConfig` but for the answers per prompt: BranchTrainer samples
 half as many and spends the rest of the tokens on branches.

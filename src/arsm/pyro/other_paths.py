@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -274,61 +274,66 @@ class OtherPaths:
         first = not path.terms
         checking = not first and queries[0] == TRUE
         fits = _must_fit if checking and self.vectorized else nullcontext
-
-        def sites(
-            program: Program, values: dict[str, Any]
-        ) -> tuple[dict[str, Site], dict[str, Tensor]]:
-            plate = (
-                pyro.plate(PATHS, len(queries), dim=-1 - path.nesting)
-                if self.vectorized
-                else nullcontext()
-            )
-            # the true path is already validated
-            with fits(), pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
-                return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))
-
-        # the guide runs again only where a site is drawn again: one that depends on another
-        if any(self.above.values()):
-            guide, _ = sites(
-                path.guide, {name: partial(self._value, name, queries) for name in path.guide_sites}
-            )
-        else:
-            guide = {
-                name: site | {"value": self._value(name, queries)}
-                for name, site in path.guide_sites.items()
-            }
-        model, subsamples = sites(path.model, {name: site["value"] for name, site in guide.items()})
+        guide = self._guide_sites(queries, fits)
+        with fits():
+            values = {name: site["value"] for name, site in guide.items()}
+            model, subsamples = self._trace(path.model, values, len(queries))
         if first:
             path.meet(model, subsamples)
-        if changed := (guide.keys() ^ path.guide_sites.keys()) | (
-            model.keys() ^ path.model_sites.keys()
-        ):
-            raise ValueError(
-                f"Site {min(changed)!r} exists for some samples only; model and guide must have "
-                "the same sites for all."
-            )
-        wanted = {
-            k
-            for k, term in path.terms.items()
-            if is_validation_enabled() or checking or any(self._moves(t, term) for t, _ in queries)
-        }
+        self._check_sites(guide, model)
+        wanted = None if first else self._wanted(queries, checking)
+        shared = self._shared() if first and self.vectorized else frozenset[str]()
         with fits():
-            terms = {
-                key: self._with_paths(detach_provenance(x))
-                for key, x, _ in elbo_terms(
-                    model,
-                    guide,
-                    path.closed,
-                    None if first else wanted,
-                    self._shared() if first and self.vectorized else frozenset(),
-                    path.nesting,
-                )
-            }
+            found = elbo_terms(model, guide, path.closed, wanted, shared, path.nesting)
+            terms = {key: self._with_paths(detach_provenance(x)) for key, x, _ in found}
         if first:
             path.meet_terms(terms)
         else:
             self._check(queries, terms)
         return terms
+
+    def _trace(
+        self, program: Program, values: dict[str, Any], paths: int
+    ) -> tuple[dict[str, Site], dict[str, Tensor]]:
+        """Sites and subsamples of model or guide at these values of the guide's sites."""
+        path = self.path
+        plate = nullcontext()
+        if self.vectorized:
+            plate = pyro.plate(PATHS, paths, dim=-1 - path.nesting)
+        # the true path is already validated
+        with pyro.validation_enabled(False), Follow(path.subsamples | values), plate:
+            return sample_sites(poutine.trace(program).get_trace(*path.args, **path.kwargs))
+
+    def _guide_sites(
+        self, queries: list[Query], fits: Callable[[], AbstractContextManager[None]]
+    ) -> dict[str, Site]:
+        """The guide's sites on the paths of these queries."""
+        known = self.path.guide_sites
+        # the guide runs again only where a site is drawn again: one that depends on another
+        if any(self.above.values()):
+            values = {name: partial(self._value, name, queries) for name in known}
+            with fits():
+                return self._trace(self.path.guide, values, len(queries))[0]
+        return {name: site | {"value": self._value(name, queries)} for name, site in known.items()}
+
+    def _check_sites(self, guide: dict[str, Site], model: dict[str, Site]) -> None:
+        """Require the sites of the true path."""
+        path = self.path
+        changed = (guide.keys() ^ path.guide_sites.keys()) | (
+            model.keys() ^ path.model_sites.keys()
+        )
+        if changed:
+            raise ValueError(
+                f"Site {min(changed)!r} exists for some samples only; model and guide must have "
+                "the same sites for all."
+            )
+
+    def _wanted(self, queries: list[Query], checking: bool) -> set[Key]:
+        """The terms that change with these queries; all of them where others are checked."""
+        terms = self.path.terms
+        if checking or is_validation_enabled():
+            return set(terms)
+        return {k for k, term in terms.items() if any(self._moves(t, term) for t, _ in queries)}
 
     def _shared(self) -> frozenset[str]:
         """The closed sites whose KL depends on no discrete site."""
@@ -406,39 +411,47 @@ class OtherPaths:
         """
         for key, x in terms.items():
             term = self.path.terms[key]
-            fixed: list[int] = []
-            if is_validation_enabled() or TRUE in queries:
-                fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
-            wrong: list[int] = []
             # a term that does not depend on the plate has no dimension of it
             alone = x.ndim <= self.path.nesting
             # paths that met in an index leave more or fewer values than one batch per path
             paired = x.numel() != term.value.numel() * (1 if alone else len(queries))
-            if fixed and not paired:
-                same = x.expand(len(fixed), *x.shape) if alone else x[fixed]
-                # float32 sums over plates round differently inside a plate
-                close = torch.isclose(
-                    same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True
-                )
-                right = close.reshape(len(fixed), -1).all(-1).tolist()
-                wrong = [i for i, agrees in zip(fixed, right, strict=True) if not agrees]
+            wrong = [] if paired else self._changed(queries, x, term)
             moved = any(self._moves(t, term) for t, _ in queries)
             if paired or any(queries[i][0] is None for i in wrong) or (alone and moved):
-                if not self.vectorized:
-                    raise ValueError(
-                        f"Site {key[1]!r} has other log probabilities when it is run again; leave "
-                        "out dropout and other noise outside pyro.sample."
-                    )
-                raise NotInPlateError(
-                    f"Site {key[1]!r} has other log probabilities in a plate than alone; {REMEDY}; "
-                    "no dropout."
-                )
+                raise self._runs_differ(key[1])
             if wrong:
                 raise ValueError(
                     f"Site {key[1]!r} changes with a discrete site although Pyro's provenance "
                     "tracking finds no way between them; use plain torch operations there, "
                     "nothing compiled or scripted."
                 )
+
+    def _changed(self, queries: list[Query], x: Tensor, term: Term) -> list[int]:
+        """The paths, by their place in the queries, on which a term must not change but does."""
+        if not (is_validation_enabled() or TRUE in queries):
+            return []
+        fixed = [i for i, (t, _) in enumerate(queries) if not self._moves(t, term)]
+        if not fixed:
+            return []
+        same = x.expand(len(fixed), *x.shape) if x.ndim <= self.path.nesting else x[fixed]
+        # float32 sums over plates round differently inside a plate
+        close = torch.isclose(
+            same, term.value.expand_as(same), rtol=1e-3, atol=1e-3, equal_nan=True
+        )
+        right = close.reshape(len(fixed), -1).all(-1).tolist()
+        return [i for i, agrees in zip(fixed, right, strict=True) if not agrees]
+
+    def _runs_differ(self, name: str) -> ValueError:
+        """The error of a site whose log probabilities on the true path are not those of before."""
+        if not self.vectorized:
+            return ValueError(
+                f"Site {name!r} has other log probabilities when it is run again; leave "
+                "out dropout and other noise outside pyro.sample."
+            )
+        return NotInPlateError(
+            f"Site {name!r} has other log probabilities in a plate than alone; {REMEDY}; "
+            "no dropout."
+        )
 
 
 def _noise_given_winners(choices: dict[str, DiscreteSite]) -> dict[str, Tensor]:

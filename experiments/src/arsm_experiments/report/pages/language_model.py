@@ -33,6 +33,10 @@ TABLE = "language_model/table.csv"
 DRAWS = (8, 16, 32, 64)
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+FRESH = ", fresh"
+"""Ends the name of a method that met other questions in every estimate."""
+OURS = ("branch", "branch, 4 epochs")
+"""Methods that branch."""
 QUANTILE = 1.96
 TARGETS = {"tokens": 1 / 3, "seconds": 1 / 2}
 """Shares of the best rival's that the protocol aims at."""
@@ -88,9 +92,38 @@ def measured(tables: Tables) -> list[Level]:
 
 def noise(tables: Tables) -> str:
     """Variance x tokens relative to the best rival, methods by tasks and levels."""
-    levels = [level for level in measured(tables) if level.task != "long"]
+    levels = [
+        level
+        for level in measured(tables)
+        if level.task != "long" and any(method in level.ratios for method in METHODS)
+    ]
     heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
     return markdown(["", *heads], _ratios(METHODS, levels))
+
+
+def fresh(tables: Tables) -> str:
+    """The same with other questions in every estimate."""
+    levels = [
+        level
+        for level in measured(tables)
+        if any(method.endswith(FRESH) for method in level.ratios)
+    ]
+    if not levels:
+        return "Not measured."
+    names = {method: None for level in levels for method in level.ratios if method.endswith(FRESH)}
+    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
+    methods = {name: name.removesuffix(FRESH) for name in sorted(names, key=_by_kind_and_size)}
+    return markdown(["", *heads], _ratios(methods, levels))
+
+
+def _by_kind_and_size(method: str) -> tuple[bool, bool, int]:
+    """Groups before the token baseline before branching, small sizes first."""
+    size = re.search(r"\d+", method)
+    return (
+        method.startswith("branch"),
+        method.startswith("token"),
+        int(size[0]) if size is not None else 0,
+    )
 
 
 def long(tables: Tables) -> str:
@@ -133,7 +166,7 @@ def repeats(tables: Tables) -> str:
 
 def mean_ratios(tables: Tables) -> dict[int, float]:
     """The geometric mean of each number of draws over the levels of the second measurement."""
-    again = [level for level in measured(tables) if level.again]
+    again = [level for level in measured(tables) if level.again and "branch 8" in level.ratios]
     logs = {n: [math.log(level.ratios[f"branch {n}"].mean) for level in again] for n in DRAWS}
     return {n: math.exp(statistics.mean(found)) for n, found in logs.items() if found}
 
@@ -165,60 +198,62 @@ def results(tables: Tables) -> dict[str, list[Result]]:
 
 
 def training(tables: Tables) -> str:
-    """Tables and findings of the seeds; before there are any, how far the trials are."""
+    """Table and findings of the seeds; before there are any, how far the trials are."""
     found = results(tables)
     if not found:
         return _trials(tables)
-    parts = [_findings(task, rows) + "\n\n" + _results(rows) for task, rows in found.items()]
+    parts = [_results(found)]
+    parts += [_findings(task, rows) for task, rows in found.items()]
     parts.append("![Accuracy over tokens, mean over seeds](training.png)")
     return "\n\n".join(parts)
 
 
 def best(rows: list[Result]) -> Result:
     """The rival with the highest mean final accuracy."""
-    return max((row for row in rows if row.method != "branch"), key=lambda row: row.final.mean)
+    return max((row for row in rows if row.method not in OURS), key=lambda row: row.final.mean)
 
 
-def _results(rows: list[Result]) -> str:
-    rival = best(rows)
-    level = f"{rival.final.mean:.3f}"
-    heads = ["", "rate", "final accuracy", f"less {rival.method}", f"tokens to {level}", "s"]
-    lines = []
-    for row in rows:
-        tokens, seconds = row.spent("tokens"), row.spent("seconds")
-        lines.append(
-            [
-                row.method,
-                row.rate,
-                f"{row.final.mean:.3f}±{row.final.std:.3f}",
-                "" if row is rival else row.less(rival.method),
-                "not reached" if tokens is None else f"{tokens:,.0f}",
-                "" if seconds is None else f"{seconds:.0f}",
-            ]
-        )
-    return markdown(heads, lines)
+def _results(found: Mapping[str, list[Result]]) -> str:
+    """Final accuracies and differences to the best rival, methods by tasks."""
+    methods = list(dict.fromkeys(row.method for rows in found.values() for row in rows))
+    heads = [""]
+    lines = {method: [method] for method in methods}
+    for task, rows in found.items():
+        rival = best(rows)
+        heads += [task, f"less {rival.method}"]
+        known = {row.method: row for row in rows}
+        for method, line in lines.items():
+            row = known.get(method)
+            if row is None:
+                line += ["-", ""]
+                continue
+            gap = "" if row is rival else row.less(rival.method)
+            line += [f"{row.final.mean:.3f}±{row.final.std:.3f}", gap]
+    return markdown(heads, list(lines.values()))
 
 
 def _findings(task: str, rows: list[Result]) -> str:
-    """The comparison of branching with the best rival, and the targets."""
+    """What branching needs to get as far as the best rival, and whether the targets are met."""
     rival = best(rows)
-    branch = next(row for row in rows if row.method == "branch")
-    seeds = branch.final.seeds
-    text = (
-        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: `branch` ends at "
-        f"{branch.final.mean:.3f}, the best rival, {rival.method}, at {rival.final.mean:.3f}; "
-        f"difference {branch.less(rival.method)}.**"
+    seeds = rival.final.seeds
+    reached = "; ".join(_reached(row, rival) for row in rows if row.method in OURS)
+    return (
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}, to the final "
+        f"{rival.final.mean:.3f} of the best rival ({rival.method}): {reached}.**"
     )
-    verdicts = []
+
+
+def _reached(branch: Result, rival: Result) -> str:
+    """Shares of the rival's tokens and seconds that a method needs to its final accuracy."""
+    shares = []
     for what, aim in TARGETS.items():
         ours, theirs = branch.spent(what), rival.spent(what)
         if ours is None or not theirs:
-            verdicts.append(f"{what} missed, not reached")
-            continue
+            return f"`{branch.method}` does not get there"
         share = ours / theirs
         verdict = "met" if share <= aim else "missed"
-        verdicts.append(f"{share:.2f} of the {what} (aim {aim:.2f}, {verdict})")
-    return f"{text} To the rival's final accuracy it needs: {'; '.join(verdicts)}."
+        shares.append(f"{share:.2f} of its {what} (aim {aim:.2f}, {verdict})")
+    return f"`{branch.method}` needs {' and '.join(shares)}"
 
 
 def _trials(tables: Tables) -> str:
@@ -269,6 +304,7 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 PARTS = {
     "noise": noise,
+    "fresh": fresh,
     "long": long,
     "repeats": repeats,
     "draws": draws,
