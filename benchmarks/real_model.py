@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -330,7 +331,7 @@ def updates(
         print(name, json.dumps(one), flush=True)
     middle = {each: median(one[each] for one in runs[1:]) for each in runs[0]}
     print(name, "medians of the later ones", json.dumps(middle), flush=True)
-    return {"first": runs[0], "later": runs[1:], "medians of the later": middle}
+    return {"first": runs[0], "later": runs[1:]}
 
 
 def some_updates(
@@ -416,8 +417,20 @@ def write(path: Path, name: str, found: dict[str, Any]) -> None:
     results[name] = found
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(results, indent=1) + "\n")
+    text = json.dumps(rounded(results), indent=0)
+    # one update per line
+    text = re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
+    partial.write_text(text + "\n")
     partial.replace(path)
+
+
+def rounded(results: Any) -> Any:
+    """Results with six digits per number: no clock has more."""
+    if isinstance(results, dict):
+        return {name: rounded(each) for name, each in results.items()}
+    if isinstance(results, list):
+        return [rounded(each) for each in results]
+    return float(f"{results:.6g}") if isinstance(results, float) else results
 
 
 def main() -> None:

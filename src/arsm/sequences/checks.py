@@ -178,44 +178,9 @@ def check_prompts(prompts: Tensor, mask: Tensor | None) -> None:
         )
 
 
-def check_options(
-    max_tokens: int,
-    min_tokens: int,
-    eos: Ends,
-    stop: object,
-    temperature: float,
-    kl: float,
-    reference: Model | None,
-    rows: int,
-    micro_batch: int,
-    completions: Tensor | None,
-    log_probs: Tensor | None,
-    importance: object,
-    engine: object,
-) -> None:
-    """Require numbers in their range, and options that go together."""
+def check_ends(max_tokens: int, min_tokens: int, eos: Ends, stop: object) -> None:
+    """Require lengths in their range, and tokens or a function that end a sequence."""
     check_count("max_tokens", max_tokens)
-    _check_ends(max_tokens, min_tokens, eos, stop)
-    # the contract of engines has no words for either
-    if engine is not None and (min_tokens or stop is not None):
-        raise ValueError(
-            "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
-        )
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, but is {temperature}.")
-    _check_reference(kl, reference)
-    check_count("rows", rows, 2)  # one for a sequence and one for its branch
-    check_count("micro_batch", micro_batch)
-    _check_given(completions, log_probs, importance)
-    if engine is not None and not callable(getattr(engine, "complete", None)):
-        raise TypeError(
-            "engine must have a method complete, as Server(url, module) has, but is a "
-            f"{type(engine).__name__}."
-        )
-
-
-def _check_ends(max_tokens: int, min_tokens: int, eos: Ends, stop: object) -> None:
-    """Require tokens, numbers and a function that can end a sequence."""
     if eos is not None and not all_ends(eos):
         raise ValueError(
             "eos must hold at least one token, but is empty; leave it out if nothing ends a "
@@ -235,8 +200,8 @@ def _check_ends(max_tokens: int, min_tokens: int, eos: Ends, stop: object) -> No
         )
 
 
-def _check_reference(kl: float, reference: Model | None) -> None:
-    """Require a cost and a reference, or neither."""
+def check_costs(kl: float, reference: Model | None) -> None:
+    """Require a cost together with a model to stay close to."""
     if not 0 <= kl < math.inf:
         raise ValueError(f"kl must be a finite number of at least 0, but is {kl}.")
     # one without the other is a mistake that would train without any cost
@@ -248,14 +213,38 @@ def _check_reference(kl: float, reference: Model | None) -> None:
     _check_wrapped(reference)
 
 
-def _check_given(completions: Tensor | None, log_probs: Tensor | None, importance: object) -> None:
-    """Require completions with their probabilities, and these with importance weights."""
+def check_sizes(rows: int, micro_batch: int) -> None:
+    """Require batch sizes that can hold something."""
+    check_count("rows", rows, 2)  # one for a sequence and one for its branch
+    check_count("micro_batch", micro_batch)
+
+
+def check_given_options(
+    completions: Tensor | None, log_probs: Tensor | None, importance: object
+) -> None:
+    """Require what belongs to given completions to come with them."""
     if log_probs is not None and completions is None:
         raise ValueError("log_probs are those of given completions, but completions is None.")
     if importance is not None and log_probs is None:
         raise ValueError(
             "importance divides by the sampler's probabilities of given completions; pass "
             "completions and log_probs."
+        )
+
+
+def check_engine(engine: object, min_tokens: int, stop: object) -> None:
+    """Require a sampler, and no way to end sequences that it does not know."""
+    if engine is None:
+        return
+    # the contract of engines has no words for either
+    if min_tokens or stop is not None:
+        raise ValueError(
+            "An engine ends sequences at eos alone; leave min_tokens and stop out, or the engine."
+        )
+    if not callable(getattr(engine, "complete", None)):
+        raise TypeError(
+            "engine must have a method complete, as Server(url, module) has, but is a "
+            f"{type(engine).__name__}."
         )
 
 
