@@ -19,6 +19,9 @@ class MLPBaseline(ZeroNetwork):
     REINFORCE.
     """
 
+    def forward(self, p: Tensor) -> Tensor:
+        return self.value(p)
+
 
 class RunningMoments(nn.Module):
     """Running mean and variance of what the baseline leaves over."""

@@ -31,7 +31,8 @@ class ZeroNetwork(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
+        """The network's value in every row: [N]."""
         x = x.flatten(1).to(self.out.weight.dtype)
         return self.out(self.hidden(x).tanh()).squeeze(-1)
 
@@ -41,8 +42,8 @@ class MLPControl(ZeroNetwork):
     starts as REINFORCE.
     """
 
-    def forward(self, s: Tensor, p: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().forward(torch.cat([s, p], -1))
+    def forward(self, s: Tensor, p: Tensor) -> Tensor:
+        return self.value(torch.cat([s, p], -1))
 
 
 @dataclass(frozen=True, eq=False)
