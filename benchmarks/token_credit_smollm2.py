@@ -297,7 +297,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="Draw the figure of the results")
     given = parser.parse_args()
     if given.report:
-        report(*records.read(RESULTS / "smollm2.json"), RESULTS / "smollm2.png")
+        (record,) = records.read(RESULTS / "smollm2.json")
+        report(record, RESULTS / "smollm2.png")
     elif given.one:
         one(given)
     elif given.file is None:
