@@ -1,9 +1,10 @@
-"""What `python -m benchmarks --record FOLDER` keeps of a benchmark."""
+"""The benchmarks' records, and the list of the benchmarks."""
 
 from pathlib import Path
 
 import pytest
 from benchmarks import records
+from benchmarks.__main__ import BENCHMARKS, COMMANDS
 from benchmarks.measure import Timing, table, write_record
 
 ROOT = Path(__file__).parents[1]
@@ -121,3 +122,16 @@ def test_a_file_with_one_record(tmp_path: Path) -> None:
     assert path.read_text() == '{\n "ms": {\n  "ours": 1.5\n }\n}\n'
     assert records.read_one(path) == {"ms": {"ours": 1.5}}
     assert [each.name for each in path.parent.iterdir()] == ["times.json"]
+
+
+def test_every_benchmark_is_listed() -> None:
+    commands = {
+        path.stem
+        for path in (ROOT / "benchmarks").glob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    # a script that `real_model` runs with the source of an earlier commit
+    commands -= {"__main__", "small_transformer"}
+    assert commands <= BENCHMARKS.keys() | COMMANDS.keys()
+    listed = {f"{name}.py" for name in (*BENCHMARKS, *COMMANDS)}
+    assert listed <= {path.name for path in (ROOT / "benchmarks").glob("*.py")}
