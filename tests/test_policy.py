@@ -12,7 +12,6 @@ from torch import Tensor
 
 import arsm
 from arsm import policy
-from arsm.kept_steps import walk
 from tests.statistics import deviations
 
 STATES, HORIZON, GAMMA = 3, 4, 0.9
@@ -212,7 +211,9 @@ def test_the_walk_weights_every_step_by_one_on_average(
     counts: tuple[int, ...], budget: int
 ) -> None:
     steps = [t for t, count in enumerate(counts) if count]
-    weights = [walk(torch.tensor(counts), torch.tensor(o), budget) for o in permutations(steps)]
+    weights = [
+        policy.walk(torch.tensor(counts), torch.tensor(o), budget) for o in permutations(steps)
+    ]
     torch.testing.assert_close(
         torch.stack(weights).mean(0), torch.ones(len(counts), dtype=torch.float64)
     )

@@ -38,10 +38,22 @@ from torch import Tensor
 from arsm.capabilities import require
 from arsm.checks import NotFiniteError, check_logits, describe
 from arsm.draws import SampleNoise
-from arsm.kept_steps import check_room, step_weights
+from arsm.kept_steps import check_room, step_weights, walk
 from arsm.options import suggests
 from arsm.question import Others, Question, attach, pose
 from arsm.types import Estimator
+
+__all__ = [
+    "PlayedSteps",
+    "Rollouts",
+    "gradient",
+    "loss",
+    "plan",
+    "plan_draws",
+    "step_weights",
+    "walk",
+    "weights",
+]
 
 PARTS = 16
 """The logits are planned in about this many parts, which limits the estimator's memory."""

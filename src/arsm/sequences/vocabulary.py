@@ -27,7 +27,6 @@ from torch import Tensor
 
 from arsm import policy
 from arsm.checks import check_logits
-from arsm.kept_steps import step_weights
 from arsm.question import Others, Question, pose
 from arsm.sequences.batch import Batch
 from arsm.sequences.credit import parameters_of
@@ -160,7 +159,7 @@ class Vocabulary:
                 listed.append(self._list(block, question, others))
         # a budget is spent over all blocks: nothing is chosen before all are counted
         counted = torch.cat(counts)
-        weight = step_weights(
+        weight = policy.step_weights(
             counted, self.states, self.batch.mask.shape, budget, keep, self.generator
         )
         if not everything:
