@@ -151,6 +151,7 @@ def listen() -> None:
 
 def compare(folders: dict[str, Path], rows: list[str], rounds: int, out: Path) -> None:
     """Measure all rows in turns; every round is written down at once."""
+    from arsm_experiments.runs.lines import write_one
     from arsm_experiments.runs.provenance import provenance
 
     times: dict[str, dict[str, list[float | str]]] = {
@@ -170,8 +171,7 @@ def compare(folders: dict[str, Path], rows: list[str], rounds: int, out: Path) -
                 tree.ask(row)
                 times[row][name].append(tree.answer())
                 print(f"{row}, {name}: {times[row][name][-1]}", flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
+        write_one(out, record)
     for row, by_tree in times.items():
         medians = {name: _median(found) for name, found in by_tree.items()}
         print(f"{row:45}" + "".join(f" {name} {median}" for name, median in medians.items()))

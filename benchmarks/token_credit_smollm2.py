@@ -36,6 +36,7 @@ from arsm_experiments.sequences.texts import (
     load_texts,
 )
 from arsm_experiments.sequences.trainer import fine_tune
+from benchmarks import records
 
 HELD_OUT = 2048
 """Questions that no training sees."""
@@ -248,7 +249,7 @@ def several(given: argparse.Namespace) -> None:
             shown = {name: value for name, value in runs[-1].items() if name != "curve"}
             print({**shown, "updates": len(runs[-1]["curve"])}, flush=True)
             given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps({**record, "runs": runs}) + "\n")
+            records.write(given.out, [{**record, "runs": runs}])
 
 
 def report(record: dict[str, Any], path: Path) -> None:
@@ -296,7 +297,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="Draw the figure of the results")
     given = parser.parse_args()
     if given.report:
-        report(json.loads((RESULTS / "smollm2.json").read_text()), RESULTS / "smollm2.png")
+        (record,) = records.read(RESULTS / "smollm2.json")
+        report(record, RESULTS / "smollm2.png")
     elif given.one:
         one(given)
     elif given.file is None:

@@ -206,6 +206,44 @@ def _store_parts(part, P, s0, s1, s2, s3, s4, s5, total, of_z):
 
 
 @triton.jit
+def _sum_chunk(
+    logits, log_pi, f, row, first, w_z, scales, sums, queue, begin, after, x, noise, value, C, SPAN,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every category of the chunk, as if it beat no more than the first ranks: the chunk's
+    shares of the second sum of the first ranks, of sum_c R_c and of R_z, and the end of
+    the queue of those that may beat more.
+
+    x, noise and value are those of the first block, which are on their way.
+    """
+    total = tl.zeros([BLOCK], tl.float64)
+    of_z = total
+    s0 = total
+    s1 = total
+    s2 = total
+    s3 = total
+    s4 = total
+    s5 = total
+    end = begin
+    for i in range(SPAN):
+        c, this_x, this_noise, this_value = after, x, noise, value
+        after = c + BLOCK
+        x, noise, value = _load(logits, log_pi, f, after, (after < C) & (i + 1 < SPAN))
+        theta, w, d, swapped = _terms(c, this_x, this_noise, this_value, row)
+        of_z += swapped * w
+        s0, s1, s2, s3, s4, s5 = _add_above(s0, s1, s2, s3, s4, s5, w * d, theta, first)
+
+        # the first sum is d_c times the weights below its rank
+        r = _count_below(theta, first)
+        result = d * tl.load(scales + WEIGHTS + r) + swapped * w_z  # of z: 0
+        total += result
+        tl.store(sums + c, result, mask=c < C)
+        # who beats all of the first ranks may beat more: it waits in the queue
+        end = _queue_up(queue, end, c, r == BINS)
+    return s0, s1, s2, s3, s4, s5, total, of_z, end
+
+
+@triton.jit
 def _sum(
     logits, log_pi, ahead, state, f, scales, starts, ranked, noise_sums, value_sums, queue,
     sums, parts,
@@ -239,37 +277,13 @@ def _sum(
     # the first block is on its way while the row's numbers are read
     begin = chunk * SPAN * BLOCK
     after = begin + tl.arange(0, BLOCK)
-    next_x, next_noise, next_value = _load(logits, log_pi, f, after, after < C)
+    x, noise, value = _load(logits, log_pi, f, after, after < C)
     row_numbers, limit, w_z = _load_row(state, scales, f, z, second, third, C)
     first = _load_first_noises(scales)
-    total = tl.zeros([BLOCK], tl.float64)
-    of_z = total
-    s0 = total
-    s1 = total
-    s2 = total
-    s3 = total
-    s4 = total
-    s5 = total
-
-    # first pass: every category of the chunk, as if it beat no more than the first ranks
-    end = begin
-    for i in range(SPAN):
-        c, x, noise, value = after, next_x, next_noise, next_value
-        after = c + BLOCK
-        next_x, next_noise, next_value = _load(
-            logits, log_pi, f, after, (after < C) & (i + 1 < SPAN)
-        )
-        theta, w, d, swapped = _terms(c, x, noise, value, row_numbers)
-        of_z += swapped * w
-        s0, s1, s2, s3, s4, s5 = _add_above(s0, s1, s2, s3, s4, s5, w * d, theta, first)
-
-        # the first sum is d_c times the weights below its rank
-        r = _count_below(theta, first)
-        result = d * tl.load(scales + WEIGHTS + r) + swapped * w_z  # of z: 0
-        total += result
-        tl.store(sums + c, result, mask=c < C)
-        # who beats all of the first ranks may beat more: it waits in the queue
-        end = _queue_up(queue, end, c, r == BINS)
+    s0, s1, s2, s3, s4, s5, total, of_z, end = _sum_chunk(
+        logits, log_pi, f, row_numbers, first, w_z, scales, sums, queue, begin, after,
+        x, noise, value, C, SPAN, BLOCK,
+    )  # fmt: skip
 
     # second pass: the queue, one block after the other, once all threads have written to it
     tl.debug_barrier()
