@@ -17,6 +17,7 @@ from rich.console import Console
 
 import arsm
 from arsm_experiments.labels import NAMES, readable
+from arsm_experiments.palette import save
 from arsm_experiments.report.command import Report
 from arsm_experiments.report.figures import (
     COLOURS,
@@ -176,6 +177,23 @@ def test_exported_results_are_those_of_the_runs(runs: Path, tmp_path: Path) -> N
     assert float(one["mean"]) == pytest.approx(1)
     for part in ("traces", "gradient", "probability"):
         assert (folder / f"C4-step1-{part}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_with_the_same_pixels_is_not_written_again(tmp_path: Path) -> None:
+    """Another compressor makes other bytes of the same picture."""
+    from matplotlib.figure import Figure as Canvas
+    from PIL import Image
+
+    path = tmp_path / "figure.png"
+    save(Canvas(), path)
+    with Image.open(path) as picture:
+        picture.load()
+    picture.save(path, compress_level=1)
+    written = path.read_bytes()
+    save(Canvas(), path)
+    assert path.read_bytes() == written
+    save(Canvas(facecolor="red"), path)
+    assert path.read_bytes() != written
 
 
 def test_an_export_has_only_the_figures_that_its_page_shows(runs: Path, tmp_path: Path) -> None:
