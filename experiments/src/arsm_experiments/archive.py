@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,10 +16,11 @@ from arsm_experiments.runs.archive import (
     read_archive,
     read_folder,
     shortened,
+    thinned,
     write_archive,
 )
 from arsm_experiments.runs.files import RunError, make_folder
-from arsm_experiments.runs.reader import make_record
+from arsm_experiments.runs.reader import Record, make_record
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Archive:
     """Add the run folders under ROOT to INTO/<experiment>.tar.xz, without their checkpoints; the
     folders stay.
 
-    The same runs always make the same archive, byte for byte; numbers are cut to the digits that
-    tables and figures need.
+    The same runs always make the same archive, byte for byte; numbers are cut to the digits, and
+    finished trainings to the measurements, that tables and figures need.
     """
 
     root: Path = Path("runs")
@@ -52,7 +55,7 @@ class Archive:
             files = for_archive(read_folder(path.parent))
             record = make_record(path.parent, files)
             found.setdefault(record.experiment, {})[record.name] = files | {
-                "metrics.jsonl": shortened(record.metrics)
+                "metrics.jsonl": shortened(lines_to_keep(record))
             }
         if not found:
             raise RunError(
@@ -80,3 +83,13 @@ class Archive:
                 "in their place."
             )
         return before | runs
+
+
+def lines_to_keep(record: Record) -> Sequence[Mapping[str, Any]]:
+    """Every other measurement of a finished training, and all of other runs."""
+    epochs = record.config.get("epochs")
+    if epochs is None or not all(
+        epochs in own.values() for own in record.by_seed("epoch").values()
+    ):
+        return record.metrics
+    return thinned(record.metrics, every=2 * record.config["measure_every"])

@@ -63,12 +63,15 @@ class Row:
 
     def at_best(self, key: str) -> list[float]:
         """The metric at each seed's best validation, among the epochs that all seeds have
-        reached.
+        reached. An archive may have dropped that epoch's measurement of the other seeds.
         """
-        best = [
-            min(range(len(seed)), key=seed.__getitem__) for seed in values(self.shown, "validation")
-        ]
-        return [seed[place] for seed, place in zip(values(self.shown, key), best, strict=True)]
+        until = self.shown.series("validation")[0][-1]
+        wanted = self.shown.by_seed(key)
+        found = []
+        for seed, validation in self.shown.by_seed("validation").items():
+            reached = [step for step in validation if step <= until]
+            found.append(wanted[seed][min(reached, key=validation.__getitem__)])
+        return found
 
 
 def label_of(record: Record) -> str:
@@ -282,7 +285,7 @@ def _ceiling(rows: Sequence[Row]) -> float | None:
     """Where to cut the curves: rows far above the best one, and early epochs, would squeeze the
     rest.
     """
-    best = min(min(seed) for row in rows for seed in values(row.chosen, "validation"))
+    best = min(min(seed) for row in rows for seed in own_curves(row.chosen, "validation"))
     return (
         HIGHEST * best
         if max(values(row.chosen, "train")[0][0] for row in rows) > HIGHEST * best

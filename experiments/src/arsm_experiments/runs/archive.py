@@ -54,6 +54,21 @@ def for_archive(files: Files) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if name in (*KEPT, *kinds.values())}
 
 
+def thinned(metrics: Sequence[Mapping[str, Any]], every: int) -> list[Mapping[str, Any]]:
+    """The lines of a training that tables and curves need: each seed's first, its best by
+    validation, its last, and those at multiples of `every` epochs. A curve of 50 points looks like
+    one of 100 in a panel 500 pixels wide.
+    """
+    by_seed: dict[int, list[Mapping[str, Any]]] = {}
+    for line in metrics:
+        by_seed.setdefault(line["seed"], []).append(line)
+    needed = set()
+    for lines in by_seed.values():
+        best = min(lines, key=lambda line: line["validation"])
+        needed |= {id(lines[0]), id(best), id(lines[-1])}
+    return [line for line in metrics if id(line) in needed or line["epoch"] % every == 0]
+
+
 def shortened(metrics: Sequence[Mapping[str, Any]]) -> bytes:
     """A metrics.jsonl with numbers of as many digits as tables and figures need."""
 
