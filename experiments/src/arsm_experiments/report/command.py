@@ -85,7 +85,8 @@ def export_sections(sections: Sequence[Section], folder: Path) -> None:
                     save_figure(figure, name, folder)
         for picture in section.pictures:
             path = folder / picture.name
-            if shown(picture.name) and not same_pixels(
-                path, Image.open(io.BytesIO(picture.content))
-            ):
-                path.write_bytes(picture.content)
+            if not shown(picture.name):
+                continue
+            if path.is_file() and same_pixels(path, Image.open(io.BytesIO(picture.content))):
+                continue
+            path.write_bytes(picture.content)
