@@ -66,6 +66,15 @@ def test_archived_numbers_that_are_only_drawn_have_three_digits(tmp_path: Path) 
     assert (record.metrics[0]["entropy"], record.metrics[0]["reward"]) == (0.667, 0.66666667)
 
 
+def test_numbers_between_the_first_and_the_last_line_are_only_drawn(tmp_path: Path) -> None:
+    with open_run(tmp_path / "runs", "trial", "one", {}) as run:
+        for step in range(3):
+            run.log(step, {"reward": 2 / 3}, seed=0)
+    Archive(tmp_path / "runs", tmp_path / "kept").run(QUIET)
+    (record,) = read_runs(tmp_path / "kept")
+    assert [line["reward"] for line in record.metrics] == [0.66666667, 0.6667, 0.66666667]
+
+
 def trained(root: Path, epochs: int) -> None:
     """A training of eight epochs, of which so many are done; the third and the fifth were best."""
     config = {"epochs": 8, "measure_every": 1}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -13,6 +11,7 @@ from arsm_experiments.runs.archive import (
     SUFFIX,
     Files,
     for_archive,
+    in_tables,
     read_archive,
     read_folder,
     shortened,
@@ -55,7 +54,7 @@ class Archive:
             files = for_archive(read_folder(path.parent))
             record = make_record(path.parent, files)
             found.setdefault(record.experiment, {})[record.name] = files | {
-                "metrics.jsonl": shortened(lines_to_keep(record))
+                "metrics.jsonl": kept_metrics(record)
             }
         if not found:
             raise RunError(
@@ -85,11 +84,14 @@ class Archive:
         return before | runs
 
 
-def lines_to_keep(record: Record) -> Sequence[Mapping[str, Any]]:
+def kept_metrics(record: Record) -> bytes:
     """Every other measurement of a finished training, and all of other runs."""
+    metrics = record.metrics
     epochs = record.config.get("epochs")
-    if epochs is None or not all(
-        epochs in own.values() for own in record.by_seed("epoch").values()
-    ):
-        return record.metrics
-    return thinned(record.metrics, every=2 * record.config["measure_every"])
+    if epochs is None:
+        return shortened(metrics, in_tables(metrics))
+    if not all(epochs in own.values() for own in record.by_seed("epoch").values()):
+        # its best line in a table depends on how far other seeds have come
+        return shortened(metrics, set(range(len(metrics))))
+    metrics = thinned(metrics, in_tables(metrics), every=2 * record.config["measure_every"])
+    return shortened(metrics, in_tables(metrics))
