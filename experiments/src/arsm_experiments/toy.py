@@ -39,6 +39,8 @@ EVERY_UPDATE = "variance_of_every_update"
 """The option, and the metric: the mean over every update since the last measurement."""
 EVERY_UPDATE_SEED = 1 << 32
 """Far from the seeds of the updates and of the other measurements."""
+ENDS_DRAWN = 100
+"""The most categories of a run that traces its first and last one for figures."""
 SHARE_DRAWS = 10
 LEARNED_PARTS_RATE = 0.01
 """Adam's rate: a network of 64 units learns the level of f, about 0.5, within about ten updates."""
@@ -439,11 +441,14 @@ def measure(
     probability = phi.softmax(-1)
     # of one draw the share is coarse: a mean over several
     draws = phi.expand(SHARE_DRAWS, *phi.shape)
-    return {
-        "reward": estimators.problem.expected_reward(phi),
+    ends = {
         "gradient_first": gradient[:, 0, 0],
         "gradient_last": gradient[:, 0, -1],
         "probability_first": probability[:, 0, 0],
+    }
+    return {
+        "reward": estimators.problem.expected_reward(phi),
+        **(ends if config["categories"] <= ENDS_DRAWN else {}),
         "probability_last": probability[:, 0, -1],
         "variance": variance.mean((-2, -1)),
         "entropy": arsm.entropy(phi).squeeze(-1),
