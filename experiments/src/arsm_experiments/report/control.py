@@ -84,33 +84,52 @@ def _alike(record: Record) -> tuple[Any, ...]:
 
 def _section(records: list[Record]) -> Section:
     environment, horizon, group = _task(records[0])
-    slug = "-".join(
-        filter(None, (group, plain_name(environment), f"h{horizon}" if horizon else ""))
-    )
+    slug = _joined("-", group, plain_name(environment), f"h{horizon}" if horizon else "")
+    title = _joined(", ", environment, f"{horizon} steps" if horizon else "")
     line = completion_line(environment)
     levels = [Level("completion line", line)] if line is not None else []
-    text = (
-        "Average return over the last 100 true episodes: the median over seeds, with the 10th to "
-        "90th percentile as a band. "
-        + (f"The dotted line is the task's completion line, {line:g}. " if line is not None else "")
-        + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged "
-        "over all parameters."
-    )
-    figures = []
-    shown = best_settings(records)
-    is_grid = len(records) > 2 * len(shown)
+    labels = _labels(records)
+    text = _explanation(line)
+    best = best_settings(records)
+    is_grid = len(records) > 2 * len(best)
     if is_grid:
         text += (
             " The curves show each method's best setting, by the final average, then by the mean "
             "of the curve."
         )
-        figures.append(_rates(records, slug, levels))
+        figures = [_rates(records, slug, levels), _along(best, labels, slug, levels)]
     else:
-        shown = records
-    labels = _labels(records)
-    colours = dict(
-        zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True)
+        figures = [_along(records, labels, slug, levels)]
+    results = [
+        x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)
+    ]
+    gifs = [Picture(r, file, labels[r.folder]) for r in records for file in r.pictures]
+    title += f" ({group})" if group else ""
+    return Section(title, text, records, results, figures, gifs, headline="seconds")
+
+
+def _joined(between: str, *words: str) -> str:
+    """The words that are not empty."""
+    return between.join(filter(None, words))
+
+
+def _explanation(line: float | None) -> str:
+    at_line = (
+        f"The dotted line is the task's completion line, {line:g}. " if line is not None else ""
     )
+    return (
+        "Average return over the last 100 true episodes: the median over seeds, with the 10th to "
+        f"90th percentile as a band. {at_line}Variances come from moving averages of the "
+        "gradient's moments (decay 0.99), averaged over all parameters."
+    )
+
+
+def _along(
+    shown: Sequence[Record], labels: dict[Path, str], slug: str, levels: Sequence[Level]
+) -> Figure:
+    """Returns against episodes, steps and seconds; the learner's state against episodes."""
+    methods = palette([r.config["method"] for r in shown])
+    colours = dict(zip((r.folder for r in shown), methods, strict=True))
     # rollouts spread the methods' steps and seconds over three powers of ten
     returns = [
         Panel(
@@ -121,22 +140,12 @@ def _section(records: list[Record]) -> Section:
     state = [
         Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE
     ]
-    along = Figure(
+    return Figure(
         "Along training",
         "Simulator steps include rollouts and replays up to a branch.",
         [*returns, *state],
         {f"{slug}-curves": tuple(AXES)},
     )
-    title = (
-        f"{environment}"
-        + (f", {horizon} steps" if horizon else "")
-        + (f" ({group})" if group else "")
-    )
-    results = [
-        x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)
-    ]
-    gifs = [Picture(r, file, labels[r.folder]) for r in records for file in r.pictures]
-    return Section(title, text, records, results, [*figures, along], gifs, headline="seconds")
 
 
 def best_settings(records: Sequence[Record]) -> list[Record]:
