@@ -11,19 +11,6 @@ from typing import NamedTuple
 from arsm_experiments.report.pages import sequences
 from arsm_experiments.report.pages.tables import Cell, Tables, markdown
 
-METHODS = {
-    "group 8": "group 8",
-    "group 16": "group 16",
-    "token baseline 8": "token baseline",
-    "value head": "value head",
-    "branch 8": "branch 8",
-    "branch 16": "branch 16",
-    "branch 32": "branch 32",
-    "branch 64": "branch 64",
-    "branch 32, chance": "chance, 32",
-    "branch 32, chance by value": "chance by value, 32",
-}
-"""Rows of the page by their names in the table; the others are in table.csv alone."""
 ROW = r"(\w+), level (\S+) \(accuracy (\S+)\), (.*)"
 RESULT = r"(\w+), all seeds: (.*), rate (\S+)"
 RUN = r"(\w+): (.*) \(.*\), rate \S+, (.*)"
@@ -37,9 +24,9 @@ FRESH = ", fresh"
 """Ends the name of a method that met other questions in every estimate."""
 OURS = ("branch", "branch, 4 epochs")
 """Methods that branch."""
+COIN = ", group 4, branch 8"
+"""What all methods with a coin have in common."""
 QUANTILE = 1.96
-TARGETS = {"tokens": 1 / 3, "seconds": 1 / 2}
-"""Shares of the best rival's that the protocol aims at."""
 
 
 class Level(NamedTuple):
@@ -101,19 +88,8 @@ def measured(tables: Tables) -> list[Level]:
     return [level for (task, name), level in found.items() if (task, name + AGAIN) not in found]
 
 
-def noise(tables: Tables) -> str:
-    """Variance x tokens relative to the best rival, methods by tasks and levels."""
-    levels = [
-        level
-        for level in measured(tables)
-        if level.task != "long" and any(method in level.ratios for method in METHODS)
-    ]
-    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
-    return markdown(["", *heads], _ratios(METHODS, levels))
-
-
 def fresh(tables: Tables) -> str:
-    """The same with other questions in every estimate."""
+    """Variance x tokens relative to the best rival, with other questions in every estimate."""
     levels = [
         level
         for level in measured(tables)
@@ -122,9 +98,23 @@ def fresh(tables: Tables) -> str:
     if not levels:
         return "Not measured."
     names = {method: None for level in levels for method in level.ratios if method.endswith(FRESH)}
+    # sizes that one task alone has are in table.csv
+    names = [name for name in names if sum(name in level.ratios for level in levels) > 1]
     heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
     methods = {name: name.removesuffix(FRESH) for name in sorted(names, key=_by_kind_and_size)}
-    return markdown(["", *heads], _ratios(methods, levels))
+    table = markdown(["", *heads], _ratios(methods, levels))
+    return f"{table}\n\n{_alone(levels)}".strip()
+
+
+def _alone(levels: list[Level]) -> str:
+    """A number of draws that was measured on one task alone and is the best there."""
+    words = []
+    for level in levels:
+        own = {m: c for m, c in level.ratios.items() if re.fullmatch(rf"branch \d+{FRESH}", m)}
+        best = min(own, key=lambda method: own[method].mean)
+        if sum(best in each.ratios for each in levels) == 1:
+            words.append(f"On {level.task} {best.removesuffix(FRESH)} has {_ratio(own[best])}.")
+    return " ".join(words)
 
 
 def _by_kind_and_size(method: str) -> tuple[bool, bool, int]:
@@ -137,6 +127,18 @@ def _by_kind_and_size(method: str) -> tuple[bool, bool, int]:
     )
 
 
+def best_fixed(tables: Tables) -> str:
+    """The lowest ratio at fixed questions of a number of draws, by task and level."""
+    words = []
+    for level in measured(tables):
+        found = {n: level.ratios.get(f"branch {n}") for n in DRAWS}
+        known = {n: cell for n, cell in found.items() if cell is not None}
+        if known:
+            n = min(known, key=lambda n: known[n].mean)
+            words.append(f"{level.task} {level.accuracy:.2f}: {_ratio(known[n])} ({n} draws)")
+    return f"The best number of draws at fixed questions: {'; '.join(words)}."
+
+
 def long(tables: Tables) -> str:
     """The same for long answers."""
     levels = [level for level in measured(tables) if level.task == "long"]
@@ -144,7 +146,9 @@ def long(tables: Tables) -> str:
         return "Not measured."
     return "\n".join(
         f"At accuracy {level.accuracy:.2f}: "
-        + "; ".join(f"{name} {_ratio(cell)}" for name, cell in level.ratios.items())
+        + "; ".join(
+            f"{name.removesuffix(COIN)} {_ratio(cell)}" for name, cell in level.ratios.items()
+        )
         + "."
         for level in levels
     )
@@ -169,15 +173,10 @@ def _ratio(cell: Cell | None) -> str:
     return f"{cell.mean:.2f}±{half:.2f}"
 
 
-def repeats(tables: Tables) -> str:
-    """How many estimates the ratios come from."""
-    counts = [cell.seeds for level in measured(tables) for cell in level.ratios.values()]
-    return f"Estimates per method and level: {min(counts)} to {max(counts)}."
-
-
-def mean_ratios(levels: list[Level], suffix: str = "") -> dict[int, float]:
-    """The geometric mean over levels of each number of draws that all of them have."""
-    found = {n: [level.ratios.get(f"branch {n}{suffix}") for level in levels] for n in DRAWS}
+def at_fresh(tables: Tables) -> dict[int, float]:
+    """The geometric mean over tasks, at fresh questions, of each number of draws that all have."""
+    levels = [level for level in measured(tables) if f"branch 8{FRESH}" in level.ratios]
+    found = {n: [level.ratios.get(f"branch {n}{FRESH}") for level in levels] for n in DRAWS}
     return {
         n: math.exp(statistics.mean(math.log(cell.mean) for cell in cells if cell is not None))
         for n, cells in found.items()
@@ -185,32 +184,14 @@ def mean_ratios(levels: list[Level], suffix: str = "") -> dict[int, float]:
     }
 
 
-def at_fixed(tables: Tables) -> dict[int, float]:
-    """These means over the second measurement at fixed questions."""
-    again = [level for level in measured(tables) if level.again and "branch 8" in level.ratios]
-    return mean_ratios(again)
-
-
-def at_fresh(tables: Tables) -> dict[int, float]:
-    """These means over all tasks at fresh questions."""
-    afresh = [level for level in measured(tables) if f"branch 8{FRESH}" in level.ratios]
-    return mean_ratios(afresh, FRESH)
-
-
 def draws(tables: Tables) -> str:
     """Which number of draws is the default."""
-    fixed, fresh_means = at_fixed(tables), at_fresh(tables)
-    if not fresh_means:
+    means = at_fresh(tables)
+    if not means:
         return ""
-    best = min(fresh_means, key=lambda n: fresh_means[n])
-    return (
-        f"Geometric means over tasks: {_listed(fresh_means)} at fresh questions; {_listed(fixed)} "
-        f"in the second measurement at fixed ones. So `Branch()` draws {best}."
-    )
-
-
-def _listed(means: Mapping[int, float]) -> str:
-    return ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
+    listed = ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
+    best = min(means, key=lambda n: means[n])
+    return f"Geometric means over the three tasks: {listed}. So `Branch()` draws {best}."
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
@@ -242,60 +223,46 @@ def best(rows: list[Result]) -> Result:
 
 
 def _results(found: Mapping[str, list[Result]]) -> str:
-    """Final accuracies and differences to the best rival, methods by tasks."""
+    """Final rewards, tasks by methods."""
     methods = list(dict.fromkeys(row.method for rows in found.values() for row in rows))
-    heads = [""]
-    lines = {method: [method] for method in methods}
+    lines = []
     for task, rows in found.items():
-        rival = best(rows)
-        heads += [task, f"less {rival.method}"]
-        known = {row.method: row for row in rows}
-        for method, line in lines.items():
-            row = known.get(method)
-            if row is None:
-                line += ["-", ""]
-                continue
-            gap = "" if row is rival else row.less(rival.method)
-            line += [f"{row.final.mean:.3f}±{row.final.std:.3f}", gap]
-    return markdown(heads, list(lines.values()))
+        final = {row.method: f"{row.final.mean:.3f}±{row.final.std:.3f}" for row in rows}
+        lines.append([task, *(final.get(method, "-") for method in methods)])
+    return markdown(["", *methods], lines)
 
 
 def _findings(task: str, rows: list[Result]) -> str:
-    """What branching needs to get as far as the best rivals, and where they stand at its end."""
-    by_name = {row.method: row for row in rows}
+    """How branching compares with the best rivals, and where the best stands at its end."""
     rival = best(rows)
+    ours = [row for row in rows if row.method in OURS]
+    leading = max(ours, key=lambda row: row.final.mean)
+    by_name = {row.method: row for row in rows}
+    gaps = "; ".join(f"`{row.method}` {row.less(rival.method)}" for row in ours)
     seeds = rival.final.seeds
-    ours = max((row for row in rows if row.method in OURS), key=lambda row: row.final.mean)
     parts = [
-        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}:** "
-        f"{rival.method} is the best rival. {_reached(rows, rival)}."
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}.** Less {rival.method}, "
+        f"the best rival: {gaps}{_reached(leading, rival)}."
     ]
     parts += [
-        f"Without a value model the best is {name}: `{ours.method}` ends "
-        f"{ours.less(name)} from it. {_reached(rows, by_name[name])}."
+        f"Less {name}, the best without a value model: `{leading.method}` "
+        f"{leading.less(name)}{_reached(leading, by_name[name])}."
         for name in rival.rivals[1:]
     ]
-    then = rival.values[f"when {ours.method} ends"]
+    then = rival.values[f"when {leading.method} ends"]
     parts.append(
-        f"When `{ours.method}` ends, after {ours.seconds:.0f} learning seconds, {rival.method} "
-        f"stands at {then.mean:.3f}; its own end takes {rival.seconds:.0f}."
+        f"When `{leading.method}` ends, after {leading.seconds:.0f} s, {rival.method} is at "
+        f"{then.mean:.3f}; it ends after {rival.seconds:.0f} s."
     )
     return " ".join(parts)
 
 
-def _reached(rows: list[Result], rival: Result) -> str:
-    """What the methods that branch need to a rival's final accuracy."""
-    words = []
-    for row in (row for row in rows if row.method in OURS):
-        shares = {what: _share(row, rival, what) for what in TARGETS}
-        if None in shares.values():
-            words.append(f"`{row.method}` does not get there")
-            continue
-        listed = " and ".join(
-            f"{share:.2f} of its {what} (aim {TARGETS[what]:.2f})" for what, share in shares.items()
-        )
-        words.append(f"`{row.method}` needs {listed}")
-    return f"To its final {rival.final.mean:.3f}, " + "; ".join(words)
+def _reached(row: Result, rival: Result) -> str:
+    """The shares of a rival's tokens and seconds that a method needs to its final reward."""
+    shares = [_share(row, rival, what) for what in ("tokens", "seconds")]
+    if None in shares:
+        return ""
+    return f", level after {shares[0]:.2f} of its tokens and {shares[1]:.2f} of its seconds"
 
 
 def _share(row: Result, rival: Result, what: str) -> float | None:
@@ -350,10 +317,9 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 
 PARTS = {
-    "noise": noise,
     "fresh": fresh,
+    "fixed": best_fixed,
     "long": long,
-    "repeats": repeats,
     "draws": draws,
     "training": training,
     "small": sequences.finding,
