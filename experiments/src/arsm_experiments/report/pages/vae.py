@@ -32,7 +32,7 @@ TWO_LAYERS = {
 }
 """Rivals on two layers, with the settings of the one-layer rows."""
 RIVALS_REGULARISED = {
-    "straight-through": f"1 layer (recipe): {HARD}, {RIVALS}",
+    "straight-through Gumbel-Softmax": f"1 layer (recipe): {HARD}, {RIVALS}",
     "leave-one-out": f"1 layer (recipe): rloo:samples=46,live=1, {RIVALS}",
 }
 TWO_LAYER_RECIPE = "regularised, two layers: pooled ARSM"
@@ -145,9 +145,13 @@ def _precisions(tables: Tables) -> str:
 
 
 def _also_regularised(tables: Tables) -> str:
-    found = ran(tables, RIVALS_REGULARISED)
-    words = [f"{name} {each.mean:.1f}" for name, each in found.items()]
-    return f", with the same recipe {listed(words)}" if words else ""
+    """Rivals with the recipe that was chosen for pooled ARSM."""
+    recipe = cell(tables, REGULARISED)
+    words = [
+        f"{name} {each.mean:.1f}, {welch(each, recipe).text} more"
+        for name, each in ran(tables, RIVALS_REGULARISED).items()
+    ]
+    return f"; with its recipe {'; '.join(words)}" if words else ""
 
 
 def others(tables: Tables) -> str:
@@ -213,7 +217,21 @@ def limits(tables: Tables) -> str:
     absent = [name for name in RIVALS_REGULARISED if name not in ran(tables, RIVALS_REGULARISED)]
     if absent:
         lines.append(f"With the regularised recipe: {listed(absent)}.")
+    if len(absent) < len(RIVALS_REGULARISED):
+        lines.append(
+            "Rivals with a recipe of their own: this one is pooled ARSM's"
+            f"{_worse_regularised(tables)}."
+        )
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _worse_regularised(tables: Tables) -> str:
+    """A rival that the recipe makes worse."""
+    plain = cell(tables, STRAIGHT)
+    found = ran(tables, RIVALS_REGULARISED).get("straight-through Gumbel-Softmax")
+    if found is None or found.mean < plain.mean:
+        return ""
+    return f", and straight-through has {plain.mean:.1f} without"
 
 
 def times(tables: Tables) -> str:
