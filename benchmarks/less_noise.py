@@ -216,61 +216,54 @@ def measure(job: Job) -> dict[str, float]:
 
 def write(folder: Path) -> None:
     """The table of the lines in less_noise.jsonl, in words and as less_noise.csv."""
-    lines, rows = read(folder / "less_noise.jsonl"), []
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in read(folder / "less_noise.jsonl"):
+        groups.setdefault((line["environment"], line["way"]), []).append(line)
+    environments = list(dict.fromkeys(environment for environment, _ in groups))
+    # a run may end in any order; the table has its own
+    ordered = [(e, way) for e in environments for way in WAYS if (e, way) in groups]
+    rows = []
     with (folder / "less_noise.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["row", "metric", "mean", "std", "seeds", "paper", "steps", "hardware", "commit"]
         )
-        for environment in dict.fromkeys(line["environment"] for line in lines):
-            for way in [
-                way
-                for way in WAYS
-                if any((environment, way) == (x["environment"], x["way"]) for x in lines)
-            ]:
-                own = [
-                    line
-                    for line in lines
-                    if (line["environment"], line["way"]) == (environment, way)
-                ]
-                place = [
-                    "; ".join(sorted({line[name] for line in own}))
-                    for name in ("hardware", "commit")
-                ]
-                noise = np.array([line["variance"] * line["played"] for line in own])
-                returns, steps = (
-                    np.array([line["return"] for line in own]),
-                    np.mean([line["played"] for line in own]),
-                )
-                for metric, values, count in (
-                    ("variance x steps", noise, steps),
-                    ("return", returns, own[0]["training"]),
-                ):
-                    deviation = float(values.std(ddof=1)) if len(values) > 1 else ""
-                    writer.writerow(
-                        [
-                            f"{environment}: {way}",
-                            metric,
-                            values.mean(),
-                            deviation,
-                            len(own),
-                            "",
-                            f"{count:.0f}",
-                            *place,
-                        ]
-                    )
-                error = returns.std(ddof=1) / math.sqrt(len(own)) if len(own) > 1 else math.nan
-                rows.append(
-                    [
-                        environment,
-                        way,
-                        f"{steps:.0f}",
-                        f"{np.median(noise):.3g}",
-                        f"{returns.mean():.1f} ± {error:.1f}",
-                    ]
-                )
+        for environment, way in ordered:
+            own = groups[environment, way]
+            writer.writerows(csv_rows(f"{environment}: {way}", own))
+            rows.append([environment, way, *in_words(own)])
     header = ["environment", "way", "steps per iteration", "variance x steps, median", "return"]
     print(table("In-state RLOO(2)", header, rows))
+
+
+def csv_rows(name: str, own: list[dict[str, Any]]) -> list[list[Any]]:
+    """A line per metric: mean and standard deviation over seeds."""
+    place = ["; ".join(sorted({line[key] for line in own})) for key in ("hardware", "commit")]
+    played = np.mean([line["played"] for line in own])
+    found = []
+    for metric, values, steps in (
+        ("variance x steps", noise_per_step(own), played),
+        ("return", np.array([line["return"] for line in own]), own[0]["training"]),
+    ):
+        deviation = float(values.std(ddof=1)) if len(own) > 1 else ""
+        found.append([name, metric, values.mean(), deviation, len(own), "", f"{steps:.0f}", *place])
+    return found
+
+
+def in_words(own: list[dict[str, Any]]) -> list[str]:
+    """Steps, noise and return as the printed table has them."""
+    returns = np.array([line["return"] for line in own])
+    error = returns.std(ddof=1) / math.sqrt(len(own)) if len(own) > 1 else math.nan
+    return [
+        f"{np.mean([line['played'] for line in own]):.0f}",
+        f"{np.median(noise_per_step(own)):.3g}",
+        f"{returns.mean():.1f} ± {error:.1f}",
+    ]
+
+
+def noise_per_step(own: list[dict[str, Any]]) -> Any:
+    """Variance times cost, which is equal for a method and for averaging two of its gradients."""
+    return np.array([line["variance"] * line["played"] for line in own])
 
 
 def main() -> None:

@@ -110,6 +110,30 @@ def test_how_far_seeds_are_is_said_where_one_is_not_finished(tmp_path: Path) -> 
     assert {x.row for x in section.results} == {"a2c, adam 0.01 (5 to 10 of 10 episodes)"}
 
 
+def test_a_limit_of_cpu_seconds_is_said_and_ends_a_run(tmp_path: Path) -> None:
+    control = Control(
+        "CartPole-v1",
+        ("a2c",),
+        horizon=20,
+        episodes=1_000_000,
+        cpu_seconds=0.01,
+        seeds=2,
+        log_every=1,
+        root=tmp_path,
+    )
+    control.run(Console(quiet=True))
+    (folder,) = control.runs()
+    record = read_run(folder)
+    (section,) = control_sections([record])
+    assert {x.row for x in section.results} == {"a2c, adam 0.01, 0.01 CPU seconds"}
+    # a seed that was interrupted has not spent them
+    lines = [{**line, "cpu_seconds": 0.005} for line in record.metrics if line["step"] == 1]
+    (cut,) = control_sections([replace(record, metrics=lines)])
+    assert {x.row for x in cut.results} == {
+        "a2c, adam 0.01, 0.01 CPU seconds (1 of 1,000,000 episodes)"
+    }
+
+
 def test_runs_that_differ_in_their_length_alone_are_two_rows(tmp_path: Path) -> None:
     for episodes, seed in ((10, 0), (20, 1)):
         Control(

@@ -24,7 +24,6 @@ from arsm_experiments.vae import Vae
 from tests.experiments import training_runs
 
 ROOT = Path(__file__).parents[2]
-PLACED = Path("runs")
 write_run = partial(training_runs.write_run, train_gap=-7.0, evaluations=40.0)
 AT_END = {"vae": {"best_test": 0.5, "bound": -10.0}, "conditional": {"best_test": 0.5}}
 

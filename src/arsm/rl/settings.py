@@ -85,47 +85,53 @@ class Settings(Learning):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # counts, but for the words that mean no count
-        for name in ("budget", "decay_over"):
-            if getattr(self, name) is not None and (name, getattr(self, name)) != (
-                "decay_over",
-                "learn",
-            ):
-                check_count(name, getattr(self, name))
+        # two words mean no count: None for no limit, "learn" for each call of learn
+        if self.budget is not None:
+            check_count("budget", self.budget)
+        if self.decay_over is not None and self.decay_over != "learn":
+            check_count("decay_over", self.decay_over)
         # 0 lets the agent choose
         check_count("episodes_an_iteration", self.episodes_an_iteration, least=0)
-        whole = isinstance(self.hidden, (tuple, list)) and all(
-            is_whole(n) and n >= 1 for n in self.hidden
-        )
-        if not whole:
-            raise ValueError(
-                f"hidden must be the sizes of layers, such as (10, 10), but is {self.hidden}."
-            )
-        for name in ("gamma", "learning_rate", "reward_scale", "entropy"):
-            value = getattr(self, name)
-            if name == "reward_scale" and value is None:
-                continue
-            # True is a number to Python, and never meant as one
-            if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
-                raise ValueError(f"{name} must be a finite number, but is {value!r}.")
+        _check_widths(self.hidden)
+        _check_number("gamma", self.gamma)
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], but is {self.gamma}.")
-        for name in ("learning_rate", "reward_scale"):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"{name} must be positive and finite, but is {getattr(self, name)}."
-                )
+        _check_positive("learning_rate", self.learning_rate)
+        # None leaves the scale to the returns
+        if self.reward_scale is not None:
+            _check_positive("reward_scale", self.reward_scale)
+        _check_number("entropy", self.entropy)
         if not math.isfinite(self.entropy):
             raise ValueError(f"entropy must be a finite number, but is {self.entropy}.")
-        for name, known in (
-            ("optimizer", ("adam", "rmsprop")),
-            ("discounting", ("none", "gamma^t")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f'{name} must be "{known[0]}" or "{known[1]}", but is "{getattr(self, name)}".'
-                )
+        _check_word("optimizer", self.optimizer, ("adam", "rmsprop"))
+        _check_word("discounting", self.discounting, ("none", "gamma^t"))
         check_seed(self.seed)
+
+
+def _check_widths(hidden: object) -> None:
+    """Require widths of layers; none at all is a linear network."""
+    if not isinstance(hidden, (tuple, list)) or not all(is_whole(n) and n >= 1 for n in hidden):
+        raise ValueError(f"hidden must be the sizes of layers, such as (10, 10), but is {hidden}.")
+
+
+def _check_number(name: str, value: object) -> None:
+    """Require a number; each setting has its own limits."""
+    # True is a number to Python, and never meant as one
+    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+        raise ValueError(f"{name} must be a finite number, but is {value!r}.")
+
+
+def _check_positive(name: str, value: float) -> None:
+    """Require a positive and finite number."""
+    _check_number(name, value)
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, but is {value}.")
+
+
+def _check_word(name: str, value: object, known: tuple[str, str]) -> None:
+    """Require one of two words."""
+    if value not in known:
+        raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", but is "{value}".')
 
 
 ELSEWHERE = {

@@ -84,33 +84,52 @@ def _alike(record: Record) -> tuple[Any, ...]:
 
 def _section(records: list[Record]) -> Section:
     environment, horizon, group = _task(records[0])
-    slug = "-".join(
-        filter(None, (group, plain_name(environment), f"h{horizon}" if horizon else ""))
-    )
+    slug = _joined("-", group, plain_name(environment), f"h{horizon}" if horizon else "")
+    title = _joined(", ", environment, f"{horizon} steps" if horizon else "")
     line = completion_line(environment)
     levels = [Level("completion line", line)] if line is not None else []
-    text = (
-        "Average return over the last 100 true episodes: the median over seeds, with the 10th to "
-        "90th percentile as a band. "
-        + (f"The dotted line is the task's completion line, {line:g}. " if line is not None else "")
-        + "Variances come from moving averages of the gradient's moments (decay 0.99), averaged "
-        "over all parameters."
-    )
-    figures = []
-    shown = best_settings(records)
-    is_grid = len(records) > 2 * len(shown)
+    labels = _labels(records)
+    text = _explanation(line)
+    best = best_settings(records)
+    is_grid = len(records) > 2 * len(best)
     if is_grid:
         text += (
             " The curves show each method's best setting, by the final average, then by the mean "
             "of the curve."
         )
-        figures.append(_rates(records, slug, levels))
+        figures = [_rates(records, slug, levels), _along(best, labels, slug, levels)]
     else:
-        shown = records
-    labels = _labels(records)
-    colours = dict(
-        zip((r.folder for r in shown), palette([r.config["method"] for r in shown]), strict=True)
+        figures = [_along(records, labels, slug, levels)]
+    results = [
+        x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)
+    ]
+    gifs = [Picture(r, file, labels[r.folder]) for r in records for file in r.pictures]
+    title += f" ({group})" if group else ""
+    return Section(title, text, records, results, figures, gifs, headline="seconds")
+
+
+def _joined(between: str, *words: str) -> str:
+    """The words that are not empty."""
+    return between.join(filter(None, words))
+
+
+def _explanation(line: float | None) -> str:
+    at_line = (
+        f"The dotted line is the task's completion line, {line:g}. " if line is not None else ""
     )
+    return (
+        "Average return over the last 100 true episodes: the median over seeds, with the 10th to "
+        f"90th percentile as a band. {at_line}Variances come from moving averages of the "
+        "gradient's moments (decay 0.99), averaged over all parameters."
+    )
+
+
+def _along(
+    shown: Sequence[Record], labels: dict[Path, str], slug: str, levels: Sequence[Level]
+) -> Figure:
+    """Returns against episodes, steps and seconds; the learner's state against episodes."""
+    methods = palette([r.config["method"] for r in shown])
+    colours = dict(zip((r.folder for r in shown), methods, strict=True))
     # rollouts spread the methods' steps and seconds over three powers of ten
     returns = [
         Panel(
@@ -121,22 +140,12 @@ def _section(records: list[Record]) -> Section:
     state = [
         Panel(name, _views(shown, labels, colours, key, {"episode": "step"})) for name, key in STATE
     ]
-    along = Figure(
+    return Figure(
         "Along training",
         "Simulator steps include rollouts and replays up to a branch.",
         [*returns, *state],
         {f"{slug}-curves": tuple(AXES)},
     )
-    title = (
-        f"{environment}"
-        + (f", {horizon} steps" if horizon else "")
-        + (f" ({group})" if group else "")
-    )
-    results = [
-        x for r in records for x in _results(r, labels[r.folder], line, beside_paper=not is_grid)
-    ]
-    gifs = [Picture(r, file, labels[r.folder]) for r in records for file in r.pictures]
-    return Section(title, text, records, results, [*figures, along], gifs, headline="seconds")
 
 
 def best_settings(records: Sequence[Record]) -> list[Record]:
@@ -196,17 +205,29 @@ def _labels(records: Sequence[Record]) -> dict[Path, str]:
             f"{config['method']}, {config['optimizer']} {config['learning_rate']:g}{settings}"
         )
     repeated = Counter(plain.values())
-    found = {}
-    for record in records:
-        label = plain[record.folder]
-        if repeated[label] > 1:
-            label += f", {record.config['episodes']:,} episodes"
-        came_to = sorted({int(s["step"][-1]) for s in seed_series(record)})
-        if came_to[0] < (whole := record.config["episodes"]):
-            ends = [f"{n:,}" for n in dict.fromkeys((came_to[0], came_to[-1]))]
-            label += f" ({' to '.join(ends)} of {whole:,} episodes)"
-        found[record.folder] = label
-    return found
+    return {
+        record.folder: plain[record.folder] + _length(record, repeated[plain[record.folder]] > 1)
+        for record in records
+    }
+
+
+def _length(record: Record, told_apart: bool) -> str:
+    """The length of a run in words: its limit of CPU seconds, its episodes if they tell it from
+    others, and how far it came if it did not end.
+    """
+    whole, limit = record.config["episodes"], record.config.get("cpu_seconds")
+    seeds = seed_series(record)
+    if limit is not None:
+        words = f", {limit:,g} CPU seconds"
+        cut = [s for s in seeds if s["step"][-1] < whole and s["cpu_seconds"][-1] < limit]
+    else:
+        words = f", {whole:,} episodes" if told_apart else ""
+        cut = [s for s in seeds if s["step"][-1] < whole]
+    if cut:
+        came_to = sorted({int(s["step"][-1]) for s in seeds})
+        ends = [f"{n:,}" for n in dict.fromkeys((came_to[0], came_to[-1]))]
+        words += f" ({' to '.join(ends)} of {whole:,} episodes)"
+    return words
 
 
 def seed_series(record: Record, key: str = "step") -> list[dict[str, np.ndarray]]:
@@ -233,41 +254,14 @@ def solved_at(series: dict[str, np.ndarray], line: float) -> int | None:
 
 def _results(record: Record, label: str, line: float | None, *, beside_paper: bool) -> list[Result]:
     seeds = seed_series(record)
-    averages = [s["average_return"][s["step"] >= WINDOW] for s in seeds]
-    paper = (
-        PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"])
-        if beside_paper
-        else None
-    )
-    rows: dict[str, list[float]] = {
-        "final average": [float(s["average_return"][-1]) for s in seeds],
-        "its median": [float(np.median([s["average_return"][-1] for s in seeds]))],
-        "its 10th percentile": [float(np.quantile([s["average_return"][-1] for s in seeds], 0.1))],
-        "its 90th percentile": [float(np.quantile([s["average_return"][-1] for s in seeds], 0.9))],
-        "best average": [float(full.max()) for full in averages if len(full)],
-        "log variance": [
-            float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")
-        ],
-        "steps": [float(s["steps"][-1]) for s in seeds],
-        "steps played again": [
-            float(s["replayed"][-1]) for s in seeds if s.get("replayed", [0])[-1]
-        ],
-        "simulator steps": [float(s["simulator_steps"][-1]) for s in seeds],
-        "seconds": [float(s["learning_seconds"][-1]) for s in seeds],
-        "CPU seconds": [float(s["cpu_seconds"][-1]) for s in seeds if "cpu_seconds" in s],
-        "episodes": [float(s["step"][-1]) for s in seeds],
-    }
-    if line is not None:
-        places = [(s, solved_at(s, line)) for s in seeds]
-        solved = [(s, place) for s, place in places if place is not None]
-        rows["seeds at the line"] = [float(len(solved))]
-        if solved:
-            for name, key in TO_THE_LINE.items():
-                rows[f"{name} to the line"] = [
-                    float(s[key][place]) for s, place in solved if key in s
-                ]
-    if not beside_paper:  # a grid chooses a setting by this metric alone
-        rows = {"final average": rows["final average"]}
+    if beside_paper:
+        rows = _outcome(record, seeds) | _cost(seeds)
+        if line is not None:
+            rows |= _to_the_line(seeds, line)
+        paper = PAPER_SECONDS.get(record.config["environment"], {}).get(record.config["method"])
+    else:  # a grid chooses a setting by this metric alone
+        rows = {"final average": _finals(seeds)}
+        paper = None
     return [
         Result(
             label,
@@ -280,6 +274,55 @@ def _results(record: Record, label: str, line: float | None, *, beside_paper: bo
         for metric, values in rows.items()
         if values
     ]
+
+
+Columns = dict[str, np.ndarray]
+Rows = dict[str, list[float]]
+"""Values of each metric, one per seed or one over seeds."""
+
+
+def _finals(seeds: list[Columns]) -> list[float]:
+    return [float(s["average_return"][-1]) for s in seeds]
+
+
+def _outcome(record: Record, seeds: list[Columns]) -> Rows:
+    """Returns at the end and on the way, and the gradient's variance."""
+    finals = _finals(seeds)
+    averages = [s["average_return"][s["step"] >= WINDOW] for s in seeds]
+    return {
+        "final average": finals,
+        "its median": [float(np.median(finals))],
+        "its 10th percentile": [float(np.quantile(finals, 0.1))],
+        "its 90th percentile": [float(np.quantile(finals, 0.9))],
+        # a run that ends before 100 episodes has no full average
+        "best average": [float(full.max()) for full in averages if len(full)],
+        "log variance": [
+            float(s["log_variance"].mean()) for s in seed_series(record, "log_variance")
+        ],
+    }
+
+
+def _cost(seeds: list[Columns]) -> Rows:
+    """Steps, seconds and episodes of whole runs; old runs have no CPU seconds."""
+    replayed = [float(s["replayed"][-1]) for s in seeds if "replayed" in s]
+    return {
+        "steps": [float(s["steps"][-1]) for s in seeds],
+        "steps played again": [steps for steps in replayed if steps],
+        "simulator steps": [float(s["simulator_steps"][-1]) for s in seeds],
+        "seconds": [float(s["learning_seconds"][-1]) for s in seeds],
+        "CPU seconds": [float(s["cpu_seconds"][-1]) for s in seeds if "cpu_seconds" in s],
+        "episodes": [float(s["step"][-1]) for s in seeds],
+    }
+
+
+def _to_the_line(seeds: list[Columns], line: float) -> Rows:
+    """The seeds that reach the completion line, and what that took."""
+    places = [(s, solved_at(s, line)) for s in seeds]
+    solved = [(s, place) for s, place in places if place is not None]
+    rows = {"seeds at the line": [float(len(solved))]}
+    for name, key in TO_THE_LINE.items():
+        rows[f"{name} to the line"] = [float(s[key][place]) for s, place in solved if key in s]
+    return rows
 
 
 def _views(

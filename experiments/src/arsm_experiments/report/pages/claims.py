@@ -42,10 +42,11 @@ def _trained(tables: Tables) -> str:
     if rows is None:
         return ""
     best = language_model.best(rows)
-    ours = next(row for row in rows if row.method == "branch")
+    ours = [row for row in rows if row.method in language_model.OURS]
+    ends = " and ".join(f"{row.final.mean:.3f} (`{row.method}`)" for row in ours)
     return (
-        f". Trained there with equal tokens it ends at an accuracy of {ours.final.mean:.3f}, the "
-        f"best of {len(rows) - 1} rivals ({best.method}) at {best.final.mean:.3f}"
+        f". Trained there with equal tokens it ends at an accuracy of {ends}, the "
+        f"best of {len(rows) - len(ours)} rivals ({best.method}) at {best.final.mean:.3f}"
     )
 
 

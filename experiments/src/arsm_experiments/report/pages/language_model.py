@@ -33,6 +33,10 @@ TABLE = "language_model/table.csv"
 DRAWS = (8, 16, 32, 64)
 AGAIN = "b"
 """A level whose name ends with it was measured a second time, at weights of another fine-tuning."""
+FRESH = ", fresh"
+"""Ends the name of a method that met other questions in every estimate."""
+OURS = ("branch", "branch, 4 epochs")
+"""Methods that branch."""
 QUANTILE = 1.96
 TARGETS = {"tokens": 1 / 3, "seconds": 1 / 2}
 """Shares of the best rival's that the protocol aims at."""
@@ -60,15 +64,26 @@ class Result(NamedTuple):
     def final(self) -> Cell:
         return self.values[FINAL]
 
+    @property
+    def seconds(self) -> float:
+        """Learning seconds until the end."""
+        return self.values["learning seconds"].mean
+
     def less(self, best: str) -> str:
         """The difference to the best rival with its interval."""
         ends = [self.values[f"less {best}{end}"].mean for end in ("", *ENDS)]
         return f"{ends[0]:+.3f} ({ends[1]:+.3f} to {ends[2]:+.3f})"
 
-    def spent(self, what: str) -> float | None:
-        """Tokens or seconds to the best rival's final accuracy; None if it is not reached."""
-        found = [cell for metric, cell in self.values.items() if metric.startswith(f"{what} to ")]
-        return found[0].mean if found else None
+    def spent(self, what: str, rival: str) -> float | None:
+        """Tokens or seconds to a rival's final accuracy; None if it is not reached."""
+        found = self.values.get(f"{what} to {rival}")
+        return None if found is None else found.mean
+
+    @property
+    def rivals(self) -> list[str]:
+        """The best rival, then the best one without a value model if that is another."""
+        listed = [metric.removeprefix("less ") for metric in self.values if "less " in metric]
+        return [name for name in listed if not name.endswith(ENDS)]
 
 
 ENDS = (", lower end", ", upper end")
@@ -88,9 +103,38 @@ def measured(tables: Tables) -> list[Level]:
 
 def noise(tables: Tables) -> str:
     """Variance x tokens relative to the best rival, methods by tasks and levels."""
-    levels = [level for level in measured(tables) if level.task != "long"]
+    levels = [
+        level
+        for level in measured(tables)
+        if level.task != "long" and any(method in level.ratios for method in METHODS)
+    ]
     heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
     return markdown(["", *heads], _ratios(METHODS, levels))
+
+
+def fresh(tables: Tables) -> str:
+    """The same with other questions in every estimate."""
+    levels = [
+        level
+        for level in measured(tables)
+        if any(method.endswith(FRESH) for method in level.ratios)
+    ]
+    if not levels:
+        return "Not measured."
+    names = {method: None for level in levels for method in level.ratios if method.endswith(FRESH)}
+    heads = [f"{level.task} {level.accuracy:.2f}" for level in levels]
+    methods = {name: name.removesuffix(FRESH) for name in sorted(names, key=_by_kind_and_size)}
+    return markdown(["", *heads], _ratios(methods, levels))
+
+
+def _by_kind_and_size(method: str) -> tuple[bool, bool, int]:
+    """Groups before the token baseline before branching, small sizes first."""
+    size = re.search(r"\d+", method)
+    return (
+        method.startswith("branch"),
+        method.startswith("token"),
+        int(size[0]) if size is not None else 0,
+    )
 
 
 def long(tables: Tables) -> str:
@@ -131,25 +175,42 @@ def repeats(tables: Tables) -> str:
     return f"Estimates per method and level: {min(counts)} to {max(counts)}."
 
 
-def mean_ratios(tables: Tables) -> dict[int, float]:
-    """The geometric mean of each number of draws over the levels of the second measurement."""
-    again = [level for level in measured(tables) if level.again]
-    logs = {n: [math.log(level.ratios[f"branch {n}"].mean) for level in again] for n in DRAWS}
-    return {n: math.exp(statistics.mean(found)) for n, found in logs.items() if found}
+def mean_ratios(levels: list[Level], suffix: str = "") -> dict[int, float]:
+    """The geometric mean over levels of each number of draws that all of them have."""
+    found = {n: [level.ratios.get(f"branch {n}{suffix}") for level in levels] for n in DRAWS}
+    return {
+        n: math.exp(statistics.mean(math.log(cell.mean) for cell in cells if cell is not None))
+        for n, cells in found.items()
+        if cells and None not in cells
+    }
+
+
+def at_fixed(tables: Tables) -> dict[int, float]:
+    """These means over the second measurement at fixed questions."""
+    again = [level for level in measured(tables) if level.again and "branch 8" in level.ratios]
+    return mean_ratios(again)
+
+
+def at_fresh(tables: Tables) -> dict[int, float]:
+    """These means over all tasks at fresh questions."""
+    afresh = [level for level in measured(tables) if f"branch 8{FRESH}" in level.ratios]
+    return mean_ratios(afresh, FRESH)
 
 
 def draws(tables: Tables) -> str:
-    """Which number of draws is the default, by the protocol's rule."""
-    means = mean_ratios(tables)
-    if not means:
+    """Which number of draws is the default."""
+    fixed, fresh_means = at_fixed(tables), at_fresh(tables)
+    if not fresh_means:
         return ""
-    listed = ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
-    best = min(means, key=lambda n: means[n])
-    count = sum(level.again for level in measured(tables))
-    levels = f"{count} level{'s' if count > 1 else ''}"
+    best = min(fresh_means, key=lambda n: fresh_means[n])
     return (
-        f"The second measurement, {levels}: {listed}. So `Branch()` draws {best}, by the protocol."
+        f"Geometric means over tasks: {_listed(fresh_means)} at fresh questions; {_listed(fixed)} "
+        f"in the second measurement at fixed ones. So `Branch()` draws {best}."
     )
+
+
+def _listed(means: Mapping[int, float]) -> str:
+    return ", ".join(f"{n} draws {mean:.2f}" for n, mean in means.items())
 
 
 def results(tables: Tables) -> dict[str, list[Result]]:
@@ -165,60 +226,81 @@ def results(tables: Tables) -> dict[str, list[Result]]:
 
 
 def training(tables: Tables) -> str:
-    """Tables and findings of the seeds; before there are any, how far the trials are."""
+    """Table and findings of the seeds; before there are any, how far the trials are."""
     found = results(tables)
     if not found:
         return _trials(tables)
-    parts = [_findings(task, rows) + "\n\n" + _results(rows) for task, rows in found.items()]
+    parts = [_results(found)]
+    parts += [_findings(task, rows) for task, rows in found.items()]
     parts.append("![Accuracy over tokens, mean over seeds](training.png)")
     return "\n\n".join(parts)
 
 
 def best(rows: list[Result]) -> Result:
     """The rival with the highest mean final accuracy."""
-    return max((row for row in rows if row.method != "branch"), key=lambda row: row.final.mean)
+    return max((row for row in rows if row.method not in OURS), key=lambda row: row.final.mean)
 
 
-def _results(rows: list[Result]) -> str:
-    rival = best(rows)
-    level = f"{rival.final.mean:.3f}"
-    heads = ["", "rate", "final accuracy", f"less {rival.method}", f"tokens to {level}", "s"]
-    lines = []
-    for row in rows:
-        tokens, seconds = row.spent("tokens"), row.spent("seconds")
-        lines.append(
-            [
-                row.method,
-                row.rate,
-                f"{row.final.mean:.3f}±{row.final.std:.3f}",
-                "" if row is rival else row.less(rival.method),
-                "not reached" if tokens is None else f"{tokens:,.0f}",
-                "" if seconds is None else f"{seconds:.0f}",
-            ]
-        )
-    return markdown(heads, lines)
+def _results(found: Mapping[str, list[Result]]) -> str:
+    """Final accuracies and differences to the best rival, methods by tasks."""
+    methods = list(dict.fromkeys(row.method for rows in found.values() for row in rows))
+    heads = [""]
+    lines = {method: [method] for method in methods}
+    for task, rows in found.items():
+        rival = best(rows)
+        heads += [task, f"less {rival.method}"]
+        known = {row.method: row for row in rows}
+        for method, line in lines.items():
+            row = known.get(method)
+            if row is None:
+                line += ["-", ""]
+                continue
+            gap = "" if row is rival else row.less(rival.method)
+            line += [f"{row.final.mean:.3f}±{row.final.std:.3f}", gap]
+    return markdown(heads, list(lines.values()))
 
 
 def _findings(task: str, rows: list[Result]) -> str:
-    """The comparison of branching with the best rival, and the targets."""
+    """What branching needs to get as far as the best rivals, and where they stand at its end."""
+    by_name = {row.method: row for row in rows}
     rival = best(rows)
-    branch = next(row for row in rows if row.method == "branch")
-    seeds = branch.final.seeds
-    text = (
-        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}: `branch` ends at "
-        f"{branch.final.mean:.3f}, the best rival, {rival.method}, at {rival.final.mean:.3f}; "
-        f"difference {branch.less(rival.method)}.**"
+    seeds = rival.final.seeds
+    ours = max((row for row in rows if row.method in OURS), key=lambda row: row.final.mean)
+    parts = [
+        f"**{task.capitalize()}, {seeds} seed{'s' if seeds > 1 else ''}:** "
+        f"{rival.method} is the best rival. {_reached(rows, rival)}."
+    ]
+    parts += [
+        f"Without a value model the best is {name}: `{ours.method}` ends "
+        f"{ours.less(name)} from it. {_reached(rows, by_name[name])}."
+        for name in rival.rivals[1:]
+    ]
+    then = rival.values[f"when {ours.method} ends"]
+    parts.append(
+        f"When `{ours.method}` ends, after {ours.seconds:.0f} learning seconds, {rival.method} "
+        f"stands at {then.mean:.3f}; its own end takes {rival.seconds:.0f}."
     )
-    verdicts = []
-    for what, aim in TARGETS.items():
-        ours, theirs = branch.spent(what), rival.spent(what)
-        if ours is None or not theirs:
-            verdicts.append(f"{what} missed, not reached")
+    return " ".join(parts)
+
+
+def _reached(rows: list[Result], rival: Result) -> str:
+    """What the methods that branch need to a rival's final accuracy."""
+    words = []
+    for row in (row for row in rows if row.method in OURS):
+        shares = {what: _share(row, rival, what) for what in TARGETS}
+        if None in shares.values():
+            words.append(f"`{row.method}` does not get there")
             continue
-        share = ours / theirs
-        verdict = "met" if share <= aim else "missed"
-        verdicts.append(f"{share:.2f} of the {what} (aim {aim:.2f}, {verdict})")
-    return f"{text} To the rival's final accuracy it needs: {'; '.join(verdicts)}."
+        listed = " and ".join(
+            f"{share:.2f} of its {what} (aim {TARGETS[what]:.2f})" for what, share in shares.items()
+        )
+        words.append(f"`{row.method}` needs {listed}")
+    return f"To its final {rival.final.mean:.3f}, " + "; ".join(words)
+
+
+def _share(row: Result, rival: Result, what: str) -> float | None:
+    ours, theirs = row.spent(what, rival.method), rival.spent(what, rival.method)
+    return None if ours is None or not theirs else ours / theirs
 
 
 def _trials(tables: Tables) -> str:
@@ -269,6 +351,7 @@ def _seeds(ended: list[tuple[str, str, float]]) -> str:
 
 PARTS = {
     "noise": noise,
+    "fresh": fresh,
     "long": long,
     "repeats": repeats,
     "draws": draws,
