@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from arsm_experiments.report.alone import step_times
 from arsm_experiments.report.pages import conditional, control, toy, vae
-from arsm_experiments.report.pages.tables import Cell, Tables, large, markdown, welch
+from arsm_experiments.report.pages.tables import Cell, Tables, large, listed, markdown, welch
 from arsm_experiments.report.toy import ON_THE_BEST
 from arsm_experiments.report.training import CHOSE
 from arsm_experiments.report.welch import student_quantile
@@ -303,8 +303,8 @@ def summary(tables: Tables) -> str:
     """How many claims have which verdict."""
     found = [claim.verdict for claim in claims(tables)]
     kinds: tuple[Verdict, ...] = ("reproduced", "better", "not reproduced", "not comparable")
-    counts = [f"{found.count(kind)} {kind}" for kind in kinds]
-    return f"Of {len(found)} claims {', '.join(counts[:-1])} and {counts[-1]}."
+    counts = [f"{found.count(kind)} {kind}" for kind in kinds if kind in found]
+    return f"Of {len(found)} claims {listed(counts)}."
 
 
 PARTS = {"paper": table, "verdicts": summary}
