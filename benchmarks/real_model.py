@@ -47,6 +47,7 @@ from arsm import sequences
 from arsm.sequences import Branch, Decoding, Group, Slots, live_tokens
 from arsm.sequences.sampler import DECODERS
 from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.sequences.imitation import fine_tune
 from arsm_experiments.sequences.pretrained import (
     Pretrained,
     load_parts,
@@ -55,7 +56,7 @@ from arsm_experiments.sequences.pretrained import (
     unpacked,
 )
 from arsm_experiments.sequences.texts import load_texts
-from arsm_experiments.sequences.trainer import fine_tune, sampled_rewards
+from arsm_experiments.sequences.trainer import sampled_rewards
 from benchmarks.update import reward as dense_reward
 from benchmarks.update import update
 

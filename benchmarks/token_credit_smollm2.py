@@ -29,13 +29,13 @@ from typing import Any
 import torch
 
 from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.sequences.imitation import fine_tune
 from arsm_experiments.sequences.pretrained import load_pretrained, unpacked
 from arsm_experiments.sequences.texts import (
     CHAIN_TOKENS,
     last_number_is_right,
     load_texts,
 )
-from arsm_experiments.sequences.trainer import fine_tune
 from benchmarks import records
 
 HELD_OUT = 2048

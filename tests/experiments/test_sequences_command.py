@@ -23,14 +23,16 @@ from arsm.sequences import Branch, Group
 from arsm_experiments.cli import main
 from arsm_experiments.report.chapters import make_chapters
 from arsm_experiments.runs.reader import load_checkpoint, read_run
-from arsm_experiments.sequences import command
+from arsm_experiments.sequences import learners
 from arsm_experiments.sequences.command import Sequences, TaskName
+from arsm_experiments.sequences.imitation import imitate
 from arsm_experiments.sequences.methods import Size, cross_entropy, new_policy
+from arsm_experiments.sequences.named import named_method, named_strategy
 from arsm_experiments.sequences.rivals import BestOf, Unsure
 from arsm_experiments.sequences.server import Sampler, make_server
 from arsm_experiments.sequences.tasks import EOS, TASKS, Data, decode, generate, save
 from arsm_experiments.sequences.texts import WRITTEN
-from arsm_experiments.sequences.trainer import Trainer, imitate, named_method, named_strategy
+from arsm_experiments.sequences.trainer import Trainer
 from tests.experiments.test_sequences_server import SHAPE, SIZE, running
 
 TINY = Sequences(
@@ -245,7 +247,7 @@ def test_imitation_is_done_once_and_a_run_can_start_from_another(
     tiny: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = iter([0.1, 0.35, 0.9])
-    monkeypatch.setattr(command, "imitate", lambda policy, *_: reached)
+    monkeypatch.setattr(learners, "imitate", lambda policy, *_: reached)
     config = replace(tiny, warm_up=0.3, seeds=(0,), tokens=4000, root=tmp_path)
     (first,) = trained(config)
     (second,) = trained(replace(config, strategies=("group:2",)))
@@ -253,7 +255,8 @@ def test_imitation_is_done_once_and_a_run_can_start_from_another(
     assert read_run(first).metrics[0]["accuracy"] == read_run(second).metrics[0]["accuracy"]
     (kept,) = (tmp_path / "sequences" / "starts").iterdir()
     before, after = (
-        command.start_from(path, "digit_sorting", SIZE, "cpu").head.weight for path in (kept, first)
+        learners.start_from(path, "digit_sorting", SIZE, "cpu").head.weight
+        for path in (kept, first)
     )
     assert not torch.equal(before, after)
     policies = []
@@ -328,7 +331,7 @@ def test_ray_samples_for_the_command(tiny: Sequences, tmp_path: Path) -> None:
 def test_a_folder_that_exists_is_refused_before_anything_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "imitate", lambda *_: pytest.fail("it imitates"))
+    monkeypatch.setattr(learners, "imitate", lambda *_: pytest.fail("it imitates"))
     (tmp_path / "sequences" / Sequences().folder_name(Sequences().config("group:2", 3e-4))).mkdir(
         parents=True
     )

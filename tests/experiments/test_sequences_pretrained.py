@@ -22,8 +22,9 @@ from arsm.sequences import live_tokens
 from arsm_experiments.cli import main
 from arsm_experiments.report.chapters import make_chapters
 from arsm_experiments.runs.reader import read_run
-from arsm_experiments.sequences import command, pretrained
+from arsm_experiments.sequences import learners, pretrained
 from arsm_experiments.sequences.command import Sequences
+from arsm_experiments.sequences.imitation import fine_tune
 from arsm_experiments.sequences.pretrained import load_pretrained, trained_parameters
 from arsm_experiments.sequences.texts import (
     CHAIN_TOKENS,
@@ -32,7 +33,7 @@ from arsm_experiments.sequences.texts import (
     load_texts,
     make_sums,
 )
-from arsm_experiments.sequences.trainer import Trainer, fine_tune
+from arsm_experiments.sequences.trainer import Trainer
 from tests.experiments.test_sequences_command import assert_same, refused, trained
 from tests.experiments.tiny_llama import save_tiny_llama, tiny_tokenizer
 
@@ -145,7 +146,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     with pytest.raises(KeyboardInterrupt):
         trained(replace(tiny, root=tmp_path))
     monkeypatch.undo()
-    monkeypatch.setattr(command, "fine_tune", lambda *_, **__: pytest.fail("it imitates again"))
+    monkeypatch.setattr(learners, "fine_tune", lambda *_, **__: pytest.fail("it imitates again"))
     assert_same(trained(replace(tiny, root=tmp_path, resume=True))[0], whole)
 
 
@@ -316,7 +317,7 @@ def test_fine_tuning_lowers_the_loss_whatever_the_micro_batch(folder: Path) -> N
 
 def test_the_held_out_questions_are_not_learned_from(folder: Path, tmp_path: Path) -> None:
     config = Sequences(model=str(folder), task="chain", tested=5, root=tmp_path)
-    learner = command.first_learner(config, torch.device("cpu"), lambda *_, **__: lambda _: None)
+    learner = learners.first_learner(config, torch.device("cpu"), lambda *_, **__: lambda _: None)
     assert len(learner.tested) == 5
     assert isinstance(learner.questions, Texts)
     assert isinstance(learner.tested, Texts)

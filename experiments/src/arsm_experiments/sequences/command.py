@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
@@ -29,28 +27,25 @@ from arsm.sequences import Cluster, Engine, EngineFailure, Server, Transformers
 from arsm_experiments.checks import check_least, check_name, check_positive, check_some
 from arsm_experiments.progress import progress_bars
 from arsm_experiments.runs.files import RunError, plain_name
-from arsm_experiments.runs.reader import load_checkpoint
 from arsm_experiments.runs.writer import open_run
+from arsm_experiments.sequences.learners import (
+    PRECISIONS,
+    Learner,
+    first_learner,
+    held_out,
+    rank,
+)
 from arsm_experiments.sequences.likeliest import Likeliest
-from arsm_experiments.sequences.methods import Size, load_policy, new_policy, save_policy
+from arsm_experiments.sequences.methods import Size
+from arsm_experiments.sequences.named import named_method
 from arsm_experiments.sequences.pretrained import (
-    Pretrained,
     check_pretrained,
     load_parts,
-    load_pretrained,
     save_model,
-    save_parts,
 )
-from arsm_experiments.sequences.tasks import TASKS, VOCABULARY, Data, load
-from arsm_experiments.sequences.texts import WRITTEN, Texts, load_function, load_texts, read_prompts
-from arsm_experiments.sequences.trainer import (
-    Learning,
-    Trainer,
-    fine_tune,
-    imitate,
-    named_method,
-    weights,
-)
+from arsm_experiments.sequences.tasks import TASKS, VOCABULARY, Data
+from arsm_experiments.sequences.texts import WRITTEN, load_function, read_prompts
+from arsm_experiments.sequences.trainer import Learning, Trainer, weights
 from arsm_experiments.sequences.transformer import Transformer
 from arsm_experiments.training.processes import process_group, share_checkpoint
 
@@ -80,9 +75,8 @@ SMALLEST = {
 SMALLEST |= {"measure_every": 1, "max_rows": 2, "micro_batch": 1, "max_tokens": 1, "workers": 1}
 SMALLEST |= {"kl": 0, "warm_up": 0, "lora": 0, "imitate": 0}
 SMALL_DEFAULTS = ("chance:local-expectation",), (3e-4,)
-PRETRAINED_DEFAULTS = ("branch:rloo:samples=16",), (1e-5,)
+PRETRAINED_DEFAULTS = ("branch:rloo:samples=8",), (1e-5,)
 """Strategies and rates, for the small transformer and for a model of transformers."""
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 FOLDER_WORDS = (
     "kl",
     "warm_up",
@@ -154,7 +148,7 @@ class Sequences:
     group:N, grpo:N, dr-grpo:N and token-baseline:N give credit to whole answers, N per prompt;
     raft:N imitates the best of N; ppo has a value head.
     4* before any of them takes 4 steps per batch, clipped as in PPO.
-    By default chance:local-expectation, and branch:rloo:samples=16 for --model."""
+    By default chance:local-expectation, and branch:rloo:samples=8 for --model."""
     rates: tuple[float, ...] | None = None
     """Adam's learning rates; by default 3e-4, and 1e-5 for --model."""
     seeds: tuple[int, ...] = (0,)
@@ -386,161 +380,6 @@ def variant(config: dict[str, Any], between: str = " ") -> list[str]:
     return [f"{key.replace('_', between)}{between}{config[key]}" for key in changed]
 
 
-def held_out(questions: Data | Texts) -> int:
-    """The number of questions that are kept for testing."""
-    return min(4096, max(1, len(questions) // 5))
-
-
-@dataclass(frozen=True, eq=False)
-class Learner:
-    """A policy as every run begins with it, and its questions."""
-
-    policy: nn.Module
-    questions: Data | Texts
-    tested: Data | Texts
-    pretrained: Pretrained | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.policy.parameters()).device
-
-
-Bar = Callable[..., Callable[[float], None]]
-"""bar(words, total) makes a bar of progress, and returns what moves it."""
-
-
-def first_learner(command: Sequences, device: torch.device, bar: Bar) -> Learner:
-    """What every run starts from."""
-    if command.model is not None:
-        return pretrained_learner(command, command.model, device, bar)
-    data = load(command.data / f"{command.task}.pt", str(device))
-    policy = first_policy(command, data, str(device), bar)
-    questions, others = data.split(held_out(data))
-    return Learner(policy, questions, others.first(command.tested))
-
-
-def pretrained_learner(command: Sequences, model: str, device: torch.device, bar: Bar) -> Learner:
-    """A model of transformers, fine-tuned if asked to; a fine-tuning is kept for the next
-    command.
-    """
-    try:
-        pretrained = load_pretrained(model, device, lora=command.lora)
-        texts = load_texts(
-            pretrained.tokenizer,
-            command.task,
-            command.data,
-            prompts=command.prompts,
-            reward=command.reward,
-            max_tokens=command.max_tokens,
-        )
-        module = pretrained.module
-        questions, others = texts.split(held_out(texts))
-        if command.start is not None:
-            load_weights(module, command.start)
-        if command.imitate:
-            path = (
-                command.root
-                / "sequences"
-                / "starts"
-                / f"{_imitation_name(command, model)}.safetensors"
-            )
-            if not path.exists() and _rank() == 0:
-                show = bar("imitation", command.imitate)
-                precision = PRECISIONS[command.precision]
-                options = {
-                    "rate": command.imitation_rate,
-                    "micro_batch": command.micro_batch,
-                    "precision": precision,
-                }
-                steps = fine_tune(module, questions, **options)
-                for step, _ in zip(range(command.imitate), steps, strict=False):
-                    show(step + 1)
-                save_parts(module, path)
-            if dist.is_initialized():
-                dist.barrier()
-            load_weights(module, path)
-    except ValueError as error:
-        raise RunError(str(error)) from error
-    return Learner(module, questions, others.first(command.tested), pretrained)
-
-
-def load_weights(module: nn.Module, path: Path) -> None:
-    """The weights of a run folder, or of a file that `save_parts` wrote."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if path.is_dir():
-            found = load_checkpoint(path / "checkpoint.pt")["state"]["trainer"]["policy"]
-        else:
-            found = load_file(path)
-        load_parts(module, found)
-    except (ValueError, KeyError, SafetensorError):
-        raise RunError(
-            f"{path} holds no weights of this --model with this --lora; give its own options."
-        ) from None
-
-
-def _imitation_name(command: Sequences, model: str) -> str:
-    """Tells apart all that a fine-tuning depends on."""
-    start = "" if command.start is None else str(command.start)
-    about = [
-        str(Path(model).resolve()),
-        command.task,
-        start,
-        command.max_tokens,
-        command.imitation_rate,
-        command.lora,
-    ]
-    about += [command.precision, "" if command.prompts is None else command.prompts.read_text()]
-    digest = hashlib.sha256(repr(about).encode()).hexdigest()[:12]
-    return f"{Path(model).resolve().name}-{command.imitate}-{digest}"
-
-
-def first_policy(command: Sequences, data: Data, device: str, bar: Bar) -> Transformer:
-    """The small transformer that every run starts from; an imitation is kept for later commands
-    that ask for it.
-    """
-    size = command.size(data)
-    torch.manual_seed(0)
-    if command.start is not None:
-        return start_from(command.start, command.task, size, device)
-    if not command.warm_up:
-        return new_policy(command.task, size, device)
-    shape = f"{size.width}x{size.layers}x{size.heads}"
-    path = command.root / "sequences" / "starts" / f"{command.task}-{shape}-{command.warm_up:g}.pt"
-    if not path.exists() and _rank() == 0:
-        policy = new_policy(command.task, size, device)
-        show = bar("imitation, % right", round(100 * command.warm_up))
-        for reached in imitate(policy, command.task, data, size):
-            show(100 * min(reached, command.warm_up))
-            if reached >= command.warm_up:
-                break
-        save_policy(policy, path)
-    if dist.is_initialized():
-        dist.barrier()
-    return start_from(path, command.task, size, device)
-
-
-def start_from(path: Path, task: str, size: Size, device: str) -> Transformer:
-    """The policy of a run folder, or of a file that `save_policy` wrote."""
-    try:
-        if not path.is_dir():
-            return load_policy(task, size, path, device)
-        policy = new_policy(task, size, device)
-        saved = load_checkpoint(path / "checkpoint.pt")["state"]
-        policy.load_state_dict(saved["trainer"]["policy"])
-        return policy
-    except RunError:
-        raise
-    except Exception:  # torch.load has no one exception for files that it cannot read
-        raise RunError(
-            f"{path} holds no weights of a transformer for {task} with --width {size.width}, "
-            f"--layers {size.layers} and --heads {size.heads}; give the options that it was made "
-            "with."
-        ) from None
-
-
 class Sampling:
     """Who samples for a command."""
 
@@ -575,7 +414,7 @@ def train(
     words = {"group": command.name, "label": ", ".join((config["strategy"], *variant(config)))}
     with contextlib.ExitStack() as stack:
         run = None
-        if _rank() == 0:
+        if rank() == 0:
             options = {**words, "resume": command.resume, "device": learner.device}
             run = stack.enter_context(open_run(command.root, "sequences", name, config, **options))
         done, state = share_checkpoint(run)
@@ -628,7 +467,3 @@ def train(
             if run is not None and learner.pretrained is not None:
                 save_model(learner.pretrained, run.folder / f"model-{command.seeds[number]}")
         load_parts(policy, start)
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0

@@ -16,9 +16,10 @@ import torch
 
 from arsm_experiments.runs import lines
 from arsm_experiments.sequences.methods import METHODS, Critics, Size, load_policy
+from arsm_experiments.sequences.named import Method
 from arsm_experiments.sequences.rivals import Critic
 from arsm_experiments.sequences.tasks import Data
-from arsm_experiments.sequences.trainer import Method, Trainer
+from arsm_experiments.sequences.trainer import Trainer
 
 Measurement = dict[str, Any]
 """A line of a run."""

@@ -18,9 +18,10 @@ import torch
 from arsm.sequences import decoder
 from arsm_experiments.runs import lines
 from arsm_experiments.runs.provenance import provenance
+from arsm_experiments.sequences.imitation import fine_tune
 from arsm_experiments.sequences.pretrained import load_parts, load_pretrained, save_parts
 from arsm_experiments.sequences.texts import WRITTEN, Texts, load_texts
-from arsm_experiments.sequences.trainer import as_model, fine_tune, sampled_rewards
+from arsm_experiments.sequences.trainer import as_model, sampled_rewards
 
 LEVELS = (0.1, 0.3, 0.5, 0.8)
 RATE = 5e-5

@@ -1,4 +1,4 @@
-"""Policy gradients on a task at equal tokens per update, their loop, and the imitation before them.
+"""Policy gradients on a task at equal tokens per update, and their loop.
 
 It is the one trainer of the command, of the demo and of the comparison on a pretrained model.
 
@@ -11,156 +11,52 @@ part: which process computes it changes nothing, and a run that resumes needs no
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
-import arsm
 from arsm import sequences
 from arsm.sequences import (
-    Branch,
     Decoding,
     Engine,
-    Group,
     Model,
     Slots,
     Strategy,
     Transformers,
     Waves,
-    by_likelihood,
     live_tokens,
 )
-from arsm.sequences.model import one_pass
 from arsm.sequences.sampler import TokenSampler
 from arsm_experiments.replicas import seed_of
-from arsm_experiments.sequences.likeliest import Likeliest
-from arsm_experiments.sequences.methods import (
-    Size,
-    accuracy,
-    cross_entropy,
-    draw_rows,
-    estimate_by,
-    no_baseline,
-)
+from arsm_experiments.sequences.methods import draw_rows, estimate_by
+from arsm_experiments.sequences.named import Method, most_tokens
 from arsm_experiments.sequences.pretrained import load_parts, trained_parameters
 from arsm_experiments.sequences.questions import Questions
-from arsm_experiments.sequences.rivals import BestOf, Critic, Unsure, ValueHead, ValueModel
-from arsm_experiments.sequences.tasks import VOCABULARY, Data
-from arsm_experiments.sequences.texts import Texts
+from arsm_experiments.sequences.tasks import VOCABULARY
 from arsm_experiments.sequences.transformer import Transformer
 
 if TYPE_CHECKING:
     from arsm_experiments.runs.writer import Run
 
-GROUPS = {"group": "rloo", "token-baseline": "otb", "dr-grpo": "dr-grpo", "grpo": "grpo"}
-"""The estimator of each kind of group."""
 WARM = 10
 """Updates over which the rate rises."""
 GROWTH = 4
 """An update has at most so many times the prompts of the one before."""
 CLIP = 0.2
 """PPO's, where a batch is used several times."""
-TRACE = 0.95
-"""PPO's lambda."""
 LOST = 0.5
 """A run that is asked to stops when its accuracy falls below this share of its first."""
-
-
-@dataclass(frozen=True, eq=False)
-class Method:
-    """How a batch becomes steps."""
-
-    strategy: Strategy | Likeliest
-    epochs: int = 1
-    """Steps per batch; after the first, with PPO's clipped ratios."""
-    critic: ValueModel | Critic | None = None
-    """Learns along."""
-    critic_rows: int | None = None
-    """Most sequences that the critic takes one step on; None for all of an update."""
-
-
-def named_method(
-    words: str,
-    policy: nn.Module | None = None,
-    *,
-    micro_batch: int = 16,
-    precision: torch.dtype | None = None,
-) -> Method:
-    """A strategy in words, such as "group:8" or "4*grpo:8", which takes 4 steps per batch; "ppo"
-    has a value head that starts from the policy.
-    """
-    matched = re.fullmatch(r"(?:([1-9]\d?)\*)?(.*)", words)
-    assert matched is not None
-    epochs, rest = int(matched[1] or 1), matched[2]
-    if rest != "ppo":
-        return Method(named_strategy(rest), epochs)
-    if policy is None:
-        return Method(ValueHead(no_baseline, TRACE), epochs)
-    if isinstance(policy, Transformer):
-        critic = Critic(policy, actions=False)
-    else:
-        critic = ValueModel(policy, micro_batch=micro_batch, precision=precision)
-    return Method(ValueHead(critic, TRACE), epochs, critic)
-
-
-def named_strategy(words: str) -> Strategy:
-    """ "branch:ESTIMATOR", "chance:ESTIMATOR", "coin:SHARE:N:ESTIMATOR" or "unsure:FEW:MANY"; or
-    "group:N", "grpo:N", "dr-grpo:N", "token-baseline:N", "raft:N".
-    """
-    kind, _, rest = words.partition(":")
-    if kind == "branch":
-        return Branch(arsm.estimator(rest)) if rest else Branch()
-    if kind == "chance":
-        return Branch(arsm.estimator(rest or "local-expectation"), chance=by_likelihood())
-    if kind == "coin":
-        matched = re.fullmatch(r"(0?\.\d+|1):(\d+):(.+)", rest)
-        if matched is None:
-            raise ValueError(f'"{words}" must be like coin:0.25:4:rloo:samples=8.')
-        share, group, estimator = matched.groups()
-        return Branch(arsm.estimator(estimator), group=int(group), coin=float(share))
-    if kind == "unsure":
-        matched = re.fullmatch(r"(\d+):(\d+)", rest or "4:32")
-        if matched is None or not 2 <= int(matched[1]) <= int(matched[2]):
-            raise ValueError(f'"{words}" must be like unsure:4:32.')
-        return Unsure(int(matched[1]), int(matched[2]))
-    if kind not in (*GROUPS, "raft"):
-        raise ValueError(
-            f'There is no strategy "{words}"; there are branch:ESTIMATOR, chance:ESTIMATOR, '
-            f"{':N, '.join([*GROUPS, 'raft'])}:N, coin:SHARE:N:ESTIMATOR, unsure:FEW:MANY and ppo."
-        )
-    if not (rest or "8").isdigit() or int(rest or 8) < 2:
-        raise ValueError(
-            f'"{words}" must name a number of answers per prompt, at least 2, as {kind}:8 does.'
-        )
-    if kind == "raft":
-        return BestOf(int(rest or 8))
-    return Group(arsm.estimator(f"{GROUPS[kind]}:samples={rest or 8}"))
 
 
 def as_model(policy: nn.Module) -> Model:
     """The small transformer itself; a causal model of transformers with what decoding needs."""
     return policy if isinstance(policy, Transformer) else Transformers(policy)
-
-
-def most_tokens(strategy: Strategy | Likeliest, width: int, vocabulary: int) -> float:
-    """About the most tokens that a prompt can cost, with answers of `width` tokens."""
-    if isinstance(strategy, Likeliest):
-        looked_at = width * (1 + strategy.tries)
-        return looked_at + most_tokens(strategy.rest, width, vocabulary)
-    if isinstance(strategy, Branch):
-        rollouts = strategy.estimator.most_queries(torch.zeros(1, 1, vocabulary)) - 1
-    else:
-        rollouts = strategy.draws - 1
-    return width * (strategy.samples or 1) * (1 + rollouts * width / 2)
 
 
 class _Part(NamedTuple):
@@ -530,71 +426,3 @@ def sampled_rewards(
         prompts, mask, row, Decoding(tested.max_tokens, tested.eos), 1, generator
     )
     return reward(prompts, sampled.tokens[..., 0])
-
-
-def imitate(
-    policy: Transformer, task: str, data: Data, size: Size, rate: float = 1e-3
-) -> Iterator[float]:
-    """Cross-entropy on right answers, without an end; yields the accuracy on held-out questions
-    every ten steps.
-    """
-    device = str(policy.head.weight.device)
-    generator = torch.Generator(device).manual_seed(0)
-    train, test = data.split(size.held_out)
-    test = Data(test.prompts[: size.tested], test.answers[: size.tested])
-    optimiser = torch.optim.AdamW(
-        policy.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01
-    )
-    warm = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / 50))
-    while True:
-        for _ in range(10):
-            loss = cross_entropy(
-                policy, *train.batch(draw_rows(train, size.batch, generator), device)
-            )
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            warm.step()
-        yield accuracy(policy, task, test, torch.Generator(device).manual_seed(1))
-
-
-def fine_tune(
-    policy: nn.Module,
-    questions: Texts,
-    *,
-    rate: float,
-    batch: int = 64,
-    micro_batch: int = 16,
-    precision: torch.dtype | None = None,
-    seed: int = 0,
-) -> Iterator[float]:
-    """AdamW on the cross-entropy of right answers, without an end; yields each step's mean loss per
-    token.
-    """
-    model = as_model(policy)
-    parameters = list(trained_parameters(policy).values())
-    device = parameters[0].device
-    generator = torch.Generator(device).manual_seed(seed)
-    optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-    warm = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / WARM))
-    while True:
-        rows = draw_rows(questions, batch, generator)
-        prompts, mask, _ = questions.ask(rows, device)
-        answers = questions.answers(rows, device)
-        live = live_tokens(answers, questions.eos)
-        optimiser.zero_grad()
-        total = torch.zeros((), device=device)
-        for some in torch.arange(batch, device=device).split(micro_batch):
-            with autocast(device, precision):
-                logits = one_pass(
-                    model, prompts[some], answers[some], None if mask is None else mask[some]
-                )
-            wanted = live[some]
-            summed = F.cross_entropy(logits[wanted].float(), answers[some][wanted], reduction="sum")
-            loss = summed / live.sum()
-            loss.backward()
-            total += loss.detach()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        warm.step()
-        yield float(total)

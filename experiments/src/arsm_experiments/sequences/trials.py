@@ -32,14 +32,10 @@ from arsm_experiments.runs.files import plain_name, write_atomically
 from arsm_experiments.runs.reader import Record, read_header, read_run
 from arsm_experiments.runs.writer import open_run
 from arsm_experiments.sequences.levels import CHOSEN_ON, REPORTED, held_out, load_level
+from arsm_experiments.sequences.named import named_method
 from arsm_experiments.sequences.pretrained import Pretrained, load_parts, load_pretrained
 from arsm_experiments.sequences.texts import WRITTEN, Texts, load_texts
-from arsm_experiments.sequences.trainer import (
-    Learning,
-    Trainer,
-    named_method,
-    weights,
-)
+from arsm_experiments.sequences.trainer import Learning, Trainer, weights
 
 EXPERIMENT = "language_model"
 METHODS = {
